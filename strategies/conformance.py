@@ -99,9 +99,9 @@ def check_case(strategy: OverflowStrategy, case: Case) -> Plan | None:
     return plan
 
 
-def _hold(law: Law, holds: bool, why: str) -> None:
+def _hold(law: Law, holds: bool, reason: str) -> None:
     if not holds:
-        raise AssertionError(f"{law}: {why}")
+        raise AssertionError(f"{law}: {reason}")
 
 
 # The content of a request, found without the methods of the window
@@ -125,52 +125,55 @@ class _Request:
 
     @property
     def systems(self) -> list[int]:
-        return [at for at, block in enumerate(self.blocks) if isinstance(block, System)]
+        return [index for index, block in enumerate(self.blocks) if isinstance(block, System)]
 
     @property
     def summaries(self) -> list[int]:
-        return [at for at, block in enumerate(self.blocks) if isinstance(block, Summary)]
+        return [index for index, block in enumerate(self.blocks) if isinstance(block, Summary)]
 
     def tokens(self, budget: TokenBudget) -> int:
-        sent = [*self.systems[-1:], *(at for at, block in enumerate(self.blocks) if not isinstance(block, System))]
+        sent = [
+            *self.systems[-1:],
+            *(index for index, block in enumerate(self.blocks) if not isinstance(block, System)),
+        ]
         return budget.overhead + sum(COUNTER.count(self.blocks[at]) for at in sent)
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return each call with its result."""
         calls: dict[str, int] = {}
         found = []
-        for at, block in enumerate(self.blocks):
+        for index, block in enumerate(self.blocks):
             if isinstance(block, ToolUse):
-                calls[block.call_id] = at
+                calls[block.call_id] = index
             elif isinstance(block, ToolResult):
-                found.append((calls.pop(block.call_id), at))
+                found.append((calls.pop(block.call_id), index))
         return found
 
     def newest(self) -> list[int]:
         """Return the newest turn: from its first prompt on, without system prompts and summaries."""
         pairs = self.pairs()
         prompts = [
-            at
-            for at, block in enumerate(self.blocks)
+            index
+            for index, block in enumerate(self.blocks)
             if isinstance(block, Image | Document) or (isinstance(block, User) and block.text.strip())
-            if not any(call < at < result for call, result in pairs)
+            if not any(call < index < result for call, result in pairs)
         ]
         begin = prompts[-1] if prompts else 0
-        for at in reversed(range(begin)):
-            if isinstance(self.blocks[at], User | Image | Document):
-                if self.newest_turn is not None and at < self.newest_turn <= begin:
+        for index in reversed(range(begin)):
+            if isinstance(self.blocks[index], User | Image | Document):
+                if self.newest_turn is not None and index < self.newest_turn <= begin:
                     break
-                begin = at
-            elif not isinstance(self.blocks[at], System | Summary | CacheCheckpoint | Unknown):
+                begin = index
+            elif not isinstance(self.blocks[index], System | Summary | CacheCheckpoint | Unknown):
                 break
         else:
             begin = 0
         apart = {*self.systems, *self.summaries}
-        return [at for at in range(begin, len(self.blocks)) if at not in apart]
+        return [index for index in range(begin, len(self.blocks)) if index not in apart]
 
 
 def _places(spans: Iterable[tuple[str, int, int]]) -> list[Place]:
-    return [(log, at) for log, start, stop in spans for at in range(start, stop)]
+    return [(log, index) for log, start, stop in spans for index in range(start, stop)]
 
 
 # The laws

@@ -43,7 +43,7 @@ class KeepLast:
         cut, limit = self._cut(window), min(self.max_tokens, budget.max_tokens)
         if not cut and window.taken(budget) <= limit:
             return None
-        return trimmed(window, budget, limit, strategy="KeepLast", at_least=cut, why=self._why)
+        return trimmed(window, budget, limit, strategy="KeepLast", at_least=cut, reason=self._why)
 
     def due(self, window: Window, budget: TokenBudget) -> bool:
         return False

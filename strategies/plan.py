@@ -99,7 +99,7 @@ class Plan:
             strategy=self.strategy,
             keep=keep,
             flush=replace(self.flush, ranges=gone),
-            why="a memory has not acknowledged the others",
+            reason="a memory has not acknowledged the others",
             otherwise=self.otherwise,
         )
         return replace(plan, summary=self.summary)
@@ -148,8 +148,8 @@ class Plan:
         if after > budget.max_tokens:
             self._break("budget met", f"the request would take {after} of {budget.max_tokens} tokens")
 
-    def _break(self, law: Law, why: str) -> NoReturn:
-        raise StrategyError(self.strategy, law, why)
+    def _break(self, law: Law, reason: str) -> NoReturn:
+        raise StrategyError(self.strategy, law, reason)
 
     def _gone(self, window: Window) -> Ranges:
         return gaps(self.keep, Range(0, len(window)))
@@ -187,7 +187,7 @@ class Plan:
 
     def _keeps_whole_exchanges(self, window: Window) -> bool:
         summaries = set(window.summaries)
-        first = next((at for part in self.keep for at in range(*part) if at not in summaries), len(window))
+        first = next((index for part in self.keep for index in range(*part) if index not in summaries), len(window))
         cut = next((part.start for part in window.exchanges() if part.start <= first), 0)
         return self.keep in (window.kept_from(cut), window.kept_from(cut, pinned=False))
 
@@ -240,7 +240,7 @@ def plan_for(
     *,
     strategy: str,
     keep: Ranges,
-    why: str,
+    reason: str,
     summary: SummaryTask | None = None,
     flush: FlushTask | None = None,
     otherwise: OverflowStrategy | None = None,
@@ -248,11 +248,11 @@ def plan_for(
     """Return the plan that keeps these ranges, with token counts and reasons.
 
     Args:
-        why: why the rest is removed.
+        reason: why the rest is removed.
     """
     fate: Literal["summarised", "flushed", "dropped"] = "summarised" if summary else "flushed" if flush else "dropped"
     gone = gaps(keep, Range(0, len(window)))
-    reasons = [Reason(part, fate, window.tokens(*part), why) for part in gone if window.without(part, System)]
+    reasons = [Reason(part, fate, window.tokens(*part), reason) for part in gone if window.without(part, System)]
     if window.system is not None:
         at = Range(window.system, window.system + 1)
         reasons.append(Reason(at, "kept", window.system_tokens, "it is the system prompt"))

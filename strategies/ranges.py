@@ -21,7 +21,7 @@ Ranges = tuple[Range, ...]
 def merge(ranges: Iterable[Range]) -> Ranges:
     """Return the positions that ranges in any order cover, with adjacent ranges merged."""
     merged: list[Range] = []
-    for part in sorted(each for each in ranges if each.start < each.stop):
+    for part in sorted(part for part in ranges if part.start < part.stop):
         if merged and part.start <= merged[-1].stop:
             merged[-1] = Range(merged[-1].start, max(merged[-1].stop, part.stop))
         else:

@@ -72,8 +72,8 @@ class Summarize:
         name = "max_summary_tokens" if self.keep_tokens is None else "keep_tokens"
         if (self.keep_tokens or 0) + self.max_summary_tokens > trigger:
             room = f"the trigger, {trigger} of {budget.max_tokens}"
-            why = f"the kept exchanges and a summary of {self.max_summary_tokens} tokens must stay under {room}"
-            raise ConfigError(f"Summarize.{name}", getattr(self, name), why)
+            reason = f"the kept exchanges and a summary of {self.max_summary_tokens} tokens must stay under {room}"
+            raise ConfigError(f"Summarize.{name}", getattr(self, name), reason)
         return trigger
 
     def _plan(self, window: Window, budget: TokenBudget) -> Plan | None:
@@ -98,7 +98,7 @@ class Summarize:
             strategy="Summarize",
             keep=window.kept_from(cut, pinned=False),
             summary=task,
-            why=f"it is oldest, and a request is to take less than {self._trigger(budget)} tokens",
+            reason=f"it is oldest, and a request is to take less than {self._trigger(budget)} tokens",
             otherwise=self.otherwise,
         )
 

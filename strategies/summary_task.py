@@ -124,7 +124,7 @@ class SummaryTask:
         """Return the `Summary` block, which names the blocks that it replaces."""
         ranges = [left for part in self.ranges for left in window.without(part, System)]
         folded = [Range(at, at + 1) for part in self.ranges for at in window.places(Summary, part)]
-        places = tuple((span.log, at) for span in window.spans_of(folded) for at in range(span.start, span.stop))
+        places = tuple((span.log, index) for span in window.spans_of(folded) for index in range(span.start, span.stop))
         return Summary(text=text, of=window.spans_of(ranges), folded=places)
 
 

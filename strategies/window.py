@@ -205,12 +205,12 @@ class Window:
         begins: int | None = None
         is_new = True
         waiting: set[str] = set()
-        for at in range(stop):
-            block = self.block(at)
+        for index in range(stop):
+            block = self.block(index)
             if isinstance(block, System | Summary | CacheCheckpoint | Unknown):
                 continue
             if block.role == "user":
-                begins = at if begins is None else begins
+                begins = index if begins is None else begins
                 if is_new and _says(block) and not waiting:
                     is_new, count = False, count - 1
                     if count < 0:

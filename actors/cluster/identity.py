@@ -135,8 +135,8 @@ def _parts_of_function(function: FunctionType) -> Iterable[object]:
 
 
 def _global_names(code: CodeType) -> set[str]:
-    names = {each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")}
-    return names.union(*(_global_names(each) for each in code.co_consts if isinstance(each, CodeType)))
+    names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname.endswith("_GLOBAL")}
+    return names.union(*(_global_names(const) for const in code.co_consts if isinstance(const, CodeType)))
 
 
 def _is_full(cell: CellType) -> bool:

@@ -22,8 +22,8 @@ def check_ray_address() -> None:
     try:
         _connect(address)
     except OSError as error:
-        why = f"nobody answers there ({error}): correct or unset the variable, or start Ray: `ray start --head`"
-        raise ConfigError("RAY_ADDRESS", address, why) from None
+        reason = f"nobody answers there ({error}): correct or unset the variable, or start Ray: `ray start --head`"
+        raise ConfigError("RAY_ADDRESS", address, reason) from None
 
 
 def local_ray() -> str | None:

@@ -95,9 +95,9 @@ def _look(actor_id: str) -> Presence:
     if not record:
         return Presence(False, f"Ray knows no actor {actor_id}")
     state, cause = record["State"], " ".join(str(record["DeathCause"] or "").split())[:_CAUSE]
-    why = f"Ray's actor {record['Name'] or actor_id} is {state}"
-    why += f" after {record['NumRestarts']} restarts" if record["NumRestarts"] else ""
-    return Presence(state == "ALIVE", f"{why} ({cause})" if cause else why)
+    reason = f"Ray's actor {record['Name'] or actor_id} is {state}"
+    reason += f" after {record['NumRestarts']} restarts" if record["NumRestarts"] else ""
+    return Presence(state == "ALIVE", f"{reason} ({cause})" if cause else reason)
 
 
 def answer(actor: Any, ref: Any, reach: Reach) -> Any:

@@ -90,8 +90,8 @@ class FunctionEngine:
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`."""
         given = [*(["model"] if model is not None else []), *params]
-        why = "the function does not apply it: if it does, name it in FunctionEngine(takes=[...])"
-        return {name: why for name in given if name not in self.takes}
+        reason = "the function does not apply it: if it does, name it in FunctionEngine(takes=[...])"
+        return {name: reason for name in given if name not in self.takes}
 
     def build(self, session: SessionView) -> ToolLoop:
         """Return a runner that calls the function."""
@@ -103,7 +103,7 @@ def registry_of(tools: object) -> ToolRegistry:
     """Return an engine's `tools` as a registry. Raises ConfigError if they are no tools."""
     if isinstance(tools, ToolRegistry):
         return tools
-    if not isinstance(tools, Sequence) or not all(isinstance(each, Tool) for each in tools):
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, Tool) for tool in tools):
         raise ConfigError("tools", tools, "must be a ToolRegistry, or a list of tools; make them with @tool")
     return ToolRegistry(*tools)
 
@@ -241,8 +241,8 @@ def _requires_context(function: object) -> bool:
         except TypeError:
             continue
         return len(args) > 1
-    why = f"its parameters are {signature}: it must take a turn, or a turn and the run's context"
-    raise ConfigError("function", _name(function), why)
+    reason = f"its parameters are {signature}: it must take a turn, or a turn and the run's context"
+    raise ConfigError("function", _name(function), reason)
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -36,8 +36,8 @@ class MissingEngine:
     def error(self, session_id: str) -> ConfigError:
         """Return the error of a run of this session."""
         has = f"has {', '.join(map(repr, self.known))}" if self.known else "has one engine without a name"
-        why = f"session {session_id!r} uses this engine, and the manager {has}"
-        return ConfigError("engine", self.name, f"{why}: pass engine={{name: engine}}, or call use()")
+        reason = f"session {session_id!r} uses this engine, and the manager {has}"
+        return ConfigError("engine", self.name, f"{reason}: pass engine={{name: engine}}, or call use()")
 
 
 def as_engine(engine: Any) -> EngineBuilder:

@@ -49,18 +49,18 @@ class _Reader:
 
     def read(self, at: int, code: _Code, call_id: str | None) -> str | None:
         """Read the block at a position. Return why it must not follow the blocks before it; None if it may."""
-        why: str | None = None
+        reason: str | None = None
         if code == "answers":
             call_at = self.calls.pop(call_id or "", None)
             if call_at is None:
-                why = f"the result of call {call_id!r} follows no such call"
+                reason = f"the result of call {call_id!r} follows no such call"
             else:
                 self.pairs.append((call_at, at))
             self.is_answering = bool(self.calls)
         elif code == "asks" or (code != "apart" and self.is_answering):
-            why = self.why_not_done()
+            reason = self.why_not_done()
         elif code == "calls" and (not call_id or call_id in self.calls):
-            why = f"a call has no name, no id, or the id of another call: {call_id!r}"
+            reason = f"a call has no name, no id, or the id of another call: {call_id!r}"
         if code == "calls":
             self.calls[call_id or ""] = at
         if code in ("says", "calls"):
@@ -68,7 +68,7 @@ class _Reader:
             self.thoughts = []
         elif code == "thinks":
             self.thoughts.append(at)
-        return why
+        return reason
 
     def why_not_done(self) -> str | None:
         """Return why no prompt may follow the blocks that were read; None if one may."""
@@ -150,16 +150,16 @@ class Order:
                     self._read.add(Span("", at, done))
                     at = done  # noqa: PLW2901
                     continue
-                if why := reader.read(at, self._codes[at], self._call_ids.get(at)):
-                    return why
+                if reason := reader.read(at, self._codes[at], self._call_ids.get(at)):
+                    return reason
                 at += 1  # noqa: PLW2901
                 self._steps += 1
                 if self._steps % AT_ONCE == 0:
                     await asyncio.sleep(0)
         if self._steps > 1_000_000 + 1000 * len(self._codes):
             return "its turns share too many spans to be checked"
-        if why := (not is_pending and reader.why_not_done()) or self._note(reader.pairs):
-            return why
+        if reason := (not is_pending and reader.why_not_done()) or self._note(reader.pairs):
+            return reason
         self._checked = join(spans)
         return None
 
@@ -177,11 +177,11 @@ class Order:
             return owners[number][1] if number >= 0 and at < owners[number][0].stop else 0
 
         read = [pair for pair in self._log_pairs if self._read.common(Span("", pair[0], pair[0] + 1))]
-        if why := self._note(read):
-            return max(map(line_of, read[-1])), why
-        for number, (before, at) in enumerate((*self._pairs.items(), *self._thoughts)):
-            if line_of(before) != line_of(at):
-                return max(line_of(before), line_of(at)), _SPLIT
+        if reason := self._note(read):
+            return max(map(line_of, read[-1])), reason
+        for number, (before, index) in enumerate((*self._pairs.items(), *self._thoughts)):
+            if line_of(before) != line_of(index):
+                return max(line_of(before), line_of(index)), _SPLIT
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
         return None

@@ -66,8 +66,8 @@ def kept(key: SessionKey, error: TurnwiseError) -> Swept:
 
 def damaged(page: Page[SessionRecord]) -> Swept:
     """Return the outcome of a page's expired sessions whose records cannot be read. They are kept."""
-    why = "its record cannot be read, so it was neither exported nor deleted: delete it, or restore it from a backup"
-    return Swept(failed=dict.fromkeys(page.unreadable, why))
+    reason = "its record cannot be read, so it was neither exported nor deleted: delete it, or restore it from a backup"
+    return Swept(failed=dict.fromkeys(page.unreadable, reason))
 
 
 async def sweep(

@@ -57,9 +57,9 @@ class Line:
     kind: Kind
     value: Any
 
-    def refuse(self, why: str) -> NoReturn:
+    def refuse(self, reason: str) -> NoReturn:
         """Raise ArchiveError."""
-        raise ArchiveError(self.number, why)
+        raise ArchiveError(self.number, reason)
 
     def record(self, cls: type[Record], **others: Any) -> Record:
         """Return the line's record.

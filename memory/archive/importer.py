@@ -89,8 +89,10 @@ class SessionImport:
             if circle := await self._references.circle():
                 raise ArchiveError(circle, "a summary replaces itself, directly or through other summaries")
             for number, spans in self._references:
-                if why := await self._order.check(spans):
-                    raise ArchiveError(number, f"the blocks that a summary replaces cannot be sent to a model: {why}")
+                if reason := await self._order.check(spans):
+                    raise ArchiveError(
+                        number, f"the blocks that a summary replaces cannot be sent to a model: {reason}"
+                    )
         if line.kind == "turn":
             self._turns.append(await self._turn_of(line))
         elif line.kind == "run":
@@ -171,8 +173,8 @@ class SessionImport:
             line.refuse(f"turn {turn.index} has a prompt that is also in the turn before")
         self._base = turn.base
         for spans in (turn.spans, turn.base):
-            if why := await self._order.check(spans, is_pending=turn.status == "pending"):
-                line.refuse(f"turn {turn.index} cannot be sent to a model: {why}")
+            if reason := await self._order.check(spans, is_pending=turn.status == "pending"):
+                line.refuse(f"turn {turn.index} cannot be sent to a model: {reason}")
         return turn
 
     def _run_of(self, line: Line) -> RunRecord:

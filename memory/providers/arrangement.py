@@ -32,7 +32,7 @@ def arranged(blocks: Iterable[Block], rules: Rules) -> list[Message]:
     if any(idle):
         pairs = zip(messages, idle, strict=True)
         messages = messages_of(
-            each for message, is_idle in pairs for each in message.blocks if not (is_idle and _is_aside(each))
+            block for message, is_idle in pairs for block in message.blocks if not (is_idle and _is_aside(block))
         )
     sides = [message.role for message in messages if any(map(rules.sends, message.blocks))]
     first = [_said(BEGIN)] if rules.user_begins and sides[:1] == ["assistant"] else []

@@ -48,8 +48,8 @@ def _message(message: Mapping[str, Any]) -> list[AnyBlock]:
             call_id = text(message, "tool_call_id", "")
             return [ToolResult(call_id=call_id, text=content.removeprefix(ERROR), is_error=is_error)]
         case role:
-            why = "must be system, developer, user, assistant or tool; calls of the old form `function` are not read"
-            raise UnreadableError(".role", role, why)
+            reason = "must be system, developer, user, assistant or tool; calls of the old form `function` are not read"
+            raise UnreadableError(".role", role, reason)
 
 
 def _asked(kind: str, part: Mapping[str, Any], at: str) -> AnyBlock:

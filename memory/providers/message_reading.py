@@ -55,23 +55,23 @@ class Given:
             InvalidInputError: names the message of a block that cannot be stored.
         """
         texts: list[str] = []
-        for at, block in enumerate(self.blocks):
+        for index, block in enumerate(self.blocks):
             try:
                 texts += accept("", [block], max_bytes, refuses)[1]
             except EmptyTurnError:
-                raise self.refused(at, "its text is blank: leave the message out") from None
+                raise self.refused(index, "its text is blank: leave the message out") from None
             except InvalidPromptError as error:
-                raise self.refused(at, f"{error.why}: change the message, or leave it out") from None
+                raise self.refused(index, f"{error.why}: change the message, or leave it out") from None
         return texts
 
     def part(self, start: int, stop: int) -> Given:
         """Return a part of the conversation: the blocks from `start` up to `stop`."""
         return Given(self.blocks[start:stop], self.places[start:stop])
 
-    def refused(self, at: int, why: str) -> InvalidInputError:
+    def refused(self, at: int, reason: str) -> InvalidInputError:
         """Return the error that names the message of a block."""
         field = f"messages[{self.places[at]}]" if self.places[at] >= 0 else "system"
-        return InvalidInputError(field, shown(self.blocks[at]), why)
+        return InvalidInputError(field, shown(self.blocks[at]), reason)
 
 
 def from_messages(
@@ -123,11 +123,11 @@ def _why(error: Exception) -> str:
 
 def _with_one_system(blocks: list[AnyBlock], places: list[int]) -> Given:
     """Return the conversation with one system prompt, at its beginning: a session sends only the last one it has."""
-    where = [at for at, block in enumerate(blocks) if isinstance(block, System)]
+    where = [index for index, block in enumerate(blocks) if isinstance(block, System)]
     if where in ([], [0]):
         return Given(blocks, places)
     whole = System(text="\n\n".join(block.text for block in blocks if isinstance(block, System)))
-    others = [at for at, block in enumerate(blocks) if not isinstance(block, System)]
+    others = [index for index, block in enumerate(blocks) if not isinstance(block, System)]
     return Given([whole, *(blocks[at] for at in others)], [places[where[0]], *(places[at] for at in others)])
 
 
@@ -166,7 +166,7 @@ def _check(found: Given) -> None:
             check(grouped, _RULES)
     except InvalidRequestError as error:
         wrong = grouped[error.index].blocks[error.block]
-        at = next(at for at, block in enumerate(found.blocks) if block is wrong)
+        at = next(index for index, block in enumerate(found.blocks) if block is wrong)
         raise found.refused(
             at, f"{error.why}: {_REMEDIES.get(error.kind, 'change the message, or leave it out')}"
         ) from error
@@ -219,13 +219,13 @@ def _plain(message: Any) -> Any:
 def _format_of(messages: Sequence[Any], given: Sequence[Any]) -> str:
     """Return the format of the messages. What is the same in all formats, such as plain texts, says nothing."""
     found: dict[str, int] = {}
-    for at, (message, plain) in enumerate(zip(messages, given, strict=True)):
+    for index, (message, plain) in enumerate(zip(messages, given, strict=True)):
         if name := _class_format(message) or _dict_format(plain):
-            found.setdefault(name, at)
+            found.setdefault(name, index)
     if len(found) > 1:
         (one, first), (other, second) = list(found.items())[:2]
-        why = f"it looks like {other}, and messages[{first}] like {one}: pass format=, or messages of one format"
-        raise InvalidInputError(f"messages[{second}]", shown(messages[second]), why)
+        reason = f"it looks like {other}, and messages[{first}] like {one}: pass format=, or messages of one format"
+        raise InvalidInputError(f"messages[{second}]", shown(messages[second]), reason)
     return next(iter(found), "openai_chat")
 
 

@@ -126,8 +126,8 @@ def _reasoning(said: Sequence[Block], thought_of: set[str], model: str) -> list[
 def _placed(said: list[dict[str, Any]], reasoning: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the items with each reasoning item before the item that followed it."""
     placed: list[dict[str, Any]] = []
-    for at, item in enumerate(said):
-        placed += [thought for before, thought in reasoning if min(before, len(said) - 1) == at]
+    for index, item in enumerate(said):
+        placed += [thought for before, thought in reasoning if min(before, len(said) - 1) == index]
         placed.append(item)
     return placed
 

@@ -21,14 +21,14 @@ _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 class UnreadableError(ValueError):
     """A message cannot be read. `at` is the place in it, such as `.content[0].text`."""
 
-    def __init__(self, at: str, value: object, why: str) -> None:
-        super().__init__(at, value, why)
-        self.at, self.value, self.why = at, value, why
+    def __init__(self, at: str, value: object, reason: str) -> None:
+        super().__init__(at, value, reason)
+        self.at, self.value, self.why = at, value, reason
 
 
-def refuse(at: str, value: object, why: str) -> NoReturn:
+def refuse(at: str, value: object, reason: str) -> NoReturn:
     """Raise `UnreadableError`."""
-    raise UnreadableError(at, value, why)
+    raise UnreadableError(at, value, reason)
 
 
 def mapping(value: Any, at: str) -> Mapping[str, Any]:

@@ -37,10 +37,10 @@ def validate(messages: Iterable[Message] | Iterable[Block], *, provider: Provide
         InvalidInputError: there is no such provider, or something is neither a message nor a block.
     """
     rules, given = _rules(provider), list[Any](messages)
-    for at, each in enumerate(given):
+    for index, each in enumerate(given):
         if not isinstance(each, Message if isinstance(given[0], Message) else Block):
-            why = "pass either Message objects or blocks, such as turn.blocks"
-            raise InvalidInputError(f"messages[{at}]", shown(each), why)
+            reason = "pass either Message objects or blocks, such as turn.blocks"
+            raise InvalidInputError(f"messages[{index}]", shown(each), reason)
     check(given if given and isinstance(given[0], Message) else arranged(given, rules), rules, thinking=thinking)
 
 

@@ -131,8 +131,8 @@ class Rules:
     def _spared(self, block: Block, keep: Container[Block]) -> Block:
         if isinstance(block, ToolResult):
             return block.replacing(self.refuses)
-        if isinstance(block, Image | Document) and (why := self.refuses(block)) and block not in keep:
-            return User(text=left_out(block, why))
+        if isinstance(block, Image | Document) and (reason := self.refuses(block)) and block not in keep:
+            return User(text=left_out(block, reason))
         return block
 
     def _taken(self, block: Image | Document) -> tuple[tuple[Form, ...], frozenset[str]]:
@@ -310,8 +310,8 @@ def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) 
         _refuse(rules, said[-1], "last", "the conversation must end with the user: add a prompt")
 
 
-def _refuse(rules: Rules, at: _At, kind: Kind, why: str) -> NoReturn:
-    raise InvalidRequestError(rules.name, at.index, at.block_at, kind, why)
+def _refuse(rules: Rules, at: _At, kind: Kind, reason: str) -> NoReturn:
+    raise InvalidRequestError(rules.name, at.index, at.block_at, kind, reason)
 
 
 def _is_assistant(at: _At) -> bool:
@@ -351,8 +351,8 @@ def _check_thoughts(group: Sequence[_At], rules: Rules, *, thinking: bool) -> No
     if not thoughts:
         if thinking:
             kinds = ", ".join(at.block.kind for at in group)
-            why = f"with thinking on, a message that calls tools must begin with a thinking block; it has: {kinds}"
-            _refuse(rules, group[0], "thinking_missing", why)
+            reason = f"with thinking on, a message that calls tools must begin with a thinking block; it has: {kinds}"
+            _refuse(rules, group[0], "thinking_missing", reason)
         return
     if thoughts[0] is not group[0]:
         _refuse(rules, thoughts[0], "thinking_late", "a message that calls tools must begin with its thoughts")

@@ -415,19 +415,19 @@ def nested(depth: int) -> dict[str, Any]:
         ("event", lambda line: line["event"].__setitem__(6, "{"), "no event"),
     ],
 )
-def test_an_impossible_line_is_refused_by_its_number(lines: list[str], kind: str, change: Change, why: str) -> None:
+def test_an_impossible_line_is_refused_by_its_number(lines: list[str], kind: str, change: Change, reason: str) -> None:
     """Also when the checksum fits."""
-    at = next(at for at, line in enumerate(lines) if line.startswith(f'{{"{kind}"'))
+    at = next(index for index, line in enumerate(lines) if line.startswith(f'{{"{kind}"'))
     changed = json.loads(lines[at])
     change(changed)
     error = play(refuse(sealed([*lines[:at], f"{json.dumps(changed)}\n", *lines[at + 1 : -1]])))
     assert error.line == at + 1 or kind == "turnwise_archive"
-    with pytest.raises(ArchiveError, match=why):
+    with pytest.raises(ArchiveError, match=reason):
         raise error
 
 
 async def test_lines_in_another_order_are_refused(lines: list[str]) -> None:
-    turn = next(at for at, line in enumerate(lines) if line.startswith('{"turn"'))
+    turn = next(index for index, line in enumerate(lines) if line.startswith('{"turn"'))
     swapped = [*lines[: turn - 1], lines[turn], lines[turn - 1], *lines[turn + 1 : -1]]
     assert (await refuse(sealed(swapped))).line == turn  # which comes before the last block
     assert (await refuse(sealed([lines[0], *lines[:-1]]))).line == 2
@@ -482,8 +482,8 @@ def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
             await self.fault()
 
     async def story(fails: bool) -> int:
-        for at in range(1, 100):
-            store = Failing(at, fails)
+        for index in range(1, 100):
+            store = Failing(index, fails)
             task = asyncio.ensure_future(import_session(store, lines))
             if not fails:
                 waits = asyncio.ensure_future(store.waits.wait())
@@ -496,7 +496,7 @@ def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
                 assert len(await exported(store)) == len(lines)
                 break
             assert await store.count() == 0 and store._logs == {}
-        return at
+        return index
 
     for fails in (True, False):
         assert 10 < play(story(fails)) < 99
@@ -504,7 +504,7 @@ def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
 
 def test_a_kill_during_an_import_leaves_a_session_marked_as_unfinished(lines: list[str], url: str) -> None:
     """Case 63: what came in is deleted with one call, and then the import can be repeated."""
-    count = max(at for at, line in enumerate(lines) if line.startswith('{"run"'))
+    count = max(index for index, line in enumerate(lines) if line.startswith('{"run"'))
 
     def first_lines() -> Iterator[str]:
         yield from lines[:count]

@@ -65,7 +65,17 @@ async def test_a_sweep_exports_and_deletes_expired_sessions_only(
 ) -> None:
     """More than a page, and ids that are no names of files."""
     monkeypatch.setattr(expiry, "PAGE", 10)
-    names = ["plain", "a/b", "../up", "..", "user.1", "ü" * 200, "😀" * 190, "A b", *(f"s{at}" for at in range(16))]
+    names = [
+        "plain",
+        "a/b",
+        "../up",
+        "..",
+        "user.1",
+        "ü" * 200,
+        "😀" * 190,
+        "A b",
+        *(f"s{index}" for index in range(16)),
+    ]
 
     store, history = SQLStore(f"sqlite:///{tmp_path}/store.db"), InMemoryHistory()
     for name in names:

@@ -303,7 +303,7 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
         "call 'a' has no result",
     ),
     "a list of 100,000 spans": (
-        written([HI] * 5, [turn([["", at % 5, at % 5] for at in range(100_000)])]),
+        written([HI] * 5, [turn([["", index % 5, index % 5] for index in range(100_000)])]),
         7,
         "100000 spans",
     ),
@@ -376,10 +376,10 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_archive_of_an_impossible_session_is_refused_and_its_line_is_named(attack: str) -> None:
-    lines, line, why = ATTACKS[attack]
+    lines, line, reason = ATTACKS[attack]
     error = play(try_archive(lines))
     assert error is not None, "it was imported, and the session worked"
-    assert error.line == line and why in str(error)
+    assert error.line == line and reason in str(error)
 
 
 def test_a_line_that_is_too_long_is_refused_before_it_is_parsed() -> None:
@@ -423,7 +423,10 @@ async def test_checking_overlapping_summaries_takes_linear_time() -> None:
         folded = range(*below) if level else ()
         blocks += [summary(below, folded=folded)] * 2
     chain = len(blocks)
-    blocks += [summary((0, 1)), *(summary((chain + at, chain + at + 1), folded=[chain + at]) for at in range(wide))]
+    blocks += [
+        summary((0, 1)),
+        *(summary((chain + index, chain + index + 1), folded=[chain + index]) for index in range(wide)),
+    ]
     lines = written(blocks)
 
     store = InMemoryStore()
@@ -476,7 +479,7 @@ async def test_turns_with_the_most_spans_can_run_and_do_not_block_the_event_loop
     monkeypatch.setattr(block_order, "AT_ONCE", share(block_order.AT_ONCE, 4))
     count = share(MAX_SPANS, 4)
     blocks: list[Block] = [HI, YES, HI] * count
-    spans = [["", 3 * at, 3 * at + 2] for at in range(count)]
+    spans = [["", 3 * index, 3 * index + 2] for index in range(count)]
     turns = [turn(spans, index=index) for index in range(9)]
 
     store = InMemoryStore()
@@ -500,7 +503,7 @@ def test_seen_spans_behave_like_sets_of_positions(places: list[tuple[str, int, i
     held += [Span("a", 3, 5), Span("a", 5, 6)]
 
     def positions(some: Any) -> list[tuple[str, int]]:
-        return [(span.log, at) for span in some for at in range(span.start, span.stop)]
+        return [(span.log, index) for span in some for index in range(span.start, span.stop)]
 
     seen, taken = Seen(), []
     for span in spans:
@@ -583,7 +586,7 @@ def change_block(draw: Any) -> Callable[[list[Any]], None]:
     line, text = draw(numbers), draw(st.sampled_from(BLOCKS))
 
     def attack(lines: list[Any]) -> None:
-        places = [at for at, one in enumerate(lines) if isinstance(one, dict) and "block" in one]
+        places = [index for index, one in enumerate(lines) if isinstance(one, dict) and "block" in one]
         if places:
             lines[places[line % len(places)]] = {"block": text}
 

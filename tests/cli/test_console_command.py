@@ -14,9 +14,9 @@ from filled import turnwise
         (["--tokens", "no-such-file"], "cannot be read"),
     ],
 )
-def test_the_command_refuses_what_cannot_be_served(options: list[str], why: str, tmp_path: Path) -> None:
+def test_the_command_refuses_what_cannot_be_served(options: list[str], reason: str, tmp_path: Path) -> None:
     found = turnwise("console", f"sqlite:///{tmp_path}/chats.db", *options)
-    assert found.exit_code == 1 and why in found.stderr
+    assert found.exit_code == 1 and reason in found.stderr
     assert not list(tmp_path.iterdir()), "it only reads"
 
 

@@ -41,7 +41,7 @@ def look(*words: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Return the exit code, and the findings by what was checked."""
     ran = turnwise("doctor", *words, "--json")
     assert KEY not in ran.output and "Traceback" not in ran.output
-    return ran.exit_code, {each["check"]: each for each in json.loads(ran.stdout)}
+    return ran.exit_code, {load["check"]: load for load in json.loads(ran.stdout)}
 
 
 def store_at(folder: Path) -> str:

@@ -60,7 +60,7 @@ def test_runs_lists_the_newest_first(store: str) -> None:
     assert [row["run"] for row in rows(turnwise("runs", store, "mine", "--user", "ann").stdout)] == ["r-5"]
     assert rows(turnwise("runs", store, "chat", "--user", "ann", "--state", "failed").stdout) == []
     items = json.loads(turnwise("runs", store, "chat", "--user", "ann", "--json").stdout)["items"]
-    assert [(each["id"], each["session_id"], each["state"]) for each in items] == [
+    assert [(item["id"], item["session_id"], item["state"]) for item in items] == [
         ("r-2", "chat", "completed"),
         ("r-1", "chat", "completed"),
     ]
@@ -127,12 +127,12 @@ def test_the_path_of_a_file_is_told_as_a_url() -> None:
         (["runs", "{store}", "a\x1b[2Jb"], "session id 'a"),
     ],
 )
-def test_an_error_is_one_line(words: list[str], why: str, store: str, tmp_path: Path) -> None:
+def test_an_error_is_one_line(words: list[str], reason: str, store: str, tmp_path: Path) -> None:
     (broken := tmp_path / "br ok.db").write_text("This is no database, as its first bytes say.")
     urls = {"store": store, "missing": f"sqlite:///{tmp_path}/none.db", "broken": f"sqlite:///{broken}"}
     ran = turnwise(*(word.format(**urls) for word in words))
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
-    assert ran.stderr.startswith("error: ") and why in ran.stderr and "\x1b" not in ran.stderr
+    assert ran.stderr.startswith("error: ") and reason in ran.stderr and "\x1b" not in ran.stderr
     assert list(tmp_path.iterdir()) == [broken], "nothing that reads creates a file"
 
 
@@ -193,7 +193,7 @@ def test_a_terminal_shows_a_table_with_colours_and_is_not_steered_by_texts_of_us
     lines = shown.splitlines()
     assert len(lines) > 6, "it did not clear the screen"
     assert lines[0].split() == ["session", "title", "user", "agent", "state", "turns", "tokens", "changed"]
-    place = next(at for at, line in enumerate(lines) if line.startswith("long"))
+    place = next(index for index, line in enumerate(lines) if line.startswith("long"))
     assert screen.buffer[place][lines[place].index("running")].fg == "brown"  # yellow, as pyte calls it
     assert json.loads(turnwise("ls", store, "--title", "danger", "--json").stdout)["items"][0]["title"] == HOSTILE
 

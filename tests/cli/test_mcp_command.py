@@ -160,12 +160,12 @@ def test_a_client_over_http_needs_the_token(store: str) -> None:
     ],
 )
 def test_what_would_be_open_to_all_or_without_a_model_is_refused(
-    store: str, args: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+    store: str, args: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TURNWISE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     result = turnwise("mcp", store, "--user", "ann", *args)
-    assert result.exit_code == 1 and why in result.stderr
+    assert result.exit_code == 1 and reason in result.stderr
     assert turnwise("mcp", store).exit_code == 2, "nobody is the user"
     missing = turnwise("mcp", "sqlite:////no/such.db", "--user", "ann", "--read-only")
     assert missing.exit_code == 1 and "there is no file" in missing.stderr

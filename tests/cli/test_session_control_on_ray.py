@@ -84,8 +84,8 @@ def test_of_several_calls_that_wait_one_is_named(make_manager: Callable[..., Ses
     unnamed = act("approve", store, "money", "--namespace", here)
     assert unnamed.returncode == 1 and f"name one of {first}, {second}" in unnamed.stderr, unnamed.stderr
     mistyped = act("reject", store, "money", f"{second}x", "--namespace", here)
-    why = f"there is no call of run '{run.run_id}' with the id '{second}x'; did you mean '{second}'?"
-    assert (mistyped.returncode, mistyped.stderr) == (1, f"error: {why}\n")
+    reason = f"there is no call of run '{run.run_id}' with the id '{second}x'; did you mean '{second}'?"
+    assert (mistyped.returncode, mistyped.stderr) == (1, f"error: {reason}\n")
     assert act("approve", store, "money", first, "--namespace", here).returncode == 0
     assert act("reject", store, "money", "--namespace", here).returncode == 0, "only the other one waits"
     said = str(run.wait(60).blocks)

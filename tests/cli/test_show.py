@@ -65,7 +65,7 @@ def test_as_sent_says_that_what_memory_added_is_not_shown(tmp_path: Path) -> Non
     assert "not stored" not in turnwise("show", url, "chat", "r-2", "--as-sent").stdout
     assert "not stored" not in turnwise("show", url, "chat", "--user", "ann").stdout
     runs = [json.loads(turnwise("show", url, "chat", each, "--as-sent", "--json").stdout) for each in ("r-1", "r-2")]
-    assert [each["run"]["memory"] for each in runs] == ["on", "off"]
+    assert [run["run"]["memory"] for run in runs] == ["on", "off"]
 
 
 _USES: dict[str, MemoryUse] = {"r-1": "on", "r-2": "off"}
@@ -101,9 +101,9 @@ def test_a_call_that_waits_is_shown_with_its_ids(store: str) -> None:
         (["chta"], "did you mean 'chat'?"),
     ],
 )
-def test_what_is_not_there_is_said(words: list[str], why: str, store: str) -> None:
+def test_what_is_not_there_is_said(words: list[str], reason: str, store: str) -> None:
     ran = turnwise("show", store, *words)
-    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1) and why in ran.stderr
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1) and reason in ran.stderr
 
 
 def test_json_is_in_the_form_of_the_http_api(store: str) -> None:

@@ -47,7 +47,7 @@ def test_a_user_logs_in_and_sees_what_is_theirs(guarded: Console, open_page: Cal
     expect(page.locator("tbody tr")).to_have_count(1)
     expect(page.locator("tbody")).to_contain_text("ann's talk")
     expect(page.get_by_label("User", exact=True)).to_have_count(0)
-    (cookie,) = (each for each in page.context.cookies() if each["name"] == "turnwise_token")
+    (cookie,) = (cookie for cookie in page.context.cookies() if cookie["name"] == "turnwise_token")
     assert cookie["httpOnly"] and cookie["sameSite"] == "Lax" and cookie["path"] == "/console"
     assert TOKENS["ann"] not in page.content() and "secret" not in page.url
     other = page.context.new_page()

@@ -276,7 +276,10 @@ async def test_messages_that_nobody_expects_change_nothing(caplog: pytest.LogCap
         async with ann.socket() as socket:
             for name in ("event", "handshake", "ack", "log", "javascript_response", "connect", "disconnect", "other"):
                 for args in MALFORMED:
-                    full = [{**ann.click, **each} if isinstance(each, dict) and each else each for each in args]
+                    full = [
+                        {**ann.click, **argument} if isinstance(argument, dict) and argument else argument
+                        for argument in args
+                    ]
                     await socket.emit(name, *full)
             await socket.settled()
             before = len(ann.clicks)  # some were right

@@ -93,7 +93,7 @@ async def test_a_function_that_raises_gets_the_answer_of_its_error(error: Except
     ],
 )
 def test_tokens_that_cannot_be_used_are_refused_and_not_quoted(
-    users: Any, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    users: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tokens.json").write_text(json.dumps(users), encoding="utf-8")
     monkeypatch.setenv("TURNWISE_HTTP_TOKENS", json.dumps(users))
@@ -102,7 +102,7 @@ def test_tokens_that_cannot_be_used_are_refused_and_not_quoted(
         BearerTokens.from_environment,
     ]
     for read in reads:
-        with pytest.raises(ConfigError, match=why) as caught:
+        with pytest.raises(ConfigError, match=reason) as caught:
             read()
         assert TOKEN not in str(caught.value)
 

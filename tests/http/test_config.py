@@ -99,12 +99,14 @@ def test_options_come_before_the_environment_and_the_environment_before_the_file
         ("port = 1\n", None, "engines", "--model"),
     ],
 )
-def test_a_mistake_is_named_with_its_key_and_line(file: Path, text: str, line: int | None, key: str, why: str) -> None:
+def test_a_mistake_is_named_with_its_key_and_line(
+    file: Path, text: str, line: int | None, key: str, reason: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         made(file, text)
     place = f"{file}:{line}: {key}" if line else key
     assert caught.value.setting.endswith(place), caught.value
-    assert why in caught.value.why, caught.value
+    assert reason in caught.value.why, caught.value
 
 
 def test_all_mistakes_are_named_and_a_secret_that_was_pasted_in_is_not_quoted(file: Path) -> None:
@@ -207,7 +209,7 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy(file: Path) -> None:
         (["--demo", "--packed", "0"], "from 1"),
     ],
 )
-def test_what_keeps_it_from_starting_is_one_line(words: list[str], why: str, tmp_path: Path) -> None:
+def test_what_keeps_it_from_starting_is_one_line(words: list[str], reason: str, tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["serve", *words])
-    assert told.exit_code == 1 and told.stderr.startswith("error: ") and why in told.stderr, told.output
+    assert told.exit_code == 1 and told.stderr.startswith("error: ") and reason in told.stderr, told.output
     assert told.stderr.count("\n") == 1

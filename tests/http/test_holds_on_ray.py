@@ -35,8 +35,10 @@ HUGE = "x" * MOST_BYTES
 
 def _tools(form: str, count: int, properties: int) -> list[dict[str, Any]]:
     """Return tools as a dialect has them."""
-    schema = {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(properties)}}
-    tools: list[dict[str, Any]] = [{"name": f"t{at}", "description": "", "parameters": schema} for at in range(count)]
+    schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(properties)}}
+    tools: list[dict[str, Any]] = [
+        {"name": f"t{index}", "description": "", "parameters": schema} for index in range(count)
+    ]
     if form == "chat":
         return [{"type": "function", "function": tool} for tool in tools]
     return [{"type": "function", **tool} for tool in tools] if form == "responses" else tools
@@ -61,7 +63,7 @@ TOO_MANY: dict[str, Any] = {
     "objects": [{"kind": "user", "text": "x"}] * (MOST_VALUES // 3),
     "wrong objects": [{"a": 1, "b": 2, "c": 3}] * (MOST_VALUES // 4),
     "members": {f"name {number}": number for number in range(MOST_VALUES)},
-    "schema": {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(MOST_VALUES // 3)}},
+    "schema": {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(MOST_VALUES // 3)}},
     "text": HUGE,
     "a text with commas": "a, " * (MOST_BYTES // 3),
     "a text of quotes": '"' * (MOST_BYTES // 2),

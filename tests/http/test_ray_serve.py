@@ -70,10 +70,10 @@ def followed(url: str, session: str) -> Iterator[list[int]]:
     run = start(url, session, "Tell me a long story.")
     followers = [Follower(run) for _ in range(6)]
     cuts: list[int] = []
-    threads = [threading.Thread(target=follow, args=(each, url, cuts)) for each in followers]
+    threads = [threading.Thread(target=follow, args=(follower, url, cuts)) for follower in followers]
     for thread in threads:
         thread.start()
-    wait_until(lambda: all(len(each.events) > 3 for each in followers))
+    wait_until(lambda: all(len(follower.events) > 3 for follower in followers))
     yield cuts
     for thread in threads:
         thread.join(120)

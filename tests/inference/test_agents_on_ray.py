@@ -569,7 +569,7 @@ def endless(bench: Bench) -> str:
 def test_a_run_over_its_budget_fails_and_names_the_limit(bench: Bench, endless: str) -> None:
     """One session, with other settings in each run."""
     spent = 0
-    for budget, more, why in (
+    for budget, more, reason in (
         (Budget(calls=2), {}, "2 of 2 calls"),
         (Budget(tool_calls=3), {}, "3 of 3 tool calls"),
         (Budget(tokens=1), {}, "of 1 tokens"),
@@ -577,7 +577,7 @@ def test_a_run_over_its_budget_fails_and_names_the_limit(bench: Bench, endless: 
         (Budget(seconds=1e-6), {}, "of 1e-06 seconds"),
     ):
         manager = bench.manager(note, config={"run_budget": budget, **more}, kind=SlowlyBuilt)
-        with pytest.raises(RunLimitError, match=rf"the run has spent .*{why}.*run_budget") as limited:
+        with pytest.raises(RunLimitError, match=rf"the run has spent .*{reason}.*run_budget") as limited:
             manager.open("chat").run(endless, labels=bench.labels).wait(WAIT_S)
         turn = limited.value.turn
         assert turn and turn.stop_reason == "budget"

@@ -258,9 +258,9 @@ def nothing(turn: Turn) -> None:
         (lambda turn: [], "the engine returned no answer"),
     ],
 )
-async def test_another_answer_than_text_and_blocks_fails_the_run(function: Callable[..., Any], why: str) -> None:
+async def test_another_answer_than_text_and_blocks_fails_the_run(function: Callable[..., Any], reason: str) -> None:
     outcome = await ran(function)
-    assert outcome.run.state == "failed" and outcome.run.why and why in outcome.run.why
+    assert outcome.run.state == "failed" and outcome.run.why and reason in outcome.run.why
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,8 @@ async def test_another_answer_than_text_and_blocks_fails_the_run(function: Calla
         ({"function": plain, "tools": [plain]}, "make them with @tool"),
     ],
 )
-def test_wrong_settings_are_refused(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_wrong_settings_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
         FunctionEngine(**settings)
 
 

@@ -275,14 +275,14 @@ def test_a_budget_names_the_reached_limit_and_the_usage() -> None:
     spent = Usage(input_tokens=70, output_tokens=30, calls=3, tool_calls=2, seconds=1.5, cost=0.25)
     assert Budget().exceeded(spent) is None
     assert Budget(tokens=101, calls=4, tool_calls=3, seconds=2.0, cost=0.3).exceeded(spent) is None
-    for budget, why in (
+    for budget, reason in (
         (Budget(tokens=100), "100 of 100 tokens"),
         (Budget(calls=2), "3 of 2 calls"),
         (Budget(tool_calls=2), "2 of 2 tool calls"),
         (Budget(seconds=1), "1.5 of 1 seconds"),
         (Budget(cost=0.2), "0.25 of 0.2 cost"),
     ):
-        assert budget.exceeded(spent) == why
+        assert budget.exceeded(spent) == reason
     assert Budget(calls=2).exceeded(spent, times=2) is None
     assert Budget(calls=1).exceeded(spent, times=3) == "3 of 3 calls"
     for name in ("tokens", "calls", "tool_calls", "seconds", "cost"):

@@ -464,7 +464,7 @@ def test_a_tool_with_the_answer_tools_name_keeps_it() -> None:
 
     with QuirkServer(calls(ANSWER_TOOL, "{}"), calls(f"{ANSWER_TOOL}_", PARIS)) as server:
         (outcome,), _ = play(replace(engine_at(server, provider="vllm").answering(City), tools=[own]))
-        names = [each["function"]["name"] for each in server.requests[0]["tools"]]
+        names = [request["function"]["name"] for request in server.requests[0]["tools"]]
     assert names == [ANSWER_TOOL, f"{ANSWER_TOOL}_"]
     assert outcome.turn and outcome.turn.text == PARIS
 

@@ -96,7 +96,7 @@ def test_both_families_return_instances_and_partial_objects_and_refuse_invalid_t
             async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
                 other = await opened.open("another")
                 run = await other.run("What of Paris?", output=Place)
-                found = [each async for each in run.partials()]
+                found = [partial async for partial in run.partials()]
                 assert found[-1] == {"name": "Paris", "people": 2100000}
                 assert (await run).parsed == Place(**found[-1])
                 server.serve(says(MINUS))

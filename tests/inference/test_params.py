@@ -194,7 +194,7 @@ WRONG: dict[str, list[Any]] = {
         *({"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}, {"type": "json_schema", "name": "a"}),
     ],
     "service_tier": ["fastest", 1],
-    "metadata": ["a", {"a": 1}, {"a" * 65: "b"}, {"a": "b" * 513}, {str(at): "" for at in range(17)}, ["a"]],
+    "metadata": ["a", {"a": 1}, {"a" * 65: "b"}, {"a": "b" * 513}, {str(index): "" for index in range(17)}, ["a"]],
     "prompt_cache_key": ["", 1, "x" * 513],
     "safety_identifier": ["", 1],
 }
@@ -285,9 +285,9 @@ def test_later_parameters_replace_earlier_ones_and_none_removes_them() -> None:
     ],
     ids=str,
 )
-def test_unsupported_parameters_are_refused(settings: dict[str, Any], params: dict[str, Any], why: str) -> None:
+def test_unsupported_parameters_are_refused(settings: dict[str, Any], params: dict[str, Any], reason: str) -> None:
     engine = OpenAIEngine("local", **{"tools": [look], **settings})
-    with pytest.raises(InvalidInputError, match=rf"^params\['{next(iter(params))}'\]=.*{why}"):
+    with pytest.raises(InvalidInputError, match=rf"^params\['{next(iter(params))}'\]=.*{reason}"):
         check_taken(engine, None, check_params("params", params))
     check_taken(engine, "another", check_params("params", {"temperature": 0.5, "tool_choice": "none"}))
 
@@ -428,7 +428,7 @@ async def test_a_sessions_parameters_apply_to_its_runs_and_forks() -> None:
 
 
 async def test_a_run_with_unsupported_parameters_is_refused_and_nothing_is_stored() -> None:
-    for engine, asked, why in (
+    for engine, asked, reason in (
         (
             EchoEngine(),
             {"params": {"temperature": 0.5}},
@@ -439,7 +439,7 @@ async def test_a_run_with_unsupported_parameters_is_refused_and_nothing_is_store
     ):
         stage = Stage(engine)
         await stage.create()
-        with pytest.raises(InvalidInputError, match=why):
+        with pytest.raises(InvalidInputError, match=reason):
             await stage.core.start(["go"], run_id="run", **asked)
         assert (
             await stage.store.runs(SessionKey(SESSION)) == []

@@ -336,9 +336,9 @@ def source(**fields: Any) -> dict[str, Any]:
         ([source(type="text", media_type="text/plain", data="hi")], 0, "no source"),
     ],
 )
-def test_invalid_messages_are_an_error_that_names_the_message(messages: Any, index: int, why: str) -> None:
+def test_invalid_messages_are_an_error_that_names_the_message(messages: Any, index: int, reason: str) -> None:
     """Acceptance 25."""
-    with pytest.raises(WireError, match=rf"messages\[{index}\].*{why}") as caught:
+    with pytest.raises(WireError, match=rf"messages\[{index}\].*{reason}") as caught:
         check_anthropic(messages, thinking=False)
     assert caught.value.index == index
 

@@ -272,12 +272,12 @@ def test_the_page_of_endpoints_says_which_parameters_each_lacks() -> None:
     rows = [line for line in page.splitlines() if line.startswith(tuple(f"- {name}: " for name in lacks))]
     renamed = {name: f"; the seed goes out as `{profile.seed_field}`" for name, profile in PROFILES.items()}
     assert rows == [
-        f"- {name}: {', '.join(f'`{each}`' for each in names) or 'nothing'}"
+        f"- {name}: {', '.join(f'`{name}`' for name in names) or 'nothing'}"
         + (renamed[name] if name in PROFILES and PROFILES[name].seed_field != "seed" else "")
         for name, names in lacks.items()
     ]
     known = {*PARAMS, "tool_choice.function"}
-    assert known.issuperset(each for names in lacks.values() for each in names)
+    assert known.issuperset(name for names in lacks.values() for name in names)
 
 
 def test_calls_without_a_text_are_a_message_without_content() -> None:
@@ -471,7 +471,7 @@ def test_a_valid_conversation_passes(messages: list[dict[str, Any]]) -> None:
         ("Hello", "at least one"),
     ],
 )
-def test_an_invalid_conversation_is_an_error_that_names_the_message(messages: Any, why: str) -> None:
+def test_an_invalid_conversation_is_an_error_that_names_the_message(messages: Any, reason: str) -> None:
     """Acceptance 25."""
-    with pytest.raises(WireError, match=why):
+    with pytest.raises(WireError, match=reason):
         check_chat(messages)

@@ -256,10 +256,10 @@ ODD: dict[str, tuple[list[Any], str, str]] = {
 
 @pytest.mark.parametrize("case", ODD)
 def test_what_cannot_be_read_or_continued_is_named_by_its_index(case: str) -> None:
-    messages, where, why = ODD[case]
+    messages, where, reason = ODD[case]
     with pytest.raises(InvalidInputError) as caught:
         from_messages(messages)
-    assert where in str(caught.value) and why in str(caught.value), str(caught.value)
+    assert where in str(caught.value) and reason in str(caught.value), str(caught.value)
 
 
 def test_an_unknown_format_is_refused() -> None:

@@ -215,8 +215,8 @@ def test_valid_input_passes(items: list[dict[str, Any]]) -> None:
         ([{**HELLO, "content": [{"type": "input_file", "file_data": "data:a/b;base64,aGk="}]}], 0, "filename"),
     ],
 )
-def test_invalid_input_is_an_error_that_names_the_item(items: Any, index: int, why: str) -> None:
+def test_invalid_input_is_an_error_that_names_the_item(items: Any, index: int, reason: str) -> None:
     """Acceptance 25."""
-    with pytest.raises(WireError, match=rf"input\[{index}\].*{why}") as caught:
+    with pytest.raises(WireError, match=rf"input\[{index}\].*{reason}") as caught:
         check_responses(items)
     assert caught.value.index == index

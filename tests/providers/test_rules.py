@@ -126,10 +126,10 @@ EVERYWHERE: list[tuple[list[Message], int, int, str, str]] = [
 @pytest.mark.parametrize("case", EVERYWHERE)
 def test_errors_name_message_block_and_call(case: tuple[list[Message], int, int, str, str], rules: Rules) -> None:
     """Acceptance 25."""
-    messages, index, block, kind, why = case
+    messages, index, block, kind, reason = case
     error = refused(messages, rules)
     assert (error.provider, error.index, error.block, error.kind) == (rules.name, index, block, kind)
-    assert why in error.why
+    assert reason in error.why
     assert f"messages[{index}], block {block}" in str(error)
     assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
 

@@ -107,10 +107,10 @@ def test_in_random_conversations_the_model_sees_exactly_the_removed_blocks() -> 
         if not plan or not plan.summary:
             continue
         seen += 1
-        gone = [at for part in plan.summary.ranges for at in range(*part)]
+        gone = [index for part in plan.summary.ranges for index in range(*part)]
         gone = [at for at in gone if not isinstance(window.block(at), System)]
-        kept = [at for part in plan.keep for at in range(*part)]
-        assert gone + kept == [at for at, block in enumerate(read(window)) if not isinstance(block, System)], seed
+        kept = [index for part in plan.keep for index in range(*part)]
+        assert gone + kept == [index for index, block in enumerate(read(window)) if not isinstance(block, System)], seed
         assert plan.summary.block(window, "").of == window.spans_of(Range(at, at + 1) for at in gone), seed
     assert seen > share(350) or os.environ.get("TURNWISE_SEED")
 
@@ -152,7 +152,7 @@ def check_case_of(
     summed_up += [
         part + ">" for part in shown.replace("<", "\n<").replace(">", "\n").splitlines() if part.startswith("<")
     ]
-    assert all(shown.count(text) == (at == len(texts) - 1) for at, text in enumerate(texts))
+    assert all(shown.count(text) == (index == len(texts) - 1) for index, text in enumerate(texts))
     text = plan.summary.accept([Text(text=f"Summary {len(texts):03}.")], COUNTER)
     texts.append(text)
     span = conversation.store("own", [plan.summary.block(window, text)])

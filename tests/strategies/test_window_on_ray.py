@@ -132,8 +132,8 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
     assert gone == exchanges(0, len(gone) // 2)
     until_now = 0
     ends = []
-    for at, (earlier, told_of) in enumerate(shown):
-        assert earlier == (f"Talked of p00 to p{until_now - 1:02}" if at else None)
+    for index, (earlier, told_of) in enumerate(shown):
+        assert earlier == (f"Talked of p00 to p{until_now - 1:02}" if index else None)
         until_now += len(told_of) // 2
         ends.append(until_now)
 
@@ -293,7 +293,7 @@ def test_a_failed_summary_is_reported_and_requested_again(bench: Bench) -> None:
     settings: dict[str, Any] = {"max_summary_tokens": 150, "trigger_ratio": 0.1}
     number = 0
     chat = bench.manager(None).open("chat")
-    for fault, more, why in (
+    for fault, more, reason in (
         ("/empty", "", "returned nothing"),
         ("/length", "", r"\(cut\)"),
         ("/500", "", "You asked for a 500"),
@@ -306,9 +306,9 @@ def test_a_failed_summary_is_reported_and_requested_again(bench: Bench) -> None:
         chat = bench.manager(Summarize(model, prompt=f"{PROMPT} {more}", **settings), limit).open("chat")
         talk(chat, number, number + 4)
         number += 4
-        with pytest.raises(CompactionError, match=why):
+        with pytest.raises(CompactionError, match=reason):
             chat.compact()
-        assert re.search(why, told(chat, CompactionFailed)[-1].why)
+        assert re.search(reason, told(chat, CompactionFailed)[-1].why)
     talk(chat, number, number + 1)
     assert facts(bench.last())[:-1] == exchanges(0, number) and not told(chat, WindowCompacted)
 
@@ -379,9 +379,9 @@ def test_a_kill_during_a_compaction_loses_nothing(bench: Bench, tmp_path: Path) 
     # One answer was paid for and lost with its process; else each was shown what is new, once.
     shown = bench.summed_up()
     assert len(shown) == 4
-    lost = next(at for at in range(3) if shown[at + 1][0] == shown[at][0])
+    lost = next(index for index in range(3) if shown[index + 1][0] == shown[index][0])
     assert shown[lost + 1][1][: len(shown[lost][1])] == shown[lost][1]
-    gone = [fact for at, (_, new) in enumerate(shown) if at != lost for fact in new]
+    gone = [fact for index, (_, new) in enumerate(shown) if index != lost for fact in new]
     assert gone == exchanges(0, first)
     assert chat.info().session.usage.calls == number + 1 + 3
     bench.check()

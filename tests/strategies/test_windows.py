@@ -79,14 +79,14 @@ def test_a_window_agrees_with_reading_all_blocks() -> None:
         dice = Random(seed)
         window = random_case(dice).conversation.window()
         blocks = read(window)
-        assert [window.block(at) for at in range(len(window))] == blocks
+        assert [window.block(index) for index in range(len(window))] == blocks
         assert [
             block for start in range(0, len(blocks), 3) for block in window.blocks([Range(start, start + 3)])
         ] == blocks
-        systems = [at for at, block in enumerate(blocks) if isinstance(block, System)]
+        systems = [index for index, block in enumerate(blocks) if isinstance(block, System)]
         assert window.system == (systems[-1] if systems else None)
         assert list(window.places(System)) == systems
-        assert window.summaries == tuple(at for at, block in enumerate(blocks) if isinstance(block, Summary))
+        assert window.summaries == tuple(index for index, block in enumerate(blocks) if isinstance(block, Summary))
         for _ in range(5):
             start, stop = sorted(dice.choices(range(len(blocks) + 1), k=2))
             assert window.tokens(start, stop) == tokens([b for b in blocks[start:stop] if not isinstance(b, System)])
@@ -102,7 +102,7 @@ def test_a_window_agrees_with_reading_all_blocks() -> None:
 
 def test_ranges_agree_with_sets_of_positions() -> None:
     def places(ranges: Iterable[Range]) -> set[int]:
-        return {at for start, stop in ranges for at in range(start, stop)}
+        return {index for start, stop in ranges for index in range(start, stop)}
 
     dice = Random(1)
     for _ in range(500):

@@ -430,7 +430,7 @@ def test_the_dashboard_names_metrics_that_exist_and_each_of_them() -> None:
     suffixes = {"counter": "_total", "gauge": "", "histogram": "_bucket"}
     known = {f"{metric.ray_name}{suffixes[metric.kind]}" for metric in METRICS.values()}
     known |= {f"{metric.ray_name}{end}" for metric in METRICS.values() for end in ("_sum", "_count")}
-    shown = {name for each in expressions for name in re.findall(r"\bray_(\w+)", each)}
+    shown = {name for expression in expressions for name in re.findall(r"\bray_(\w+)", expression)}
     assert shown <= known
     for metric in METRICS.values():
         assert any(re.fullmatch(rf"{metric.ray_name}(_total|_bucket|_sum|_count)?", name) for name in shown), (

@@ -232,9 +232,9 @@ def test_a_script_restarts_with_each_user_message_and_repeats_its_last_step() ->
     ids=str,
 )
 def test_a_completion_is_refused_like_by_the_real_api(
-    provider: LocalProvider, body: dict[str, Any], param: str, why: str
+    provider: LocalProvider, body: dict[str, Any], param: str, reason: str
 ) -> None:
-    with pytest.raises(openai.BadRequestError, match=why) as caught:
+    with pytest.raises(openai.BadRequestError, match=reason) as caught:
         chat(provider, **body)
     assert caught.value.param == param
     assert caught.value.type == "invalid_request_error"
@@ -260,9 +260,9 @@ def test_a_completion_is_refused_like_by_the_real_api(
     ids=str,
 )
 def test_a_response_is_refused_like_by_the_real_api(
-    provider: LocalProvider, body: dict[str, Any], param: str, why: str
+    provider: LocalProvider, body: dict[str, Any], param: str, reason: str
 ) -> None:
-    with pytest.raises(openai.BadRequestError, match=why) as caught:
+    with pytest.raises(openai.BadRequestError, match=reason) as caught:
         respond(provider, **body)
     assert caught.value.param == param
 
@@ -293,13 +293,13 @@ def test_reasoning_is_accepted_only_unchanged_and_with_its_following_item() -> N
             return respond(provider, input=[*HELLO, reasoning, *rest, *HELLO])
 
         assert sent(item, followed)
-        for changes, why in [
+        for changes, reason in [
             ({"encrypted_content": item["encrypted_content"][:-8] + "AAAA" * 2}, "could not be decrypted"),
             ({"encrypted_content": "Zürich"}, "could not be decrypted"),
             ({"id": "rs_1"}, "item_id did not match"),
             ({"encrypted_content": None}, "encrypted_content"),
         ]:
-            with pytest.raises(openai.BadRequestError, match=why):
+            with pytest.raises(openai.BadRequestError, match=reason):
                 sent({**item, **changes}, followed)
         with pytest.raises(openai.BadRequestError, match="is not followed by its item"):
             sent(item)

@@ -138,8 +138,8 @@ async def test_parameters_and_typed_answers_are_taken() -> None:
         ({"script": ["Hello."], "tools": [text]}, "make them with @tool"),
     ],
 )
-def test_wrong_settings_are_refused(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_wrong_settings_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
         ScriptedEngine(**settings)
 
 

@@ -151,7 +151,7 @@ def _lose_an_end(world: World) -> None:
 def _tell_another_input(world: World) -> None:
     events = row(world).events
     one, two = (event for event in events.values() if isinstance(event, RunStarted))
-    places = [("", at, at + 1) for _, start, stop in (*one.prompt, ("", 2, 3)) for at in range(start, stop)]
+    places = [("", index, index + 1) for _, start, stop in (*one.prompt, ("", 2, 3)) for index in range(start, stop)]
     events[two.seq] = two.model_copy(update={"input": (*reversed(places), *two.prompt)})
 
 
@@ -234,7 +234,7 @@ def test_prompts_of_cancelled_runs_may_be_missing_only_with_discards() -> None:
         for run_id in ("first", "second", "third"):
             await world.wait(run_id)
         (await world.audit(discards=True)).check()
-        assert {each.law for each in (await world.audit()).violations} == {"acknowledged prompt once"}
+        assert {violation.law for violation in (await world.audit()).violations} == {"acknowledged prompt once"}
 
     play(life(), "a life", 0)
 
@@ -271,7 +271,7 @@ def test_a_debounced_run_that_does_not_wait_for_silence_is_found(early_s: float)
         for seq, event in events.items():
             if isinstance(event, RunStarted):
                 events[seq] = event.model_copy(update={"at": event.at - early_s})
-        laws = {each.law for each in (await world.audit()).violations}
+        laws = {violation.law for violation in (await world.audit()).violations}
         assert laws == ({"silence before a debounced run"} if early_s else set())
 
     play(life(), "a life", 0)
@@ -373,7 +373,7 @@ def test_two_events_with_one_number_are_found() -> None:
         started = next(event for event in row(world).events.values() if isinstance(event, RunStarted))
         await history.append(SessionKey("session"), [started.model_copy(update={"run_id": "another"})])
         found = await audit(world.store.inner, ["session"], history=history)
-        assert "numbers only grow" in {each.law for each in found.violations}
+        assert "numbers only grow" in {violation.law for violation in found.violations}
 
     play(life(), "a life", 0)
 

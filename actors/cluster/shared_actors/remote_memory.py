@@ -93,8 +93,8 @@ class RemoteMemory:
             self._pickled = cloudpickle.dumps(memory)
             self._digest = identity(memory)[:16]
         except Exception as error:
-            why = f"it cannot be pickled ({error}): hold settings in it and open files when they are needed"
-            raise ConfigError("memory", self.name, why) from error
+            reason = f"it cannot be pickled ({error}): hold settings in it and open files when they are needed"
+            raise ConfigError("memory", self.name, reason) from error
         self._namespace = namespace
         self._deadline_s = deadline_s
         self._recall_s = recall_s

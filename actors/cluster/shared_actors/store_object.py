@@ -45,8 +45,8 @@ class StoreObject:
         try:
             return cls(argument, kind, identity(given)[:16], cloudpickle.dumps(given), is_local(given))
         except Exception as error:
-            why = f"it cannot be pickled ({error}): hold settings in it and connect at first use, or pass a function"
-            raise ConfigError(argument, kind, why) from error
+            reason = f"it cannot be pickled ({error}): hold settings in it and connect at first use, or pass a function"
+            raise ConfigError(argument, kind, reason) from error
 
     @property
     def url(self) -> str:
@@ -64,8 +64,8 @@ class StoreObject:
             if isinstance(found, type) or not isinstance(found, protocol):
                 found = found()
         except Exception as error:
-            why = f"it cannot be made in a session's process ({type(error).__name__}: {error})"
-            raise ConfigError(self.argument, self.kind, why) from error
+            reason = f"it cannot be made in a session's process ({type(error).__name__}: {error})"
+            raise ConfigError(self.argument, self.kind, reason) from error
         if getattr(found, "is_in_process", False):
             raise ConfigError(self.argument, self.kind, _IN_PROCESS)
         if not isinstance(found, protocol):

@@ -186,7 +186,7 @@ class ChatAnswer:
             blocks.append(Thinking(text=str(self._thoughts), signature=signature))
         if self._text:
             blocks.append(Text(text=str(self._text)))
-        return [*blocks, *(self._use(at, call) for at, call in enumerate(self._calls))]
+        return [*blocks, *(self._use(index, call) for index, call in enumerate(self._calls))]
 
     def _use(self, at: int, call: _Call) -> ToolUse:
         extra = whole_json(call.extra_content)

@@ -183,14 +183,14 @@ class OpenAIEngine:
         """See `Extensible`."""
         known = {*self._tool_names, *(tool.name for tool in self.registry.tools)}
         if taken := [name for name in tools if name in known]:
-            why = "the engine has a tool of this name: rename the run's"
-            raise InvalidInputError("tools", shown(taken[0]), why)
+            reason = "the engine has a tool of this name: rename the run's"
+            raise InvalidInputError("tools", shown(taken[0]), reason)
         return replace(self, tools=self.registry.extended(tools))
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`. Parameters that the server's profile or API does not support are refused, never dropped."""
         found = {name: self._why_not(name, value) for name, value in params.items()}
-        return {name: why for name, why in found.items() if why}
+        return {name: reason for name, reason in found.items() if reason}
 
     def _why_not(self, name: str, value: Any) -> str | None:
         """Return why a parameter is not supported; None if it is."""

@@ -213,7 +213,7 @@ class ResponsesAnswer:
         place = _number(place)
         item = self._by_id.get(call_id) or self._by_id.get(item_id)
         if item is None:
-            like = [each for each in self._items if each.kind == kind and each not in others]
+            like = [item for item in self._items if item.kind == kind and item not in others]
             near = [each for each in reversed(like) if each.place == place]
             near += [each for each in like if is_done and None in (each.place, place)]
             item = next((each for each in near if each.may_be(given, is_done=is_done)), None)

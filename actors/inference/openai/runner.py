@@ -250,8 +250,8 @@ class OpenAIRunner:
                 raise ValueError("the answer is cut off")
         except ValueError as error:
             if form and answer.is_cut:
-                why = f"reached the maximum length of an answer (stop_reason={answer.stop_reason!r}): {remedy}"
-                raise OutputError(str(self._error(why)), "output_cut") from error
+                reason = f"reached the maximum length of an answer (stop_reason={answer.stop_reason!r}): {remedy}"
+                raise OutputError(str(self._error(reason)), "output_cut") from error
             raise self._error(f"made a tool call that cannot be read: {error}; {remedy}") from error
         if not any(isinstance(block, Text | ToolUse) for block in blocks):
             raise self._error(f"returned nothing (stop_reason={answer.stop_reason!r}): {remedy}")
@@ -284,8 +284,8 @@ class OpenAIRunner:
                 limit = f"{name}={self._settings.begins_within_s}, retries included"
                 raise self._error(f"sent nothing within {limit}: raise {name}=, or check base_url=") from error
             except self._library.APIConnectionError as error:
-                why = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
-                raise self._error(why) from error
+                reason = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
+                raise self._error(reason) from error
             except self._library.APIStatusError as error:
                 message = f"{error.message} {error.body}" if error.status_code in _ADAPTABLE else ""
                 if message and (other := self._api.without_thoughts(request, message)):
@@ -335,19 +335,19 @@ class OpenAIRunner:
                 for piece in answer.end():
                     context.emit(piece)
         except (httpx2.TimeoutException, TimeoutError) as error:
-            why = f"sent nothing for timeout_s={self._settings.timeout_s} within its answer: run the prompt again"
-            raise self._error(why) from error
+            reason = f"sent nothing for timeout_s={self._settings.timeout_s} within its answer: run the prompt again"
+            raise self._error(reason) from error
         except httpx2.TransportError as error:
-            why = f"cut the connection within its answer ({error}): run the prompt again"
-            raise self._error(why) from error
+            reason = f"cut the connection within its answer ({error}): run the prompt again"
+            raise self._error(reason) from error
         except BrokenOffError as error:
             too_long = error.code == _TOO_LONG or TOO_LONG_MESSAGE.search(error.message)
             remedy = _REMEDIES_BY_CODE.get(_TOO_LONG if too_long else error.code or "", "run the prompt again")
-            why = f"reported an error within its answer: {self._redacted(error.message)}; {remedy}"
-            raise self._error(why, ContextOverflowError if too_long else EngineError) from self._safe(error)
+            reason = f"reported an error within its answer: {self._redacted(error.message)}; {remedy}"
+            raise self._error(reason, ContextOverflowError if too_long else EngineError) from self._safe(error)
         except ValueError as error:
-            why = f"sent a malformed stream ({self._redacted(str(error))}): check base_url="
-            raise self._error(why) from self._safe(error)
+            reason = f"sent a malformed stream ({self._redacted(str(error))}): check base_url="
+            raise self._error(reason) from self._safe(error)
         return events.is_done
 
     @property
@@ -360,9 +360,9 @@ class OpenAIRunner:
             return False
         return re.split(r"[.\[]", field or "")[0] not in {"model", "stream", "store", *self._api.fields}
 
-    def _error(self, why: str, kind: type[EngineError] = EngineError) -> EngineError:
+    def _error(self, reason: str, kind: type[EngineError] = EngineError) -> EngineError:
         where = self._client.base_url.host
-        return kind(f"model {self._api.settings.model!r} at {where} {why}")
+        return kind(f"model {self._api.settings.model!r} at {where} {reason}")
 
     def _quoted(self, answer: Answer) -> str:
         """Return the beginning of the model's refusal."""

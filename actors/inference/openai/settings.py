@@ -107,8 +107,8 @@ def check_settings(engine: EngineSettings, reserved: Collection[str]) -> None:
     check("output_type", record, is_read, "must be set by answering(), with 0 to 100 retries")
     taken = sorted(set(reserved).intersection(engine.extra or ()))
     check("extra", taken, not taken, "the engine sets these fields itself")
-    for name, why in _NO_FIELDS.items():
-        check("extra", name, name not in (engine.extra or ()), why)
+    for name, reason in _NO_FIELDS.items():
+        check("extra", name, name not in (engine.extra or ()), reason)
     try:
         object.__setattr__(engine, "extra", freeze(engine.extra))
     except TypeError as error:
@@ -141,16 +141,16 @@ def _ssl_context() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-def check(setting: str, value: object, ok: bool, why: str) -> None:
+def check(setting: str, value: object, ok: bool, reason: str) -> None:
     """Raise ConfigError unless the setting is `ok`."""
     if not ok:
-        raise ConfigError(setting, value, why)
+        raise ConfigError(setting, value, reason)
 
 
 def check_url(setting: str, url: str | None) -> None:
     """Raise ConfigError if the URL, with passwords left out of the message, is not one of http."""
-    why = "must be an http(s) URL, such as http://127.0.0.1:8000/v1"
-    check(setting, url and redact(url), url is None or _is_url(url), why)
+    reason = "must be an http(s) URL, such as http://127.0.0.1:8000/v1"
+    check(setting, url and redact(url), url is None or _is_url(url), reason)
 
 
 def _is_url(url: str) -> bool:

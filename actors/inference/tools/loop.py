@@ -409,9 +409,9 @@ def _with_own_ids(answer: Sequence[AnyBlock], output: Iterable[Block]) -> list[A
 
 def _suspects(blocks: Sequence[Block], known: frozenset[Content]) -> list[frozenset[Content]]:
     """Return the attachments of results that no model has answered, then those of other results; without `known`."""
-    answered = max((at for at, block in enumerate(blocks) if block.role == "assistant"), default=-1)
+    answered = max((index for index, block in enumerate(blocks) if block.role == "assistant"), default=-1)
     newest, others = (
-        frozenset(each for block in some if isinstance(block, ToolResult) for each in block.attachments)
+        frozenset(attachment for block in some if isinstance(block, ToolResult) for attachment in block.attachments)
         for some in (blocks[answered + 1 :], blocks[: answered + 1])
     )
     return [each for each in (newest - known, others - newest - known) if each]

@@ -38,7 +38,7 @@ class Arguments:
     """Validates arguments. Its fields have other names, since a field may not be called `copy` or `_x`."""
 
     def __post_init__(self) -> None:
-        names = {f"a{at}": name for at, (name, _, _) in enumerate(self.parameters)}
+        names = {f"a{index}": name for index, (name, _, _) in enumerate(self.parameters)}
         config = ConfigDict(extra="forbid", alias_generator=names.__getitem__)
         types = [(hint, default) for _, hint, default in self.parameters]
         model = create_model("Arguments", __config__=config, **cast(Any, dict(zip(names, types, strict=True))))
@@ -50,7 +50,7 @@ class Arguments:
     def check(self, document: str) -> dict[str, Any]:
         """Return the value of each parameter. Raises pydantic's ValidationError."""
         values = self.model.model_validate_json(document)
-        return {name: getattr(values, f"a{at}") for at, (name, _, _) in enumerate(self.parameters)}
+        return {name: getattr(values, f"a{index}") for index, (name, _, _) in enumerate(self.parameters)}
 
 
 # Signatures
@@ -74,31 +74,33 @@ def parameters_of(
     # The model cannot pass arguments that a partial function binds, or the parameter that Ray adds to actor methods.
     hidden = {"_ray_trace_ctx", *(source.keywords if isinstance(source, functools.partial) else ())}
     from_model, contexts = [], []
-    for each in parameters:
-        if each.name in hidden:
+    for parameter in parameters:
+        if parameter.name in hidden:
             continue
-        hint = _hint(name, each, scope)
+        hint = _hint(name, parameter, scope)
         if _is_context(hint):
-            contexts.append(each.name)
+            contexts.append(parameter.name)
         else:
-            from_model.append((each.name, hint, ... if each.default is each.empty else each.default))
+            from_model.append(
+                (parameter.name, hint, ... if parameter.default is parameter.empty else parameter.default)
+            )
     return tuple(from_model), tuple(contexts)
 
 
 def _hint(name: str, parameter: inspect.Parameter, scope: dict[str, Any]) -> Any:
     """Return the parameter's annotation, resolved."""
     if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-        why = f"it is {parameter.kind.description}, but models pass arguments by name: declare each parameter"
+        reason = f"it is {parameter.kind.description}, but models pass arguments by name: declare each parameter"
     elif parameter.annotation is parameter.empty:
-        why = "it has no annotation" + (": make the tool from the bound method" if parameter.name == "self" else "")
+        reason = "it has no annotation" + (": make the tool from the bound method" if parameter.name == "self" else "")
     else:
         holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
         try:
             return get_type_hints(holder, scope, include_extras=True)[parameter.name]
         except Exception as error:
-            why = f"its annotation {parameter.annotation!r} cannot be resolved ({error}): import it at module level"
-            raise ConfigError("parameter", parameter.name, f"tool {name!r}: {why}") from error
-    raise ConfigError("parameter", parameter.name, f"tool {name!r}: {why}")
+            reason = f"its annotation {parameter.annotation!r} cannot be resolved ({error}): import it at module level"
+            raise ConfigError("parameter", parameter.name, f"tool {name!r}: {reason}") from error
+    raise ConfigError("parameter", parameter.name, f"tool {name!r}: {reason}")
 
 
 def _is_context(hint: Any) -> bool:
@@ -167,8 +169,8 @@ def output_record(output: Any, retries: int) -> FrozenDict:
         raise
     except Exception as error:
         message = str(error).partition("\n")[0]
-        why = f"it has no valid JSON schema ({type(error).__name__}: {message})"
-        raise InvalidInputError("output", shown(output), why) from error
+        reason = f"it has no valid JSON schema ({type(error).__name__}: {message})"
+        raise InvalidInputError("output", shown(output), reason) from error
     if schema.get("type") != "object":
         raise InvalidInputError(
             "output", shown(output), "its schema is not one of an object: pass a model that has it as a field"
@@ -300,7 +302,7 @@ def follow_schema(schema: Mapping[str, Any], arguments: dict[str, Any]) -> dict[
 
     plain = json.loads(json.dumps(schema))
     validator = extend(validator_for(plain), {"pattern": check_pattern})
-    if errors := [(each.path, each.message) for each in validator(plain).iter_errors(arguments)]:
+    if errors := [(error.path, error.message) for error in validator(plain).iter_errors(arguments)]:
         raise ValueError(say(errors))
     return arguments
 

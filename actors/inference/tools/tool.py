@@ -88,7 +88,7 @@ class Tool:
             home = plain.__module__, plain.__qualname__
             if home[0] != "__main__" and _find(*home) is self:
                 return _find, home
-        return functools.partial(Tool, **{each.name: getattr(self, each.name) for each in fields(self)}), ()
+        return functools.partial(Tool, **{field.name: getattr(self, field.name) for field in fields(self)}), ()
 
     @property
     def definition(self) -> ToolDefinition:
@@ -236,14 +236,16 @@ def tool(
         model = Arguments(parameters, contexts)
         schema = schema_of(model.model, described(doc))
     except Exception as error:
-        for each in parameters:  # find the parameter that fails
+        for parameter in parameters:  # find the parameter that fails
             try:
-                schema_of(Arguments((each,)).model, {})
+                schema_of(Arguments((parameter,)).model, {})
             except Exception as reason:
                 message = str(reason).partition("\n")[0]
-                why = f"tool {name!r}: {each[1]!r} has no JSON schema ({type(reason).__name__}: {message})"
-                raise ConfigError("parameter", each[0], why) from reason
-        raise ConfigError("parameters", [each[0] for each in parameters], f"tool {name!r}: {error}") from error
+                why = f"tool {name!r}: {parameter[1]!r} has no JSON schema ({type(reason).__name__}: {message})"
+                raise ConfigError("parameter", parameter[0], why) from reason
+        raise ConfigError(
+            "parameters", [parameter[0] for parameter in parameters], f"tool {name!r}: {error}"
+        ) from error
     return Tool(
         name=name,
         description=doc if description is None else inspect.cleandoc(description),
@@ -280,13 +282,13 @@ def record_of_tools(tools: Any) -> FrozenDict:
     if len(tools) > MAX_TOOLS:
         raise InvalidInputError("tools", shown(tools), f"must be at most {MAX_TOOLS} tools, not {len(tools)}")
     found: dict[str, Any] = {}
-    for at, each in enumerate(tools):
-        field = f"tools[{at}]"
+    for index, each in enumerate(tools):
+        field = f"tools[{index}]"
         if not isinstance(each, Tool):
             raise InvalidInputError(field, shown(each), "must be a tool that external_tool() made")
         if not each.is_external:
-            why = "it has a function, which only the engine's own tools have: pass it to the engine, as tools=[...]"
-            raise InvalidInputError(field, shown(each.name), why)
+            reason = "it has a function, which only the engine's own tools have: pass it to the engine, as tools=[...]"
+            raise InvalidInputError(field, shown(each.name), reason)
         if each.name in found:
             raise InvalidInputError(field, shown(each.name), "two tools have this name: rename one")
         found[each.name] = {"description": each.description, "parameters": each.parameters}

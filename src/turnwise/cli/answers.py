@@ -75,7 +75,7 @@ class Answers:
             case events.ModelCallEnded():
                 self._end_call(event.blocks)
             case events.PromptJoined():
-                said = " ".join(each.text for each in event.blocks if isinstance(each, User))
+                said = " ".join(block.text for block in event.blocks if isinstance(block, User))
                 self.note(f"the prompt of another run joins: {one_line(said)}")
             case events.ToolStarted():
                 use = self._calls.get(event.call_id)
@@ -112,12 +112,12 @@ class Answers:
                 self._end_call(event.blocks)
                 self._end_run(event)
 
-    def ask(self, call_id: str, name: str, given: Mapping[str, Any], why: str | None) -> None:
+    def ask(self, call_id: str, name: str, given: Mapping[str, Any], reason: str | None) -> None:
         """Show a call about which the person is asked."""
         self._decided.add(call_id)
         self._call(name, given)
-        if why:
-            self.note(why)
+        if reason:
+            self.note(reason)
 
     def show(self, blocks: Sequence[AnyBlock]) -> None:
         """Print blocks of an answer that was given before."""

@@ -92,12 +92,12 @@ def sweep(
     if as_json:
         outcomes = ("deleted", "archived", "busy", "used")
         sessions = {outcome: [key._asdict() for key in getattr(done, outcome)] for outcome in outcomes}
-        print_json({**sessions, "failed": [{**key._asdict(), "why": why} for key, why in done.failed.items()]})
+        print_json({**sessions, "failed": [{**key._asdict(), "why": reason} for key, reason in done.failed.items()]})
     else:
         for name in ("deleted", "archived", "busy", "used", "failed"):
             write(f"{name}: {len(getattr(done, name))}")
-        for key, why in done.failed.items():
-            note(f"{key.session_id!r} of {key.user_id}: {why}")
+        for key, reason in done.failed.items():
+            note(f"{key.session_id!r} of {key.user_id}: {reason}")
     if done.failed:
         raise typer.Exit(FAILED)
 

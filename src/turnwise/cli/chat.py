@@ -119,11 +119,11 @@ def engine_of(model: str | None, base_url: str | None, system: str | None, tools
     # They travel with the engine, as a Ray that runs already has the environment of those who started it.
     key, base_url = os.environ.get("OPENAI_API_KEY"), base_url or os.environ.get("OPENAI_BASE_URL")
     if not key and not base_url:
-        why = "this environment variable has the key, and is not set: set it, give --base-url, or try --demo"
-        raise ConfigError("OPENAI_API_KEY", key, why)
+        reason = "this environment variable has the key, and is not set: set it, give --base-url, or try --demo"
+        raise ConfigError("OPENAI_API_KEY", key, reason)
     chosen = model or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
     return OpenAIEngine(
-        chosen, base_url=base_url, api_key=key, system=system, tools=[each for path in tools for each in _tools(path)]
+        chosen, base_url=base_url, api_key=key, system=system, tools=[tool for path in tools for tool in _tools(path)]
     )
 
 
@@ -135,12 +135,12 @@ def _tools(path: str) -> list[Any]:
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # a module may raise anything
-        why = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
-        raise ConfigError("--tool", path, why) from error
+        reason = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
+        raise ConfigError("--tool", path, reason) from error
     tools = found if isinstance(found, list) else [found]
-    for each in tools:
-        if not isinstance(each, Tool):
-            raise ConfigError("--tool", path, f"it is a {type(each).__name__}: make it with @tool")
+    for tool in tools:
+        if not isinstance(tool, Tool):
+            raise ConfigError("--tool", path, f"it is a {type(tool).__name__}: make it with @tool")
     return tools
 
 
@@ -201,8 +201,8 @@ def check_free(store: str) -> None:
     file = sqlite_file(resolve_url(store))
     holder = lock_holder(file) if file and not os.environ.get("RAY_ADDRESS") else None
     if holder:
-        why = f"the Ray at {holder[0]} has it open, and no other may use it: set {naming(holder[0])}"
-        raise ConfigError("store", redact(store), f"{why}, or end process {holder[1]}")
+        reason = f"the Ray at {holder[0]} has it open, and no other may use it: set {naming(holder[0])}"
+        raise ConfigError("store", redact(store), f"{reason}, or end process {holder[1]}")
     if not store.startswith("memory:") and (file is None or file.exists()):
         asyncio.run(_check_plain(store))
 

@@ -362,8 +362,8 @@ def missing(kind: str, id: str, there: list[str]) -> NotFoundError:
 def _said(error: Exception) -> str:
     """Return an error in one line."""
     if isinstance(error, TurnNotFoundError):
-        why = "`turnwise show STORE SESSION` lists those it has (a discarded turn leaves a gap)"
-        return one_line(f"session {error.session_id!r} has no turn {error.index!r}: {why}")
+        reason = "`turnwise show STORE SESSION` lists those it has (a discarded turn leaves a gap)"
+        return one_line(f"session {error.session_id!r} has no turn {error.index!r}: {reason}")
     if isinstance(error, TurnwiseError):
         return one_line(error)
     if isinstance(error, OSError):

@@ -77,16 +77,18 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
         from turnwise.http.service import Service
         from turnwise.http.settings import HttpSettings
     except ModuleNotFoundError as error:
-        why = f"there is no module {error.name}: pip install 'turnwise[console]'"
-        raise ConfigError("turnwise console", "console", why) from None
+        reason = f"there is no module {error.name}: pip install 'turnwise[console]'"
+        raise ConfigError("turnwise console", "console", reason) from None
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.cluster.ray_runtime import connect
     from turnwise.actors.inference.echo import EchoEngine
     from turnwise.memory.stores.urls import redact
 
     if tokens is None and host not in _LOOPBACK:
-        why = "without tokens, everybody who reaches it may read everything: give --tokens FILE, or listen on 127.0.0.1"
-        raise ConfigError("--host", host, why)
+        reason = (
+            "without tokens, everybody who reaches it may read everything: give --tokens FILE, or listen on 127.0.0.1"
+        )
+        raise ConfigError("--host", host, reason)
     raise_file_limit()
     auth = BearerTokens.from_file(tokens) if tokens else None
     manager = AsyncSessionManager(store, engine=EchoEngine(), namespace=namespace, read_only=True)
@@ -111,8 +113,8 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         return listen(host, port)
     except OSError as error:
-        why = f"nobody can listen there ({error}): stop what does, or choose another; 0 takes any"
-        raise ConfigError("--port", port, why) from None
+        reason = f"nobody can listen there ({error}): stop what does, or choose another; 0 takes any"
+        raise ConfigError("--port", port, reason) from None
 
 
 def _server(app: object, service: Service) -> Server:

@@ -99,9 +99,9 @@ class Conversation:
         if turn.status == "pending":
             self._answers.note("no run has had this prompt: /retry asks it")
         elif turn.run_id is not None and turn.status != "completed":
-            why = self.session.execution(turn.run_id).info().why
+            reason = self.session.execution(turn.run_id).info().why
             again = "" if turn.status == "cancelled" else "; /retry asks again"
-            self._answers.note(f"{turn.status}: {why}{again}")
+            self._answers.note(f"{turn.status}: {reason}{again}")
 
     def _show_prompts(self, blocks: Sequence[Any]) -> None:
         for block in blocks:

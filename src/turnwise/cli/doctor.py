@@ -99,8 +99,8 @@ def _findings(store: str, base_url: str | None, *, start_ray: bool) -> Iterator[
     if has_ray:
         yield from _workers(base_url, folders)
     else:
-        why = "the workers' environment was not looked at: --start-ray does"
-        yield Finding("workers", "unknown", why)
+        reason = "the workers' environment was not looked at: --start-ray does"
+        yield Finding("workers", "unknown", reason)
         yield from _environment(facts(base_url, folders), "this process")
 
 
@@ -146,9 +146,11 @@ def _ray(start_ray: bool) -> Iterator[Any]:
 
     address = os.environ.get("RAY_ADDRESS") or local_ray()
     if not address and not start_ray:
-        why = f"{ray_version()}; none is running here: each program starts one, and its runs end with the program"
+        reason = f"{ray_version()}; none is running here: each program starts one, and its runs end with the program"
         yield False
-        yield Finding("ray", "warn", why, "`ray start --head` lets runs outlive programs, which find it by themselves")
+        yield Finding(
+            "ray", "warn", reason, "`ray start --head` lets runs outlive programs, which find it by themselves"
+        )
         return
     try:
         connect(logs=False)
@@ -341,18 +343,20 @@ def _environment(found: Facts, where: str) -> Iterator[Finding]:
     if found.vocabulary:
         yield Finding("vocabulary", "ok", f"{where}: {found.vocabulary}")
     else:
-        why = f"{where}: the vocabulary o200k_base is not there, and is fetched at first use"
+        reason = f"{where}: the vocabulary o200k_base is not there, and is fetched at first use"
         do = "without a network, put its file into TIKTOKEN_CACHE_DIR; else bytes are counted, which is too much"
-        yield Finding("vocabulary", "warn", why, do)
+        yield Finding("vocabulary", "warn", reason, do)
     if found.embedding:
         yield Finding("embedding", "ok", f"{where}: {found.embedding}")
     else:
-        why = f"{where}: Chroma's default model is not there; a VectorMemory fetches 80 MB at first use"
-        yield Finding("embedding", "warn", why, "nothing, without a VectorMemory; until then it finds by words alone")
+        reason = f"{where}: Chroma's default model is not there; a VectorMemory fetches 80 MB at first use"
+        yield Finding(
+            "embedding", "warn", reason, "nothing, without a VectorMemory; until then it finds by words alone"
+        )
     if found.uncompiled:
-        why = f"{where}: each process compiles these again: {', '.join(found.uncompiled)}; so it starts slowly"
+        reason = f"{where}: each process compiles these again: {', '.join(found.uncompiled)}; so it starts slowly"
         do = "run `python -m compileall` on site-packages once, or unset PYTHONDONTWRITEBYTECODE where `ray start` runs"
-        yield Finding("imports", "warn", why, do)
+        yield Finding("imports", "warn", reason, do)
     for folder, free in found.free_bytes.items():
         state: State = "fail" if free < TOO_LITTLE else "warn" if free < LITTLE else "ok"
         yield Finding(

@@ -72,7 +72,7 @@ def _readline(commands: Sequence[str]) -> Any:
         return None
 
     def complete(text: str, state: int) -> str | None:
-        found = [each for each in commands if text and each.startswith(text)]
+        found = [command for command in commands if text and command.startswith(text)]
         return found[state] if state < len(found) else None
 
     readline.set_completer(complete)

@@ -74,8 +74,8 @@ def mcp(
     """
     token = os.environ.get(TOKEN)
     if port is not None and host not in LOOPBACK and not token:
-        why = f"without a token, everybody who reaches it acts as {user!r}: set {TOKEN}, or listen on 127.0.0.1"
-        raise ConfigError("--host", host, why)
+        reason = f"without a token, everybody who reaches it acts as {user!r}: set {TOKEN}, or listen on 127.0.0.1"
+        raise ConfigError("--host", host, reason)
     with ExitStack() as stack:
         if demo and not read_only and not (base_url or os.environ.get("OPENAI_API_KEY")):
             model, base_url = model or "stand-in", stack.enter_context(stand_in())

@@ -83,12 +83,14 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> No
     from rich.table import Table
 
     texts = [[_text(cell) for cell in row] for row in rows]
-    used = [at for at, _ in enumerate(columns) if not texts or any(row[at].plain for row in texts)]
+    used = [index for index, _ in enumerate(columns) if not texts or any(row[index].plain for row in texts)]
     columns, texts = [columns[at] for at in used], [[row[at] for at in used] for row in texts]
-    widths = [max([len(column.name), *(row[at].cell_len for row in texts)]) for at, column in enumerate(columns)]
-    cuts = [at for at, column in enumerate(columns) if column.cut]
+    widths = [max([len(column.name), *(row[index].cell_len for row in texts)]) for index, column in enumerate(columns)]
+    cuts = [index for index, column in enumerate(columns) if column.cut]
     screen = console()
-    left = screen.width - sum(width for at, width in enumerate(widths) if at not in cuts) - _GAP * (len(columns) - 1)
+    left = (
+        screen.width - sum(width for index, width in enumerate(widths) if index not in cuts) - _GAP * (len(columns) - 1)
+    )
     for at in cuts:
         widths[at] = min(widths[at], max(len(columns[at].name), left // len(cuts)))
     screen.width = max(screen.width, sum(widths) + _GAP * len(widths))

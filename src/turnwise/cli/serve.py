@@ -109,8 +109,8 @@ def _serve(
         from turnwise.http.server import processes
         from turnwise.http.server.log import configure_logging
     except ModuleNotFoundError as error:
-        why = f"there is no module {error.name}: pip install 'turnwise[http]'"
-        raise ConfigError("turnwise serve", "http", why) from None
+        reason = f"there is no module {error.name}: pip install 'turnwise[http]'"
+        raise ConfigError("turnwise serve", "http", reason) from None
     configure_logging()
     config, source = configuration.load(file, **chosen)
     if engine and config.engines:
@@ -128,8 +128,8 @@ def _serve(
         try:
             from turnwise.http.serve import serve_on_ray
         except ModuleNotFoundError as error:
-            why = f"there is no module {error.name}: pip install 'ray[serve]'"
-            raise ConfigError("--ray-serve", True, why) from None
+            reason = f"there is no module {error.name}: pip install 'ray[serve]'"
+            raise ConfigError("--ray-serve", True, reason) from None
         serve_on_ray(config, source, _print_commands)
     else:
         processes.serve(config, source, _print_commands)
@@ -176,7 +176,7 @@ def _report(made: Assembly, source: Source, *, as_json: bool) -> None:
     for name, engine in made.engines.items():
         tools = [each.name for each in getattr(getattr(engine, "registry", None), "tools", ())]
         rows[f"engine {name}"] = ", ".join(
-            [str(getattr(engine, "model", type(engine).__name__)), *(f"tool {each}" for each in tools)]
+            [str(getattr(engine, "model", type(engine).__name__)), *(f"tool {tool}" for tool in tools)]
         )
     for n, memory in enumerate(config.memories):
         rows[f"memory {n}"] = memory.object or f"{memory.kind}: {redact(str(memory.store or memory.file))}"

@@ -354,9 +354,9 @@ async def _check_open_runs(session: AsyncSession, may: str, *, is_alone: bool = 
     if not is_alone and await asyncio.to_thread(has_noted_engine, session):
         return
     where = "here is no Ray that could have it" if is_alone else "no process of this Ray has it"
-    why = f"session {session.id!r} has open runs, such as {info.active_run_id!r}, and {where}"
+    reason = f"session {session.id!r} has open runs, such as {info.active_run_id!r}, and {where}"
     raise TurnwiseError(
-        f"{why}; here is no engine to go on with them: do it in the program that has its engine, connect to its Ray,"
+        f"{reason}; here is no engine to go on with them: do it in the program that has its engine, connect to its Ray,"
         " if that still runs, by RAY_ADDRESS, or end the session by `turnwise end`"
     )
 
@@ -379,5 +379,5 @@ async def _check_rivals(store: str) -> None:
     finally:
         await opened.close()
     if others:
-        why = f"the Ray at {', '.join(others)} has {redact(store)} open: name it by this variable"
-        raise ConfigError(RAY_ADDRESS, shown(os.environ.get(RAY_ADDRESS)), why)
+        reason = f"the Ray at {', '.join(others)} has {redact(store)} open: name it by this variable"
+        raise ConfigError(RAY_ADDRESS, shown(os.environ.get(RAY_ADDRESS)), reason)

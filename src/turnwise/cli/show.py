@@ -215,14 +215,14 @@ def _transcript(found: Shown) -> Iterator[Line]:
     facts += [record.parent and f"forked from {record.parent}", f"changed {ago(record.updated_at, now)}"]
     yield "  ".join(filter(None, [f"session {record.session_id}", *facts])), _HEAD
     turn: int | None = None
-    for at, message in enumerate(found.messages):
+    for index, message in enumerate(found.messages):
         if message.turn_index != turn:
             turn = message.turn_index
             yield "", ""
             yield f"turn {turn}  {ago(message.at, now)}", _QUIET
         for block in message.blocks:
             yield from block_lines(block)
-        following = found.messages[at + 1 :][:1]
+        following = found.messages[index + 1 :][:1]
         if not following or following[0].turn_index != turn:
             yield from _end(message, found.runs.get(message.run_id or ""))
     for call in found.pending:
@@ -324,8 +324,8 @@ def _as_json(found: Shown | Turn | Sent, session_id: str) -> dict[str, Any]:
     if isinstance(found, Shown):
         return {
             "session": models.SessionState.of_info(found.info),
-            "messages": [models.MessageShown.model_validate(each) for each in found.messages],
-            "runs": [models.RunShown.of(each) for each in found.runs.values()],
+            "messages": [models.MessageShown.model_validate(message) for message in found.messages],
+            "runs": [models.RunShown.of(run) for run in found.runs.values()],
             "pending": [models.PendingCallShown.model_validate(each) for each in found.pending],
         }
     return models.TurnShown.of(found).model_dump(mode="json")

@@ -60,15 +60,15 @@ class Snapshot:
     """None if no Ray is known."""
 
     def of_state(self, state: str) -> int:
-        return sum(each.state == state for each in self.runs)
+        return sum(run.state == state for run in self.runs)
 
     def as_json(self, tokens_per_s: float) -> dict[str, Any]:
         """Return it as a JSON object."""
         runs = [
-            {"run_id": each.run_id, "session_id": each.session_id, "state": each.state, "created_at": each.created_at}
-            for each in self.runs
+            {"run_id": run.run_id, "session_id": run.session_id, "state": run.state, "created_at": run.created_at}
+            for run in self.runs
         ]
-        hosts = [_host_json(each) for each in self.hosts] if self.hosts is not None else None
+        hosts = [_host_json(host) for host in self.hosts] if self.hosts is not None else None
         return {
             "at": self.at,
             "sessions": self.sessions,
@@ -204,8 +204,8 @@ def render(store: str, found: Snapshot | None, tokens_per_s: float, problem: str
 
 def _runs(found: Snapshot) -> Any:
     rows = [
-        (each.state.replace("_", " "), each.session_id, each.run_id, _ago(found.at - each.created_at), _tokens(each))
-        for each in found.runs
+        (run.state.replace("_", " "), run.session_id, run.run_id, _ago(found.at - run.created_at), _tokens(run))
+        for run in found.runs
     ]
     return _table(("RUN", "SESSION", "ID", "AGE", "TOKENS"), rows, empty="no run is going on", right=2)
 
@@ -241,9 +241,9 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str, r
     if not rows:
         return Text(empty, "dim")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for at, name in enumerate(names):
+    for index, name in enumerate(names):
         table.add_column(
-            name, justify="right" if at >= len(names) - right else "left", no_wrap=True, overflow="ellipsis"
+            name, justify="right" if index >= len(names) - right else "left", no_wrap=True, overflow="ellipsis"
         )
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))

@@ -176,7 +176,7 @@ async def check_what_is_streamed_is_what_is_answered(engine: EngineBuilder) -> N
     events = await stage.events(run_id)
     equal(Ledger.replay(events).blocks(), list(turn.output), "what the events tell")
     equal([event.kind for event in events if event.terminal], ["run_completed"], "its terminal events")
-    ended = next(at for at, event in enumerate(events) if event.terminal)
+    ended = next(index for index, event in enumerate(events) if event.terminal)
     streamed = [event for event in events[:ended] if event.kind == "text_delta"]
     if streamed:
         told = Ledger.replay(events[:ended])
@@ -257,7 +257,11 @@ async def check_parameters_are_applied_or_refused(engine: EngineBuilder) -> None
     builder = stage.builder
     for model, params in ((None, {"temperature": 0.5}), (None, {"max_output_tokens": 64}), ("another-model", {})):
         refused = builder.not_taken(model, params) if isinstance(builder, Steerable) else {"": "it takes none"}
-        equal(all(isinstance(why, str) and why for why in refused.values()), True, "whether each refusal says why")
+        equal(
+            all(isinstance(reason, str) and reason for reason in refused.values()),
+            True,
+            "whether each refusal says why",
+        )
         try:
             run_id = await stage.start(SHORT, model=model, params=params)
         except InvalidInputError as error:
@@ -313,9 +317,9 @@ async def check_what_it_refuses_is_not_stored(engine: EngineBuilder) -> None:
     tried: list[Image | Document] = [Image(data="AAAA", media_type="image/tiff"), Image(url="https://a.example/b.png")]
     tried.append(Document(name="a.bin", data="AAAA", media_type="application/octet-stream"))
     for block in tried:
-        why = builder.refuses(block)
-        equal(why is None or bool(why), True, "whether a refusal says why")
-        if why is None:
+        reason = builder.refuses(block)
+        equal(reason is None or bool(reason), True, "whether a refusal says why")
+        if reason is None:
             continue
         try:
             await stage.core.append([block], new_id())

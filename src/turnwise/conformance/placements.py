@@ -77,7 +77,7 @@ async def check_sessions_run_beside_one_another(placement: Placement) -> None:
     """Each with its own prompts."""
     async with _managers(placement) as (one, other):
         sessions = [await (one, other)[number % 2].open(f"s{number}") for number in range(4)]
-        runs = await asyncio.gather(*(session.run(f"answer {at}") for at, session in enumerate(sessions)))
+        runs = await asyncio.gather(*(session.run(f"answer {index}") for index, session in enumerate(sessions)))
         turns = await asyncio.gather(*(run.wait(LONG_S) for run in runs))
         equal([turn.text for turn in turns], [f"answer {number}" for number in range(4)], "the answers")
 

@@ -138,8 +138,8 @@ def reports() -> Iterable[Report]:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print the tables, and write them to the file."""
-    for each in reports():
+    for report in reports():
         terminalreporter.section("laws of turnwise")
-        terminalreporter.write_line(str(each))
+        terminalreporter.write_line(str(report))
     if path := config.getoption("turnwise_report"):
-        Path(path).write_text("".join(f"{each.json()}\n" for each in reports()), encoding="utf-8")
+        Path(path).write_text("".join(f"{report.json()}\n" for report in reports()), encoding="utf-8")

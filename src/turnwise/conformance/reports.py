@@ -73,8 +73,8 @@ class Report:
         width = max((len(outcome.law) for outcome in self.outcomes), default=0)
         lines = [f"{self.kind}: {self.subject}"]
         for outcome in self.outcomes:
-            why = f"  {' '.join(outcome.why.split())[:300]}" if outcome.why else ""
-            lines.append(f"  {outcome.verdict:7}  {outcome.law:{width}}{why}".rstrip())
+            reason = f"  {' '.join(outcome.why.split())[:300]}" if outcome.why else ""
+            lines.append(f"  {outcome.verdict:7}  {outcome.law:{width}}{reason}".rstrip())
         counts = [f"{self.count(verdict)} {verdict}" for verdict in get_args(Verdict)]
         return "\n".join([*lines, f"  {len(self.outcomes)} laws: {', '.join(counts)}"])
 
@@ -135,18 +135,20 @@ def outcomes_of(kind: Kind, make: Make, laws: Sequence[str]) -> Iterator[Outcome
     for name in laws:
         began = time.perf_counter()
         verdict: Verdict = "passed"
-        why = ""
+        reason = ""
         try:
             _run(_check(found.get(name), name, make))
         except SkippedError as error:
-            verdict, why = "skipped", str(error)
+            verdict, reason = "skipped", str(error)
         except Exception as error:  # noqa: BLE001 - what is checked may raise anything
             if isinstance(error.__cause__, SkippedError):
-                verdict, why = "skipped", str(error.__cause__)
+                verdict, reason = "skipped", str(error.__cause__)
             else:
                 verdict = "failed"
-                why = str(error).removeprefix(f"check_{name}: ") if isinstance(error, AssertionError) else repr(error)
-        yield Outcome(name, verdict, why, round(time.perf_counter() - began, 3))
+                reason = (
+                    str(error).removeprefix(f"check_{name}: ") if isinstance(error, AssertionError) else repr(error)
+                )
+        yield Outcome(name, verdict, reason, round(time.perf_counter() - began, 3))
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -190,8 +192,8 @@ def _of_strategy(make: Make, laws: Sequence[str]) -> Iterator[Outcome]:
         try:
             check_strategy(make, [seed])
         except Exception as error:  # noqa: BLE001 - what is checked may raise anything
-            law, _, why = str(error).partition(": ") if isinstance(error, AssertionError) else ("decides", "", "")
-            broken.setdefault(law.replace(" ", "_") if why else "decides", why or f"{error!r} (seed {seed})")
+            law, _, reason = str(error).partition(": ") if isinstance(error, AssertionError) else ("decides", "", "")
+            broken.setdefault(law.replace(" ", "_") if reason else "decides", reason or f"{error!r} (seed {seed})")
     seconds = round((time.perf_counter() - began) / max(1, len(laws)), 3)
     for law in laws:
         yield Outcome(law, "failed" if law in broken else "passed", broken.get(law, ""), seconds)

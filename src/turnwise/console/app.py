@@ -144,10 +144,10 @@ def _joined(transport: str) -> PageSocket | None:
 
 async def _end_pages(identity: Identity | None, page: str | None = None) -> None:
     """End a page, or all of somebody: it does nothing more, and browsers load it again, or the login."""
-    for each in list(Client.instances):
-        if (viewer := _owner(each)) and viewer.identity == identity and page in (None, each):
+    for page_id in list(Client.instances):
+        if (viewer := _owner(page_id)) and viewer.identity == identity and page in (None, page_id):
             viewer.ended.set()
             reload = "setTimeout(() => location.reload(), 200)"  # the cookie goes first
-            await core.sio.emit("run_javascript", {"code": reload}, room=each)
-            if client := Client.instances.get(each):
+            await core.sio.emit("run_javascript", {"code": reload}, room=page_id)
+            if client := Client.instances.get(page_id):
                 client.delete()

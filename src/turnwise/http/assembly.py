@@ -112,8 +112,10 @@ def check_reach(config: ServiceConfig, source: Source) -> None:
         ConfigError: the service has no tokens and another host than loopback.
     """
     if config.host not in LOOPBACK and not config.has_auth and not config.anonymous:
-        why = "without tokens, everybody who reaches it may do everything: give --tokens FILE, or listen on 127.0.0.1"
-        raise source.error(("host",), config.host, why)
+        reason = (
+            "without tokens, everybody who reaches it may do everything: give --tokens FILE, or listen on 127.0.0.1"
+        )
+        raise source.error(("host",), config.host, reason)
 
 
 def imported(path: str) -> Any:
@@ -126,8 +128,8 @@ def imported(path: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except Exception as error:
-        why = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
-        raise ConfigError("object", path, why) from error
+        reason = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
+        raise ConfigError("object", path, reason) from error
 
 
 def _imported(path: str, kind: Any) -> Any:
@@ -169,8 +171,8 @@ def _key(table: EngineConfig, source: Source, path: tuple[str, str]) -> str | No
     if key:
         return key
     if table.key or not (table.base_url or os.environ.get("OPENAI_BASE_URL")):
-        why = "the environment variable with the key is not set: set it, name another as 'key', or try --demo"
-        raise source.error((*path, "key"), name, why)
+        reason = "the environment variable with the key is not set: set it, name another as 'key', or try --demo"
+        raise source.error((*path, "key"), name, reason)
     return None
 
 
@@ -250,11 +252,11 @@ def _auth(config: ServiceConfig, source: Source) -> Auth | None:
 
 def _mount_console(app: FastAPI, config: ServiceConfig, source: Source) -> None:
     if config.workers > 1:
-        why = "a page's requests must all reach one process: use one worker, or run `turnwise console` beside them"
-        raise source.error(("console",), value=True, why=why)
+        reason = "a page's requests must all reach one process: use one worker, or run `turnwise console` beside them"
+        raise source.error(("console",), value=True, reason=reason)
     try:
         console = importlib.import_module("turnwise.console")
     except ModuleNotFoundError as error:
-        why = f"there is no module {error.name}: pip install 'turnwise[console]'"
-        raise source.error(("console",), value=True, why=why) from None
+        reason = f"there is no module {error.name}: pip install 'turnwise[console]'"
+        raise source.error(("console",), value=True, reason=reason) from None
     console.mount(app, app.state.service)

@@ -29,8 +29,8 @@ def _within_bounds(cls: type[Any], given: Any, handler: ModelWrapValidatorHandle
     except ValidationError as error:
         if (count := error.error_count()) <= MAX_ERRORS:
             raise
-    why = "it has {count} errors, and {most} are the most that are listed"
-    raise PydanticCustomError("too_many_errors", why, {"count": count, "most": MAX_ERRORS})
+    reason = "it has {count} errors, and {most} are the most that are listed"
+    raise PydanticCustomError("too_many_errors", reason, {"count": count, "most": MAX_ERRORS})
 
 
 within_bounds: Any = model_validator(mode="wrap")(_within_bounds)

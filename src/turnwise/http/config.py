@@ -251,17 +251,17 @@ class Source:
         self._text = text
         self._given = given
 
-    def error(self, path: KeyPath, value: object, why: str) -> ConfigError:
+    def error(self, path: KeyPath, value: object, reason: str) -> ConfigError:
         """Return the error about a key: it names the file's line, or the variable, that has the key."""
         key = ".".join(map(str, path)) or "the configuration"
         for size in range(len(path), 0, -1):
             variable = PREFIX + "__".join(map(str, path[:size])).upper()
             if variable in os.environ and path[0] not in self._given:
-                return ConfigError(f"{variable}: {key}", value, why)
+                return ConfigError(f"{variable}: {key}", value, reason)
         if self._name and path[:1] and path[0] not in self._given:
             line = line_of(self._text, path)
-            return ConfigError(f"{self._name}:{line}: {key}" if line else f"{self._name}: {key}", value, why)
-        return ConfigError(key, value, why)
+            return ConfigError(f"{self._name}:{line}: {key}" if line else f"{self._name}: {key}", value, reason)
+        return ConfigError(key, value, reason)
 
     @contextmanager
     def at(self, *path: str | int) -> Iterator[None]:
@@ -339,14 +339,14 @@ def _error(source: Source, mistake: ErrorDetails) -> ConfigError:
     context = mistake.get("ctx", {})
     if key := context.get("key"):
         path = (*path, str(key))
-    why = mistake["msg"].removeprefix("Value error, ")
+    reason = mistake["msg"].removeprefix("Value error, ")
     value: object = mistake["input"]
     if mistake["type"] == "extra_forbidden":
         return source.error(path, "...", "there is no such key here")  # its value may be anything, such as a secret
     if isinstance(value, dict) and key:
         value = value.get(str(key))
     value = "..." if isinstance(value, dict | list) or path[-1:] == ("key",) else value
-    return source.error(path, redact(value) if isinstance(value, str) else value, why[:1].lower() + why[1:])
+    return source.error(path, redact(value) if isinstance(value, str) else value, reason[:1].lower() + reason[1:])
 
 
 _TAGS = ("made", "table")

@@ -76,8 +76,8 @@ def deployment(args: Mapping[str, Any]) -> serve.Application:
     # Values on a command line are texts.
     config, source = load(file, **{key: _parsed(value) for key, value in given.items()})
     if not (config.has_auth or config.anonymous):
-        why = "whoever reaches Serve could do everything: give tokens, or set it to true if only you reach it"
-        raise source.error(("anonymous",), value=False, why=why)
+        reason = "whoever reaches Serve could do everything: give tokens, or set it to true if only you reach it"
+        raise source.error(("anonymous",), value=False, reason=reason)
     return bind(config, source)
 
 
@@ -114,8 +114,8 @@ def serve_on_ray(config: ServiceConfig, source: Source, ready: Ready) -> None:
     asyncio.run(check_store(config, source))
     connect(logs=False)
     if serve.status().proxies:
-        why = "Serve runs on this Ray, and keeps its address: use `serve deploy`, or end it with `serve shutdown`"
-        raise source.error(("port",), config.port, why)
+        reason = "Serve runs on this Ray, and keeps its address: use `serve deploy`, or end it with `serve shutdown`"
+        raise source.error(("port",), config.port, reason)
     with listen(config, source) as bound:
         url, port = url_of(bound), bound.getsockname()[1]
     wakes, woken = socket.socketpair()
@@ -137,8 +137,8 @@ def serve_on_ray(config: ServiceConfig, source: Source, ready: Ready) -> None:
 
 def _checked(config: ServiceConfig, source: Source) -> Assembly:
     if config.console:
-        why = "a page's requests must all reach one process: run `turnwise console` beside the replicas"
-        raise source.error(("console",), value=True, why=why)
+        reason = "a page's requests must all reach one process: run `turnwise console` beside the replicas"
+        raise source.error(("console",), value=True, reason=reason)
     return assemble(config, source)
 
 

@@ -62,7 +62,9 @@ def encode(data: str, *, event: str | None = None, id: int | str | None = None) 
 
 def encode_events(events: Iterable[AnyEvent]) -> bytes:
     """Return events of sessions as server-sent events: named by their kinds, with their numbers as ids."""
-    return b"".join(encode(each.model_dump_json(exclude_none=True), event=each.kind, id=each.seq) for each in events)
+    return b"".join(
+        encode(event.model_dump_json(exclude_none=True), event=event.kind, id=event.seq) for event in events
+    )
 
 
 _MOST_DIGITS = len(str(2**63))

@@ -38,12 +38,12 @@ class Table:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         hints = get_type_hints(source)
         options: dict[str, Any] = {
-            each.name: (
-                _readable(hints[each.name]),
-                ... if each.default is MISSING and each.default_factory is MISSING else None,
+            field.name: (
+                _readable(hints[field.name]),
+                ... if field.default is MISSING and field.default_factory is MISSING else None,
             )
-            for each in fields(source)
-            if each.name not in self._without
+            for field in fields(source)
+            if field.name not in self._without
         }
         model = create_model(f"{source.__name__}Table", __base__=Section, **options)
 

@@ -128,7 +128,7 @@ class Acknowledged:
         """The sessions with notes that were not deleted, in the order of their first notes."""
         notes = list(self)
         gone = {note.session_id for note in notes if note.what == "gone"}
-        return [each for each in dict.fromkeys(note.session_id for note in notes) if each not in gone]
+        return [key for key in dict.fromkeys(note.session_id for note in notes) if key not in gone]
 
     def _add(self, what: What, session_id: str, asked: float, **values: Any) -> None:
         note = Note(what=what, session_id=session_id, asked=asked, told=self.clock(), **values)

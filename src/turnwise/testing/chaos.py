@@ -110,7 +110,7 @@ async def chaos(
         if task not in late:
             task.result()
     unsettled = [
-        f"a caller of {callers[at].session_id!r} has no answer" for at, task in enumerate(calling) if task in late
+        f"a caller of {callers[index].session_id!r} has no answer" for index, task in enumerate(calling) if task in late
     ]
     settling_s = time.monotonic() - ended
     store, history = open_store(), open_history() if open_history else None

@@ -124,7 +124,7 @@ def _features(word: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     import numpy as np
 
     framed = f"<{word}>"
-    pieces = [framed[at : at + size] for size in PIECES for at in range(len(framed) - size + 1)] or [framed]
+    pieces = [framed[index : index + size] for size in PIECES for index in range(len(framed) - size + 1)] or [framed]
     share = PIECES_WEIGHT / len(pieces) ** 0.5
     weights = [(f"w{stem(word)}", 1.0), *((f"p{piece}", share) for piece in pieces)]
     scale = (STOP_WEIGHT if is_common(word, ENGLISH) else 1.0) / PLACES**0.5

@@ -77,10 +77,10 @@ class ScriptedEngine:
         if isinstance(self.script, str) or not isinstance(self.script, Sequence) or not self.script:
             raise ConfigError("script", self.script, "must be a list of at least one answer")
         answers = tuple(map(_parts, self.script))
-        for at, answer in enumerate(answers):
+        for index, answer in enumerate(answers):
             if not answer or not all(map(_is_part, answer)):
-                why = "must be texts, blocks of the assistant, (tool, arguments), Pause or exceptions, at least one"
-                raise ConfigError(f"script[{at}]", self.script[at], why)
+                reason = "must be texts, blocks of the assistant, (tool, arguments), Pause or exceptions, at least one"
+                raise ConfigError(f"script[{index}]", self.script[index], reason)
         if not self.word_s >= 0:
             raise ConfigError("word_s", self.word_s, "must be 0 or more seconds")
         object.__setattr__(self, "script", answers)
@@ -112,8 +112,8 @@ class _Player:
         at = max(self._next, self._position(turn))
         self._next = at + 1
         if at >= len(self._script) and not self._repeat:
-            why = f"the script has {len(self._script)} answers, and the model is called once more"
-            raise EngineError(f"{why}: add an answer, or pass repeat=True")
+            reason = f"the script has {len(self._script)} answers, and the model is called once more"
+            raise EngineError(f"{reason}: add an answer, or pass repeat=True")
         tokens = 0
         for number, part in enumerate(self._script[at % len(self._script)]):
             match part:

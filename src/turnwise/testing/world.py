@@ -143,7 +143,7 @@ class World:
         """Check this session and its forks without faults: see `audit`. The session's `deaths` are known."""
         history = self.history and self.history.inner
         ids = {self.session_id: None} | dict.fromkeys(self.told.session_ids)
-        deaths = {self.session_id: [each.died_s for each in self._processes if each.died_s is not None]}
+        deaths = {self.session_id: [process.died_s for process in self._processes if process.died_s is not None]}
         return await audit(self.store.inner, ids, self.told, history, **{"deaths": deaths, **settings})
 
     def _begin(self) -> tuple[Process, SessionCore]:

@@ -104,7 +104,7 @@ async def _races(make: Opened) -> None:
     popped: list[Any] = []
 
     async def add(session: TurnwiseSession, batch: int) -> None:
-        await session.add_items([{"batch": batch, "at": at} for at in range(3)])
+        await session.add_items([{"batch": batch, "at": index} for index in range(3)])
         known.add(str(batch))
 
     async def pop(session: TurnwiseSession) -> None:
@@ -120,7 +120,9 @@ async def _races(make: Opened) -> None:
     items = await make().get_items()
     batches = [item["batch"] for item in items]
     assert [item["at"] for item in items] == [0, 1, 2] * (len(items) // 3)
-    assert known <= set(map(str, batches)) and all(batches[at] == batches[at - at % 3] for at in range(len(batches)))
+    assert known <= set(map(str, batches)) and all(
+        batches[index] == batches[index - index % 3] for index in range(len(batches))
+    )
     await asyncio.gather(*(pop(session) for session in sessions * 3))
     left = await make().get_items()
     assert len(popped) == 12 and sorted(map(str, popped + left)) == sorted(map(str, items))

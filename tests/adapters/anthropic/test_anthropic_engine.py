@@ -232,9 +232,9 @@ def test_a_typed_answer_is_requested_by_schema_and_else_by_a_tool(refuses: bool)
         ("empty", "returned nothing .*'end_turn'.*run the prompt again"),
     ],
 )
-def test_a_failure_says_what_happened_and_what_to_do(provider: LocalProvider, model: str, why: str) -> None:
+def test_a_failure_says_what_happened_and_what_to_do(provider: LocalProvider, model: str, reason: str) -> None:
     error, context = failure(engine_of(provider, model, max_retries=0))
-    assert re.fullmatch(f"model '{model}' at 127.0.0.1 .*{why}.*", str(error))
+    assert re.fullmatch(f"model '{model}' at 127.0.0.1 .*{reason}.*", str(error))
     assert len(provider.requests) == 1
     if model in ("cut", "unfinished", "malformed", "error"):
         assert context.text == "You said: Hello "

@@ -154,8 +154,8 @@ def said(name: str, frames: Sequence[Frame]) -> Any:
     reader = read(name, frames)
     if isinstance(reader, UiMessage):
         return reader.parts, reader.finish, reader.error, reader.ended
-    customs = [each for each in reader.customs if each[0] != "turnwise.void"]
-    messages = [json.dumps({**each, "id": ""}, sort_keys=True) for each in reader.messages.values()]
+    customs = [custom for custom in reader.customs if custom[0] != "turnwise.void"]
+    messages = [json.dumps({**message, "id": ""}, sort_keys=True) for message in reader.messages.values()]
     return sorted(messages), reader.finished, customs, reader.states
 
 
@@ -261,7 +261,7 @@ def test_a_stream_ends_where_calls_wait_and_the_next_one_goes_on_there(name: str
         (interrupt,) = reader.finished[0]["outcome"]["interrupts"]
         assert (interrupt["id"], interrupt["message"]) == (f"{RUN}.pay", "over 100 euros")
         assert all(each.startswith(f"{RUN}-") for each, said in reader.messages.items() if said["role"] == "assistant")
-        assert [each["content"] for each in reader.messages.values()][-1] == "It is paid."
+        assert [message["content"] for message in reader.messages.values()][-1] == "It is paid."
     for cut, frame in enumerate(next_frames):
         rest = encoded(ENCODERS[name](frame.id, behind=["pay"]), stored(log.events))
         assert said(name, [*frames, *next_frames[: cut + 1], *rest]) == said(name, [*frames, *next_frames])
@@ -458,7 +458,7 @@ def test_questions_about_budgets_and_engines_that_suspend_are_calls_and_typed_an
 
 def test_what_is_no_id_of_a_frame_is_refused() -> None:
     texts = ("0.0.10000.0.0.1-0.0.0.0.0.0", "0.0.0.0.0.0-0.0.999999999999999999.0.0.1")
-    for wrong in ("x", "7", "1.1.1-0-0", "1.1.0-0.0.0.0.0-0.0.0.0.٣", "9" * 5000, *(f"0.0.0-{each}" for each in texts)):
+    for wrong in ("x", "7", "1.1.1-0-0", "1.1.0-0.0.0.0.0-0.0.0.0.٣", "9" * 5000, *(f"0.0.0-{text}" for text in texts)):
         with pytest.raises(InvalidInputError, match="Last-Event-ID"):
             VercelEncoder(wrong)
 

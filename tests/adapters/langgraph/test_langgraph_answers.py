@@ -23,7 +23,7 @@ Node = Callable[[Any], Any]
 def graph_of(*nodes: Node, state: Any = State) -> Any:
     """Return a graph whose nodes run one after the other."""
     graph: Any = StateGraph(state)
-    names = [f"{at}" for at, _ in enumerate(nodes)]
+    names = [f"{index}" for index, _ in enumerate(nodes)]
     for name, node in zip(names, nodes, strict=True):
         graph.add_node(name, node)
     for before, after in zip([START, *names], names, strict=False):

@@ -257,7 +257,7 @@ async def test_each_decision_reaches_the_tool_that_asked(kind: str, graph: str, 
         name: answers[-1] for name, answers in alone.answers.items() if name not in refused
     }, "a rejected call is not made, so its tool gets no answer"
     results = [block for block in blocks if isinstance(block, ToolResult) and block.call_id.startswith("c")]
-    assert [block.call_id for block in results] == [f"c{at}" for at, _ in enumerate(names, 1)]
+    assert [block.call_id for block in results] == [f"c{index}" for index, _ in enumerate(names, 1)]
     assert [each.text == f"deleted {name}" for name, each in zip(names, results, strict=True)] == [
         name in ours.deeds for name in names
     ]

@@ -138,21 +138,21 @@ def reviewed(model: Any, tools: Sequence[Any], *, old: bool = False) -> Any:
             return {}
         actions = [{"name": call["name"], "args": call["args"], "description": "careful"} for call in said.tool_calls]
         if old:
-            asked = [{"action_request": {"action": each["name"], "args": each["args"]}} for each in actions]
+            asked = [{"action_request": {"action": action["name"], "args": action["args"]}} for action in actions]
             answers = interrupt(asked)
             kinds = {"accept": "approve", "ignore": "reject", "edit": "edit", "response": "reject"}
             decisions: Any = [
                 {
-                    "type": kinds[each["type"]],
-                    "message": each["args"],
-                    "edited_action": {"name": "", "args": (each["args"] or {}).get("args")}
-                    if each["type"] == "edit"
+                    "type": kinds[answer["type"]],
+                    "message": answer["args"],
+                    "edited_action": {"name": "", "args": (answer["args"] or {}).get("args")}
+                    if answer["type"] == "edit"
                     else {},
                 }
-                for each in answers
+                for answer in answers
             ]
         else:
-            reviews = [{"action_name": each["name"], "allowed_decisions": ["approve", "edit"]} for each in actions]
+            reviews = [{"action_name": action["name"], "allowed_decisions": ["approve", "edit"]} for action in actions]
             decisions = interrupt({"action_requests": actions, "review_configs": reviews})["decisions"]
         made: list[Any] = []
         refused: list[Any] = []

@@ -103,9 +103,9 @@ def children(saver: TurnwiseSaver, thread: Any = T) -> dict[str | None, int]:
 
 def test_every_test_of_the_conformance_suite_passes_and_none_is_skipped(url: str) -> None:
     results = asyncio.run(report_on(url)).results
-    assert [failure for each in results.values() for failure in each.failures] == []
-    assert sum(each.tests_passed for each in results.values()) == 81
-    assert sum(each.tests_skipped for each in results.values()) == 0
+    assert [failure for result in results.values() for failure in result.failures] == []
+    assert sum(result.tests_passed for result in results.values()) == 81
+    assert sum(result.tests_skipped for result in results.values()) == 0
     if not url.startswith("memory:"):
         with TurnwiseSaver(url) as saver:
             assert list(saver.list(None)) == []
@@ -408,16 +408,16 @@ def test_a_list_of_spans_has_the_elements_in_order(seed: int) -> None:
             case 0 | 1:
                 values = [*values, *chance.choices(["ok", "a" * 80, chance.random(), "b" * 90], k=chance.randrange(4))]
             case 2:
-                values = [each for each in values if chance.random() > 0.2]
+                values = [value for value in values if chance.random() > 0.2]
             case 3:
-                values = [chance.choice([each, "c" * chance.randrange(99)]) for each in values]
+                values = [chance.choice([value, "c" * chance.randrange(99)]) for value in values]
             case 4:
                 values = values[chance.randrange(len(values) + 1) :] + values[:2]
-        spans, new = place([codec.dump(each) for each in values], known, end)
+        spans, new = place([codec.dump(value) for value in values], known, end)
         stored |= {("c", at): typed for at, typed in new}
         end += len(new)
         assert value_of(codec, "c", [0, *spans], stored) == values
-        assert value_of(codec, "c", share([codec.dump(each) for each in values], known, codec), stored) == values
+        assert value_of(codec, "c", share([codec.dump(value) for value in values], known, codec), stored) == values
 
 
 @pytest.mark.parametrize("kinds", [1, 2, 50])
@@ -427,7 +427,7 @@ def test_a_list_of_short_values_that_repeat_is_not_stored_again_at_each_change(k
     spans: list[int] = []
     for _ in range(100):
         values.append(chance.randrange(kinds))
-        spans, new = place([codec.dump(str(each)) for each in values], known, end)
+        spans, new = place([codec.dump(str(value)) for value in values], known, end)
         end += len(new)
     assert end < 110 and len(spans) <= 4
 

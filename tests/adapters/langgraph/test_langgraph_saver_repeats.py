@@ -49,7 +49,7 @@ def test_what_is_stored_again_is_there_once(saver: Any, fault: str, reads: bool)
     for step in range(3):
         version = saver.get_next_version(None, None)
         checkpoint = empty_checkpoint()
-        checkpoint["channel_values"] = {"messages": [f"m{at}" for at in range(step + 1)]}
+        checkpoint["channel_values"] = {"messages": [f"m{index}" for index in range(step + 1)]}
         checkpoint["channel_versions"] = {"messages": version}
         put = (config, checkpoint, {"source": "loop", "step": step}, {"messages": version})
         saver._threads._store.fault = fault
@@ -66,7 +66,7 @@ def test_what_is_stored_again_is_there_once(saver: Any, fault: str, reads: bool)
         (each.metadata["step"], each.checkpoint["channel_values"], each.pending_writes) for each in saver.list(place)
     ]
     assert stored == [
-        (step, {"messages": [f"m{at}" for at in range(step + 1)]}, [("task", "messages", [f"w{step}"])])
+        (step, {"messages": [f"m{index}" for index in range(step + 1)]}, [("task", "messages", [f"w{step}"])])
         for step in (2, 1, 0)
     ]
 

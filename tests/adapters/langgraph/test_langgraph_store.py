@@ -51,8 +51,8 @@ def test_items_filters_and_namespaces_are_as_in_langgraphs_store_in_memory(store
     reference = InMemoryStore()
     values: list[Any] = [{"n": 1, "tags": ["a"]}, {"n": 2.5, "d": {"x": "y"}}, {"n": None}, {"text": "é" * 3000}]
     for each in (store, reference):
-        for at, value in enumerate(values):
-            each.put(("users", str(at % 2), "notes"), f"k{at}", value)
+        for index, value in enumerate(values):
+            each.put(("users", str(index % 2), "notes"), f"k{index}", value)
         each.put(("usersx", "0"), "k9", {"n": 1})
         each.put(("users", "0", "notes"), "k0", {"n": 4})
         each.delete(("users", "1", "notes"), "k3")

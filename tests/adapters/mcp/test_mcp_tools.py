@@ -63,7 +63,7 @@ def rough_notes(tmp_path: Path) -> Callable[[], list[str]]:
 
 
 def named(name: str, tools: list[Tool]) -> Tool:
-    return next(each for each in tools if each.name == name)
+    return next(tool for tool in tools if tool.name == name)
 
 
 def until(holds: Callable[[], object]) -> None:
@@ -97,7 +97,7 @@ def test_tools_are_called_as_ours_by_one_server_for_all(city: McpStdio, notes: P
     assert answer(named("city_pay_fine", tools), euros=3) == "paid 3 euros"
     assert "'city' is a required property" in error(weather)
     assert notes.read_text().splitlines()[1:] == ["weather Rome", "pay 3"]
-    assert error(named("city_fail", tools), why="it rains").endswith("fail: it rains")
+    assert error(named("city_fail", tools), reason="it rains").endswith("fail: it rains")
 
     copy: Tool = pickle.loads(cloudpickle.dumps(named("city_pid", mcp_tools(city, prefix="city_"))))
     same = named("pid", mcp_tools(McpStdio(sys.executable, [CITY, str(notes)])))
@@ -133,7 +133,7 @@ def test_resources_are_documents_and_can_be_read_by_tools(city: McpStdio) -> Non
         mcp_documents(city, "guide://city/oslo.md")
 
     tools = mcp_tools(city, allow=[], resources=True)
-    assert [each.name for each in tools] == ["list_resources", "read_resource"]
+    assert [tool.name for tool in tools] == ["list_resources", "read_resource"]
     listed = answer(tools[0])
     assert listed.splitlines()[0] == "[resource rome at guide://city/rome.md (text/markdown): A guide to Rome.]"
     read = call(ToolRegistry(*tools), "read_resource", uri="guide://city/rome.md").result
@@ -144,9 +144,9 @@ def test_resources_are_documents_and_can_be_read_by_tools(city: McpStdio) -> Non
 def test_approvals_and_repeats_are_by_name_by_hint_or_by_a_function(city: McpStdio) -> None:
     def approved(**settings: Any) -> set[str]:
         tools = mcp_tools(city, **settings)
-        return {each.name for each in tools if each.needs_approval({"euros": 750}, context())}
+        return {tool.name for tool in tools if tool.needs_approval({"euros": 750}, context())}
 
-    everything = {each.name for each in mcp_tools(city)}
+    everything = {tool.name for tool in mcp_tools(city)}
     assert approved() == set() and approved(approve=True) == everything
     assert approved(approve=["pay.fine", "die"]) == {"pay_fine", "die"}
     dear = {"pay.fine": lambda arguments, _: arguments["euros"] > 100}
@@ -155,9 +155,9 @@ def test_approvals_and_repeats_are_by_name_by_hint_or_by_a_function(city: McpStd
     unread = approved(approve=lambda tool: not (tool.annotations and tool.annotations.read_only_hint))
     assert unread == everything - {"weather"}
 
-    assert [each.name for each in mcp_tools(city) if each.repeatable] == ["weather"]
-    assert [each.name for each in mcp_tools(city, repeatable=["pid"]) if each.repeatable] == ["pid"]
-    assert not any(each.repeatable for each in mcp_tools(city, repeatable=False))
+    assert [tool.name for tool in mcp_tools(city) if tool.repeatable] == ["weather"]
+    assert [tool.name for tool in mcp_tools(city, repeatable=["pid"]) if tool.repeatable] == ["pid"]
+    assert not any(tool.repeatable for tool in mcp_tools(city, repeatable=False))
     for setting in ("approve", "repeatable", "allow", "deny"):
         with pytest.raises(ConfigError, match=r"pay_fine.*is no tool of the server.*'pay\.fine'"):
             approved(**{setting: ["pay_fine"]})
@@ -167,7 +167,7 @@ def test_tools_that_a_server_learns_are_there_when_they_are_asked_for_again(city
     before = mcp_tools(city)
     assert "sing" not in {each.name for each in before}
     assert answer(named("learn", before)) == "learnt"
-    until(lambda: "sing" in {each.name for each in mcp_tools(city)})
+    until(lambda: "sing" in {tool.name for tool in mcp_tools(city)})
     assert answer(named("sing", mcp_tools(city))) == "la la"
 
 
@@ -177,8 +177,8 @@ def test_tools_that_a_server_learns_are_there_when_they_are_asked_for_again(city
 def test_a_list_is_asked_for_once_and_in_all_its_pages(
     rough: Callable[..., McpStdio], rough_notes: Callable[[], list[str]]
 ) -> None:
-    names = [each.name for each in mcp_tools(rough("pages"))]
-    assert names == [each.name for each in mcp_tools(rough("pages"))]
+    names = [tool.name for tool in mcp_tools(rough("pages"))]
+    assert names == [tool.name for tool in mcp_tools(rough("pages"))]
     assert names == ["echo", "freeze", "rude", "die", "slowly_checked", "variable"]
     assert rough_notes().count("tools/list") == 6
     with pytest.raises(ToolServerError, match="lists more than 1000 tools"):
@@ -237,13 +237,13 @@ def test_rubbish_beside_messages_is_ignored_and_a_wrong_result_is_an_error(rough
     ],
 )
 def test_a_server_that_cannot_be_started_is_one_typed_error(
-    rough: Callable[..., McpStdio], how: str, settings: Mapping[str, Any], why: str
+    rough: Callable[..., McpStdio], how: str, settings: Mapping[str, Any], reason: str
 ) -> None:
     given = rough(how)
     server = McpStdio(
         settings.get("command", given.command), given.args, **{k: v for k, v in settings.items() if k != "command"}
     )
-    with pytest.raises(ToolServerError, match=why):
+    with pytest.raises(ToolServerError, match=reason):
         mcp_tools(server)
 
 
@@ -261,8 +261,8 @@ def test_schemas_that_may_take_forever_are_refused_and_others_can_be_had(
 def test_names_are_made_such_as_models_can_call_and_never_twice(rough: Callable[..., McpStdio]) -> None:
     with pytest.raises(ConfigError, match="two of its tools are called 'a_b' here"):
         mcp_tools(rough("twins"))
-    assert "a_b" in {each.name for each in mcp_tools(rough("twins"), deny=["a/b"])}
-    first, second = (each for each in mcp_tools(rough("long")) if each.name.startswith("x"))
+    assert "a_b" in {tool.name for tool in mcp_tools(rough("twins"), deny=["a/b"])}
+    first, second = (tool for tool in mcp_tools(rough("long")) if tool.name.startswith("x"))
     assert first.name != second.name and len(first.name) == len(second.name) == 64
     assert answer(mcp_tools(rough("long"), allow=["echo"])[0], self="me") == '{"self": "me"}'
 
@@ -345,13 +345,13 @@ def test_a_call_that_is_cancelled_leaves_the_others_alone(city: McpStdio) -> Non
         ({"url": "http://h/", "token": "a", "http_client": print}, r"http_client.*cannot be combined"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_anything_starts(given: Any, why: str) -> None:
+def test_settings_that_cannot_be_are_refused_before_anything_starts(given: Any, reason: str) -> None:
     def make() -> Any:
         if not isinstance(given, dict):
             return mcp_tools(given)
         return McpHttp(**given) if "url" in given else McpStdio(**given)
 
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(ConfigError, match=reason):
         make()
 
 
@@ -448,9 +448,9 @@ def test_tools_that_a_server_learns_are_there_also_after_a_proxy_ended_the_silen
         learn = named("learn", mcp_tools(server))
         CUT.set()
         time.sleep(0.3)  # until its end is noticed
-        assert "sing" not in {each.name for each in mcp_tools(server)}
+        assert "sing" not in {tool.name for tool in mcp_tools(server)}
         assert answer(learn) == "learnt"
-        until(lambda: "sing" in {each.name for each in mcp_tools(server)})
+        until(lambda: "sing" in {tool.name for tool in mcp_tools(server)})
     finally:
         process.kill()
         process.wait()

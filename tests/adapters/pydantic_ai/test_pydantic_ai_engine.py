@@ -108,15 +108,15 @@ def scripted(*steps: str | list[tuple[str, dict[str, Any]]]) -> FunctionModel:
                 yield f"{word} "
         else:
             yield {
-                at: DeltaToolCall(name=name, json_args=json.dumps(args), tool_call_id=f"c{number}{at}")
-                for at, (name, args) in enumerate(said)
+                index: DeltaToolCall(name=name, json_args=json.dumps(args), tool_call_id=f"c{number}{index}")
+                for index, (name, args) in enumerate(said)
             }
 
     def whole(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
         number, said = step(messages)
         if isinstance(said, str):
             return ModelResponse(parts=[TextPart(f"{said} ")])
-        return ModelResponse(parts=[ToolCallPart(n, a, f"c{number}{at}") for at, (n, a) in enumerate(said)])
+        return ModelResponse(parts=[ToolCallPart(n, a, f"c{number}{index}") for index, (n, a) in enumerate(said)])
 
     return FunctionModel(whole, stream_function=stream)
 
@@ -251,8 +251,8 @@ async def test_two_calls_of_one_id_are_decided_one_by_one(stream: bool) -> None:
         return [] if any(isinstance(message, ModelResponse) for message in messages) else [5, 500]
 
     async def streamed(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[Any]:
-        for at, euros in enumerate(step(messages)):
-            yield {at: DeltaToolCall(name="pay", json_args=json.dumps({"euros": euros}), tool_call_id="call_0")}
+        for index, euros in enumerate(step(messages)):
+            yield {index: DeltaToolCall(name="pay", json_args=json.dumps({"euros": euros}), tool_call_id="call_0")}
         if not step(messages):
             yield "Done."
 
@@ -524,11 +524,11 @@ async def test_limits_and_failures_are_errors_of_ours_and_the_session_stays_usab
         ("claude/error-once", None, "agent 'claude'"),
     ],
 )
-async def test_a_server_that_fails_or_dies_in_a_stream(model: str, code: str | None, why: str) -> None:
+async def test_a_server_that_fails_or_dies_in_a_stream(model: str, code: str | None, reason: str) -> None:
     with LocalProvider() as provider:
         async with Stage(claude(provider, model)) as stage:
             outcome = await stage.run("Hello")
-            assert (outcome.run.state, outcome.run.code) == ("failed", code) and why in outcome.run.why
+            assert (outcome.run.state, outcome.run.code) == ("failed", code) and reason in outcome.run.why
             assert (await stage.run("Again")).run.state == "completed"
 
 
@@ -548,10 +548,10 @@ def no_model() -> Agent[Any, Any]:
     ("agent", "why"),
     [(no_model, "has no model"), ("nowhere:agent", "cannot be imported"), (lambda: 5, "must be an Agent")],
 )
-async def test_a_function_that_gives_no_agent_fails_the_run(agent: Any, why: str) -> None:
+async def test_a_function_that_gives_no_agent_fails_the_run(agent: Any, reason: str) -> None:
     async with Stage(PydanticAIEngine(agent)) as stage:
         outcome = await stage.run("Hello")
-        assert outcome.run.state == "failed" and why in outcome.run.why
+        assert outcome.run.state == "failed" and reason in outcome.run.why
 
 
 def test_an_engine_travels_unless_its_agent_holds_a_client() -> None:

@@ -47,9 +47,9 @@ def _expected() -> Iterator[Any]:
         for node in ast.walk(block):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "expect":
                 names = [
-                    each.value
-                    for each in node.args[1:]
-                    if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                    argument.value
+                    for argument in node.args[1:]
+                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
                 ]
                 for name in names or ["input"]:
                     function = ast.unparse(node.args[0])
@@ -68,7 +68,7 @@ def _packages(module: str) -> dict[str, str]:
     calls = [block.items[0].context_expr for name, block in _guarded() if name == module]
     return {
         ast.literal_eval(call.args[0]): next(
-            ast.literal_eval(each.value) for each in call.keywords if each.arg == "tested"
+            ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg == "tested"
         )
         for call in calls
         if isinstance(call, ast.Call)
@@ -103,7 +103,7 @@ def test_a_release_without_a_parameter_is_one_error_with_both_versions(
     held = getattr(made, first)
     found = getattr(held, rest) if rest else held
     signature = inspect.signature(found)
-    parameters = [each for each in signature.parameters.values() if each.name != name]
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != name]
     assert len(parameters) < len(signature.parameters)
     signatures = inspect.signature
 
@@ -145,7 +145,7 @@ def test_the_extra_that_an_adapter_names_installs_its_framework() -> None:
         call = block.items[0].context_expr
         assert isinstance(call, ast.Call)
         package = ast.literal_eval(call.args[0])
-        extra = next(ast.literal_eval(each.value) for each in call.keywords if each.arg == "extra")
+        extra = next(ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg == "extra")
         named = [re.split("[<>=]", each)[0] for each in extras["optional-dependencies"][extra]]
         assert package in named, f"{module}: extra {extra!r} has no {package}"
 

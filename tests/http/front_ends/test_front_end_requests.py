@@ -148,7 +148,9 @@ async def test_a_message_of_several_texts_stays_one_when_another_prompt_is_merge
 
 def shown(messages: Sequence[Any]) -> list[tuple[str, str]]:
     """Return the ids and the texts of messages."""
-    return [(each["id"], "|".join(part.get("text", part["type"]) for part in each["parts"])) for each in messages]
+    return [
+        (message["id"], "|".join(part.get("text", part["type"]) for part in message["parts"])) for message in messages
+    ]
 
 
 async def test_the_history_has_each_prompt_that_was_merged_as_a_message_of_its_own() -> None:
@@ -257,7 +259,7 @@ def test_histories_have_prompts_that_joined_a_run_where_they_did() -> None:
     removed = Turn("s", replace(turn.record, removed=(Span("7", 4, 5),)), turn.cache)
     assert shown(ui_messages([removed], []))[2:3] == joined[1:]
     items = list(placed_output("r" * 24, turn.output, {}, removed=(4,), first=1, where=turn.record.output))
-    kinds = [(each.item["type"], each.item.get("role"), each.numbers, each.is_removed) for each in items]
+    kinds = [(item.item["type"], item.item.get("role"), item.numbers, item.is_removed) for item in items]
     assert kinds == [
         ("message", "assistant", (1,), False),
         ("mcp_call", None, (2,), False),
@@ -265,7 +267,7 @@ def test_histories_have_prompts_that_joined_a_run_where_they_did() -> None:
         ("message", "user", (5,), False),
         ("message", "assistant", (6,), False),
     ]
-    assert len({each.item["id"] for each in items}) == len(items)
+    assert len({item.item["id"] for item in items}) == len(items)
     assert [each["text"] for placed in items[2:4] for each in placed.item["content"]] == ["Also this.", "And this."]
 
 

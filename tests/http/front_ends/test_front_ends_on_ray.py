@@ -78,7 +78,7 @@ async def sent(
 
 async def texts(client: httpx.AsyncClient, chat_id: str) -> list[str]:
     messages = (await client.get(f"{CHAT}/{chat_id}/messages")).json()["messages"]
-    return [part["text"] for each in messages for part in each["parts"] if part["type"] == "text"]
+    return [part["text"] for message in messages for part in message["parts"] if part["type"] == "text"]
 
 
 async def test_a_chat_with_calls_of_the_client_and_an_approval(
@@ -282,11 +282,11 @@ async def test_an_agent_of_ag_ui_with_tools_of_the_client_and_an_interrupt(
         entry = {"interruptId": interrupt["id"], "status": "resolved", "payload": edited}
         third = await run("r3", question, called, shown, resume=[entry], tools=[tool])
         assert [each["outcome"]["type"] for each in thread.finished] == ["success", "interrupt", "success"]
-        told = [each["content"] for each in thread.messages.values() if each["role"] == "tool"]
+        told = [message["content"] for message in thread.messages.values() if message["role"] == "tool"]
         assert len(told) == 1, "what the client has given is not told again"
         turn = (await client.get("/v1/sessions/trip/turn")).json()
         assert [each["input"] for each in turn["blocks"] if each.get("name") == "pay"] == [{"euros": 6}]
-        assert [each["content"] for each in thread.messages.values()][-1] == "Paid."
+        assert [message["content"] for message in thread.messages.values()][-1] == "Paid."
         again = asked_of("trip", "r3", question, called, shown, resume=[entry], tools=[tool])
         had = third[: third.index("TOOL_CALL_RESULT")]
         had = had[: had.rindex("\n\n") + 2]

@@ -70,7 +70,7 @@ async def test_a_message_that_is_too_much_ends_its_websocket(content: bytes) -> 
         small: Message = {"type": "websocket.receive", "text": "hello"}
         app, answers = await sent("websocket", small, message, small)
         assert app.contents == [b"hello"] and app.ended is not None
-        assert [each["code"] for each in answers] == [TOO_LARGE]
+        assert [answer["code"] for answer in answers] == [TOO_LARGE]
 
 
 async def test_what_is_within_the_bounds_arrives_as_it_was_sent() -> None:

@@ -61,12 +61,12 @@ async def follow(
 
 
 def check(whole: list[dict[str, Any]], pieces: list[dict[str, Any]], text: str, run_id: str) -> None:
-    assert [each["id"] for each in pieces] == [each["id"] for each in whole]
+    assert [piece["id"] for piece in pieces] == [each["id"] for each in whole]
     assert pieces == whole
     numbers = [int(each["id"]) for each in whole]
     assert numbers == sorted(set(numbers))
     deltas = [each["data"] for each in whole if each["event"] == "text_delta"]
-    assert "".join(each["text"] for each in deltas if each["run_id"] == run_id) == text
+    assert "".join(delta["text"] for delta in deltas if delta["run_id"] == run_id) == text
 
 
 async def test_a_thousand_cuts_lose_nothing_and_repeat_nothing(ray_session: None, tmp_path: Path) -> None:

@@ -120,8 +120,8 @@ async def test_runs_have_all_options_and_are_read_in_each_form(ray_session: None
         assert record["labels"] == {"a": "b"} and record["idempotency_key"] == "k-1" and record["finish"] == "completed"
         assert record["session_id"] == "runs" and record["memory"] == "off" and record["timeout_s"] == 60.0
         events = frames_of((await client.get(f"/v1/runs/{run['id']}/events", headers=SSE)).text)
-        assert [*dict.fromkeys(each["event"] for each in events)] == ["run_started", "text_delta", "run_completed"]
-        assert [int(each["id"]) for each in events] == [each["data"]["seq"] for each in events]
+        assert [*dict.fromkeys(event["event"] for event in events)] == ["run_started", "text_delta", "run_completed"]
+        assert [int(event["id"]) for event in events] == [event["data"]["seq"] for event in events]
         page = (await client.get(f"/v1/runs/{run['id']}/events?limit=2")).json()
         rest = (await client.get(f"/v1/runs/{run['id']}/events?after={page['next']}&wait_s=5")).json()
         assert page["items"] + rest["items"] == [
@@ -150,7 +150,7 @@ async def test_runs_have_all_options_and_are_read_in_each_form(ray_session: None
         children = (await client.get(f"/v1/runs?parent={run['id']}")).json()["items"]
         assert [each["id"] for each in children] == [child["id"]]
         messages = (await client.get(f"{path}/messages?limit=2")).json()
-        assert [each["text"] for each in messages["items"]] == ["on behalf", "on behalf"]
+        assert [message["text"] for message in messages["items"]] == ["on behalf", "on behalf"]
         before = (await client.get(f"{path}/messages?before={messages['cursor']}&newest_first=true")).json()
         assert [each["role"] for each in before["items"]] == ["assistant", "user", "user", "assistant", "user"]
         taken = await client.post(f"{path}/runs", json={"prompt": "x", "turn_id": "t-1"})
@@ -293,7 +293,7 @@ async def test_calls_are_approved_rejected_and_provided(ray_session: None, folde
         assert (await client.post(f"/v1/runs/{run_id}/provide", json=provided)).status_code == 204
         assert (await client.get(f"/v1/runs/{run_id}/wait")).json()["text"] == "there"
         steps = (await client.get(f"/v1/runs/{run_id}/steps")).json()["items"]
-        assert [each["kind"] for each in steps] == ["model", "model"], "the tool was called elsewhere"
+        assert [step["kind"] for step in steps] == ["model", "model"], "the tool was called elsewhere"
         labels["tools"] = [{"name": "locate", "parameters": {"type": "object"}}]
         labels["instructions"] = "Be brief."
         run_id, call = await waiting(prompt([("locate", {})], "found"))
@@ -485,7 +485,7 @@ async def test_what_is_another_users_is_answered_like_what_does_not_exist(ray_se
         paths += [
             f"/v1/runs/{run['id']}{end}" for end in ("", "/wait", "/events", "/steps", "/pending", "/input", "/phase")
         ]
-        unknown = [each.replace("private", "nothing").replace(run["id"], "nothing") for each in paths]
+        unknown = [path.replace("private", "nothing").replace(run["id"], "nothing") for path in paths]
         for mine, none in zip(paths, unknown, strict=True):
             assert (await client.get(mine)).is_success
             for headers in (BOB, {**BOB, **SSE}):

@@ -73,7 +73,7 @@ async def test_ids_may_have_any_characters(ray_session: None, folder: Path, pref
                 assert run.json()["session_id"] == name and run.json()["text"] == name
                 assert run.headers["location"] == f"{prefix}/v1/runs/{run.json()['id']}"
                 items = (await client.get(f"{path}/messages")).json()["items"]
-                assert {each["text"] for each in items} == {name}
+                assert {item["text"] for item in items} == {name}
             missing = await client.get("/v1/sessions/a%2Fb%2Fc")
             assert missing.status_code == 404 and missing.json()["session_id"] == "a/b/c"
             for wrong in ("a%0d%0aX-Evil:%201", "%00", "a%1fb", "%ff" * 300, "x" * 257):
@@ -177,7 +177,7 @@ async def test_a_thousand_idle_streams_of_one_process_get_what_comes(ray_session
         readers = [asyncio.create_task(reader(paths[number % sessions])) for number in range(many)]
         while len(ready) < many:
             await asyncio.sleep(0.05)
-            assert not any(each.done() for each in readers)
+            assert not any(reader.done() for reader in readers)
         for path in paths:
             assert (await client.post(f"{path}/events", json={"name": "ping"})).status_code == 201
         for frame in await asyncio.wait_for(asyncio.gather(*readers), WAIT_S):
@@ -256,8 +256,8 @@ async def test_texts_come_back_unchanged_and_never_as_markup(ray_session: None, 
             run = await client.post(f"{path}/runs?wait_s=60", json={"prompt": text})
             assert run.json()["text"] == text and run.headers["content-type"] == "application/json"
             events = frames_of((await client.get(f"/v1/runs/{run.json()['id']}/events", headers=SSE)).text)
-            assert "evil" not in {each["event"] for each in events}
-            assert "".join(each["data"]["text"] for each in events if each["event"] == "text_delta") == text
+            assert "evil" not in {event["event"] for event in events}
+            assert "".join(event["data"]["text"] for event in events if event["event"] == "text_delta") == text
             titled = await client.patch(path, json={"title": text, "metadata": {"t": text}})
             assert titled.json()["title"] == text and text not in str(titled.headers)
             messages = (await client.get(f"{path}/messages?limit=1")).json()["items"]

@@ -106,7 +106,7 @@ async def test_equal_requests_at_once_get_the_answer_of_the_first(
             path, body, headers = ui(LONG)
             assert (await clients[0].post(path, json=body, headers=headers)).status_code == 200
         path, body, headers = route(LONG)
-        sending = [clients[at % 2].post(path, json=body, headers=headers) for at in range(TIMES)]
+        sending = [clients[index % 2].post(path, json=body, headers=headers) for index in range(TIMES)]
         answers = await asyncio.gather(*sending)
         assert {answer.status_code for answer in answers} <= {200, 202}, [answer.text for answer in answers]
         runs = {answer.headers.get("x-run-id") or answer.json()["id"] for answer in answers}
@@ -138,7 +138,7 @@ def data_of(text: str) -> list[dict[str, Any]]:
 
 def said_in(events: Sequence[Mapping[str, Any]]) -> str:
     """Return the text of a stream, of either protocol."""
-    return "".join(each["delta"] for each in events if each["type"] in ("TEXT_MESSAGE_CONTENT", "text-delta"))
+    return "".join(event["delta"] for event in events if event["type"] in ("TEXT_MESSAGE_CONTENT", "text-delta"))
 
 
 async def asked_to_pay(client: httpx.AsyncClient, thread: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -146,7 +146,7 @@ async def asked_to_pay(client: httpx.AsyncClient, thread: str) -> tuple[list[dic
     question = {"id": "u1", "role": "user", "content": prompt([("pay", {"euros": 7})], "Paid.")}
     events = data_of(await ran(client, asked_of(thread, question)))
     (interrupt,) = events[-1]["outcome"]["interrupts"]
-    parent = next(each["parentMessageId"] for each in events if each["type"] == "TOOL_CALL_START")
+    parent = next(event["parentMessageId"] for event in events if event["type"] == "TOOL_CALL_START")
     call = {"id": interrupt["toolCallId"], "type": "function", "function": {"name": "pay", "arguments": "{}"}}
     return [question, {"id": parent, "role": "assistant", "toolCalls": [call]}], interrupt
 

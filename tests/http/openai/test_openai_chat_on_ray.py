@@ -383,12 +383,12 @@ async def test_what_is_not_supported_is_refused_by_name(
     async with served(folder, provider, max_body_bytes=10_000) as service:
         headers = {"Authorization": "Bearer ann's-secret-token"}
         async with httpx.AsyncClient(base_url=f"{service.url}/openai/v1", headers=headers, timeout=60) as client:
-            for param, value, why in wrong:
+            for param, value, reason in wrong:
                 body = {"model": "local", "messages": hello, param.partition("[")[0]: value}
                 answer = await client.post("/chat/completions", json=body)
                 error = answer.json()["error"]
                 assert answer.status_code in (400, 404), (param, answer.text)
-                assert (error["param"] or "").startswith(param) and why in error["message"], (param, error)
+                assert (error["param"] or "").startswith(param) and reason in error["message"], (param, error)
             for content, status in ((b"{", 400), (b"[]", 400), (b"\xff\xfe", 400)):
                 answer = await client.post(
                     "/chat/completions", content=content, headers={"Content-Type": "application/json"}

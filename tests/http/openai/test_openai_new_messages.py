@@ -138,11 +138,13 @@ def test_a_request_without_anything_new_repeats_the_last_one() -> None:
         ([user("hi"), assistant("hello there"), user("look")], (HI, CALLED, YOU), "messages", "gone on with turn 2"),
     ],
 )
-def test_another_conversation_than_the_session_s_is_refused(messages: Any, stored: Any, param: str, why: str) -> None:
+def test_another_conversation_than_the_session_s_is_refused(
+    messages: Any, stored: Any, param: str, reason: str
+) -> None:
     with pytest.raises(OpenAIError) as refused:
         continued(messages, *stored)
     assert (refused.value.status, refused.value.param, refused.value.code) == (422, param, "conflict")
-    assert why in str(refused.value) and "X-Session-Id" in str(refused.value)
+    assert reason in str(refused.value) and "X-Session-Id" in str(refused.value)
 
 
 def test_each_cut_of_a_conversation_continues_what_was_said_before_it() -> None:
@@ -202,7 +204,7 @@ def test_each_cut_of_a_conversation_continues_what_was_said_before_it() -> None:
         ),
     ],
 )
-def test_a_message_that_is_not_supported_is_named(messages: Any, param: str, why: str) -> None:
+def test_a_message_that_is_not_supported_is_named(messages: Any, param: str, reason: str) -> None:
     with pytest.raises(OpenAIError) as refused:
         read_messages(messages)
-    assert (refused.value.status, refused.value.param) == (400, param) and why in str(refused.value)
+    assert (refused.value.status, refused.value.param) == (400, param) and reason in str(refused.value)

@@ -203,7 +203,7 @@ def test_what_a_lost_process_streamed_is_incomplete_and_what_comes_later_has_hig
     live = sent(log.events)
     numbers = [event["sequence_number"] for event in live]
     assert numbers == sorted(set(numbers))
-    cut = next(at for at, event in enumerate(live) if event.get("item", {}).get("status") == "incomplete")
+    cut = next(index for index, event in enumerate(live) if event.get("item", {}).get("status") == "incomplete")
     rest = sent(stored(log.events), after=numbers[cut])
     assert said(rest) == {(live[-1]["response"]["output"][-1]["id"], "response.output_text.delta"): "Short."}
     assert [item["content"][0]["text"] for item in live[-1]["response"]["output"] if item["type"] == "message"] == [

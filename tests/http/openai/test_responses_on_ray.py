@@ -357,7 +357,7 @@ def test_a_request_that_is_refused_or_forked_leaves_the_engine_of_the_session(an
     second = ann.responses.create(model="local", input="two", previous_response_id=first.id)
     fork = ann.responses.create(model="strict", input="other", previous_response_id=first.id)
     sessions = [service.call(service.manager.execution(each.id[5:29], user_id="ann")) for each in (second, fork)]
-    assert [engine_of(each.session_id) for each in sessions] == ["local", "strict"]
+    assert [engine_of(session.session_id) for session in sessions] == ["local", "strict"]
 
     durable = {"extra_headers": {"X-Session-Id": "engines"}}
     said = {"role": "user", "content": "hello"}

@@ -263,7 +263,7 @@ def test_parallel_calls_are_made_and_their_results_go_back(
 
 
 def test_calls_without_ids_are_told_apart(proxy: LiteLLM, raw: QuirkServer) -> None:
-    pieces = [call(index=at, id="", function=function("look", city)) for at, city in enumerate((PARIS, ROME))]
+    pieces = [call(index=index, id="", function=function("look", city)) for index, city in enumerate((PARIS, ROME))]
     calls = (200, EVENTS, events(*pieces, chunk("tool_calls")))
 
     async def story(chat: Chat) -> None:
@@ -346,7 +346,7 @@ def test_thoughts_of_claude_go_back_with_their_signature(proxy: LiteLLM, raw: Qu
     for request in raw.requests[1:]:
         thought, *calls = request["messages"][1]["content"]
         assert thought == {"type": "thinking", "thinking": "Both, then.", "signature": "EuYBCkQYAiJA=="}
-        assert [each["input"] for each in calls] == [{"at": "Paris"}, {"at": "Rome"}]
+        assert [call["input"] for call in calls] == [{"at": "Paris"}, {"at": "Rome"}]
         assert [each["content"] for each in request["messages"][2]["content"][:2]] == ["Sun in Paris", "Sun in Rome"]
 
 
@@ -617,7 +617,8 @@ def test_a_server_behind_litellm_that_cannot_stream_is_used_without_streaming(pr
 
 def without_signatures(blocks: Sequence[Block]) -> list[Block]:
     return [
-        each.model_copy(update={"signature": None}) if isinstance(each, Thinking | ToolUse) else each for each in blocks
+        block.model_copy(update={"signature": None}) if isinstance(block, Thinking | ToolUse) else block
+        for block in blocks
     ]
 
 

@@ -500,10 +500,10 @@ def test_a_malformed_reply_fails_its_turn_only(provider: LocalProvider, api: str
     ],
 )
 def test_a_failure_of_the_provider_says_what_happened_and_what_to_do(
-    provider: LocalProvider, model: str, why: str, api: str
+    provider: LocalProvider, model: str, reason: str, api: str
 ) -> None:
     error, _ = failure(engine_of(provider, model, api=api, max_retries=0))
-    assert re.fullmatch(f"model '{model}' at 127.0.0.1 .*{why}.*", str(error))
+    assert re.fullmatch(f"model '{model}' at 127.0.0.1 .*{reason}.*", str(error))
     assert len(provider.requests) == 1
 
 
@@ -533,10 +533,10 @@ def test_an_unreachable_server_is_an_error_that_names_it() -> None:
         ("stall", "sent nothing for timeout_s=0.1 within"),
     ],
 )
-def test_silence_is_an_error_after_the_timeout(provider: LocalProvider, model: str, why: str, api: str) -> None:
+def test_silence_is_an_error_after_the_timeout(provider: LocalProvider, model: str, reason: str, api: str) -> None:
     begins: dict[str, Any] = {"first_byte_s": 30.0} if model == "stall" else {}
     error, _ = failure(engine_of(provider, model, api=api, timeout_s=0.1, max_retries=0, **begins))
-    assert re.search(why, str(error))
+    assert re.search(reason, str(error))
     (record,) = provider.requests
     assert record.ended.wait(30)
     assert record.hung_up_at is not None
@@ -563,11 +563,11 @@ def test_retries_have_a_limit(provider: LocalProvider, api: str) -> None:
     ],
     ids=str,
 )
-def test_an_invalid_answer_is_an_error(deltas: list[Any], why: str, api: str) -> None:
+def test_an_invalid_answer_is_an_error(deltas: list[Any], reason: str, api: str) -> None:
     """Acceptance 10, 23."""
     with LocalProvider(reply=deltas) as provider:
         error, _ = failure(engine_of(provider, api=api))
-    assert re.search(why, str(error))
+    assert re.search(reason, str(error))
 
 
 def test_tool_calls_that_are_not_a_list_are_an_error() -> None:

@@ -179,14 +179,14 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def test_memory_tools_returns_the_requested_tools() -> None:
-    assert [each.name for each in memory_tools()] == [
+    assert [tool.name for tool in memory_tools()] == [
         *("save_memory", "recall_memories", "update_memory", "delete_memory"),
     ]
-    assert [each.name for each in memory_tools(save=False, update=False, delete=False)] == ["recall_memories"]
+    assert [tool.name for tool in memory_tools(save=False, update=False, delete=False)] == ["recall_memories"]
     for kind in ("save", "update", "delete"):
         without = memory_tools(**{kind: False})
-        assert {each.name for each in memory_tools()} - {each.name for each in without} == {f"{kind}_memory"}
-    assert [each.name for each in notes_tools()] == ["read_notes", "replace_notes", "add_to_notes"]
+        assert {tool.name for tool in memory_tools()} - {each.name for each in without} == {f"{kind}_memory"}
+    assert [tool.name for tool in notes_tools()] == ["read_notes", "replace_notes", "add_to_notes"]
     assert turnwise.memory_tools is memory_tools and turnwise.notes_tools is notes_tools
     assert {each.name for each in ALL if not each.repeatable} == {"add_to_notes"}
 
@@ -225,7 +225,7 @@ def test_the_schemas_describe_each_type_and_have_no_user() -> None:
 
 def test_memory_tools_work_beside_others_and_pickle_by_name() -> None:
     engine = OpenAIEngine("model", tools=[*memory_tools(delete=False), *notes_tools()])
-    assert [each["function"]["name"] for each in engine.frame().tools] == [
+    assert [tool["function"]["name"] for tool in engine.frame().tools] == [
         *("save_memory", "recall_memories", "update_memory", "read_notes", "replace_notes", "add_to_notes"),
     ]
     assert all(pickle.loads(pickle.dumps(each)) is each for each in ALL)

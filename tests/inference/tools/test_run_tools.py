@@ -162,7 +162,7 @@ def test_a_tool_of_the_engine_s_name_is_refused_and_a_choice_of_the_run_s_own_to
     assert allowed.not_taken(None, choice)
     extended: Any = engine_of_run(allowed, "Be brief.", TOOLS)
     assert not extended.not_taken(None, choice)
-    assert [each.name for each in extended.registry.definitions()] == ["weather", "time"]
+    assert [definition.name for definition in extended.registry.definitions()] == ["weather", "time"]
 
 
 @pytest.mark.parametrize("api", HEALTHY)
@@ -242,8 +242,8 @@ async def test_a_run_s_instructions_and_tools_count_in_its_window() -> None:
         ([external_tool("big", "x" * 1_000_000, CITY)], "tools", "at most 1000000 bytes"),
     ],
 )
-def test_wrong_tools_are_refused_in_the_caller(given: Any, field: str, why: str) -> None:
-    with pytest.raises(InvalidInputError, match=f"^{field}=.*{why}"):
+def test_wrong_tools_are_refused_in_the_caller(given: Any, field: str, reason: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"^{field}=.*{reason}"):
         record_of_tools(given)
 
 

@@ -49,9 +49,9 @@ def test_unknown_and_disallowed_tools_and_invalid_arguments_give_error_results_w
         ("count", {"number": 1, "place": {"city": "Atlantis"}}, "ZeroDivisionError: it sank"),
         ("count", {"number": "\ud83d"}, "do not match"),
     ]
-    for name, arguments, why in cases:
+    for name, arguments, reason in cases:
         outcome = call(registry, name, **arguments)
-        assert outcome.result.is_error and why in outcome.result.text, outcome
+        assert outcome.result.is_error and reason in outcome.result.text, outcome
         assert outcome.result.call_id == "c1" and outcome.tries == 0
         assert "pydantic" not in outcome.result.text
         assert registry.check(use(name, arguments)) == outcome.result
@@ -61,7 +61,7 @@ def test_unknown_and_disallowed_tools_and_invalid_arguments_give_error_results_w
 
 def test_allow_and_deny_select_the_tools() -> None:
     registry = ToolRegistry(find, later, plain_tool, allow=["plain", "find"], deny=("find",))
-    assert [each.name for each in registry.definitions()] == ["plain"]
+    assert [definition.name for definition in registry.definitions()] == ["plain"]
     assert registry.find("plain") is plain_tool
     assert registry.find("find") is registry.find("undecorated") is registry.find("nothing") is None
     assert ToolRegistry(find, allow=[]).definitions() == ()

@@ -276,9 +276,9 @@ def test_the_arguments_of_an_external_tool_are_checked_too() -> None:
         ("raw", {"n": [1, "x"]}, "n.1: 'x' is not of type 'integer'"),
         ("typed", {"city": 5}, "city: Input should be a valid string"),
     ]
-    for name, arguments, why in cases:
+    for name, arguments, reason in cases:
         refused = registry.check(use(name, arguments))
-        assert refused is not None and refused.is_error and why in refused.text
+        assert refused is not None and refused.is_error and reason in refused.text
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": "string"}, {"type": "object", "properties": 5}, {"type": object()}])
@@ -336,7 +336,7 @@ def loop_of_lists() -> list[Any]:
 @pytest.mark.parametrize(
     ("value", "why"), [(object(), "object"), ([object()], "list"), (b"\xff", "bytes"), (loop_of_lists(), "list")]
 )
-def test_a_result_that_is_not_json_is_an_error_without_a_retry(value: Any, why: str) -> None:
+def test_a_result_that_is_not_json_is_an_error_without_a_retry(value: Any, reason: str) -> None:
     calls = []
 
     @tool
@@ -344,7 +344,7 @@ def test_a_result_that_is_not_json_is_an_error_without_a_retry(value: Any, why: 
         calls.append(1)
         return value
 
-    assert error(give, {"on_error": "retry", "backoff_s": 0}).startswith(f"the tool returned {why}, which cannot")
+    assert error(give, {"on_error": "retry", "backoff_s": 0}).startswith(f"the tool returned {reason}, which cannot")
     assert len(calls) == 1
 
 

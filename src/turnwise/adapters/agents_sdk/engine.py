@@ -166,12 +166,12 @@ class AgentsSDKEngine:
             else:
                 continue
             raise ConfigError("agent", agent.name, f"{what}, which cannot travel: pass a function that makes the agent")
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_"}
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "_"}
         return _rebuilt, (given,)
 
     def __identity__(self) -> object:
         """Return what makes two engines one: the agents and what they are made of, not the objects of the SDK."""
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("_", "agent")}
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("_", "agent")}
         agents = [described(agent) for agent in agents_of(self.agent)] if isinstance(self.agent, Agent) else self.agent
         return given, agents
 
@@ -222,8 +222,8 @@ class AgentsSDKEngine:
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`."""
-        why = "not every model of the Agents SDK takes it: set it in the agent's ModelSettings"
-        return {name: why for name in params if name not in TAKEN and name not in _PASSED_ON}
+        reason = "not every model of the Agents SDK takes it: set it in the agent's ModelSettings"
+        return {name: reason for name in params if name not in TAKEN and name not in _PASSED_ON}
 
     def answering(self, schema: Mapping[str, Any]) -> AgentsSDKEngine:
         """See `Structured`. Of the agent, such an engine has the model and its settings."""
@@ -381,15 +381,15 @@ class AgentRunner:
             case openai.APIStatusError():
                 return _refused(name, error)
             case openai.APIConnectionError():
-                why = f"did not answer to the end ({error.__cause__ or error}): check base_url and the network"
-                return EngineError(f"the model of agent {name!r} {why}")
+                reason = f"did not answer to the end ({error.__cause__ or error}): check base_url and the network"
+                return EngineError(f"the model of agent {name!r} {reason}")
             case openai.OpenAIError() if "api_key" in str(error):
-                why = "has no client: set OPENAI_API_KEY, or make the agent with a model"
-                return EngineError(f"agent {name!r} {why}: {error}")
+                reason = "has no client: set OPENAI_API_KEY, or make the agent with a model"
+                return EngineError(f"agent {name!r} {reason}: {error}")
             case BrokenOffError():
                 kind = ContextOverflowError if TOO_LONG_MESSAGE.search(str(error)) else EngineError
-                why = f"failed within its answer: {str(error)[:500]}; run the prompt again"
-                return kind(f"the model of agent {name!r} {why}")
+                reason = f"failed within its answer: {str(error)[:500]}; run the prompt again"
+                return kind(f"the model of agent {name!r} {reason}")
             case AgentsException():
                 return EngineError(f"agent {name!r} failed: {type(error).__name__}: {str(error)[:2000]}")
         return EngineError(f"agent {name!r} failed: {type(error).__name__}: {str(error)[:2000]}")
@@ -433,8 +433,8 @@ def _refused(name: str, error: openai.APIStatusError) -> EngineError:
         return EngineError(f"{whose} refused the key or the model (status {error.status_code}): check the client's key")
     message = f"{whose} refused the request: {error.message[:1000]}"
     if error.code == _TOO_LONG or TOO_LONG_MESSAGE.search(f"{error.message} {error.body}"):
-        why = "the conversation is longer than the model's window: pass an overflow strategy"
-        return ContextOverflowError(f"{message}; {why}")
+        reason = "the conversation is longer than the model's window: pass an overflow strategy"
+        return ContextOverflowError(f"{message}; {reason}")
     if error.status_code in _REFUSALS and (error.param or "").partition("[")[0] in ("", "input", "messages"):
         return RequestRefusedError(f"{message}; see its message")
     return EngineError(f"{message}; run the prompt again later")

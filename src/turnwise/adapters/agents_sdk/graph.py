@@ -49,9 +49,11 @@ def described(agent: Agent[Any]) -> object:
 
     The objects of the SDK do not say: each makes classes and wrappers of its own.
     """
-    values = {each.name: getattr(agent, each.name) for each in fields(agent)}
+    values = {field.name: getattr(agent, field.name) for field in fields(agent)}
     values["tools"] = [_described(tool) for tool in agent.tools]
-    values["handoffs"] = [(each.name, "") if isinstance(each, Agent) else _described(each) for each in agent.handoffs]
+    values["handoffs"] = [
+        (handoff.name, "") if isinstance(handoff, Agent) else _described(handoff) for handoff in agent.handoffs
+    ]
     return type(agent), values
 
 
@@ -64,11 +66,11 @@ def _described(held: Any) -> object:
     elif isinstance(held, Handoff):
         wrapped = getattr(held.on_invoke_handoff, "args", ()) or (held.on_invoke_handoff,)
         cells = [cell.cell_contents for each in wrapped for cell in getattr(each, "__closure__", None) or ()]
-        function = [each for each in cells if inspect.isroutine(each) or isinstance(each, type)]
+        function = [cell for cell in cells if inspect.isroutine(cell) or isinstance(cell, type)]
     elif hasattr(function, _BIND):
         function = None
     left = {"on_invoke_tool", "on_invoke_handoff", "_agent_ref", "_agent_instance", "_output_type_adapter"}
-    values = {each.name: getattr(held, each.name) for each in fields(held) if each.name not in left}
+    values = {field.name: getattr(held, field.name) for field in fields(held) if field.name not in left}
     return type(held), values, function
 
 
@@ -120,7 +122,7 @@ class Graph:
             return [*found, *journal.external] if journal else found
 
         made.get_mcp_tools = get_mcp_tools  # type: ignore[method-assign]
-        made.handoffs = [self._handoff(each) for each in agent.handoffs]
+        made.handoffs = [self._handoff(handoff) for handoff in agent.handoffs]
         return made
 
     def has(self, agent: Agent[Any] | None) -> bool:

@@ -155,8 +155,8 @@ def output_of(answer: Sequence[Block]) -> list[TResponseOutputItem]:
         said.append(ResponseOutputMessage.model_validate({**message, "content": [content]}))
     said += calls
     placed: list[Any] = []
-    for at, each in enumerate(said):
-        placed += [thought for before, thought in thoughts if min(before, len(said) - 1) == at]
+    for index, each in enumerate(said):
+        placed += [thought for before, thought in thoughts if min(before, len(said) - 1) == index]
         placed.append(each)
     return placed or [thought for _, thought in thoughts]
 

@@ -307,7 +307,7 @@ def refusals(answer: Sequence[AnyBlock]) -> list[ToolResult]:
 
 def attempts_of(turn: Turn) -> int:
     """Return how many blocks of the run's output lead to the last answer that was sent back, as of a wrong type."""
-    return max((at for at, block in enumerate(turn.output, 1) if is_sent_back(block)), default=0)
+    return max((index for index, block in enumerate(turn.output, 1) if is_sent_back(block)), default=0)
 
 
 def _input_of(turn: Turn) -> tuple[AnyBlock, ...]:
@@ -317,7 +317,7 @@ def _input_of(turn: Turn) -> tuple[AnyBlock, ...]:
 def _answers(output: Sequence[AnyBlock]) -> list[list[Block]]:
     """Return the model's answers in a run's output, without those that the SDK did not get: see `Journal.refuse`."""
     answers = [list(message.blocks) for message in Ledger(output).messages() if message.role == "assistant"]
-    return [each for each in answers if not any(isinstance(block, ToolUse) and block.flaw for block in each)]
+    return [answer for answer in answers if not any(isinstance(block, ToolUse) and block.flaw for block in answer)]
 
 
 class JournalHooks(RunHooks[Any]):

@@ -68,27 +68,27 @@ def not_taken(name: str, value: Any, thinking: object, version: str | None) -> s
     """
     match name:
         case "temperature" | "top_p" | "top_k" if version != WITH_SAMPLING:
-            why = f"Anthropic's API takes it up to version {WITH_SAMPLING} only: omit it, or pin that version with "
-            why += f"default_headers={{'anthropic-version': '{WITH_SAMPLING}'}}"
+            reason = f"Anthropic's API takes it up to version {WITH_SAMPLING} only: omit it, or pin that version with "
+            reason += f"default_headers={{'anthropic-version': '{WITH_SAMPLING}'}}"
         case "temperature" if value > 1:
-            why = "Anthropic takes 0 to 1"
+            reason = "Anthropic takes 0 to 1"
         case "temperature" if thinking:
-            why = "Anthropic refuses it beside thinking=: omit one of them"
+            reason = "Anthropic refuses it beside thinking=: omit one of them"
         case "tool_choice" if thinking and forces_call(value):
-            why = "Anthropic refuses a forced call beside thinking=: pass 'auto' or 'none'"
+            reason = "Anthropic refuses a forced call beside thinking=: pass 'auto' or 'none'"
         case "max_output_tokens" if isinstance(thinking, int) and value <= thinking:
-            why = f"must be more than the {thinking} tokens of thinking="
+            reason = f"must be more than the {thinking} tokens of thinking="
         case "reasoning_effort" if value == "minimal":
-            why = "Anthropic takes none, low, medium, high, xhigh and max"
+            reason = "Anthropic takes none, low, medium, high, xhigh and max"
         case "service_tier" if value not in _SERVICE_TIERS:
-            why = f"Anthropic takes {' and '.join(_SERVICE_TIERS)}"
+            reason = f"Anthropic takes {' and '.join(_SERVICE_TIERS)}"
         case "metadata" if value.keys() != {"user_id"}:
-            why = "Anthropic takes only user_id"
+            reason = "Anthropic takes only user_id"
         case "response_format" if value["type"] == "json_object":
-            why = "Anthropic takes schemas only: pass a json_schema"
+            reason = "Anthropic takes schemas only: pass a json_schema"
         case _:
             return _NOT_TAKEN.get(name)
-    return why
+    return reason
 
 
 class MessagesAPI:

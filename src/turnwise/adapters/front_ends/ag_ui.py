@@ -165,11 +165,11 @@ class AgUiEncoder(FrontEndEncoder):
             {
                 "id": f"{self._answers.run_id}.{call_id}",
                 "reason": "tool_call" if wants == "approval" else wants,
-                "message": why or f"Approve the call of {name}?",
+                "message": reason or f"Approve the call of {name}?",
                 "toolCallId": call_id,
                 "responseSchema": DECISION,
             }
-            for call_id, (wants, why, name) in self._waits.items()
+            for call_id, (wants, reason, name) in self._waits.items()
             if wants != "result"
         ]
         if interrupts:

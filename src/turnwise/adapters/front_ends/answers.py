@@ -94,7 +94,7 @@ class Cursor:
         found = _CURSOR.fullmatch(text) if text.isascii() else None
         if found is None:
             return None
-        numbers = [int(each) for each in found.groups() if each is not None]
+        numbers = [int(group) for group in found.groups() if group is not None]
         return cls(*(_unless_zero(part) for part in (numbers[:3], numbers[3:9], numbers[9:15], numbers[15:])))
 
     def __str__(self) -> str:
@@ -252,14 +252,14 @@ class Answers:
             case ToolEnded(call_id=call_id, name=name, blocks=blocks):
                 yield from self._show(call_id, name)
                 yield from self._results(blocks)
-            case ApprovalRequested(call_id=call_id, name=name, input=given, wants=wants, why=why):
+            case ApprovalRequested(call_id=call_id, name=name, input=given, wants=wants, why=reason):
                 if call_id not in self._calls:
                     self._extra.add(call_id)
                     yield from self._show(call_id, name, given)
                 for each in (self._undecided, self._running):  # it may have begun, and ask whether to go on
                     each.discard(call_id)
                 self._asked[call_id] = wants
-                yield self._piece("asked", call_id, why or "", wants=wants, input=given)
+                yield self._piece("asked", call_id, reason or "", wants=wants, input=given)
             case CallDecided():
                 yield from self._decided(event)
             case RunResumed():

@@ -60,8 +60,8 @@ class FrontEndEncoder(ABC):
     def __init__(self, last_event_id: str | None = None, *, behind: Iterable[str] = ()) -> None:
         cursor = Cursor.parse(last_event_id) if last_event_id else Cursor()
         if cursor is None:
-            why = "it must be the id of a frame of this stream, unchanged"
-            raise InvalidInputError("Last-Event-ID", shown(last_event_id), why)
+            reason = "it must be the id of a frame of this stream, unchanged"
+            raise InvalidInputError("Last-Event-ID", shown(last_event_id), reason)
         self._cursor = cursor
         self._behind = frozenset(behind)
         self._begins = () if self._behind else cursor.begins

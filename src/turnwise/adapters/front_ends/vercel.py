@@ -132,11 +132,11 @@ class VercelEncoder(FrontEndEncoder):
         if self._in_step:
             yield {"type": "finish-step"}
         self._in_step = False
-        why = str(getattr(event, "why", ""))
+        reason = str(getattr(event, "why", ""))
         if isinstance(event, RunCancelled):
-            yield {"type": "abort", "reason": why}
+            yield {"type": "abort", "reason": reason}
         else:
-            yield {"type": "error", "errorText": why}
+            yield {"type": "error", "errorText": reason}
         yield DONE
 
 

@@ -141,8 +141,8 @@ class InMemoryCheckpoints:
         return found.space, found.rows.get(wanted), list(found.writes.get(wanted, ()))
 
     async def values(self, key: int, ranges: Ranges) -> dict[tuple[str, int], bytes]:
-        values = next((each.values for each in self._contents.values() if each.space.key == key), {})
-        named = ((channel, at) for channel, spans in ranges.items() for span in spans for at in range(*span))
+        values = next((content.values for content in self._contents.values() if content.space.key == key), {})
+        named = ((channel, index) for channel, spans in ranges.items() for span in spans for index in range(*span))
         return {each: values[each] for each in named if each in values}
 
     async def page(
@@ -161,7 +161,7 @@ class InMemoryCheckpoints:
         return [each for each in found if each[2].id >= last]
 
     async def writes(self, key: int, ids: Sequence[str]) -> dict[str, list[bytes]]:
-        writes = next((each.writes for each in self._contents.values() if each.space.key == key), {})
+        writes = next((content.writes for content in self._contents.values() if content.space.key == key), {})
         return {name: list(writes[name]) for name in ids if name in writes}
 
     async def spaces(self, thread_id: str) -> list[tuple[Place, Space]]:
@@ -183,7 +183,7 @@ class InMemoryCheckpoints:
             return False
         values = {(channel, at): data for channel, at, data in commit.values}
         removed, ranges = list(commit.removed), commit.removed_values.items()
-        removed_values = [(channel, at) for channel, spans in ranges for span in spans for at in range(*span)]
+        removed_values = [(channel, index) for channel, spans in ranges for span in spans for index in range(*span)]
         if found is None:
             found = self._contents[place] = _Contents(commit.after)
         found.space = commit.after
@@ -208,7 +208,7 @@ class InMemoryCheckpoints:
         self._check_open()
         if any(thread_id == target for thread_id, _ in self._contents):
             return False
-        for (_, ns), each in [each for each in self._contents.items() if each[0][0] == source]:
+        for (_, ns), each in [item for item in self._contents.items() if item[0][0] == source]:
             space = replace(each.space, key=new_key(), writer=None)
             writes = {name: list(writes) for name, writes in each.writes.items()}
             self._contents[target, ns] = _Contents(space, dict(each.rows), dict(each.values), writes)

@@ -195,7 +195,7 @@ class SQLCheckpoints(SecureDeleteDatabase):
         if commit.values:
             columns = ("space", "channel", "position", "data")
             connection.execute(
-                sa.insert(elements), [dict(zip(columns, (after.key, *each), strict=True)) for each in commit.values]
+                sa.insert(elements), [dict(zip(columns, (after.key, *value), strict=True)) for value in commit.values]
             )
         if row := commit.row:
             content = {"parent": row.parent, "run_id": row.run_id, "record": row.record}

@@ -140,7 +140,7 @@ class Known:
     def only(self, ranges: Iterable[tuple[int, int]]) -> Known:
         """Return what is known of the positions in these ranges, which ascend."""
         known = Known(starts=self.starts)
-        for position in (at for span in ranges for at in range(*span)):
+        for position in (index for span in ranges for index in range(*span)):
             if (element := self.elements.get(position)) is not None:
                 known.learn(position, element)
         return known
@@ -248,7 +248,7 @@ def value_of(codec: Codec, channel: str, ref: Ref, elements: Mapping[tuple[str, 
         if ref[0] == VALUE:
             return codec.load(elements[channel, ref[1]])
         if ref[0] == LIST:
-            return [codec.load(elements[channel, at]) for start, end in spans_of(ref) for at in range(start, end)]
+            return [codec.load(elements[channel, index]) for start, end in spans_of(ref) for index in range(start, end)]
     except KeyError as error:
         raise CorruptRecordError(f"channel {channel!r}", f"element {error.args[0]} is missing") from None
     values: list[Any] = []

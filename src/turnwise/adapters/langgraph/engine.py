@@ -107,8 +107,8 @@ class LangGraphEngine:
         elif isinstance(self.graph, Pregel | StateGraph):
             _check(self.graph, self.messages_key)
         elif not callable(self.graph):
-            why = 'must be a graph, a function that returns one, or the place of one as "module:name"'
-            raise ConfigError("graph", self.graph, why)
+            reason = 'must be a graph, a function that returns one, or the place of one as "module:name"'
+            raise ConfigError("graph", self.graph, reason)
         known = ("model", *PARAMS)
         if isinstance(self.takes, str) or not set(self.takes) <= set(known):
             raise ConfigError("takes", self.takes, f"must be names among {', '.join(known)}")
@@ -124,7 +124,7 @@ class LangGraphEngine:
         object.__setattr__(self, "repeatable", tuple(self.repeatable))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.graph, CompiledStateGraph):
             given["graph"] = _Compilation.of(self.graph)
         return _engine, (given,)
@@ -132,8 +132,8 @@ class LangGraphEngine:
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`."""
         given = [*(["model"] if model is not None else []), *params]
-        why = "the graph does not apply it: if it reads it from its config, name it in LangGraphEngine(takes=[...])"
-        return {name: why for name in given if name not in self.takes}
+        reason = "the graph does not apply it: if it reads it from its config, name it in LangGraphEngine(takes=[...])"
+        return {name: reason for name in given if name not in self.takes}
 
     def build(self, session: SessionView) -> _GraphRunner:
         """Return a runner with the graph. A function that is `async` is awaited by the first run.
@@ -278,11 +278,11 @@ def _check(graph: Any, key: str) -> None:
     """Raise ConfigError if the graph's state has no channel of messages."""
     if key not in graph.channels:
         names = [name for name in graph.channels if not name.startswith(("__", "branch:"))]
-        why = (
+        reason = (
             f"its state has no channel {key!r}, only {', '.join(names) or 'none'}: add "
             f"'{key}: Annotated[list[AnyMessage], add_messages]' to it, or name its own with messages_key="
         )
-        raise ConfigError("graph", getattr(graph, "name", type(graph).__name__), why)
+        raise ConfigError("graph", getattr(graph, "name", type(graph).__name__), reason)
 
 
 __all__ = ["LangGraphEngine"]

@@ -204,7 +204,7 @@ class GraphRun:
         """Return what is left to record of the graph's final state."""
         if blocks := self._left():
             return blocks
-        last = next((each for each in reversed(self._messages) if isinstance(each, AIMessage)), None)
+        last = next((message for message in reversed(self._messages) if isinstance(message, AIMessage)), None)
         if last is not None and last.id in self._in_place:
             return [block for block in self._blocks(last) if not isinstance(block, ToolUse)]
         if self._turn.output:
@@ -537,16 +537,16 @@ class GraphRun:
         events: list[NewEvent] = []
         results: list[ToolResult] = []
         for each in waiting:
-            for call_id, why in each.reasons.items():
+            for call_id, reason in each.reasons.items():
                 use = self._uses[call_id]
-                asks = CallState(name=use.name, wants="approval", why=why, question=each.question)
+                asks = CallState(name=use.name, wants="approval", why=reason, question=each.question)
                 if result := refusal(use):  # the graph gets it in place of a decision
                     states[call_id] = replace(asks, verdict="provided")
                     results.append(result)
                     events.append(_ended(use, result, 0.0))
                     continue
                 states[call_id] = asks
-                asked = {"call_id": call_id, "name": use.name, "input": use.input, "wants": "approval", "why": why}
+                asked = {"call_id": call_id, "name": use.name, "input": use.input, "wants": "approval", "why": reason}
                 events.append((ApprovalRequested, asked))
         askers = {each.asker for each in waiting if each.asker is not None}
         for call_id in (self._began | askers) - self._results.keys() - states.keys():
@@ -559,20 +559,20 @@ class GraphRun:
             raise Suspend
 
     def _waiting(
-        self, questions: Sequence[Question], pending: Sequence[Question], why: str | None = None
+        self, questions: Sequence[Question], pending: Sequence[Question], reason: str | None = None
     ) -> list[_Waiting]:
         """Return the calls that wait for the answers to the graph's questions.
 
         Args:
             pending: all questions that the graph waits for; a call that stands for one stands for no other.
-            why: why the graph did not take the answers of before, if it did not.
+            reason: why the graph did not take the answers of before, if it did not.
         """
         taken = {call_id for question in pending for call_id in self._calls_about(question.id)}
         waiting: list[_Waiting] = []
         for question in questions:
             requests = requests_of(question.value)
             left = [call for call in self._last_calls() if call[0] not in {*taken, *self._results}]
-            ids = None if why else match(requests, _of_asker(left, question))
+            ids = None if reason else match(requests, _of_asker(left, question))
             if ids:
                 reasons = {call_id: request.why for request, call_id in zip(requests, ids, strict=True)}
                 taken |= reasons.keys()
@@ -580,7 +580,7 @@ class GraphRun:
             else:
                 free = next(each for each in call_ids(question.id) if each not in self._uses)
                 use = use_of(free, question.value, question.schema)
-                waiting.append(_Waiting(question.id, {free: why}, [use], asker=question.call_id))
+                waiting.append(_Waiting(question.id, {free: reason}, [use], asker=question.call_id))
         return waiting
 
     def _last_calls(self) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -596,7 +596,7 @@ class GraphRun:
     def _calls_about(self, question: str) -> list[str]:
         """Return the calls that wait, or waited, for the answer to a question, in the order of the transcript."""
         states = self._context.calls
-        return [each for each in self._uses if each in states and states[each].question == question]
+        return [use for use in self._uses if use in states and states[use].question == question]
 
     def _is_decided(self, question: str) -> bool:
         about = self._calls_about(question)
@@ -642,13 +642,13 @@ class GraphRun:
     def _breakpoint(self, state: StateSnapshot) -> _Waiting:
         """Return what waits at a breakpoint: the calls that are about to be made, else a call that names the nodes."""
         nodes, question = state.next, _checkpoint_of(state)
-        why = f"breakpoint: next {', '.join(nodes)}"
+        reason = f"breakpoint: next {', '.join(nodes)}"
         open_ids = [call_id for call_id, _, _ in self._last_calls() if call_id not in self._results]
-        journaled = any(_is_tool_node(self._graph, each) for each in nodes)
+        journaled = any(_is_tool_node(self._graph, node) for node in nodes)
         if open_ids and journaled and not any(self._context.calls.get(each) for each in open_ids):
-            return _Waiting(question, dict.fromkeys(open_ids, why))
+            return _Waiting(question, dict.fromkeys(open_ids, reason))
         free = next(each for each in call_ids(f"at-{'-'.join(nodes)}") if each not in self._uses)
-        return _Waiting(question, {free: why}, [use_of(free, {"next": list(nodes)}, None)])
+        return _Waiting(question, {free: reason}, [use_of(free, {"next": list(nodes)}, None)])
 
     async def _end_breakpoint(self, state: StateSnapshot) -> None:
         for use in self._stand_ins(_checkpoint_of(state)):
@@ -706,7 +706,7 @@ class GraphRun:
             return None
         call_id = request.tool_call["id"] or ""
         for message in reversed(messages):
-            ids = [each["id"] or "" for each in message.tool_calls] if isinstance(message, AIMessage) else []
+            ids = [call["id"] or "" for call in message.tool_calls] if isinstance(message, AIMessage) else []
             if call_id in ids:
                 if message.id not in self._known:
                     await self._add(messages)
@@ -883,13 +883,13 @@ def _ours(error: Exception) -> Exception:
     if isinstance(error, TurnwiseError | GraphBubbleUp):
         return error
     if isinstance(error, GraphRecursionError):
-        why = str(error).partition("\n")[0]
-        return LimitError(f"{why}: pass LangGraphEngine(config={{'recursion_limit': ...}})", "step_limit")
-    why = f"the graph failed: {type(error).__name__}: {error}"
+        reason = str(error).partition("\n")[0]
+        return LimitError(f"{reason}: pass LangGraphEngine(config={{'recursion_limit': ...}})", "step_limit")
+    reason = f"the graph failed: {type(error).__name__}: {error}"
     said = f"{error} {getattr(error, 'code', '')}"
     if isinstance(error, TheirOverflowError) or any(each in said for each in _TOO_LONG):
-        return ContextOverflowError(why)
+        return ContextOverflowError(reason)
     status = getattr(error, "status_code", None)
     if status in _REFUSALS and getattr(error, "param", None) != "model":
-        return RequestRefusedError(why)
-    return EngineError(why)
+        return RequestRefusedError(reason)
+    return EngineError(reason)

@@ -133,8 +133,8 @@ def answer_of(value: Any, state: CallState, result: ToolResult | None) -> Any:
     if not (requests := requests_of(value)):
         return state.verdict == "approved"
     decided = {
-        str(at): Decided(state, ToolUse(call_id="", name=each.name, input=arguments), arguments, result)
-        for at, each in enumerate(requests)
+        str(index): Decided(state, ToolUse(call_id="", name=each.name, input=arguments), arguments, result)
+        for index, each in enumerate(requests)
         for arguments in [FrozenDict(freeze(dict(each.args)))]
     }
     return resume_value(value, requests, list(decided), decided)

@@ -79,7 +79,7 @@ def to_langchain(conversation: Turn | Sequence[Block]) -> list[BaseMessage]:
     blocks = conversation.blocks if isinstance(conversation, Turn) else conversation
     messages = Converter().messages(blocks)
     usage = conversation.usage if isinstance(conversation, Turn) else None
-    answer = next((each for each in reversed(messages) if isinstance(each, AIMessage)), None)
+    answer = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
     if usage and answer:
         answer.usage_metadata = usage_metadata(usage)
     return messages
@@ -197,11 +197,11 @@ def _add_prompt_of(messages: list[BaseMessage], prompts: Sequence[Block]) -> Non
     """Add the message of a prompt's blocks; those without content go to the message before them, if there is one."""
     shown = [block for block in prompts if not _is_silent(block)]
     if all(isinstance(block, User | Recalled | Summary) for block in shown):
-        for at, block in enumerate(prompts):
+        for index, block in enumerate(prompts):
             if not _is_silent(block):
                 parts = _Parts()
-                if at and block is shown[0] and not _takes_hints(messages):
-                    for early in prompts[:at]:
+                if index and block is shown[0] and not _takes_hints(messages):
+                    for early in prompts[:index]:
                         parts.add_alone(early)
                 _add_prompt(parts, block)
                 messages.append(HumanMessage(parts.content[0]["text"], additional_kwargs=parts.kwargs))
@@ -373,10 +373,10 @@ def _blocks(message: BaseMessage) -> Iterator[AnyBlock]:
     hints = message.additional_kwargs.get(HINTS)
     hints = list(hints) if isinstance(hints, list | tuple) else []
     if isinstance(message, ToolMessage | FunctionMessage):
-        results = [each for each in hints if isinstance(each, Mapping) and "result" in each]
+        results = [hint for hint in hints if isinstance(hint, Mapping) and "result" in hint]
         yield _tool_result(message, results[0]["result"] if results else [])
         yield from (
-            decode(json.dumps(each["alone"])) for each in hints if isinstance(each, Mapping) and "alone" in each
+            decode(json.dumps(hint["alone"])) for hint in hints if isinstance(hint, Mapping) and "alone" in hint
         )
     elif isinstance(message, SystemMessage):
         yield System(text=message.text)
@@ -387,12 +387,12 @@ def _blocks(message: BaseMessage) -> Iterator[AnyBlock]:
     else:
         is_text = isinstance(message.content, str)
         parts: Any = [{"type": "text", "text": message.content}] if is_text else message.content_blocks
-        yield from _restored([each for part in parts for each in _prompts(part)], hints)
+        yield from _restored([prompt for part in parts for prompt in _prompts(part)], hints)
 
 
 def _restored(read: Sequence[AnyBlock], hints: Sequence[Any]) -> Iterator[AnyBlock]:
     """Yield the blocks that were read, with what the hints say. Hints that do not fit (edited content) are left out."""
-    if len([each for each in hints if not _is_alone(each)]) != len(read):
+    if len([hint for hint in hints if not _is_alone(hint)]) != len(read):
         yield from read
         return
     left = iter(read)
@@ -511,7 +511,7 @@ def _prompts(part: Mapping[str, Any]) -> Iterator[AnyBlock]:
 def _tool_result(message: ToolMessage | FunctionMessage, hints: Sequence[Any]) -> ToolResult:
     fields, *of_parts = hints or [None]
     parts = [{"type": "text", "text": message.content}] if isinstance(message.content, str) else message.content_blocks
-    read = [each for part in parts for each in _prompts(cast(Mapping[str, Any], part))]
+    read = [prompt for part in parts for prompt in _prompts(cast(Mapping[str, Any], part))]
     if len(of_parts) == len(read):
         read = [_with_hint(block, hint) for block, hint in zip(read, of_parts, strict=True)]
     text = ""

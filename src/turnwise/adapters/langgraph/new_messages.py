@@ -41,14 +41,14 @@ def behind(
         had_messages: whether any message was.
     """
     answered = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
-    left = max((at for at, message in enumerate(messages) if is_known(message)), default=None)
+    left = max((index for index, message in enumerate(messages) if is_known(message)), default=None)
     new: list[BaseMessage] = []
     in_place: list[BaseMessage] = []
-    for at, message in enumerate(messages):
+    for index, message in enumerate(messages):
         is_open = isinstance(message, AIMessage) and any(call["id"] not in answered for call in message.tool_calls)
         if is_known(message):
             continue
-        if is_open or (left is not None and at > left) or (left is None and not had_messages):
+        if is_open or (left is not None and index > left) or (left is None and not had_messages):
             new.append(message)
         elif left is None:
             in_place.append(message)

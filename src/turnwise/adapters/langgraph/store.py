@@ -226,8 +226,8 @@ class _Work:
         except (TypeError, ValueError) as error:
             raise ConfigError("value", type(op.value).__name__, f"cannot be serialised: {error}") from error
         if len(data) > MAX_VALUE_BYTES:
-            why = f"takes {len(data)} bytes, and an item's value may take {MAX_VALUE_BYTES}"
-            raise ConfigError("value", f"that of {shown(op.key)}", why)
+            reason = f"takes {len(data)} bytes, and an item's value may take {MAX_VALUE_BYTES}"
+            raise ConfigError("value", f"that of {shown(op.key)}", reason)
         self._values[_name(op)] = pack([kind, bytes(data)])
 
     @property

@@ -179,7 +179,7 @@ class GraphThreads:
             elements = await self._elements(here[0], ranges, codec)
             for each in here:
                 own = ranges_of(_refs(each)).items()
-                wanted = [(channel, at) for channel, spans in own for span in spans for at in range(*span)]
+                wanted = [(channel, index) for channel, spans in own for span in spans for index in range(*span)]
                 if all(at in elements for at in wanted):
                     full: Stored | None = replace(each, elements=elements)
                 else:
@@ -244,7 +244,7 @@ class GraphThreads:
         missing: Ranges = {}
         for channel, spans in ranges.items():
             here = known[channel].elements if channel in known else {}
-            for at in (at for span in spans for at in range(*span)):
+            for at in (index for span in spans for index in range(*span)):
                 if (typed := here.get(at)) is not None:
                     elements[channel, at] = typed
                 elif (last := missing.setdefault(channel, [])) and last[-1][1] == at:

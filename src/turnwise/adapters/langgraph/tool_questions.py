@@ -104,10 +104,14 @@ class CallQuestions:
         interrupts: Sequence[Any] = error.args[0] if error.args else ()
         return GraphInterrupt(
             tuple(
-                Interrupt(value=_labelled(self._call_id, each.value), id=numbered, response_schema=each.response_schema)
-                if each.id == own
-                else each  # of a subgraph, which keeps its own answers
-                for each in interrupts
+                Interrupt(
+                    value=_labelled(self._call_id, interrupt.value),
+                    id=numbered,
+                    response_schema=interrupt.response_schema,
+                )
+                if interrupt.id == own
+                else interrupt  # of a subgraph, which keeps its own answers
+                for interrupt in interrupts
             )
         )
 
@@ -155,7 +159,7 @@ class _Node:
 
     def answers_to(self, call_id: str) -> list[int]:
         """Return the positions of the answers to a call."""
-        return [at for at, answer in enumerate(self.answers) if _unlabelled(answer)[0] == call_id]
+        return [index for index, answer in enumerate(self.answers) if _unlabelled(answer)[0] == call_id]
 
     def __call__(self) -> int:
         while self.next < len(self.answers) and _unlabelled(self.answers[self.next])[0] is not None:

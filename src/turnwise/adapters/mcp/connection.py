@@ -140,8 +140,8 @@ class Connection:
                     raise ToolServerError(self._server.label, link.why) from error
                 is_again = True
             except (RuntimeError, ValueError) as error:  # the mcp package's, about what the server sent
-                why = f"it sent what cannot be used: {error}"
-                raise ToolServerError(self._server.label, redacted(why, self._server.secrets)[:_KEPT]) from error
+                reason = f"it sent what cannot be used: {error}"
+                raise ToolServerError(self._server.label, redacted(reason, self._server.secrets)[:_KEPT]) from error
 
     async def _open(self) -> _Link:
         """Return an open link to the server, a new one if need be."""
@@ -458,8 +458,8 @@ def _root(error: BaseException) -> BaseException:
     """Return the first error of a group that is not the mere end of a connection."""
     if not isinstance(error, BaseExceptionGroup):
         return error
-    roots = [_root(each) for each in error.exceptions]
-    return next((each for each in roots if not isinstance(each, MCPError | asyncio.CancelledError)), roots[0])
+    roots = [_root(exception) for exception in error.exceptions]
+    return next((root for root in roots if not isinstance(root, MCPError | asyncio.CancelledError)), roots[0])
 
 
 class _Heard:
@@ -529,7 +529,7 @@ class _StandardError:
         self._label = server.label
         # A secret of several lines, such as a private key, is found in each of them.
         lines = (line for secret in server.secrets for line in secret.splitlines())
-        self._secrets = [each for each in lines if len(each) >= LONG]
+        self._secrets = [line for line in lines if len(line) >= LONG]
         self._tell = tell
         self._rest = b""
         """The begin of a line, since a secret may come in two pieces."""

@@ -58,7 +58,7 @@ class _Thread:
             return
 
         async def close() -> None:
-            await asyncio.gather(*(each.close() for each in _connections.values()), return_exceptions=True)
+            await asyncio.gather(*(connection.close() for connection in _connections.values()), return_exceptions=True)
             _connections.clear()
 
         with suppress(Exception):

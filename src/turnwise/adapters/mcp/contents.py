@@ -35,7 +35,7 @@ def result_from(answer: CallToolResult) -> ToolResult | None:
     if answer.structured_content is not None and not answer.is_error:
         texts = [block.text for block in blocks if isinstance(block, Text)]
         payload, is_repeated = _payload(answer.structured_content, texts)
-        return ToolResult.of(payload, *(each for each in blocks if not (is_repeated and isinstance(each, Text))))
+        return ToolResult.of(payload, *(block for block in blocks if not (is_repeated and isinstance(block, Text))))
     found = result_of("", blocks) if blocks else None
     if not answer.is_error:
         return found

@@ -57,7 +57,7 @@ class McpStdio:
     @property
     def label(self) -> str:
         """The server in messages: its command, and the first argument if that is no option, without passwords."""
-        shown = [redact(each) for each in self.args[:1] if not each.startswith("-")]
+        shown = [redact(argument) for argument in self.args[:1] if not argument.startswith("-")]
         return " ".join([Path(self.command).name, *shown])
 
     @property
@@ -142,9 +142,9 @@ def _check_times(server: McpServer) -> None:
         check_seconds(name, getattr(server, name), may_be_0=False)
 
 
-def _check(setting: str, value: object, ok: object, why: str) -> None:
+def _check(setting: str, value: object, ok: object, reason: str) -> None:
     if not ok:
-        raise ConfigError(setting, value, why)
+        raise ConfigError(setting, value, reason)
 
 
 def _is_web(url: object) -> bool:

@@ -202,8 +202,8 @@ def _parameters(server: McpServer, tool: types.Tool) -> Any:
         check_safe(schema)
         return known_schema(tool.name, schema)
     except (ConfigError, ValueError, RecursionError) as error:
-        why = f"the schema of its tool {tool.name!r} cannot be used ({error}): leave it out by deny="
-        raise ConfigError("server", server.label, why) from error
+        reason = f"the schema of its tool {tool.name!r} cannot be used ({error}): leave it out by deny="
+        raise ConfigError("server", server.label, reason) from error
 
 
 # Calls
@@ -249,6 +249,6 @@ class _ReadResource:
         """
 
         async def read(connection: Connection) -> list[Content]:
-            return [of_resource(each) for each in (await connection.read(uri)).contents]
+            return [of_resource(content) for content in (await connection.read(uri)).contents]
 
         return await asyncio.wrap_future(ask(self.server, read))

@@ -103,8 +103,8 @@ class PydanticAIEngine:
     def __reduce__(self) -> tuple[Any, ...]:
         model = self.agent.model if isinstance(self.agent, AbstractAgent) else None
         if isinstance(model, Model) and model.provider is not None:
-            why = "its model holds a client, which cannot travel: pass a function that makes the agent"
-            raise ConfigError("agent", _name_of(self.agent), why)
+            reason = "its model holds a client, which cannot travel: pass a function that makes the agent"
+            raise ConfigError("agent", _name_of(self.agent), reason)
         given = {name: getattr(self, name) for name in _FIELDS}
         if type(self.agent) is Agent:
             given["agent"] = _parted(self.agent)
@@ -197,8 +197,8 @@ def _agent_of(source: Source) -> AbstractAgent[Any, Any]:
 
 def _check_model(agent: AbstractAgent[Any, Any]) -> None:
     if agent.model is None:
-        why = "has no model: pass one, such as Agent('anthropic:claude-sonnet-4-5', ...)"
-        raise ConfigError("agent", agent.name, why)
+        reason = "has no model: pass one, such as Agent('anthropic:claude-sonnet-4-5', ...)"
+        raise ConfigError("agent", agent.name, reason)
 
 
 def _name_of(source: Source) -> str:

@@ -81,7 +81,7 @@ def from_pydantic_ai(messages: Iterable[ModelMessage]) -> list[AnyBlock]:
     Raises:
         InvalidInputError: something is not one of Pydantic AI's messages.
     """
-    return [block for at, message in enumerate(messages) for block in _exact(at, message)]
+    return [block for index, message in enumerate(messages) for block in _exact(index, message)]
 
 
 def to_pydantic_ai(given: Turn | Iterable[Block]) -> list[ModelMessage]:
@@ -356,8 +356,8 @@ def _user_content(block: Text | Image | Document) -> UserContent:
 
 def _exact(at: int, message: Any) -> list[AnyBlock]:
     if not isinstance(message, ModelRequest | ModelResponse):
-        why = "must be one of Pydantic AI's messages, such as those of result.new_messages()"
-        raise InvalidInputError(f"messages[{at}]", shown(message), why)
+        reason = "must be one of Pydantic AI's messages, such as those of result.new_messages()"
+        raise InvalidInputError(f"messages[{at}]", shown(message), reason)
     blocks: list[AnyBlock] = []
     rests: list[dict[str, Any]] = []
     dumped = _dump(message)

@@ -320,7 +320,7 @@ class _Execution:
             self._report(response)
             if any(not _is_output(call, run) for call in response.tool_calls):
                 outputs = {call.tool_call_id for call in response.tool_calls if _is_output(call, run)}
-                blocks = [each for each in plain_blocks(response) if getattr(each, "call_id", None) not in outputs]
+                blocks = [block for block in plain_blocks(response) if getattr(block, "call_id", None) not in outputs]
                 self.journal.add(*blocks, events=[self.context.end_call(blocks)])
             else:
                 self._held, self._refused = response, []
@@ -382,9 +382,9 @@ class _Execution:
         else:  # the agent goes on by itself, such as with a message that a tool or a capability has enqueued
             results = []
         ended = [
-            (ToolEnded, {"call_id": each.call_id, "name": ANSWER_TOOL, "is_error": True})
-            for each in results
-            if isinstance(each, ToolResult)
+            (ToolEnded, {"call_id": result.call_id, "name": ANSWER_TOOL, "is_error": True})
+            for result in results
+            if isinstance(result, ToolResult)
         ]
         self.journal.add(*blocks, *results, events=[self.context.end_call(blocks), *ended])
 
@@ -454,11 +454,11 @@ class _Execution:
         self.suspended = True
         if state and state.is_waiting:
             return
-        why = str(metadata["why"]) if metadata and "why" in metadata else None
-        waiting = CallState(name=call.tool_name, wants=wants, why=why)
+        reason = str(metadata["why"]) if metadata and "why" in metadata else None
+        waiting = CallState(name=call.tool_name, wants=wants, why=reason)
         values = {"call_id": call.tool_call_id, "name": call.tool_name, "input": call.args_as_dict(), "wants": wants}
-        if why:
-            values["why"] = why
+        if reason:
+            values["why"] = reason
         self.journal.add(events=[(ApprovalRequested, values)], calls={call.tool_call_id: waiting})
 
     def check(self, call: ToolCallPart) -> None:

@@ -221,10 +221,10 @@ class Gate:
         return answer
 
 
-def _page(root: str, then: str, why: str, status: int = 200) -> Response:
+def _page(root: str, then: str, reason: str, status: int = 200) -> Response:
     action = escape(f"{root}/login?{urlencode({'next': then})}", quote=True)
     headers = _HEADERS | {"Cache-Control": "no-store"}
-    return HTMLResponse(LOGIN.replace("{action}", action).replace("{why}", escape(why)), status, headers)
+    return HTMLResponse(LOGIN.replace("{action}", action).replace("{why}", escape(reason)), status, headers)
 
 
 def _bearing(scope: Scope, token: str) -> HTTPConnection:

@@ -134,7 +134,7 @@ def _event(message: dict[str, Any]) -> dict[str, Any] | None:
         type(message.get("id")) is int
         and _is_id(message.get("listener_id"))
         and isinstance(args, list)
-        and all(each is None or isinstance(each, str) for each in args)
+        and all(argument is None or isinstance(argument, str) for argument in args)
     )
     return {"id": message["id"], "listener_id": message["listener_id"], "args": args} if is_fit else None
 

@@ -9,11 +9,11 @@ from turnwise.console.elements.text import number
 from turnwise.memory.longterm.deletion_report import Forgotten
 
 
-async def confirmed(question: str, why: str, yes: str) -> bool:
+async def confirmed(question: str, reason: str, yes: str) -> bool:
     """Ask whether something is to be done."""
     with ui.dialog() as dialog, tag("div", "card", role="alertdialog", aria_label=question):
         tag("h2", "", question)
-        tag("p", "text", why)
+        tag("p", "text", reason)
         with tag("div", "row"):
             button(yes, lambda: dialog.submit(True), "bad")
             button("Back", lambda: dialog.submit(False), autofocus=True)

@@ -326,8 +326,8 @@ class _Conversation:
         self._frame.wake.set()
 
     async def _forget(self, index: int) -> None:
-        why = "No later request has it, and memories lose what they keep of it. The page still shows it."
-        if await confirmed(f"Forget turn {index}?", why, "Forget it"):
+        reason = "No later request has it, and memories lose what they keep of it. The page still shows it."
+        if await confirmed(f"Forget turn {index}?", reason, "Forget it"):
             report = await self._session.memory.forget(index, verify=True)
             self._report.clear()
             with self._report:
@@ -348,8 +348,8 @@ class _Conversation:
             self._frame.wake.set()
 
     async def _delete(self) -> None:
-        why = "It cannot be restored. Memories forget what they keep of it."
-        if await confirmed("Delete this conversation?", why, "Delete it"):
+        reason = "It cannot be restored. Memories forget what they keep of it."
+        if await confirmed("Delete this conversation?", reason, "Delete it"):
             await self._session.delete()
             ui.navigate.to("/sessions")
 

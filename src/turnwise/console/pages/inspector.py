@@ -152,7 +152,7 @@ def _recalled(record: RunRecord, events: Sequence[AnyEvent]) -> str:
     parts = [f"{sent} of {found[-1].found.get(name, sent)} from {name}" for name, sent in found[-1].sent.items()]
     parts += [f"{count} of {name}'s profile" for name, count in found[-1].profile.items()]
     for name, reasons in found[-1].left_out.items():
-        parts += [f"{count} of {name} left out: {why.replace('_', ' ')}" for why, count in reasons.items()]
+        parts += [f"{count} of {name} left out: {reason.replace('_', ' ')}" for reason, count in reasons.items()]
     return "; ".join(parts) or "nothing recalled"
 
 
@@ -163,8 +163,8 @@ def _show_recalled(found: RecalledContent | None) -> None:
     items = [*found.static, *found.extracted, *found.vector]
     for item in items:
         show_block(Recalled(text=item.text))
-    for name, why in found.failed.items():
-        tag("p", "soft", f"{name} failed: {why}")
+    for name, reason in found.failed.items():
+        tag("p", "soft", f"{name} failed: {reason}")
     if not items:
         tag("p", "soft", "Nothing.")
 

@@ -68,13 +68,13 @@ class _Memories:
     async def refresh(self) -> float | None:
         """Read and show the items; again only when something else is wanted."""
         wanted = dict(self._wanted)
-        items, cursor, why = await self._read(wanted)
+        items, cursor, reason = await self._read(wanted)
         if wanted == self._wanted:
             self._list.clear()
             with self._list:
                 self._show(items)
-                if why and not items:
-                    tag("div", "card empty", why)
+                if reason and not items:
+                    tag("div", "card empty", reason)
             self._set_cursor(cursor)
         return 3600.0
 
@@ -165,8 +165,10 @@ class _Memories:
         user = self._wanted["user"].strip()
         if not user:
             return
-        why = f"All sessions of {user} and all that memories keep of this user are deleted, and looked for afterwards."
-        if await confirmed(f"Forget {user}?", why, "Forget the user"):
+        reason = (
+            f"All sessions of {user} and all that memories keep of this user are deleted, and looked for afterwards."
+        )
+        if await confirmed(f"Forget {user}?", reason, "Forget the user"):
             report = await self._frame.viewer.manager.forget(user)
             self._report.clear()
             with self._report:

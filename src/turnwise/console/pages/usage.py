@@ -104,7 +104,9 @@ class _UsagePage:
             if config.run_budget is None and config.session_budget is None:
                 tag("p", "soft", "The configuration has no budgets.")
             _budget("Of a run", config.run_budget, [run.usage for run in runs if run.usage], "runs of these days")
-            _budget("Of a session", config.session_budget, [each.usage for each in sessions], "sessions used last")
+            _budget(
+                "Of a session", config.session_budget, [session.usage for session in sessions], "sessions used last"
+            )
         with tag("section", "card", aria_label="Sessions"):
             tag("h2", "", f"Most tokens, of the {number(len(sessions))} sessions used last")
             self._bars(sessions)

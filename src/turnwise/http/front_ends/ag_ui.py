@@ -110,8 +110,8 @@ async def _run(caller: Caller, body: RunAgentInput, request: Request, engine: st
         known = ", ".join(repr(name) for name in caller.manager.engines if name)
         raise InvalidInputError("engine", shown(engine), f"there is no such engine; there are {known}")
     decisions = decisions_of(body)
-    approved = {each.call_id for each in decisions if each.approved is not None}
-    had = [each.call_id for each in decisions if each.call_id not in approved]
+    approved = {decision.call_id for decision in decisions if decision.approved is not None}
+    had = [decision.call_id for decision in decisions if decision.call_id not in approved]
     with caller.room() as room:
         try:
             execution, answered = await _execution(caller, body, engine, resumed is not None)
@@ -135,12 +135,12 @@ async def _execution(
     if decisions:
         said = (message_id(last.id, f"{at}.id"), _prompts(last, at)) if isinstance(last, UserMessage) else None
         execution = await caller.on_session(body.thread_id, lambda each: deciding(each, decisions, said))
-        resumes = [each.call_id for each in decisions if each.approved is not None]
-        answered = resumes or [each.call_id for each in decisions]
+        resumes = [decision.call_id for decision in decisions if decision.approved is not None]
+        answered = resumes or [decision.call_id for decision in decisions]
         return execution, await behind(execution, answered)
     if not isinstance(last, UserMessage):
-        why = "the last message must be the user's or a tool's; or answer interrupts by 'resume'"
-        raise InvalidInputError(f"{at}.role" if last else "messages", shown(getattr(last, "role", [])), why)
+        reason = "the last message must be the user's or a tool's; or answer interrupts by 'resume'"
+        raise InvalidInputError(f"{at}.role" if last else "messages", shown(getattr(last, "role", [])), reason)
     its_id, prompts, options = message_id(last.id, f"{at}.id"), _prompts(last, at), await _options(body)
     session = await open_for_run(
         caller.manager, body.thread_id, prompts, options, user_id=caller.user_id, engine=engine
@@ -157,7 +157,7 @@ async def _waits(caller: Caller, thread_id: str, decisions: Sequence[Decision]) 
         execution = await active(session)
         pending = {call.call_id for call in await execution.pending()} if execution else set()
         return bool(execution) and any(
-            each.call_id in pending and execution and each.run_id == execution.run_id for each in decisions
+            decision.call_id in pending and execution and decision.run_id == execution.run_id for decision in decisions
         )
 
     try:
@@ -183,17 +183,21 @@ async def deciding(
             something else; nothing was changed.
         CallDecidedError: a call was decided differently before.
     """
-    run_id, why = decisions[0].run_id, "no call of this id waits in this thread"
+    run_id, reason = decisions[0].run_id, "no call of this id waits in this thread"
     try:
         execution = await session.execution(run_id or "")
     except (RunNotFoundError, InvalidIdError):
-        raise InvalidInputError(decisions[0].at, shown(decisions[0].call_id), why) from None
+        raise InvalidInputError(decisions[0].at, shown(decisions[0].call_id), reason) from None
     calls = (await execution.info()).calls
-    asked = [each for each in decisions if each.run_id in (run_id, None) and calls.get(each.call_id, {}).get("wants")]
+    asked = [
+        decision
+        for decision in decisions
+        if decision.run_id in (run_id, None) and calls.get(decision.call_id, {}).get("wants")
+    ]
     at = {each.at for each in asked}
-    for each in decisions:
-        if each.at not in at and (each.approved is not None or not asked):
-            raise InvalidInputError(each.at, shown(each.call_id), why)
+    for decision in decisions:
+        if decision.at not in at and (decision.approved is not None or not asked):
+            raise InvalidInputError(decision.at, shown(decision.call_id), reason)
     chosen = await fitting(execution, asked)
     joined = None if message is None else await _joined(session, *message)
     await decide(execution, chosen)
@@ -270,8 +274,8 @@ def _prompts(message: UserMessage, at: str) -> list[Block]:
             name = part.metadata.get("filename") if isinstance(part.metadata, dict) else None
             blocks.append(file_of(url, media_type, name if isinstance(name, str) else None, f"{place}.source.value"))
         else:
-            why = "a message of the user has texts, and images and documents by data or by url"
-            raise InvalidInputError(f"{place}.type", shown(part.type), why)
+            reason = "a message of the user has texts, and images and documents by data or by url"
+            raise InvalidInputError(f"{place}.type", shown(part.type), reason)
     return in_order(blocks, f"{at}.content")
 
 

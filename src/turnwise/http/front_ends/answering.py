@@ -128,7 +128,9 @@ async def _repeated(
         IdempotencyConflictError: the message says something else than the turn's.
     """
     asked, count = turn.asked, len(prompts)
-    if not turn.removed and not any(asked[at : at + count] == tuple(prompts) for at in range(len(asked) - count + 1)):
+    if not turn.removed and not any(
+        asked[index : index + count] == tuple(prompts) for index in range(len(asked) - count + 1)
+    ):
         raise IdempotencyConflictError(session.id, message_id, turn.run_id or "")
     return await session.execution(turn.run_id or "")
 
@@ -171,7 +173,7 @@ async def part_of(session: AsyncSession, message_id: str) -> tuple[str, list[Blo
         return None
     blocks, place = turn.new_blocks, int(named[2])
     asked = len(blocks) - len(turn.output)
-    prompts = [at for at, block in enumerate(blocks) if at < asked or isinstance(block, User)]
+    prompts = [index for index, block in enumerate(blocks) if index < asked or isinstance(block, User)]
     if place not in prompts or not isinstance(blocks[place], User):
         return None
     attached = takewhile(lambda at: not isinstance(blocks[at], User), (at for at in prompts if at > place))
@@ -238,16 +240,16 @@ async def fitting(execution: AsyncExecutionHandle, decisions: Sequence[Decision]
     calls = (await execution.info()).calls
     chosen: dict[str, Decision] = {}
     unfit: list[tuple[Decision, str]] = []
-    for each in decisions:
-        state = calls.get(each.call_id) or {}
+    for decision in decisions:
+        state = calls.get(decision.call_id) or {}
         wants = state.get("wants")
-        if wants and (each.approved is None) == (wants == "result"):
-            first = chosen.setdefault(each.call_id, each)
-            if replace(first, at=each.at, run_id=each.run_id) != each:
-                why = f"call {each.call_id!r} has another answer in the same request"
-                raise InvalidInputError(each.at, shown(each.value), why)
+        if wants and (decision.approved is None) == (wants == "result"):
+            first = chosen.setdefault(decision.call_id, decision)
+            if replace(first, at=decision.at, run_id=decision.run_id) != decision:
+                reason = f"call {decision.call_id!r} has another answer in the same request"
+                raise InvalidInputError(decision.at, shown(decision.value), reason)
         elif wants and not state.get("verdict"):
-            unfit.append((each, "its result" if wants == "result" else "an approval"))
+            unfit.append((decision, "its result" if wants == "result" else "an approval"))
     for each, wanted in unfit:
         if each.call_id not in chosen:
             raise InvalidInputError(each.at, shown(each.value), f"call {each.call_id!r} waits for {wanted}")
@@ -265,18 +267,18 @@ async def decide(execution: AsyncExecutionHandle, decisions: Sequence[Decision])
     """
     pending = {call.call_id for call in await execution.pending()}
     calls = (await execution.info()).calls
-    for each in decisions:
-        verdict = None if each.call_id in pending else (calls.get(each.call_id) or {}).get("verdict")
-        if verdict is None and each.call_id not in pending:
+    for decision in decisions:
+        verdict = None if decision.call_id in pending else (calls.get(decision.call_id) or {}).get("verdict")
+        if verdict is None and decision.call_id not in pending:
             continue
-        if each.approved is None:
-            await execution.provide(each.call_id, each.value, is_error=each.is_error)
-        elif verdict is None and each.approved:
-            await execution.approve(each.call_id, input=each.value)
+        if decision.approved is None:
+            await execution.provide(decision.call_id, decision.value, is_error=decision.is_error)
+        elif verdict is None and decision.approved:
+            await execution.approve(decision.call_id, input=decision.value)
         elif verdict is None:
-            await execution.reject(each.call_id, each.reason)
-        elif each.approved != (verdict == "approved"):
-            raise CallDecidedError(execution.session_id, execution.run_id, each.call_id, f"it was {verdict}")
+            await execution.reject(decision.call_id, decision.reason)
+        elif decision.approved != (verdict == "approved"):
+            raise CallDecidedError(execution.session_id, execution.run_id, decision.call_id, f"it was {verdict}")
 
 
 async def behind(execution: AsyncExecutionHandle, call_ids: Sequence[str]) -> frozenset[str]:

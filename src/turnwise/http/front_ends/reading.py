@@ -71,8 +71,8 @@ def file_of(url: str, media_type: str | None, name: str | None, at: str) -> Imag
     try:
         block = Image(**where) if is_image else Document(name=name or "file", **where)
     except ValidationError as error:
-        why = str(error.errors(include_url=False, include_context=False)[0]["msg"]).removeprefix("Value error, ")
-        raise InvalidInputError(at, shown(url), why) from None
+        reason = str(error.errors(include_url=False, include_context=False)[0]["msg"]).removeprefix("Value error, ")
+        raise InvalidInputError(at, shown(url), reason) from None
     if block.flaw:
         raise InvalidInputError(at, shown(url), block.flaw)
     return block

@@ -157,8 +157,8 @@ async def answer_chat(body: Chat, caller: Asks, request: Request, idempotency_ke
     elif role == "assistant" and body.trigger == "submit-message":
         prompts = []
     else:
-        why = "the last message must be the user's, or the assistant's with results of calls or answers to approvals"
-        raise InvalidInputError(f"{at}.role", shown(role), why)
+        reason = "the last message must be the user's, or the assistant's with results of calls or answers to approvals"
+        raise InvalidInputError(f"{at}.role", shown(role), reason)
     its_id = message_id(last.get("id"), f"{at}.id")
     resumed = request.headers.get("last-event-id")
     VercelEncoder(resumed)  # which checks it
@@ -206,7 +206,7 @@ async def _beside(session: AsyncSession, message: Mapping[str, Any] | None, at: 
         return None
     pending = {call.call_id for call in await execution.pending()}
     decisions = _decisions(message, at) if pending else []
-    if not any(each.call_id in pending for each in decisions):
+    if not any(decision.call_id in pending for decision in decisions):
         return None
     chosen = await fitting(execution, decisions)
     return _Waiting(execution, chosen, is_whole=pending <= {each.call_id for each in chosen})
@@ -233,8 +233,8 @@ def _prompts(message: Mapping[str, Any], at: str) -> list[Block]:
                     media_type, name = text_of(part, "mediaType", place), name and text_of(part, "filename", place)
                 blocks.append(file_of(text_of(part, "url", place), media_type, name, f"{place}.url"))
             case kind:
-                why = "a message of the user has parts of type text and file"
-                raise InvalidInputError(f"{place}.type", shown(kind), why)
+                reason = "a message of the user has parts of type text and file"
+                raise InvalidInputError(f"{place}.type", shown(kind), reason)
     return in_order(blocks, f"{at}.parts")
 
 
@@ -250,13 +250,13 @@ async def _continue(
 ) -> tuple[AsyncExecutionHandle, frozenset[str]]:
     """Give a run what the assistant's message has for its calls; return it, and those of the calls that waited."""
     if not (decisions := _decisions(message, at)):
-        why = "nothing is new: it has neither results of calls nor answers to approvals"
-        raise InvalidInputError(f"{at}.parts", shown(message.get("parts")), why)
+        reason = "nothing is new: it has neither results of calls nor answers to approvals"
+        raise InvalidInputError(f"{at}.parts", shown(message.get("parts")), reason)
 
     async def decided(session: AsyncSession) -> AsyncExecutionHandle:
         execution = await session.execution(str(message["id"]))
         chosen = await fitting(execution, decisions)
-        if left := [each for each in decisions if each.call_id not in {one.call_id for one in chosen}]:
+        if left := [decision for decision in decisions if decision.call_id not in {one.call_id for one in chosen}]:
             turn = await session.turn(execution.turn_index)
             calls = {block.call_id for block in turn.output if isinstance(block, ToolUse)}
             if unknown := next((each for each in left if each.call_id not in calls), None):
@@ -265,7 +265,7 @@ async def _continue(
         return execution
 
     execution = await caller.on_session(chat_id, decided)
-    return execution, await behind(execution, [each.call_id for each in decisions])
+    return execution, await behind(execution, [decision.call_id for decision in decisions])
 
 
 def _decisions(message: Mapping[str, Any], at: str) -> list[Decision]:

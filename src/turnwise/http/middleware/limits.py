@@ -49,10 +49,10 @@ class SizeLimits:
 
 
 def _refusal(scope: Scope, status: int, part: str, size: int | None, most: int) -> Response:
-    why = f"the {part} {f'has {size} bytes and ' if size else ''}may have {most} bytes"
+    reason = f"the {part} {f'has {size} bytes and ' if size else ''}may have {most} bytes"
     if "/openai/v1/" in scope["path"]:
-        return errors.answer(status, why, code=f"{part}_too_large")
-    return answer(problem(status, f"{part.capitalize()} too large", why, error=f"{part}_too_large"))
+        return errors.answer(status, reason, code=f"{part}_too_large")
+    return answer(problem(status, f"{part.capitalize()} too large", reason, error=f"{part}_too_large"))
 
 
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")

@@ -37,9 +37,9 @@ class KnownHosts:
         if scope["type"] not in ("http", "websocket") or _host_of(Headers(scope=scope)) in self._hosts:
             await self._app(scope, receive, send)
             return
-        why = "the request names another host than this machine's: ask 127.0.0.1, or use tokens"
-        native = answer(problem(400, "Unknown host", why, error="unknown_host"))
-        refusal = errors.answer(400, why, code="unknown_host") if "/openai/v1/" in scope["path"] else native
+        reason = "the request names another host than this machine's: ask 127.0.0.1, or use tokens"
+        native = answer(problem(400, "Unknown host", reason, error="unknown_host"))
+        refusal = errors.answer(400, reason, code="unknown_host") if "/openai/v1/" in scope["path"] else native
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
@@ -68,9 +68,9 @@ class SameSite:
         if scope["type"] != "http" or scope["method"] in _SAFE or self._is_allowed(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
-        why = "the request comes from a page of another site: name its origin in 'cors_origins', or use tokens"
-        native = answer(problem(403, "Foreign origin", why, error="foreign_origin"))
-        refusal = errors.answer(403, why, code="foreign_origin") if "/openai/v1/" in scope["path"] else native
+        reason = "the request comes from a page of another site: name its origin in 'cors_origins', or use tokens"
+        native = answer(problem(403, "Foreign origin", reason, error="foreign_origin"))
+        refusal = errors.answer(403, reason, code="foreign_origin") if "/openai/v1/" in scope["path"] else native
         await refusal(scope, receive, send)
 
     def _is_allowed(self, headers: Headers) -> bool:

@@ -863,7 +863,7 @@ class Steps(Shown):
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> Self:
-        return cls(items=[StepShown.model_validate(each) for each in steps])
+        return cls(items=[StepShown.model_validate(step) for step in steps])
 
 
 class PhaseShown(Shown):
@@ -893,4 +893,4 @@ class PendingCalls(Shown):
 
     @classmethod
     def of(cls, calls: Iterable[PendingCall]) -> Self:
-        return cls(items=[PendingCallShown.model_validate(each) for each in calls])
+        return cls(items=[PendingCallShown.model_validate(call) for call in calls])

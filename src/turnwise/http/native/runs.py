@@ -124,10 +124,10 @@ async def run_once(
 ) -> Response:
     """The run can be waited for, followed and cancelled until a minute after its end. An idempotency key is refused."""
     if idempotency_key is not None:
-        why = (
+        reason = (
             "nothing of this run is stored, so a repeated request would run again: run it in a session, or leave it out"
         )
-        raise InvalidInputError("Idempotency-Key", shown(idempotency_key), why)
+        raise InvalidInputError("Idempotency-Key", shown(idempotency_key), reason)
     options = {**await body.options(), "agent": body.agent, "metadata": body.metadata, "engine": body.engine}
     with caller.room(wanted=streams or wait_s is not None) as room:
         execution = await caller.manager.run_once(*prompts_of(body.prompt), user_id=caller.user_id, **options)

@@ -277,9 +277,9 @@ async def remove_message(session_id: InPath, place: InPath, caller: Asks) -> Mes
 async def _remove(session: AsyncSession, place: str) -> int:
     index, spans = parse_place(place)
     turn = await session.turn(index)
-    numbers = {each: at for at, each in enumerate(places(join(turn.record.prompt, turn.record.output)))}
+    numbers = {each: index for index, each in enumerate(places(join(turn.record.prompt, turn.record.output)))}
     try:
-        return await session.remove(turn, *(numbers[each] for each in places(spans)))
+        return await session.remove(turn, *(numbers[place] for place in places(spans)))
     except KeyError:
         raise InvalidInputError("place", shown(place), f"turn {index} has no such blocks: list the messages") from None
 
@@ -287,7 +287,7 @@ async def _remove(session: AsyncSession, place: str) -> int:
 @router.get("/sessions/{session_id}/turns", summary="Its turns, by index", responses=NOT_FOUND)
 async def list_turns(session_id: InPath, caller: Asks, after: After = -1, limit: Limit = 100) -> TurnPage:
     turns = await caller.on_session(session_id, lambda each: each.turns(after, limit))
-    return TurnPage(items=[TurnShown.of(each) for each in turns], next=turns.next)
+    return TurnPage(items=[TurnShown.of(turn) for turn in turns], next=turns.next)
 
 
 @router.get(
@@ -315,7 +315,7 @@ async def list_runs_of_session(
     session_id: InPath, caller: Asks, after: After = -1, limit: Limit = 100
 ) -> RunsOfSession:
     runs = await caller.on_session(session_id, lambda each: each.runs(after, limit))
-    return RunsOfSession(items=[RunShown.of(each) for each in runs], next=runs.next)
+    return RunsOfSession(items=[RunShown.of(run) for run in runs], next=runs.next)
 
 
 @router.post("/sessions/{session_id}/events", summary="Add an event of your own", status_code=201, responses=CONFLICT)

@@ -213,8 +213,8 @@ async def _in_session(asked: _Asked, session: AsyncSession, options: RunOptions)
         pending = await (await session.execution(error.run_id)).pending()
         if any(call.wants == "result" for call in pending):
             raise _no_result(next(call.call_id for call in pending if call.wants == "result"), error.run_id) from None
-        why = str(SessionInUseError(error.session_id, error.run_id))  # the API's requests have no policy
-        raise OpenAIError(409, why, code="session_busy", run_id=error.run_id) from None
+        reason = str(SessionInUseError(error.session_id, error.run_id))  # the API's requests have no policy
+        raise OpenAIError(409, reason, code="session_busy", run_id=error.run_id) from None
     return _answer(body, execution, await execution.info())
 
 
@@ -238,8 +238,8 @@ async def _of_key(session: AsyncSession, turn_id: str, digest: str) -> tuple[Asy
         return None
     run = await execution.info()
     if run.labels.get(_REQUEST) != digest:
-        why = "this Idempotency-Key belongs to another request: use a new key for a new request"
-        raise OpenAIError(422, why, code="idempotency_conflict", run_id=run.run_id)
+        reason = "this Idempotency-Key belongs to another request: use a new key for a new request"
+        raise OpenAIError(422, reason, code="idempotency_conflict", run_id=run.run_id)
     return execution, run
 
 
@@ -279,8 +279,8 @@ async def _session(asked: _Asked, session_id: str) -> AsyncSession:
     except SessionNotFoundError:
         new = news(asked.chat, [])
     if new.results:
-        why = f"no call with the id {new.results[0].call_id!r} waits for a result in this session"
-        raise invalid("messages", why, "unknown_tool_call")
+        reason = f"no call with the id {new.results[0].call_id!r} waits for a result in this session"
+        raise invalid("messages", reason, "unknown_tool_call")
     return await open_for_run(
         caller.manager, session_id, new.prompts, asked.options, user_id=caller.user_id, engine=asked.model.engine
     )
@@ -294,8 +294,8 @@ async def _continue(session: AsyncSession, body: CreateCompletion, options: RunO
     run = await execution.info()
     calls = {call_id: state for call_id, state in run.calls.items() if state.get("wants") == "result"}
     if unknown := given.keys() - calls.keys():
-        why = f"no call with the id {min(unknown)!r} waits for a result in this session"
-        raise invalid("messages", why, "unknown_tool_call")
+        reason = f"no call with the id {min(unknown)!r} waits for a result in this session"
+        raise invalid("messages", reason, "unknown_tool_call")
     waiting = {call_id for call_id, state in calls.items() if not state.get("verdict")}
     if missing := waiting - given.keys():
         raise _no_result(min(missing), run.run_id)
@@ -309,8 +309,10 @@ async def _continue(session: AsyncSession, body: CreateCompletion, options: RunO
 
 
 def _no_result(call_id: str, run_id: str) -> OpenAIError:
-    why = f"the session waits for the results of tool calls; the call {call_id!r} has none: send a message of role tool"
-    return invalid("messages", why, "missing_tool_result", run_id=run_id)
+    reason = (
+        f"the session waits for the results of tool calls; the call {call_id!r} has none: send a message of role tool"
+    )
+    return invalid("messages", reason, "missing_tool_result", run_id=run_id)
 
 
 def _check_same(body: CreateCompletion, options: RunOptions, run: RunRecord) -> None:
@@ -326,8 +328,8 @@ def _check_same(body: CreateCompletion, options: RunOptions, run: RunRecord) -> 
     for name, is_other in differs.items():
         if is_other:
             what = "the system message" if name == "messages" else name
-            why = f"{what} is another than that of the run which waits for these results: send the same, or none"
-            raise invalid(name if name in type(body).model_fields else "max_tokens", why)
+            reason = f"{what} is another than that of the run which waits for these results: send the same, or none"
+            raise invalid(name if name in type(body).model_fields else "max_tokens", reason)
 
 
 def _left(caller: Caller, answering: _Answering) -> Callable[[], Any] | None:

@@ -145,17 +145,17 @@ class CreateCompletion(_Strict):
 
     def _functions(self) -> list[Tool]:
         found: list[Tool] = []
-        for at, each in enumerate(self.tools or ()):
+        for index, each in enumerate(self.tools or ()):
             function = each.function
             schema = function.parameters or {"type": "object", "properties": {}}
             try:
                 check_safe(schema)
                 found.append(external_tool(function.name, function.description or "", schema))
             except ValueError as error:
-                param = f"tools[{at}].function.parameters"
+                param = f"tools[{index}].function.parameters"
                 raise invalid(param, f"{param}: {error}", "invalid_function_parameters") from None
             except ConfigError as error:
-                raise invalid(f"tools[{at}].function", str(error)) from None
+                raise invalid(f"tools[{index}].function", str(error)) from None
         try:
             record_of_tools(found)
         except InvalidInputError as error:

@@ -101,8 +101,8 @@ async def delete(id: str, caller: Asks) -> Response:
     except SessionBusyError as error:
         execution = await session.execution(error.run_id)
         if await execution.status() != "awaiting_approval":
-            why = "Another process is currently operating on this conversation. Please retry in a few seconds."
-            raise invalid("conversation", why, "conversation_locked") from None
+            reason = "Another process is currently operating on this conversation. Please retry in a few seconds."
+            raise invalid("conversation", reason, "conversation_locked") from None
         await execution.cancel("its conversation was deleted")
         await session.delete()
     return JSONResponse({"id": id, "object": "conversation.deleted", "deleted": True})

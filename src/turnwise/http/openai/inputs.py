@@ -83,12 +83,12 @@ def read_items(items: Sequence[Any], param: str, *, answers: bool = True) -> Giv
     """
     check_count(param, sum(map(_parts_of, items)), "MAX_BLOCKS", MAX_BLOCKS)
     reader = _Reader(answers)
-    for at, item in enumerate(items):
+    for index, item in enumerate(items):
         try:
-            reader.read(item, f"{param}[{at}]")
+            reader.read(item, f"{param}[{index}]")
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
-            raise invalid(f"{param}[{at}]", str(first["msg"]).removeprefix("Value error, ")) from None
+            raise invalid(f"{param}[{index}]", str(first["msg"]).removeprefix("Value error, ")) from None
     return reader.whole()
 
 

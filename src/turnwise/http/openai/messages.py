@@ -149,8 +149,8 @@ def _call(call: Any, at: str) -> ToolUse:
             raise TypeError
         return ToolUse(call_id=_text(call, "id", at), name=name, input=FrozenDict(freeze(parsed)))
     except (TypeError, ValueError, RecursionError):
-        why = f"{at}.function.arguments: must be the JSON text of an object"
-        raise invalid(f"{at}.function.arguments", why) from None
+        reason = f"{at}.function.arguments: must be the JSON text of an object"
+        raise invalid(f"{at}.function.arguments", reason) from None
 
 
 def _texts(content: Any, at: str, kinds: Sequence[str]) -> str:
@@ -203,8 +203,8 @@ def _file(part: Mapping[str, Any], at: str) -> Document:
     found = _DATA_URL.fullmatch(data)
     media_type = found[1] if found else mimetypes.guess_type(name)[0]
     if media_type is None:
-        why = "its type is unknown: send a data URL, or a filename with an extension"
-        raise invalid(f"{at}.file.file_data", f"{at}.file.file_data: {why}")
+        reason = "its type is unknown: send a data URL, or a filename with an extension"
+        raise invalid(f"{at}.file.file_data", f"{at}.file.file_data: {reason}")
     return Document(name=name, data=found[2] if found else data, media_type=media_type)
 
 

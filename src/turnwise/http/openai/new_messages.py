@@ -79,8 +79,8 @@ def news(chat: Chat, stored: Iterable[ChatMessage]) -> New:
     rest = [block for said in given[last + 1 :] for block in (said.block, *said.answer) if block]
     results = list(_new_results(had[-1], given[last]))
     if results and rest:
-        why = "the results of tools continue a run, so nothing may come after them: send them alone"
-        raise OpenAIError(400, why, param="messages", code="unsupported_value")
+        reason = "the results of tools continue a run, so nothing may come after them: send them alone"
+        raise OpenAIError(400, reason, param="messages", code="unsupported_value")
     if not results and not rest:
         in_order = [block for block in given[last].answer if isinstance(block, ToolResult)]
         ends_in_results = isinstance(chat.last, ToolResult)
@@ -183,7 +183,7 @@ def _differs(had: _Said, given: _Said | None) -> OpenAIError:
     return _conflict(given.place, f"turn {had.place} of the session has another message there")
 
 
-def _conflict(place: int | None, why: str) -> OpenAIError:
+def _conflict(place: int | None, reason: str) -> OpenAIError:
     param = "messages" if place is None else f"messages[{place}]"
     remedy = "send the conversation as it is, only your new message, or another X-Session-Id"
-    return OpenAIError(422, f"{param} does not continue the session: {why}; {remedy}", param=param, code="conflict")
+    return OpenAIError(422, f"{param} does not continue the session: {reason}; {remedy}", param=param, code="conflict")

@@ -151,7 +151,7 @@ async def _options(caller: Caller, body: CreateResponse, given: Given, choice: C
 
 
 def _tools(body: CreateResponse) -> list[Tool]:
-    tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(body.functions())]
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.functions())]
     record_of_tools(tools)  # here it holds nobody up
     return tools
 
@@ -238,7 +238,7 @@ async def newest(caller: Caller, execution: AsyncExecutionHandle) -> Found:
 async def _asking(caller: Caller, execution: AsyncExecutionHandle, given: Given) -> Found:
     """Return the response of a run that ended with the calls of these outputs, also if they were brought before."""
     found, state = await _whole(caller, execution)
-    names = [*given.outputs, *(each.request_id for each in given.approvals)]
+    names = [*given.outputs, *(approval.request_id for approval in given.approvals)]
     return replace(found, part=state.parts.get(names[0], state.newest))
 
 
@@ -280,8 +280,8 @@ async def _after(
     elif found.part:
         raise _no_previous(previous)
     if found.run.is_open:
-        why = f"Previous response with id '{previous}' has not ended: wait for it, or cancel it."
-        raise invalid("previous_response_id", why, "previous_response_not_completed", response_id=previous)
+        reason = f"Previous response with id '{previous}' has not ended: wait for it, or cancel it."
+        raise invalid("previous_response_id", reason, "previous_response_not_completed", response_id=previous)
     session = await caller.manager.get(found.execution.session_id, user_id=caller.user_id)
     if body.store is False:
         turn = await session.turn(found.execution.turn_index)
@@ -316,9 +316,9 @@ async def _continue(caller: Caller, found: Found, body: CreateResponse, given: G
     if not (state.waiting or state.requests):
         raise _unknown_output(given)
     if given.blocks:
-        why = "outputs continue the response that called the functions: send messages after it"
-        raise invalid("input", why, "unsupported_input")
-    decided = {state.requests.get(each.request_id): each for each in given.approvals}
+        reason = "outputs continue the response that called the functions: send messages after it"
+        raise invalid("input", reason, "unsupported_input")
+    decided = {state.requests.get(approval.request_id): approval for approval in given.approvals}
     if unknown := next((call_id for call_id in given.outputs if call_id not in state.waiting), None):
         raise _unknown_call(unknown)
     if None in decided:
@@ -346,8 +346,8 @@ async def _continue(caller: Caller, found: Found, body: CreateResponse, given: G
 
 
 def _no_previous(id: str) -> OpenAIError:
-    why = f"Previous response with id '{id}' not found."
-    return invalid("previous_response_id", why, "previous_response_not_found")
+    reason = f"Previous response with id '{id}' not found."
+    return invalid("previous_response_id", reason, "previous_response_not_found")
 
 
 def _unknown_output(given: Given) -> OpenAIError:

@@ -131,7 +131,9 @@ class Connections:
 def _evicted(connections: list[_Connection], count: int) -> list[_Connection]:
     """Return which connections are to be closed: those whose client has been awaited longest, by their phase."""
     found = [
-        (EVICTED.index(phase), each.since, id(each), each) for each in connections if (phase := each.phase) in EVICTED
+        (EVICTED.index(phase), connection.since, id(connection), connection)
+        for connection in connections
+        if (phase := connection.phase) in EVICTED
     ]
     return [each for *_, each in heapq.nsmallest(count, found)]
 
@@ -153,10 +155,10 @@ class _Http(H11Protocol):
         """Answer what h11 could not read."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        why = f"{msg[:-1]}: {error}" if error else msg
+        reason = f"{msg[:-1]}: {error}" if error else msg
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             dialect = b"/openai/v1/" in self.conn.trailing_data[0][:256]
-            self.transport.write(refusal(status, why, is_openai=dialect))
+            self.transport.write(refusal(status, reason, is_openai=dialect))
         self.transport.write_eof()
         self.is_refused = True
 
@@ -182,12 +184,12 @@ _CODES = {400: "invalid_request", 408: "request_timeout", 431: "header_too_large
 _CODES |= {503: "too_many_connections"}
 
 
-def refusal(status: int, why: str, *, is_openai: bool = False) -> bytes:
+def refusal(status: int, reason: str, *, is_openai: bool = False) -> bytes:
     """Return the whole answer to a client whose request does not reach the app."""
     title, code = STATUS_PHRASES[status].decode(), _CODES.get(status, "invalid_request")
-    problem = {"type": f"urn:turnwise:{code}", "title": title, "status": status, "detail": why, "error": code}
+    problem = {"type": f"urn:turnwise:{code}", "title": title, "status": status, "detail": reason, "error": code}
     kind = "server_error" if status >= 500 else "invalid_request_error"  # noqa: PLR2004 - the server's
-    openai = {"error": {"message": why, "type": kind, "param": None, "code": code}}
+    openai = {"error": {"message": reason, "type": kind, "param": None, "code": code}}
     body = json.dumps(openai if is_openai else problem).encode()
     media = "application/json" if is_openai else "application/problem+json"
     head = f"HTTP/1.1 {status} {title}\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
@@ -286,11 +288,11 @@ class _Connection(asyncio.Protocol):
         self._phase, self.since, self._received = phase, now, 0
         self._ready = self._transport.get_write_buffer_size()
 
-    def _refuse(self, status: int, why: str) -> None:
+    def _refuse(self, status: int, reason: str) -> None:
         """Answer instead of the app, and close the connection once the client has had time to read that."""
         if not self._transport.is_closing():
             is_openai = self._http.scope is not None and "/openai/v1/" in self._http.scope["path"]
-            self._transport.write(refusal(status, why, is_openai=is_openai))
+            self._transport.write(refusal(status, reason, is_openai=is_openai))
             self._transport.write_eof()
         self._linger()
 

@@ -56,8 +56,8 @@ def listen(config: ServiceConfig, source: Source) -> socket.socket:
     except socket.gaierror as error:
         raise source.error(("host",), config.host, f"it cannot be resolved: {error.strerror}") from None
     except OSError as error:
-        why = f"nobody can listen there ({error.strerror}): stop what does, or choose another; 0 takes a free one"
-        raise source.error(("port",), config.port, why) from None
+        reason = f"nobody can listen there ({error.strerror}): stop what does, or choose another; 0 takes a free one"
+        raise source.error(("port",), config.port, reason) from None
     bound.set_inheritable(True)
     return bound
 

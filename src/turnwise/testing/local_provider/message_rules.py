@@ -35,10 +35,10 @@ _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 class WireError(ValueError):
     """The API refuses the request. `index` is that of the message or item, `id` that of the call or item, if any."""
 
-    def __init__(self, index: int, why: str, id: str | None = None, *, where: str = "messages") -> None:
-        super().__init__(index, why, id)
+    def __init__(self, index: int, reason: str, id: str | None = None, *, where: str = "messages") -> None:
+        super().__init__(index, reason, id)
         self.index = index
-        self.why = why
+        self.why = reason
         self.id = id
         self._where = where
 
@@ -53,12 +53,12 @@ class _Place:
         self.index = index
         self._where = where
 
-    def refuse(self, why: str, id: str | None = None) -> NoReturn:
-        raise WireError(self.index, why, id, where=self._where)
+    def refuse(self, reason: str, id: str | None = None) -> NoReturn:
+        raise WireError(self.index, reason, id, where=self._where)
 
-    def require(self, holds: object, why: str, id: str | None = None) -> None:
+    def require(self, holds: object, reason: str, id: str | None = None) -> None:
         if not holds:
-            self.refuse(why, id)
+            self.refuse(reason, id)
 
     def text(self, value: object, what: str, id: str | None = None) -> str:
         if not isinstance(value, str) or not value:

@@ -46,7 +46,7 @@ def tool_script(steps: Sequence[Step], *, reasoning: str | None = None) -> Calla
     """
 
     def reply(messages: list[Message]) -> Message:
-        roles = [message["role"] for at, message in enumerate(messages) if not _shows_results(messages, at)]
+        roles = [message["role"] for index, message in enumerate(messages) if not _shows_results(messages, index)]
         since = roles[::-1].index("user") if "user" in roles else len(roles)
         step = steps[min(roles[len(roles) - since :].count("assistant"), len(steps) - 1)]
         said: Message = {"content": step} if isinstance(step, str) else {"tool_calls": [_call(*call) for call in step]}

@@ -71,8 +71,8 @@ class ResponsesRequest:
             if item.get("type") == "reasoning":
                 _check_reasoning(item)
         if previous := self.body.get("previous_response_id"):
-            why = f"Previous response with id '{previous}' not found."
-            raise RefusedError(400, why, "previous_response_not_found", "previous_response_id")
+            reason = f"Previous response with id '{previous}' not found."
+            raise RefusedError(400, reason, "previous_response_not_found", "previous_response_id")
         self.streamed = bool(self.body.get("stream"))
         self.limit: int | None = self.body.get("max_output_tokens")
         """In tokens."""
@@ -90,10 +90,12 @@ class ResponsesRequest:
 
     def _check_tools(self) -> None:
         tools = self.body.get("tools") or []
-        for at, tool in enumerate(tools):
+        for index, tool in enumerate(tools):
             if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
-                raise RefusedError(400, f"Invalid value: 'tools[{at}].type'.", "invalid_value", f"tools[{at}].type")
-        functions = [(f"tools[{at}]", tool) for at, tool in enumerate(tools) if tool["type"] == "function"]
+                raise RefusedError(
+                    400, f"Invalid value: 'tools[{index}].type'.", "invalid_value", f"tools[{index}].type"
+                )
+        functions = [(f"tools[{index}]", tool) for index, tool in enumerate(tools) if tool["type"] == "function"]
         if missing := next((f"{at}.parameters" for at, tool in functions if "parameters" not in tool), None):
             raise RefusedError(400, f"Missing required parameter: '{missing}'.", "missing_required_parameter", missing)
         choice = self.body.get("tool_choice")
@@ -303,13 +305,13 @@ def _check_reasoning(item: Message) -> None:
         signed = b""
     owner = signed[33:].decode("utf-8", "replace")
     if _encrypted(owner) != content:
-        why = "Encrypted content could not be decrypted or parsed."
+        reason = "Encrypted content could not be decrypted or parsed."
     elif owner != item_id:
-        why = "Encrypted content item_id did not match the target item id."
+        reason = "Encrypted content item_id did not match the target item id."
     else:
         return
-    why = f"The encrypted content for item {item_id} could not be verified. Reason: {why}"
-    raise RefusedError(400, why, "invalid_encrypted_content")
+    reason = f"The encrypted content for item {item_id} could not be verified. Reason: {reason}"
+    raise RefusedError(400, reason, "invalid_encrypted_content")
 
 
 def _messages(instructions: str | None, items: list[Message]) -> list[Message]:

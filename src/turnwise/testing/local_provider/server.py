@@ -215,8 +215,8 @@ class LocalProvider:
             if self._asked[f"{name} {model}"] > 1:
                 return ""
         if re.fullmatch("[45][0-9][0-9]", fault):
-            why = f"The model `{model}` does not exist" if fault == "404" else f"You asked for a {fault}"
-            raise RefusedError(int(fault), why, "model_not_found" if fault == "404" else None)
+            reason = f"The model `{model}` does not exist" if fault == "404" else f"You asked for a {fault}"
+            raise RefusedError(int(fault), reason, "model_not_found" if fault == "404" else None)
         if fault == "hang":
             await _forever()
         return fault

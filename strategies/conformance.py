@@ -66,7 +66,7 @@ def check_case(strategy: OverflowStrategy, case: Case) -> Plan | None:
         plan = strategy.decide(window, budget)
     except WindowOverflowError as error:
         least = [*before.systems[-1:], *before.summaries, *before.newest()]
-        needed = budget.overhead + sum(COUNTER.count(before.blocks[at]) for at in least)
+        needed = budget.overhead + sum(COUNTER.count(before.blocks[position]) for position in least)
         _hold("budget met", needed > budget.max_tokens, f"{error}, but {needed} tokens would do")
         _hold("budget met", (error.needed, error.max_tokens) == (needed, budget.max_tokens), f"{error} of {needed}")
         return None
@@ -88,11 +88,15 @@ def check_case(strategy: OverflowStrategy, case: Case) -> Plan | None:
     after = _Request(then)
     for law in (_order, _system, _newest, _pairs, _summaries, _once, _valid):
         law(before, after, plan, window)
-    left = after.tokens(budget)
-    _hold("something goes", left < taken, f"the request takes {left} tokens, and {taken} before")
-    _hold("budget met", left <= budget.max_tokens, f"{left} of {budget.max_tokens} tokens")
-    told = (plan.tokens_before, plan.tokens_after)
-    _hold("budget met", told[0] == taken and told[1] >= left, f"it told of {told}, and it is {taken}, {left}")
+    remaining = after.tokens(budget)
+    _hold("something goes", remaining < taken, f"the request takes {remaining} tokens, and {taken} before")
+    _hold("budget met", remaining <= budget.max_tokens, f"{remaining} of {budget.max_tokens} tokens")
+    stated = (plan.tokens_before, plan.tokens_after)
+    _hold(
+        "budget met",
+        stated[0] == taken and stated[1] >= remaining,
+        f"it told of {stated}, and it is {taken}, {remaining}",
+    )
     more = strategy.decide(then, budget)
     _hold("leaves nothing to do", more is None, f"it then decides {more}")
     _hold("leaves nothing to do", not strategy.due(then, budget), "it is due once more")
@@ -136,18 +140,18 @@ class _Request:
             *self.systems[-1:],
             *(index for index, block in enumerate(self.blocks) if not isinstance(block, System)),
         ]
-        return budget.overhead + sum(COUNTER.count(self.blocks[at]) for at in sent)
+        return budget.overhead + sum(COUNTER.count(self.blocks[position]) for position in sent)
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return each call with its result."""
         calls: dict[str, int] = {}
-        found = []
+        pairs = []
         for index, block in enumerate(self.blocks):
             if isinstance(block, ToolUse):
                 calls[block.call_id] = index
             elif isinstance(block, ToolResult):
-                found.append((calls.pop(block.call_id), index))
-        return found
+                pairs.append((calls.pop(block.call_id), index))
+        return pairs
 
     def newest(self) -> list[int]:
         """Return the newest turn: from its first prompt on, without system prompts and summaries."""
@@ -180,20 +184,20 @@ def _places(spans: Iterable[tuple[str, int, int]]) -> list[Place]:
 
 
 def _order(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
-    at = {place: number for number, place in enumerate(before.places)}
+    positions = {place: number for number, place in enumerate(before.places)}
     apart = 1 + bool(plan.summary) if before.systems else int(bool(plan.summary))
-    kept = [at.get(place, -1) for place in after.places[apart:]]
-    _hold("order kept", kept == sorted(set(kept)) and -1 not in kept, f"{kept}")
+    order = [positions.get(place, -1) for place in after.places[apart:]]
+    _hold("order kept", order == sorted(set(order)) and -1 not in order, f"{order}")
 
 
 def _system(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
-    expected = [before.places[at] for at in before.systems[-1:]]
-    found = [after.places[at] for at in after.systems]
-    _hold("system prompt once", found == expected == after.places[: len(expected)], f"{found}, not {expected}")
+    expected = [before.places[position] for position in before.systems[-1:]]
+    systems = [after.places[position] for position in after.systems]
+    _hold("system prompt once", systems == expected == after.places[: len(expected)], f"{systems}, not {expected}")
 
 
 def _newest(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
-    newest = [before.places[at] for at in before.newest()]
+    newest = [before.places[position] for position in before.newest()]
     lost = set(newest) - set(after.places)
     _hold("newest turn kept", not lost, f"{sorted(lost)} of {newest} go")
 
@@ -207,7 +211,7 @@ def _pairs(before: _Request, after: _Request, plan: Plan, window: Window) -> Non
 
 def _summaries(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
     folded = _places(plan.summary.block(window, "").of) if plan.summary else []
-    lost = {before.places[at] for at in before.summaries} - set(after.places) - set(folded)
+    lost = {before.places[position] for position in before.summaries} - set(after.places) - set(folded)
     _hold("summaries kept or folded in", not lost, f"{sorted(lost)} go")
 
 
@@ -216,9 +220,13 @@ def _once(before: _Request, after: _Request, plan: Plan, window: Window) -> None
     flushed = (
         [place for item in plan.flush.items(window, "s") for place in _places(item.source.spans)] if plan.flush else []
     )
-    for gone in (folded, flushed):
-        twice = set(gone) & set(after.places)
-        _hold("nothing twice", not twice and len(gone) == len(set(gone)), f"{sorted(twice)} go and stay, of {gone}")
+    for removed in (folded, flushed):
+        twice = set(removed) & set(after.places)
+        _hold(
+            "nothing twice",
+            not twice and len(removed) == len(set(removed)),
+            f"{sorted(twice)} go and stay, of {removed}",
+        )
 
 
 def _valid(before: _Request, after: _Request, plan: Plan, window: Window) -> None:

@@ -161,14 +161,14 @@ def _prompt(dice: Random) -> Block:
 
 
 def _said(dice: Random) -> list[Block]:
-    said: list[Block] = []
+    blocks: list[Block] = []
     if _is(dice, 0.3):
-        said.append(Thinking(text=_text(dice), signature="EqoB"))
+        blocks.append(Thinking(text=_text(dice), signature="EqoB"))
     if _is(dice, 0.5):
-        said.append(Text(text=_text(dice)))
+        blocks.append(Text(text=_text(dice)))
     if _is(dice, 0.1):
-        said.append(Citations(items=({"url": "https://example.org"},)))
-    return said
+        blocks.append(Citations(items=({"url": "https://example.org"},)))
+    return blocks
 
 
 def _text(dice: Random) -> str:

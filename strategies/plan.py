@@ -87,18 +87,18 @@ class Plan:
         """
         if self.flush is None or not ranges:
             return self
-        back = [part for each in ranges for part in window.without(each, System)]
+        back = [part for flushed in ranges for part in window.without(flushed, System)]
         keep = merge([*self.keep, *back])
         if not _tokens(window, gaps(keep, Range(0, len(window)))):
             return None
         stay = merge(ranges)
-        gone = tuple(part for each in self.flush.ranges for part in gaps(stay, each))
+        removed = tuple(part for flushed in self.flush.ranges for part in gaps(stay, flushed))
         plan = plan_for(
             window,
             budget,
             strategy=self.strategy,
             keep=keep,
-            flush=replace(self.flush, ranges=gone),
+            flush=replace(self.flush, ranges=removed),
             reason="a memory has not acknowledged the others",
             otherwise=self.otherwise,
         )
@@ -170,9 +170,9 @@ class Plan:
             if (system := next(window.places(System, part), None)) is not None:
                 self._break("system prompt once", f"block {system} is a system prompt: leave it out of what is kept")
         stays = merge([*self.keep, *(self.summary.ranges if self.summary else ())])
-        for at in window.summaries:
-            if not any(overlap([Range(at, at + 1)], stays)):
-                self._break("summaries kept or folded in", f"block {at} is a summary, and would be removed")
+        for position in window.summaries:
+            if not any(overlap([Range(position, position + 1)], stays)):
+                self._break("summaries kept or folded in", f"block {position} is a summary, and would be removed")
         for part in overlap(self.flush.ranges if self.flush else (), self.keep):
             if window.without(part, Summary):
                 self._break("nothing twice", f"blocks {part.start} to {part.stop - 1} are flushed and kept")
@@ -222,16 +222,16 @@ class Plan:
 
 def refusals(blocks: Sequence[Block]) -> dict[str, InvalidRequestError]:
     """Return the providers that would refuse the blocks, and why. A prompt is added if the model spoke last."""
-    said = [block for block in blocks if CHAT.sends(block) or isinstance(block, ToolUse)]
-    prompt = [User(text="Go on.")] if not said or said[-1].role == "assistant" else []
+    sent = [block for block in blocks if CHAT.sends(block) or isinstance(block, ToolUse)]
+    prompt = [User(text="Go on.")] if not sent or sent[-1].role == "assistant" else []
     messages = messages_of([*blocks, *prompt])
-    found: dict[str, InvalidRequestError] = {}
+    errors: dict[str, InvalidRequestError] = {}
     for rules in (CHAT, RESPONSES, ANTHROPIC):
         try:
             check(messages, rules)
         except InvalidRequestError as error:
-            found[rules.name] = error
-    return found
+            errors[rules.name] = error
+    return errors
 
 
 def plan_for(
@@ -251,11 +251,11 @@ def plan_for(
         reason: why the rest is removed.
     """
     fate: Literal["summarised", "flushed", "dropped"] = "summarised" if summary else "flushed" if flush else "dropped"
-    gone = gaps(keep, Range(0, len(window)))
-    reasons = [Reason(part, fate, window.tokens(*part), reason) for part in gone if window.without(part, System)]
+    removed = gaps(keep, Range(0, len(window)))
+    reasons = [Reason(part, fate, window.tokens(*part), reason) for part in removed if window.without(part, System)]
     if window.system is not None:
-        at = Range(window.system, window.system + 1)
-        reasons.append(Reason(at, "kept", window.system_tokens, "it is the system prompt"))
+        system = Range(window.system, window.system + 1)
+        reasons.append(Reason(system, "kept", window.system_tokens, "it is the system prompt"))
     for part in keep:
         is_summary = part.stop <= window.newest.start and not window.without(part, Summary)
         stays = "it is a summary" if is_summary else "it is newer, and fits"

@@ -78,11 +78,11 @@ class Summarize:
 
     def _plan(self, window: Window, budget: TokenBudget) -> Plan | None:
         cut = self._cut(window, budget)
-        gone = window.tokens(0, cut)
-        if gone == window.summary_tokens(cut):
+        tokens = window.tokens(0, cut)
+        if tokens == window.summary_tokens(cut):
             return None
         rest = budget.overhead + window.system_tokens + window.tokens(cut)
-        max_tokens = min(self.max_summary_tokens, budget.max_tokens - rest, gone - 1)
+        max_tokens = min(self.max_summary_tokens, budget.max_tokens - rest, tokens - 1)
         if max_tokens < min(_LEAST, self.max_summary_tokens):
             return None
         task = SummaryTask(

@@ -45,8 +45,8 @@ class _Walk:
     def digest(self, value: object) -> bytes:
         if value is None or type(value) in _PLAIN:
             return _hash(type(value).__name__, repr(value).encode("utf-8", "surrogatepass"))
-        if found := self._known.get(id(value)):
-            return found[1]
+        if entry := self._known.get(id(value)):
+            return entry[1]
         if (depth := self._under_way.get(id(value))) is not None:
             return _hash("again", str(len(self._under_way) - depth).encode())
         self._under_way[id(value)] = len(self._under_way)
@@ -73,7 +73,7 @@ class _Walk:
         if isinstance(value, type | FunctionType | BuiltinFunctionType) and _is_importable(value):
             return "import", value.__module__, value.__qualname__
         if isinstance(value, type):
-            own_names = {name: each for name, each in vars(value).items() if not _is_made_by_machine(name)}
+            own_names = {name: member for name, member in vars(value).items() if not _is_made_by_machine(name)}
             return "class", value.__qualname__, *map(self.digest, (kind, value.__bases__, own_names))
         if isinstance(value, FunctionType):
             return "function", value.__qualname__, *map(self.digest, _parts_of_function(value))
@@ -153,12 +153,12 @@ def _is_importable(value: Any) -> bool:
     if module == "builtins":
         return True
     by_value = cloudpickle.list_registry_pickle_by_value()
-    if module in (None, "__main__") or any(f"{module}.".startswith(f"{each}.") for each in by_value):
+    if module in (None, "__main__") or any(f"{module}.".startswith(f"{prefix}.") for prefix in by_value):
         return False
-    found: Any = sys.modules.get(module)
+    importable: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is value
+        importable = getattr(importable, part, None)
+    return importable is value
 
 
 def _hash(*parts: str | bytes) -> bytes:

@@ -78,13 +78,13 @@ class Reach:
 def presence(actor: Any) -> Presence:
     """Return whether Ray says that an actor has a process. Blocks; what was known a moment ago is not asked again."""
     actor_id = actor._actor_id.hex()  # noqa: SLF001 - no other way
-    known = _known.get(actor_id)
+    entry = _presences.get(actor_id)
     now = time.monotonic()
-    if known is None or known[0] < now - AGAIN_S / 2:
-        if len(_known) > _MANY:
-            _known.clear()
-        known = _known[actor_id] = now, _look(actor_id)
-    return known[1]
+    if entry is None or entry[0] < now - AGAIN_S / 2:
+        if len(_presences) > _MANY:
+            _presences.clear()
+        entry = _presences[actor_id] = now, _look(actor_id)
+    return entry[1]
 
 
 def _look(actor_id: str) -> Presence:
@@ -117,20 +117,20 @@ def answer(actor: Any, ref: Any, reach: Reach) -> Any:
         reach.note(time.monotonic(), presence(actor))
 
 
-async def answer_async(actor: Any, asked: asyncio.Future[Any], reach: Reach) -> Any:
-    """Wait for the answer of an actor's call on the running event loop; see `answer`. Cancelling cancels `asked`."""
+async def answer_async(actor: Any, ref: asyncio.Future[Any], reach: Reach) -> Any:
+    """Wait for the answer of an actor's call on the running event loop; see `answer`. Cancelling cancels `ref`."""
     try:
-        while not asked.done():
-            await asyncio.wait((asked,), timeout=reach.pause(time.monotonic()))
-            if asked.done():
+        while not ref.done():
+            await asyncio.wait((ref,), timeout=reach.pause(time.monotonic()))
+            if ref.done():
                 break
             if reach.is_late(time.monotonic()):
                 raise GetTimeoutError("the caller's time is over")
-            seen = await asyncio.to_thread(presence, actor)
-            reach.note(time.monotonic(), seen)
-        return asked.result()
+            state = await asyncio.to_thread(presence, actor)
+            reach.note(time.monotonic(), state)
+        return ref.result()
     finally:
-        asked.cancel()
+        ref.cancel()
 
 
 async def reached(actor: Any, ref: Any) -> Any:
@@ -143,7 +143,7 @@ async def reached(actor: Any, ref: Any) -> Any:
     return await answer_async(actor, asyncio.wrap_future(ref.future()), Reach(time.monotonic()))
 
 
-_known: dict[str, tuple[float, Presence]] = {}
+_presences: dict[str, tuple[float, Presence]] = {}
 """What Ray said last, and when, by actor id."""
 
 _MANY = 1_000

@@ -54,7 +54,7 @@ class RunCallbacks(Protocol):
     def price(self, usage: Usage, model: str | None) -> Usage:
         """Return the usage with its cost."""
 
-    def count_call(self, run: ActiveRun, asked: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
+    def count_call(self, run: ActiveRun, turn: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
         """Return the tokens of a model call that is given this turn, and those of its answer, as turnwise counts."""
 
     async def make_room(self, run: ActiveRun, *, too_long: bool) -> Turn:
@@ -309,8 +309,8 @@ class Attempt:
     def annotate(self, **values: Any) -> None:
         plain = {name: plain_json(name, value, MAX_EVENT_BYTES) for name, value in values.items()}
         if not self.closed:
-            kept = {**self.run.metadata, **plain}
-            self.run.metadata = freeze({name: value for name, value in kept.items() if value is not None})
+            metadata = {**self.run.metadata, **plain}
+            self.run.metadata = freeze({name: value for name, value in metadata.items() if value is not None})
 
     def add_event(self, kind: type[Event], values: Mapping[str, Any]) -> None:
         """Add an event to the run's next commit; call it from any thread. Does nothing after the run's end."""
@@ -372,16 +372,16 @@ class Attempt:
             is_whole: see `unreported`. An engine that does not announce its calls may have called no model, so its
                 whole answers are not counted.
         """
-        asked, self._asked = self._asked, None
+        turn, self._asked = self._asked, None
         reported = self.run.spent - self._call
         is_reported = reported.input_tokens or reported.output_tokens
-        if asked is None or (is_whole and (is_reported or not self._announces)):
+        if turn is None or (is_whole and (is_reported or not self._announces)):
             return
         if not answer:
             stored = {id(block) for block in self.run.output.blocks}
             answer = [block for block in self.ledger.blocks() if id(block) not in stored]
         answer = [block for block in answer if block.role == "assistant"]
-        counted = self._callbacks.count_call(self.run, asked, answer)
+        counted = self._callbacks.count_call(self.run, turn, answer)
         usage = unreported(reported, counted, is_whole=is_whole)
         with suppress(EngineError):  # without a price, it has no cost
             usage = self._callbacks.price(usage, self._model)
@@ -445,11 +445,11 @@ async def checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Bloc
             KeyboardInterrupt.
     """
     try:
-        given = await answer()
-        output = list(given)
+        blocks = await answer()
+        output = list(blocks)
     except (SystemExit, KeyboardInterrupt) as error:
         raise EngineError(f"the engine raised {type(error).__name__}") from error
-    if isinstance(given, NoOutput):
+    if isinstance(blocks, NoOutput):
         return []
     if not output or not all(isinstance(block, Block) and block.role in ("assistant", "tool") for block in output):
         raise EngineError("the engine returned no answer: it must return blocks of the assistant or of tools")

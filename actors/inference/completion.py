@@ -89,8 +89,8 @@ class CompletionContext:
         if self._is_counted:
             return
         self._is_counted, counter = True, RoughCounter()
-        given, said = (sum(map(counter.count, blocks)) for blocks in (request, answer))
-        usage = unreported(self._reported, (given, said), is_whole=is_whole)
+        input_tokens, output_tokens = (sum(map(counter.count, blocks)) for blocks in (request, answer))
+        usage = unreported(self._reported, (input_tokens, output_tokens), is_whole=is_whole)
         if usage.counted_tokens:
             with suppress(EngineError):  # without a price, it has no cost
                 self._bill(usage, self._model)

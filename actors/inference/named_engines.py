@@ -50,12 +50,12 @@ def as_engine(engine: Any) -> EngineBuilder:
         return _checked("engine", engine)
     if not engine:
         raise ConfigError("engine", engine, "name at least one engine")
-    for name, each in engine.items():
+    for name, builder in engine.items():
         try:
             check_id("engine", name)
         except InvalidIdError as error:
             raise ConfigError("engine", name, str(error)) from None
-        _checked(f"engine[{name!r}]", each)
+        _checked(f"engine[{name!r}]", builder)
     return NamedEngines(dict(engine))
 
 
@@ -75,5 +75,5 @@ def engine_named(builder: EngineBuilder, name: str | None) -> EngineBuilder:
     """Return the engine with this name, or a `MissingEngine`; the first one for None."""
     if name is None:
         return engines_of(builder)[0]
-    known = builder.engines if isinstance(builder, NamedEngines) else {}
-    return known.get(name) or MissingEngine(name, tuple(known))
+    engines = builder.engines if isinstance(builder, NamedEngines) else {}
+    return engines.get(name) or MissingEngine(name, tuple(engines))

@@ -47,7 +47,7 @@ class _Reader:
     def is_done(self) -> bool:
         return not self.calls and not self.thoughts
 
-    def read(self, at: int, code: _Code, call_id: str | None) -> str | None:
+    def read(self, position: int, code: _Code, call_id: str | None) -> str | None:
         """Read the block at a position. Return why it must not follow the blocks before it; None if it may."""
         reason: str | None = None
         if code == "answers":
@@ -55,19 +55,19 @@ class _Reader:
             if call_at is None:
                 reason = f"the result of call {call_id!r} follows no such call"
             else:
-                self.pairs.append((call_at, at))
+                self.pairs.append((call_at, position))
             self.is_answering = bool(self.calls)
         elif code == "asks" or (code != "apart" and self.is_answering):
             reason = self.why_not_done()
         elif code == "calls" and (not call_id or call_id in self.calls):
             reason = f"a call has no name, no id, or the id of another call: {call_id!r}"
         if code == "calls":
-            self.calls[call_id or ""] = at
+            self.calls[call_id or ""] = position
         if code in ("says", "calls"):
-            self.pairs += ((thought, at) for thought in self.thoughts)
+            self.pairs += ((thought, position) for thought in self.thoughts)
             self.thoughts = []
         elif code == "thinks":
-            self.thoughts.append(at)
+            self.thoughts.append(position)
         return reason
 
     def why_not_done(self) -> str | None:
@@ -114,21 +114,21 @@ class Order:
 
     def add(self, block: Block) -> None:
         """Add the next block of the log."""
-        code, at = _code(block), len(self._codes)
+        code, position = _code(block), len(self._codes)
         self._codes.append(code)
         call_id = block.call_id if isinstance(block, ToolUse | ToolResult) else None
         if isinstance(block, ToolUse) and not block.name:
             call_id = ""
         if call_id is not None:
-            self._call_ids[at] = call_id
-        if self._reader.read(at, code, call_id):
-            self._wrong.append(at)
+            self._call_ids[position] = call_id
+        if self._reader.read(position, code, call_id):
+            self._wrong.append(position)
             self._reader = _Reader()
         self._log_pairs += self._reader.pairs
         self._reader.pairs = []
         is_of_run = isinstance(block, Summary)
-        self._of_runs.append(self._of_runs[at] + is_of_run)
-        self._done.append(at + 1 if self._reader.is_done else self._done[at])
+        self._of_runs.append(self._of_runs[position] + is_of_run)
+        self._done.append(position + 1 if self._reader.is_done else self._done[position])
 
     async def check(self, spans: Spans, *, is_pending: bool = False) -> str | None:
         """Return why a conversation of these blocks cannot be sent to a model with a new prompt; None if it can.
@@ -144,15 +144,15 @@ class Order:
         if self._spans >= AT_ONCE:
             self._spans = 0
             await asyncio.sleep(0)
-        for _, at, stop in rest:
-            while at < stop:
-                if reader.is_done and (done := self._done_by(at, stop)) > at:
-                    self._read.add(Span("", at, done))
-                    at = done  # noqa: PLW2901
+        for _, position, stop in rest:
+            while position < stop:
+                if reader.is_done and (done := self._done_by(position, stop)) > position:
+                    self._read.add(Span("", position, done))
+                    position = done  # noqa: PLW2901
                     continue
-                if reason := reader.read(at, self._codes[at], self._call_ids.get(at)):
+                if reason := reader.read(position, self._codes[position], self._call_ids.get(position)):
                     return reason
-                at += 1  # noqa: PLW2901
+                position += 1  # noqa: PLW2901
                 self._steps += 1
                 if self._steps % AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -172,9 +172,9 @@ class Order:
         """
         starts = [span.start for span, _ in owners]
 
-        def line_of(at: int) -> int:
-            number = bisect_right(starts, at) - 1
-            return owners[number][1] if number >= 0 and at < owners[number][0].stop else 0
+        def line_of(position: int) -> int:
+            number = bisect_right(starts, position) - 1
+            return owners[number][1] if number >= 0 and position < owners[number][0].stop else 0
 
         read = [pair for pair in self._log_pairs if self._read.common(Span("", pair[0], pair[0] + 1))]
         if reason := self._note(read):
@@ -188,10 +188,13 @@ class Order:
 
     def _note(self, pairs: Iterable[tuple[int, int]]) -> str | None:
         """Add pairs. Return why they contradict earlier pairs; None if they do not."""
-        for before, at in pairs:
-            if self._codes[at] != "answers":
-                self._thoughts.add((before, at))
-            elif self._pairs.setdefault(before, at) != at or self._pairs.setdefault(at, before) != before:
+        for before, position in pairs:
+            if self._codes[position] != "answers":
+                self._thoughts.add((before, position))
+            elif (
+                self._pairs.setdefault(before, position) != position
+                or self._pairs.setdefault(position, before) != before
+            ):
                 return _SPLIT
         return None
 
@@ -199,11 +202,11 @@ class Order:
         """Return whether a caller may add blocks of these kinds."""
         return all(self._of_runs[stop] == self._of_runs[start] for _, start, stop in spans)
 
-    def _done_by(self, at: int, stop: int) -> int:
-        """Return the last complete position up to `stop` with nothing wrong before it; `at` if there is none."""
-        if self._done[at] < at:
-            return at
-        wrong = bisect_left(self._wrong, at)
+    def _done_by(self, position: int, stop: int) -> int:
+        """Return the last complete position up to `stop` with nothing wrong before it; `position` if there is none."""
+        if self._done[position] < position:
+            return position
+        wrong = bisect_left(self._wrong, position)
         return self._done[min([stop, *self._wrong[wrong : wrong + 1]])]
 
 
@@ -232,9 +235,9 @@ class References:
         self._of: list[Spans] = []
         self._lines: list[int] = []
 
-    def add(self, at: int, summary: Summary, line: int) -> None:
+    def add(self, position: int, summary: Summary, line: int) -> None:
         """Add the summary at a position, which is above those added before."""
-        self._places.append(at)
+        self._places.append(position)
         folded = ((place, place + 1) for _, place in summary.folded)
         self._replaced.append([*((start, stop) for _, start, stop in summary.of), *folded])
         self._of.append(tuple(Span(*span) for span in summary.of))
@@ -262,23 +265,23 @@ class References:
         """The summaries on the current path, sorted."""
         for first in range(len(self._places)):
             path = [first] if new_from(first) == first else []
-            left: list[list[tuple[int, int]]] = []
+            ranges_left: list[list[tuple[int, int]]] = []
             while path:
                 number = path[-1]
                 if next_new[number] == number:
                     next_new[number] = number + 1
                     insort(within, number)
-                    left.append(self._ranges(number))
-                    if any(_has_one(within, start, stop) for start, stop in left[-1]):
+                    ranges_left.append(self._ranges(number))
+                    if any(_has_one(within, start, stop) for start, stop in ranges_left[-1]):
                         return self._lines[number]
                     await asyncio.sleep(0)
-                ranges = left[-1]
+                ranges = ranges_left[-1]
                 while ranges and new_from(ranges[-1][0]) >= ranges[-1][1]:
                     ranges.pop()
                 if ranges:
                     path.append(new_from(ranges[-1][0]))
                 else:
-                    del within[bisect_left(within, path.pop())], left[-1]
+                    del within[bisect_left(within, path.pop())], ranges_left[-1]
         return None
 
     def _ranges(self, number: int) -> list[tuple[int, int]]:
@@ -288,5 +291,5 @@ class References:
 
 
 def _has_one(numbers: list[int], start: int, stop: int) -> bool:
-    at = bisect_left(numbers, start)
-    return at < len(numbers) and numbers[at] < stop
+    index = bisect_left(numbers, start)
+    return index < len(numbers) and numbers[index] < stop

@@ -108,17 +108,17 @@ async def sweep_session(
     """Delete a session under a new epoch, so that it is kept if another process opens it meanwhile."""
     key, file = session.key, None
     try:
-        found = await store.activate(key)
-        if found.open_runs:
-            raise SessionBusyError(key.session_id, found.open_runs[0].run_id)
-        if (found.session.log, found.session.updated_at, found.session.epoch) != (
+        activation = await store.activate(key)
+        if activation.open_runs:
+            raise SessionBusyError(key.session_id, activation.open_runs[0].run_id)
+        if (activation.session.log, activation.session.updated_at, activation.session.epoch) != (
             session.log,
             session.updated_at,
             session.epoch + 1,
         ):
             raise SessionChangedError(key.session_id)
         file = await archived(store, session, archive, history)
-        await store.delete(key, epoch=found.session.epoch, log=found.session.log)
+        await store.delete(key, epoch=activation.session.epoch, log=activation.session.log)
         if history:
             await history.delete(key)
     except TurnwiseError as error:
@@ -176,8 +176,8 @@ def _is_of(path: Path, session: SessionRecord) -> bool:
             first = next(read_lines(file))
     except (FileNotFoundError, ArchiveError, ValueError):
         return False
-    found = first.value.get("session")
-    return isinstance(found, dict) and found.get("updated_at") == session.updated_at
+    record = first.value.get("session")
+    return isinstance(record, dict) and record.get("updated_at") == session.updated_at
 
 
 _NAME = 120

@@ -108,8 +108,8 @@ class SessionImport:
         Raises:
             ArchiveError: a turn added only one part of a pair: see `Order`.
         """
-        if found := await self._order.check_pairs(sorted(self._owners)):
-            raise ArchiveError(found[0] or line.number, found[1])
+        if problem := await self._order.check_pairs(sorted(self._owners)):
+            raise ArchiveError(problem[0] or line.number, problem[1])
         await self._commit()
         own = replace(self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision).committed()
         await self._store.commit(own.key, own.epoch, Commit(session=own))
@@ -118,9 +118,9 @@ class SessionImport:
     async def undo(self) -> None:
         """Delete what was stored, even if another process has opened the session; nothing if it no longer exists."""
         try:
-            found = await self._store.get(self._row.key)
-            if self._row.log and found.log == self._row.log:
-                await self._store.delete(found.key, epoch=found.epoch, log=found.log)
+            session = await self._store.get(self._row.key)
+            if self._row.log and session.log == self._row.log:
+                await self._store.delete(session.key, epoch=session.epoch, log=session.log)
         except (SessionNotFoundError, SessionFencedError):
             return
 

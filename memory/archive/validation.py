@@ -133,12 +133,12 @@ def check_event(line: Line, event: Event) -> None:
         line.refuse(f"an event of kind {event.kind} is never stored")
 
 
-def check_new(line: Line, kind: str, value: str | None, known: set[str]) -> None:
+def check_new(line: Line, kind: str, value: str | None, values: set[str]) -> None:
     """Add the value to the known ones. Raise ArchiveError if it is known already."""
-    if value in known:
+    if value in values:
         line.refuse(f"{kind} {value!r} is in the archive twice")
     if value is not None:
-        known.add(value)
+        values.add(value)
 
 
 def _check_ids(line: Line, ids: dict[str, str | None]) -> None:
@@ -202,5 +202,5 @@ def _said(error: Exception) -> str:
     """Return why a line has no block. Does not quote the line."""
     if isinstance(error, TurnwiseError) or not hasattr(error, "errors"):
         return str(error)[:200]
-    found = error.errors(include_input=False, include_url=False, include_context=False)
-    return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in found[:3])
+    errors = error.errors(include_input=False, include_url=False, include_context=False)
+    return "; ".join(f"{'.'.join(map(str, detail['loc'])) or 'it'}: {detail['msg']}" for detail in errors[:3])

@@ -82,8 +82,8 @@ def _late_results(messages: Sequence[Message]) -> dict[int, int]:
         for block in message.blocks:
             if isinstance(block, ToolUse):
                 called[block.call_id] = index
-            elif isinstance(block, ToolResult) and (at := called.pop(block.call_id, index)) < index - 1:
-                late[id(block)] = at + 1
+            elif isinstance(block, ToolResult) and (call_index := called.pop(block.call_id, index)) < index - 1:
+                late[id(block)] = call_index + 1
     return late
 
 

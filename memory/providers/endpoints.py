@@ -228,10 +228,10 @@ _UNKNOWN_KEYWORD = r"""Unknown name \\*"([\w$]+)\\*" at \\*'[\w.]*\btools\b"""
 _KEYWORD = "keyword "
 
 
-def lessons_of(said: str) -> set[str]:
+def lessons_of(message: str) -> set[str]:
     """Return the names of the lessons that a refusal's message teaches."""
-    keywords = {_KEYWORD + keyword for keyword in re.findall(_UNKNOWN_KEYWORD, said)}
-    return keywords | {lesson.name for lesson in LESSONS if re.search(lesson.said, said)}
+    keywords = {_KEYWORD + keyword for keyword in re.findall(_UNKNOWN_KEYWORD, message)}
+    return keywords | {lesson.name for lesson in LESSONS if re.search(lesson.said, message)}
 
 
 def taught(profile: Profile, lessons: Collection[str]) -> Profile:

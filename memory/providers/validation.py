@@ -109,8 +109,10 @@ class Rules:
             "data": f"as data of {', '.join(sorted(types)) or 'any type'}",
             "url": f"by a url {' or '.join(self.url_prefixes)}".rstrip(),
         }
-        given = f"data of {block.media_type}" if block.data else block.url or "text"
-        return f"it takes {block.kind}s {', '.join(ways[form] for form in forms) or 'never'}; this one is {given[:99]}"
+        described = f"data of {block.media_type}" if block.data else block.url or "text"
+        return (
+            f"it takes {block.kind}s {', '.join(ways[form] for form in forms) or 'never'}; this one is {described[:99]}"
+        )
 
     def refuses(self, block: Block) -> str | None:
         """Return why the provider refuses a picture or a file, and what it accepts; None if it accepts the block."""
@@ -207,17 +209,17 @@ def fit(messages: Iterable[Message], rules: Rules) -> list[Message]:
             taken.clear()
         here: dict[str, str] = {}
         blocks: list[Block] = []
-        for at, block in enumerate(message.blocks):
+        for place, block in enumerate(message.blocks):
             if isinstance(block, ToolUse):
                 if block.call_id not in here:
                     here[block.call_id] = wire[block.call_id] = _free_id(block.call_id, taken, rules)
                 fields = {"call_id": here[block.call_id], "name": rules.fit_name(block.name)}
                 blocks.append(_with(block, fields))
             elif isinstance(block, ToolResult):
-                _check_form(_At(index, at, block), rules)
+                _check_form(_At(index, place, block), rules)
                 blocks.append(_with(block, {"call_id": wire.get(block.call_id, block.call_id)}))
             else:
-                _check_form(_At(index, at, block), rules)
+                _check_form(_At(index, place, block), rules)
                 blocks.append(block)
         fitted.append(Message(message.role, tuple(blocks)))
     return fitted
@@ -289,13 +291,13 @@ def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) 
         InvalidRequestError: names the message, the block in it, and the call's id if there is one.
         UnsupportedBlockError: the same for an image or document.
     """
-    said = list(_said(messages, rules))
-    if not said:
+    places = list(_said(messages, rules))
+    if not places:
         raise InvalidRequestError(rules.name, 0, 0, "empty", "there is nothing to send: add a prompt")
-    if rules.user_begins and _is_assistant(said[0]):
-        _refuse(rules, said[0], "first", "the conversation must begin with the user")
+    if rules.user_begins and _is_assistant(places[0]):
+        _refuse(rules, places[0], "first", "the conversation must begin with the user")
     calls = _Calls()
-    for number, (is_assistant, neighbours) in enumerate(groupby(said, key=_is_assistant)):
+    for number, (is_assistant, neighbours) in enumerate(groupby(places, key=_is_assistant)):
         group = list(neighbours)
         if is_assistant:
             _check_thoughts(group, rules, thinking=thinking)
@@ -306,16 +308,16 @@ def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) 
                 _check_answered(calls, rules)
                 calls.answered.clear()
     _check_answered(calls, rules)
-    if rules.user_ends and _is_assistant(said[-1]):
-        _refuse(rules, said[-1], "last", "the conversation must end with the user: add a prompt")
+    if rules.user_ends and _is_assistant(places[-1]):
+        _refuse(rules, places[-1], "last", "the conversation must end with the user: add a prompt")
 
 
-def _refuse(rules: Rules, at: _At, kind: Kind, reason: str) -> NoReturn:
-    raise InvalidRequestError(rules.name, at.index, at.block_at, kind, reason)
+def _refuse(rules: Rules, place: _At, kind: Kind, reason: str) -> NoReturn:
+    raise InvalidRequestError(rules.name, place.index, place.block_at, kind, reason)
 
 
-def _is_assistant(at: _At) -> bool:
-    return at.block.role == "assistant"
+def _is_assistant(place: _At) -> bool:
+    return place.block.role == "assistant"
 
 
 def _said(messages: Sequence[Message], rules: Rules) -> Iterator[_At]:
@@ -324,82 +326,82 @@ def _said(messages: Sequence[Message], rules: Rules) -> Iterator[_At]:
         if not message.blocks:
             raise InvalidRequestError(rules.name, index, 0, "empty", "the message has no blocks: leave it out")
         for block_at, block in enumerate(message.blocks):
-            at = _At(index, block_at, block)
+            place = _At(index, block_at, block)
             if isinstance(block, System):
-                _refuse(rules, at, "misplaced", "a system prompt is not part of the messages")
+                _refuse(rules, place, "misplaced", "a system prompt is not part of the messages")
             if not rules.sends(block):
                 continue
-            if _is_assistant(at) != (message.role == "assistant"):
-                _refuse(rules, at, "misplaced", f"a {block.kind} is in a message of the {message.role}")
-            _check_form(at, rules)
-            yield at
+            if _is_assistant(place) != (message.role == "assistant"):
+                _refuse(rules, place, "misplaced", f"a {block.kind} is in a message of the {message.role}")
+            _check_form(place, rules)
+            yield place
 
 
-def _check_form(at: _At, rules: Rules) -> None:
-    held = at.block.attachments if isinstance(at.block, ToolResult) else [at.block]
+def _check_form(place: _At, rules: Rules) -> None:
+    held = place.block.attachments if isinstance(place.block, ToolResult) else [place.block]
     for block in held:
         if isinstance(block, Image | Document) and rules.form(block) is None:
-            raise UnsupportedBlockError(rules.name, at.index, at.block_at, "unsupported", rules.why_not(block))
+            raise UnsupportedBlockError(rules.name, place.index, place.block_at, "unsupported", rules.why_not(block))
 
 
 def _check_thoughts(group: Sequence[_At], rules: Rules, *, thinking: bool) -> None:
-    thoughts = [at for at in group if isinstance(at.block, Thinking)]
+    thoughts = [place for place in group if isinstance(place.block, Thinking)]
     if len(thoughts) == len(group):
         _refuse(rules, thoughts[0], "thinking_only", "no text and no call follows the thoughts: leave them out")
-    if not rules.thinking_leads or not any(isinstance(at.block, ToolUse) for at in group):
+    if not rules.thinking_leads or not any(isinstance(place.block, ToolUse) for place in group):
         return
     if not thoughts:
         if thinking:
-            kinds = ", ".join(at.block.kind for at in group)
+            kinds = ", ".join(place.block.kind for place in group)
             reason = f"with thinking on, a message that calls tools must begin with a thinking block; it has: {kinds}"
             _refuse(rules, group[0], "thinking_missing", reason)
         return
     if thoughts[0] is not group[0]:
         _refuse(rules, thoughts[0], "thinking_late", "a message that calls tools must begin with its thoughts")
-    for before, at in pairwise(group):
-        is_late = at.index == before.index and not isinstance(before.block, Thinking)
-        if is_late and isinstance(at.block, Thinking):
-            _refuse(rules, at, "thinking_late", "thoughts must come before the other blocks of their message")
+    for before, place in pairwise(group):
+        is_late = place.index == before.index and not isinstance(before.block, Thinking)
+        if is_late and isinstance(place.block, Thinking):
+            _refuse(rules, place, "thinking_late", "thoughts must come before the other blocks of their message")
 
 
 def _declare(number: int, group: Sequence[_At], calls: _Calls, rules: Rules) -> None:
     """Add the calls of the group."""
-    for at in group:
-        if not isinstance(use := at.block, ToolUse):
+    for place in group:
+        if not isinstance(use := place.block, ToolUse):
             continue
         if not use.call_id:
-            _refuse(rules, at, "empty_id", f"the call of {use.name!r} has no id")
+            _refuse(rules, place, "empty_id", f"the call of {use.name!r} has no id")
         if not use.name:
-            _refuse(rules, at, "empty_name", f"call {use.call_id!r} has no name of a tool")
+            _refuse(rules, place, "empty_name", f"call {use.call_id!r} has no name of a tool")
         if use.call_id in calls.waiting:
-            _refuse(rules, at, "duplicate_id", f"another call has the id {use.call_id!r}")
-        calls.waiting[use.call_id] = number, at
+            _refuse(rules, place, "duplicate_id", f"another call has the id {use.call_id!r}")
+        calls.waiting[use.call_id] = number, place
         calls.answered.pop(use.call_id, None)
 
 
 def _answer(group: Sequence[_At], calls: _Calls, rules: Rules) -> None:
     """Remove the calls that the group's results answer."""
     is_lead = True
-    for at in group:
-        if not isinstance(result := at.block, ToolResult):
+    for place in group:
+        if not isinstance(result := place.block, ToolResult):
             is_lead = False
             continue
         call_id = result.call_id
         if not call_id:
-            _refuse(rules, at, "empty_id", "the result has no call id")
+            _refuse(rules, place, "empty_id", "the result has no call id")
         if call_id in calls.answered:
-            _refuse(rules, at, "duplicate_id", f"call {call_id!r} has a result already")
+            _refuse(rules, place, "duplicate_id", f"call {call_id!r} has a result already")
         if call_id not in calls.waiting:
-            _refuse(rules, at, "orphan", f"no call {call_id!r} precedes this result")
+            _refuse(rules, place, "orphan", f"no call {call_id!r} precedes this result")
         if rules.results != "later" and not is_lead:
-            _refuse(rules, at, "late", f"the result of call {call_id!r} must come before any other block")
-        if rules.results == "one_message" and at.index != group[0].index:
-            _refuse(rules, at, "late", f"the result of call {call_id!r} must be in the message right after the call")
+            _refuse(rules, place, "late", f"the result of call {call_id!r} must come before any other block")
+        if rules.results == "one_message" and place.index != group[0].index:
+            _refuse(rules, place, "late", f"the result of call {call_id!r} must be in the message right after the call")
         calls.answered[call_id], _ = calls.waiting.pop(call_id)
 
 
 def _check_answered(calls: _Calls, rules: Rules) -> None:
-    for call_id, (number, at) in calls.waiting.items():
+    for call_id, (number, place) in calls.waiting.items():
         if number in calls.answered.values():
-            _refuse(rules, at, "partial", f"call {call_id!r} has no result, but other calls of its message have one")
-        _refuse(rules, at, "missing", f"call {call_id!r} has no result")
+            _refuse(rules, place, "partial", f"call {call_id!r} has no result, but other calls of its message have one")
+        _refuse(rules, place, "missing", f"call {call_id!r} has no result")

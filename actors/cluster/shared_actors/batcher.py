@@ -47,10 +47,10 @@ class Batcher(Generic[Asked, Answer]):
         self._is_due = False
         """Whether the next batch begins as soon as those who ask at the same moment have asked."""
 
-    async def ask(self, asked: Asked) -> Answer:
+    async def ask(self, request: Asked) -> Answer:
         """Return the answer."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((asked, answer))
+        self._waiting.append((request, answer))
         self._begin_soon()
         try:
             return await answer
@@ -60,7 +60,7 @@ class Batcher(Generic[Asked, Answer]):
 
     def _give_up(self, answer: asyncio.Future[Answer]) -> None:
         """Leave a request out of the next batch, or cancel the batch under way that nobody waits for any more."""
-        self._waiting = [each for each in self._waiting if each[1] is not answer]
+        self._waiting = [entry for entry in self._waiting if entry[1] is not answer]
         for task, awaited in self._awaited.items():
             if answer in awaited:
                 awaited.discard(answer)
@@ -102,17 +102,17 @@ class Batcher(Generic[Asked, Answer]):
     async def _carry_out(self, batch: Sequence[tuple[Asked, asyncio.Future[Answer]]]) -> None:
         answers: Sequence[Answer | BaseException]
         try:
-            answers = await self._work([asked for asked, _ in batch])
+            answers = await self._work([request for request, _ in batch])
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(batch)} were asked and {len(answers)} answers came")
         except asyncio.CancelledError:
             answers = [RuntimeError("the work cancelled itself")] * len(batch)
         except Exception as error:  # noqa: BLE001 - it is given to each caller
             answers = [error] * len(batch)
-        for (_, answer), given in zip(batch, answers, strict=True):
+        for (_, answer), outcome in zip(batch, answers, strict=True):
             if answer.done():
                 continue
-            if isinstance(given, BaseException):
-                answer.set_exception(given)
+            if isinstance(outcome, BaseException):
+                answer.set_exception(outcome)
             else:
-                answer.set_result(given)
+                answer.set_result(outcome)

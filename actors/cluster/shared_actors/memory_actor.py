@@ -173,12 +173,12 @@ class MemoryHost:
         memory = await self._memory()
         if not limits_categories(memory) and filters.pop("per_category", False):
             limit = filters.pop("limit")
-            found = await memory.recall(scope, query, limit=len(MemoryCategory) * limit, **filters)
-            return recalled(first_of_each(found, limit), trouble_of(found))
+            items = await memory.recall(scope, query, limit=len(MemoryCategory) * limit, **filters)
+            return recalled(first_of_each(items, limit), trouble_of(items))
         if isinstance(memory, Batched):
             await _prepare(memory, scope)
-            asked = Recall(scope=scope, query=query, **filters)
-            return cast(Sequence[MemoryItem], await self._recalls.ask(asked))
+            request = Recall(scope=scope, query=query, **filters)
+            return cast(Sequence[MemoryItem], await self._recalls.ask(request))
         return await memory.recall(scope, query, **filters)
 
     async def do_recall_with_profile(self, scope: Scope, query: str, **filters: Any) -> ProfiledRecall:
@@ -190,8 +190,8 @@ class MemoryHost:
             return replace(profiled, found=first_of_each(profiled.found, limit))
         if self._batches_profiles:
             await _prepare(memory, scope)
-            asked = Recall(scope=scope, query=query, with_profile=True, **filters)
-            return cast(ProfiledRecall, await self._recalls.ask(asked))
+            request = Recall(scope=scope, query=query, with_profile=True, **filters)
+            return cast(ProfiledRecall, await self._recalls.ask(request))
         if not isinstance(memory, Profiled):
             raise LongTermMemoryError(f"{type(memory).__name__} has no profiles")
         return await memory.recall_with_profile(scope, query, **filters)
@@ -220,10 +220,10 @@ class MemoryHost:
         return count
 
     async def do_erase(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
-        asked = scope, None if ids is None else frozenset(ids), turn_index
-        if (erasing := self._erasing.get(asked)) is None:
-            erasing = self._erasing[asked] = asyncio.create_task(self._erase(scope, ids, turn_index))
-            erasing.add_done_callback(lambda _: self._erasing.pop(asked))
+        key = scope, None if ids is None else frozenset(ids), turn_index
+        if (erasing := self._erasing.get(key)) is None:
+            erasing = self._erasing[key] = asyncio.create_task(self._erase(scope, ids, turn_index))
+            erasing.add_done_callback(lambda _: self._erasing.pop(key))
         return await asyncio.shield(erasing)
 
     async def _erase(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
@@ -246,8 +246,8 @@ class MemoryHost:
             answers: list[Any] = await memory.remember_many(gifts) if gifts else []
         except Exception as error:  # noqa: BLE001 - it is for those who gave, and not for those who wait
             answers = [error] * len(gifts)
-        left = iter(answers)
-        return [None if gift is None else next(left) for gift in batch]
+        remaining = iter(answers)
+        return [None if gift is None else next(remaining) for gift in batch]
 
     async def _recall_many(
         self, batch: Sequence[Recall]
@@ -256,7 +256,7 @@ class MemoryHost:
         if not self._batches_profiles:
             return await cast(Batched, memory).recall_many(batch)
         answers = await cast(BatchedProfiled, memory).recall_many_with_profiles(batch)
-        return [answer if one.with_profile else answer.found for one, answer in zip(batch, answers, strict=True)]
+        return [answer if recall.with_profile else answer.found for recall, answer in zip(batch, answers, strict=True)]
 
     async def _memory(self) -> LongTermMemory:
         if self._opened is not None:

@@ -144,8 +144,8 @@ class RemoteMemory:
         filters = {"limit": limit, "types": types, "as_of": as_of}
         if per_category:
             filters["per_category"] = True
-        found = await self._ask("recall", scope, query, **filters)
-        return cast(Sequence[MemoryItem], found)
+        items = await self._ask("recall", scope, query, **filters)
+        return cast(Sequence[MemoryItem], items)
 
     async def recall_with_profile(
         self,
@@ -157,8 +157,8 @@ class RemoteMemory:
         per_category: bool = False,
     ) -> ProfiledRecall:
         filters = {"limit": limit, "types": types, "per_category": per_category}
-        found = await self._ask("recall_with_profile", scope, query, **filters)
-        return cast(ProfiledRecall, found)
+        recall = await self._ask("recall_with_profile", scope, query, **filters)
+        return cast(ProfiledRecall, recall)
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         return self.has_profiles and bool(await self._ask("pin", scope, id, pinned))
@@ -351,10 +351,10 @@ def equip(
         remote = remote_of(memory)
         slots.append(_slot(remote, slots))
     strategy = _with_remotes(overflow, remote_of, [slot.memory for slot in slots])
-    known = {slot.memory.actor_name for slot in slots if isinstance(slot.memory, RemoteMemory)}
+    names = {slot.memory.actor_name for slot in slots if isinstance(slot.memory, RemoteMemory)}
     for remote in _remotes_of(strategy):
-        if remote.actor_name not in known:
-            known.add(remote.actor_name)
+        if remote.actor_name not in names:
+            names.add(remote.actor_name)
             slots.append(_slot(remote, slots, is_used=False))
     return strategy, tuple(slots)
 
@@ -367,8 +367,8 @@ def _slot(remote: RemoteMemory, before: Sequence[MemorySlot], *, is_used: bool =
     """
     name = remote.name
     if remote.label.name is None:
-        others = sum(slot.memory.name == name for slot in before if isinstance(slot.memory, RemoteMemory))
-        name = f"{name}-{others + 1}" if others else name
+        namesakes = sum(slot.memory.name == name for slot in before if isinstance(slot.memory, RemoteMemory))
+        name = f"{name}-{namesakes + 1}" if namesakes else name
     if any(slot.name == name for slot in before):
         raise ConfigError("memory", name, "is the name of two memories: give each its own, as in VectorMemory(name=)")
     section, max_tokens = _SECTIONS.get(remote.kind), remote.label.max_tokens
@@ -378,9 +378,9 @@ def _slot(remote: RemoteMemory, before: Sequence[MemorySlot], *, is_used: bool =
 def _remotes_of(strategy: Any) -> list[RemoteMemory]:
     """Return the memories of a strategy and of its `otherwise`."""
     memories: Any = strategy.memories if isinstance(strategy, FlushToMemory) else None
-    found: list[RemoteMemory] = list(memories or ())
+    remotes: list[RemoteMemory] = list(memories or ())
     after = getattr(strategy, "otherwise", None)
-    return found + (_remotes_of(after) if after is not None else [])
+    return remotes + (_remotes_of(after) if after is not None else [])
 
 
 _SECTIONS = {"StaticMemory": "static", "VectorMemory": "vector"}

@@ -28,22 +28,22 @@ class StoreObject:
     """Whether it opens a file of this machine, by its attribute `is_local`."""
 
     @classmethod
-    def of(cls, argument: str, given: object, protocol: type) -> StoreObject:
+    def of(cls, argument: str, store: object, protocol: type) -> StoreObject:
         """Return a store object as it travels.
 
         Args:
-            given: an object that has the verbs of the protocol, or a callable without arguments that returns one.
+            store: an object that has the verbs of the protocol, or a callable without arguments that returns one.
 
         Raises:
             ConfigError: it has not all verbs of the protocol, keeps its content in one process, or cannot be pickled.
         """
-        if not callable(given) and not isinstance(given, protocol):
-            raise ConfigError(argument, type(given).__name__, _lacks(given, protocol))
-        kind = getattr(given, "__qualname__", type(given).__qualname__)
-        if getattr(given, "is_in_process", False):
+        if not callable(store) and not isinstance(store, protocol):
+            raise ConfigError(argument, type(store).__name__, _lacks(store, protocol))
+        kind = getattr(store, "__qualname__", type(store).__qualname__)
+        if getattr(store, "is_in_process", False):
             raise ConfigError(argument, kind, _IN_PROCESS)
         try:
-            return cls(argument, kind, identity(given)[:16], cloudpickle.dumps(given), is_local(given))
+            return cls(argument, kind, identity(store)[:16], cloudpickle.dumps(store), is_local(store))
         except Exception as error:
             reason = f"it cannot be pickled ({error}): hold settings in it and connect at first use, or pass a function"
             raise ConfigError(argument, kind, reason) from error
@@ -60,22 +60,22 @@ class StoreObject:
             ConfigError: it cannot be made here, or what was made is no such store.
         """
         try:
-            found: Any = pickle.loads(self.pickled)
-            if isinstance(found, type) or not isinstance(found, protocol):
-                found = found()
+            store: Any = pickle.loads(self.pickled)
+            if isinstance(store, type) or not isinstance(store, protocol):
+                store = store()
         except Exception as error:
             reason = f"it cannot be made in a session's process ({type(error).__name__}: {error})"
             raise ConfigError(self.argument, self.kind, reason) from error
-        if getattr(found, "is_in_process", False):
+        if getattr(store, "is_in_process", False):
             raise ConfigError(self.argument, self.kind, _IN_PROCESS)
-        if not isinstance(found, protocol):
-            raise ConfigError(self.argument, type(found).__name__, _lacks(found, protocol))
-        return found
+        if not isinstance(store, protocol):
+            raise ConfigError(self.argument, type(store).__name__, _lacks(store, protocol))
+        return store
 
 
-def _lacks(given: object, protocol: type) -> str:
+def _lacks(store: object, protocol: type) -> str:
     verbs = [name for name, value in vars(protocol).items() if callable(value) and not name.startswith("_")]
-    missing = ", ".join(sorted(name for name in verbs if not hasattr(given, name)))
+    missing = ", ".join(sorted(name for name in verbs if not hasattr(store, name)))
     return f"is no {protocol.__name__}: it lacks {missing}; pass a URL, an object with these, or what returns one"
 
 

@@ -31,8 +31,8 @@ def path_of(name: str) -> Path:
         raise OSError("this system has no Unix sockets")
     folder = Path(tempfile.gettempdir()) / f"turnwise-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise OSError(f"{folder} is not a folder of this user alone: remove it")
     return folder / name
 

@@ -222,8 +222,8 @@ class OpenAIRunner:
             "host": url.host,
             "port": url.port or (80 if url.scheme == "http" else 443),
         }
-        asked = {"model": settings.model, "fields": self._api.fields, "is_typed": output is not None}
-        return {**where, **asked, "blocks": conversation}
+        request = {"model": settings.model, "fields": self._api.fields, "is_typed": output is not None}
+        return {**where, **request, "blocks": conversation}
 
     async def _answer(
         self, conversation: Sequence[Block], output: OutputType | None, context: RunContext, chat: Operation
@@ -288,8 +288,8 @@ class OpenAIRunner:
                 raise self._error(reason) from error
             except self._library.APIStatusError as error:
                 message = f"{error.message} {error.body}" if error.status_code in _ADAPTABLE else ""
-                if message and (other := self._api.without_thoughts(request, message)):
-                    request = other
+                if message and (without_thoughts := self._api.without_thoughts(request, message)):
+                    request = without_thoughts
                 elif message and self._api.adapt(message, form):
                     form, request = await self._made(blocks, output)
                 else:

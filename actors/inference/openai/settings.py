@@ -88,17 +88,17 @@ def check_settings(engine: EngineSettings, reserved: Collection[str]) -> None:
     for name in ("timeout_s", "connect_timeout_s", "first_byte_s"):
         check_seconds(name, getattr(engine, name), may_be_0=False, may_be_none=name == "first_byte_s")
     for name in ("default_headers", "default_query"):
-        given = getattr(engine, name)
-        is_text = given is None or all(isinstance(each, str) for pair in given.items() for each in pair)
-        check(name, sorted(given or ()), is_text, "must map texts to texts")
-        object.__setattr__(engine, name, freeze(given))
-    made = engine.http_client
-    check("http_client", made, made is None or callable(made), "must be a function")
+        texts = getattr(engine, name)
+        is_text = texts is None or all(isinstance(text, str) for pair in texts.items() for text in pair)
+        check(name, sorted(texts or ()), is_text, "must map texts to texts")
+        object.__setattr__(engine, name, freeze(texts))
+    client = engine.http_client
+    check("http_client", client, client is None or callable(client), "must be a function")
     check_whole_number("max_retries", engine.max_retries)
     check("temperature", engine.temperature, 0 <= (engine.temperature or 0) < math.inf, "must be 0 or more")
     check_whole_number("max_output_tokens", engine.max_output_tokens, 1, may_be_none=True)
     check("extra", engine.extra, engine.extra is None or isinstance(engine.extra, Mapping), "must be a mapping")
-    has_run = all(isinstance(one, Middleware) for one in engine.middleware)
+    has_run = all(isinstance(layer, Middleware) for layer in engine.middleware)
     check("middleware", engine.middleware, has_run, "each must have run(); see Middleware")
     check("hooks", engine.hooks, all(map(callable, engine.hooks)), "must be callable")
     object.__setattr__(engine, "tools", engine.registry)
@@ -117,13 +117,13 @@ def check_settings(engine: EngineSettings, reserved: Collection[str]) -> None:
 
 def keeps_attachments(middleware: Sequence[Middleware]) -> bool:
     """Return whether no middleware may convert images and documents: all are turnwise's own."""
-    return all(isinstance(one, LogCalls | ReorderResults | SystemPrompt) for one in middleware)
+    return all(isinstance(layer, LogCalls | ReorderResults | SystemPrompt) for layer in middleware)
 
 
 def replacing_prompt(middleware: Sequence[Middleware]) -> str | None:
     """Return the system prompt that the middleware puts in place of any other; None if there is none."""
-    found = [one.text for one in middleware if isinstance(one, SystemPrompt) and one.if_present == "replace"]
-    return found[-1] if found else None
+    prompts = [layer.text for layer in middleware if isinstance(layer, SystemPrompt) and layer.if_present == "replace"]
+    return prompts[-1] if prompts else None
 
 
 def http_client() -> httpx2.AsyncClient:

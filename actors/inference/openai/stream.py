@@ -82,21 +82,21 @@ class AnswerStream:
 
     def _whole(self, text: str) -> Mapping[str, Any]:
         try:
-            found = json.loads(text)
-            if isinstance(found, list) and len(found) == 1:  # Gemini sends errors in a list
-                found = found[0]
-            return _checked(found)
+            event = json.loads(text)
+            if isinstance(event, list) and len(event) == 1:  # Gemini sends errors in a list
+                event = event[0]
+            return _checked(event)
         except ValueError as error:
             kind = self._response.headers.get("content-type", "no content type")
             raise ValueError(f"{kind} instead of an answer, beginning with {text.strip()[:200]!r}") from error
 
 
-def _checked(found: Any) -> Mapping[str, Any]:
+def _checked(event: Any) -> Mapping[str, Any]:
     """Return the object. Raises ValueError if it is not an object, BrokenOffError if it reports a failure."""
-    if not isinstance(found, Mapping):
-        raise ValueError(f"an event is not an object but {type(found).__name__}")
-    if found.get("object") == "error" or found.get("error"):
-        raise broken_off(found if found.get("object") == "error" else found["error"])
-    if "detail" in found and len(found) == 1:
-        raise broken_off(found["detail"])
-    return found
+    if not isinstance(event, Mapping):
+        raise ValueError(f"an event is not an object but {type(event).__name__}")
+    if event.get("object") == "error" or event.get("error"):
+        raise broken_off(event if event.get("object") == "error" else event["error"])
+    if "detail" in event and len(event) == 1:
+        raise broken_off(event["detail"])
+    return event

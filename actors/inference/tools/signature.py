@@ -199,18 +199,18 @@ def check_safe(schema: object) -> None:
         ValueError: it refers to other documents or endlessly to itself, or checking by it may take forever.
     """
     counts: dict[int, tuple[int, int]] = {}
-    left = [schema]
-    while left:
-        value = left.pop()
+    pending = [schema]
+    while pending:
+        value = pending.pop()
         if isinstance(value, Sequence) and not isinstance(value, str):
-            left += value
+            pending += value
         if not isinstance(value, Mapping):
             continue
         _count_checks(value, schema, counts)
-        left += value.values()
+        pending += value.values()
         for name in ("$ref", "$dynamicRef"):
-            if isinstance(given := value.get(name), str) and not given.startswith("#"):
-                raise ValueError(f"{name} {shown(given)} is not in the schema itself: refer to '#/$defs/...'")
+            if isinstance(reference := value.get(name), str) and not reference.startswith("#"):
+                raise ValueError(f"{name} {shown(reference)} is not in the schema itself: refer to '#/$defs/...'")
         if isinstance(pattern := value.get("pattern"), str):
             try:
                 TypeAdapter(Annotated[str, Field(pattern=pattern)])
@@ -250,8 +250,9 @@ def _count_checks(schema: object, root: object, counts: dict[int, tuple[int, int
                 parts += part
             else:
                 parts.append(_named(part, root) if isinstance(part, str) else part)
-        found = [_count_checks(part, root, counts, depth + 1) for part in parts]
-        count, height = 1 + sum(each for each, _ in found), 1 + max((each for _, each in found), default=0)
+        sizes = [_count_checks(part, root, counts, depth + 1) for part in parts]
+        count = 1 + sum(inner_count for inner_count, _ in sizes)
+        height = 1 + max((inner_height for _, inner_height in sizes), default=0)
         if count > _MOST_CHECKS or height > _MOST_DEEP:
             raise ValueError("its parts refer to one another so often that a check may take forever")
         counts[id(schema)] = count, height
@@ -260,16 +261,16 @@ def _count_checks(schema: object, root: object, counts: dict[int, tuple[int, int
 
 def _named(reference: str, root: object) -> object:
     """Return the part of a schema that a reference within it names; None if there is none."""
-    found: object = root
+    part: object = root
     for name in reference.removeprefix("#").split("/")[1:]:
         name = unquote(name).replace("~1", "/").replace("~0", "~")  # noqa: PLW2901
-        if isinstance(found, Mapping):
-            found = found.get(name)
-        elif isinstance(found, Sequence) and not isinstance(found, str) and name.isdecimal():
-            found = found[int(name)] if int(name) < len(found) else None
+        if isinstance(part, Mapping):
+            part = part.get(name)
+        elif isinstance(part, Sequence) and not isinstance(part, str) and name.isdecimal():
+            part = part[int(name)] if int(name) < len(part) else None
         else:
             return None
-    return found
+    return part
 
 
 def _stored_schema(schema: Mapping[str, Any]) -> FrozenDict:
@@ -309,4 +310,4 @@ def follow_schema(schema: Mapping[str, Any], arguments: dict[str, Any]) -> dict[
 
 def say(errors: Iterable[tuple[Iterable[object], str]]) -> str:
     """Return the errors as one line of text: where each is, and what it is."""
-    return "; ".join(": ".join(filter(None, (".".join(map(str, where)), what))) for where, what in errors)
+    return "; ".join(": ".join(filter(None, (".".join(map(str, where)), message))) for where, message in errors)

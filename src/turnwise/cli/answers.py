@@ -43,10 +43,10 @@ class Answers:
         """The calls that were shown when the person was asked, who knows what came of it."""
         self._status: Any = None
 
-    def wait(self, what: str = "") -> None:
+    def wait(self, label: str = "") -> None:
         """Show that something goes on, until something is shown."""
         if self._notes.is_terminal and self._status is None:
-            self._status = self._notes.status(Text(what, NOTE), spinner="dots", spinner_style=NOTE)
+            self._status = self._notes.status(Text(label, NOTE), spinner="dots", spinner_style=NOTE)
             self._status.start()
 
     def note(self, text: str, style: str = NOTE) -> None:
@@ -75,8 +75,8 @@ class Answers:
             case events.ModelCallEnded():
                 self._end_call(event.blocks)
             case events.PromptJoined():
-                said = " ".join(block.text for block in event.blocks if isinstance(block, User))
-                self.note(f"the prompt of another run joins: {one_line(said)}")
+                prompt = " ".join(block.text for block in event.blocks if isinstance(block, User))
+                self.note(f"the prompt of another run joins: {one_line(prompt)}")
             case events.ToolStarted():
                 use = self._calls.get(event.call_id)
                 if event.call_id not in self._decided:
@@ -112,10 +112,10 @@ class Answers:
                 self._end_call(event.blocks)
                 self._end_run(event)
 
-    def ask(self, call_id: str, name: str, given: Mapping[str, Any], reason: str | None) -> None:
+    def ask(self, call_id: str, name: str, arguments: Mapping[str, Any], reason: str | None) -> None:
         """Show a call about which the person is asked."""
         self._decided.add(call_id)
-        self._call(name, given)
+        self._call(name, arguments)
         if reason:
             self.note(reason)
 
@@ -184,8 +184,8 @@ class Answers:
             case events.RunFailed() | events.RunInterrupted():
                 self.error(f"the run {'failed' if event.kind == 'run_failed' else 'was interrupted'}: {event.why}")
 
-    def _call(self, name: str, given: Mapping[str, Any]) -> None:
-        self.note(f"→ {name}({_arguments(given)})", CALL)
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        self.note(f"→ {name}({_arguments(arguments)})", CALL)
 
     def _result(self, event: events.ToolEnded) -> None:
         tries = f", {event.tries} tries" if event.tries > 1 else ""
@@ -199,13 +199,13 @@ class Answers:
 
     def _recalled(self, sent: Mapping[str, int], profile: Mapping[str, int]) -> None:
         counts = {name: sent.get(name, 0) + profile.get(name, 0) for name in (*sent, *profile)}
-        if found := [f"{count} of {name}" for name, count in counts.items() if count]:
-            self.note(f"recalled: {', '.join(found)}")
+        if counts_text := [f"{count} of {name}" for name, count in counts.items() if count]:
+            self.note(f"recalled: {', '.join(counts_text)}")
 
 
-def _arguments(given: Mapping[str, Any]) -> str:
+def _arguments(arguments: Mapping[str, Any]) -> str:
     """Return a call's arguments, shortened."""
-    return _short(", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items()))
+    return _short(", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items()))
 
 
 def _short(text: str) -> str:

@@ -38,8 +38,8 @@ class ChatCommand(Command):
     """A command whose first argument may be a store, and that has a store of its own if none is named."""
 
     def _with_store(self, ctx: Any, args: list[str]) -> list[str]:
-        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        if "://" in (given.get("store") or "") or given.get("help") or ctx.resilient_parsing:
+        options, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        if "://" in (options.get("store") or "") or options.get("help") or ctx.resilient_parsing:
             return args
         return [os.environ.get(STORE, ""), *args]
 
@@ -133,11 +133,11 @@ def _tools(path: str) -> list[Any]:
 
     module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        value = getattr(importlib.import_module(module), name)
     except Exception as error:  # a module may raise anything
         reason = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
         raise ConfigError("--tool", path, reason) from error
-    tools = found if isinstance(found, list) else [found]
+    tools = value if isinstance(value, list) else [value]
     for tool in tools:
         if not isinstance(tool, Tool):
             raise ConfigError("--tool", path, f"it is a {type(tool).__name__}: make it with @tool")
@@ -184,8 +184,8 @@ def _talk(
         if is_new and session.latest() is None:
             session.delete()  # nobody would look for it
         elif lines.is_terminal and is_kept:
-            whose = "" if user is None else f" --user {shlex.quote(user)}"
-            answers.note(f"go on with: turnwise chat {redact(store)} {talk.session.id}{whose}")
+            user_option = "" if user is None else f" --user {shlex.quote(user)}"
+            answers.note(f"go on with: turnwise chat {redact(store)} {talk.session.id}{user_option}")
     return code
 
 

@@ -84,7 +84,7 @@ async def _ids(store: str, incomplete: str) -> list[str]:
         finally:
             await opened.close()
     ids = dict.fromkeys(session.session_id for session in page)
-    return [plain(each) for each in ids if each.startswith(incomplete)]
+    return [plain(session_id) for session_id in ids if session_id.startswith(incomplete)]
 
 
 Store = Annotated[
@@ -144,9 +144,9 @@ class Command(TyperCommand):
         """Return the arguments with the store before them if it was left out."""
         if not any(param.name == "store" for param in self.params):
             return args
-        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        store = given.get("store")
-        if (isinstance(store, str) and _SCHEME.match(store)) or given.get("help"):
+        options, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        store = options.get("store")
+        if (isinstance(store, str) and _SCHEME.match(store)) or options.get("help"):
             return args
         if default := os.environ.get(STORE):
             return [default, *args]
@@ -220,10 +220,10 @@ async def reading(
         else:
             store = stack.enter_context(still(store))
             history = history and stack.enter_context(still(history))
-        made = AsyncSessionManager(
+        opened = AsyncSessionManager(
             store, engine=EchoEngine(), history_store=history, namespace=namespace, read_only=True, overflow=None
         )
-        async with made as manager:
+        async with opened as manager:
             await manager.list(limit=1)  # raises StillEncryptedError: the keys are in the programs that use the store
             yield manager
 
@@ -292,8 +292,8 @@ def file_of(url: str) -> Path | None:
 
 
 def _state_of(path: Path) -> tuple[int, int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 async def check_plain(store: SessionStore) -> None:
@@ -352,9 +352,9 @@ def missing(kind: str, id: str, there: list[str]) -> NotFoundError:
     """Return the error of an id that does not exist, with the nearest one of those that do."""
     from rapidfuzz import fuzz, process
 
-    longer = [each for each in there if each.startswith(id)]
-    found = process.extractOne(id, there, scorer=fuzz.ratio, score_cutoff=_NEAR)
-    near = longer[0] if len(longer) == 1 else found[0] if found else None
+    longer = [candidate for candidate in there if candidate.startswith(id)]
+    nearest = process.extractOne(id, there, scorer=fuzz.ratio, score_cutoff=_NEAR)
+    near = longer[0] if len(longer) == 1 else nearest[0] if nearest else None
     hint = f"; did you mean {near!r}?" if near else ""
     return NotFoundError(f"there is no {kind} {id!r}{hint}")
 

@@ -196,10 +196,10 @@ class Conversation:
 
     def _memory(self, words: str) -> None:
         memory = self.session.memory
-        found = memory.recall(words, limit=LISTED) if words else list(memory.list(limit=LISTED))
-        for item in found:
+        items = memory.recall(words, limit=LISTED) if words else list(memory.list(limit=LISTED))
+        for item in items:
             self._answers.note(f"{item.id}  {item.text}", "")
-        if not found:
+        if not items:
             self._answers.note("nothing of that is remembered" if words else "nothing is remembered yet")
 
     def _cancel(self, _: str) -> None:
@@ -271,9 +271,9 @@ class Conversation:
 
     def _print_json(self, execution: ExecutionHandle, event: RunEnded) -> None:
         if self._as_json:
-            said = {"session_id": execution.session_id, "run_id": execution.run_id, "turn": execution.turn_index}
-            said |= {"state": event.kind.removeprefix("run_"), "text": event.text, "why": getattr(event, "why", None)}
-            sys.stdout.write(json.dumps(said) + "\n")
+            result = {"session_id": execution.session_id, "run_id": execution.run_id, "turn": execution.turn_index}
+            result |= {"state": event.kind.removeprefix("run_"), "text": event.text, "why": getattr(event, "why", None)}
+            sys.stdout.write(json.dumps(result) + "\n")
             sys.stdout.flush()
 
     def _decide(self, execution: ExecutionHandle) -> None:

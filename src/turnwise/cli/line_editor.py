@@ -72,8 +72,8 @@ def _readline(commands: Sequence[str]) -> Any:
         return None
 
     def complete(text: str, state: int) -> str | None:
-        found = [command for command in commands if text and command.startswith(text)]
-        return found[state] if state < len(found) else None
+        matches = [command for command in commands if text and command.startswith(text)]
+        return matches[state] if state < len(matches) else None
 
     readline.set_completer(complete)
     readline.set_completer_delims("")

@@ -140,13 +140,13 @@ async def _opened(
         await asyncio.to_thread(connect, logs=False)
         placement = await asyncio.to_thread(placement_in_use, namespace, store, None)
         settings |= {"engine": engine, "placement": placement, "memory": [LexicalMemory(memory)] if memory else []}
-    found = LexicalMemory(read_only(memory) if engine is None else memory) if memory else None
+    opened = LexicalMemory(read_only(memory) if engine is None else memory) if memory else None
     try:
         async with AsyncSessionManager(store, **settings) as manager:
-            yield manager, found
+            yield manager, opened
     finally:
-        if found:
-            await found.close()
+        if opened:
+            await opened.close()
 
 
 async def _listen(app: Any, host: str, port: int) -> None:

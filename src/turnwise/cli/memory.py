@@ -84,16 +84,16 @@ async def _list(
             raise typer.BadParameter("a VectorMemory lists the items of one user: name one", param_hint="--user")
         async with _reading_vectors(store) as memory:
             page: Page[Any] = await memory.list_items(Scope(user_id=user, agent=agent), cursor=cursor, limit=limit)
-            found = [(user, item) for item in page]
+            items = [(user, item) for item in page]
     else:
         async with _reading(store) as facts:
             if user is None:
                 page = await facts.scan(cursor=cursor, limit=limit)
-                found = [(fact.user_id, fact.item) for fact in page]
+                items = [(fact.user_id, fact.item) for fact in page]
             else:
                 page = await facts.query(Scope(user_id=user, agent=agent), cursor=cursor, limit=limit)
-                found = [(user, item) for item in page]
-    _print_items(found, page.cursor, as_json=as_json)
+                items = [(user, item) for item in page]
+    _print_items(items, page.cursor, as_json=as_json)
     if page.cursor and not as_json:
         note(f"there are more items: --limit shows more at once, --cursor '{page.cursor}' the next ones")
 
@@ -125,8 +125,8 @@ async def _search(
             items = await memory.recall(scope, query, limit=limit)
     else:
         async with _reading(store) as facts:
-            found = LexicalMemory(facts)
-            items = await found.ranked(scope, query, await found.items(scope), limit=limit)
+            facts_memory = LexicalMemory(facts)
+            items = await facts_memory.ranked(scope, query, await facts_memory.items(scope), limit=limit)
     _print_items([(user, item) for item in items], None, as_json=as_json)
 
 
@@ -147,8 +147,8 @@ def forget(
     if sum((bool(ids), session is not None, everything)) != 1:
         raise typer.BadParameter("give the ids of items, or --session, or --all")
     if not yes:
-        what = f"{len(ids)} items" if ids else f"all items from session {session!r}" if session else "all items"
-        typer.confirm(one_line(f"Delete {what} of user {user!r}? They cannot be restored."), abort=True, err=True)
+        subject = f"{len(ids)} items" if ids else f"all items from session {session!r}" if session else "all items"
+        typer.confirm(one_line(f"Delete {subject} of user {user!r}? They cannot be restored."), abort=True, err=True)
     done = run(_forget(store, user, agent, ids or None, session, vector=vector))
     if as_json:
         print_json(asdict(done))
@@ -174,15 +174,15 @@ async def _forget(
     from turnwise.memory.longterm.vector.memory import VectorMemory
 
     file_of(store)
-    found: LexicalMemory | VectorMemory
+    opened: LexicalMemory | VectorMemory
     if _is_of_vectors(store, vector):
-        found = VectorMemory(store)
+        opened = VectorMemory(store)
     else:
-        found = LexicalMemory(await asyncio.to_thread(open_facts, store))
+        opened = LexicalMemory(await asyncio.to_thread(open_facts, store))
     try:
-        return await erase(found, Scope(user_id=user, agent=agent, session_id=session), ids)
+        return await erase(opened, Scope(user_id=user, agent=agent, session_id=session), ids)
     finally:
-        await found.close()
+        await opened.close()
 
 
 @asynccontextmanager
@@ -227,9 +227,9 @@ def _is_of_vectors(store: str, vector: bool | None) -> bool:
     return tables is not None and items.name in tables and facts.name not in tables
 
 
-def _print_items(found: Sequence[tuple[str, MemoryItem]], cursor: str | None, *, as_json: bool) -> None:
+def _print_items(items: Sequence[tuple[str, MemoryItem]], cursor: str | None, *, as_json: bool) -> None:
     if as_json:
-        print_json({"items": [_plain_item(user, item) for user, item in found], "cursor": cursor})
+        print_json({"items": [_plain_item(user, item) for user, item in items], "cursor": cursor})
         return
     names = ("item", "user", "type", "about", "created", "session", "score", "text")
     columns = [Column(name, right=name == "score", cut=name == "text") for name in names]
@@ -245,7 +245,7 @@ def _print_items(found: Sequence[tuple[str, MemoryItem]], cursor: str | None, *,
             "" if item.score is None else f"{item.score:.2f}",
             item.text,
         )
-        for user, item in found
+        for user, item in items
     ]
     print_table(columns, rows)
 
@@ -397,7 +397,7 @@ def _show(report: MigrationReport, console: Console) -> None:
     _table(console, "memories", counts)
     kinds = {f"{kind}, {kind.category}": report.by_type[kind] for kind in MemoryType if kind in report.by_type}
     _table(console, "by type", kinds)
-    users = dict(sorted(report.by_user.items(), key=lambda each: (-each[1], each[0])))
+    users = dict(sorted(report.by_user.items(), key=lambda user_count: (-user_count[1], user_count[0])))
     shown = dict(list(users.items())[:_SHOWN])
     if rest := len(users) - len(shown):
         shown[f"and {rest} more"] = sum(users.values()) - sum(shown.values())

@@ -130,12 +130,12 @@ async def _lines(
         rate.add(await look(manager))
         while True:
             await asyncio.sleep(ONCE_S if is_one else every)
-            found = await look(manager)
-            tokens_per_s = rate.add(found)
+            snapshot = await look(manager)
+            tokens_per_s = rate.add(snapshot)
             if as_json:
-                print_json_line(found.as_json(tokens_per_s))
+                print_json_line(snapshot.as_json(tokens_per_s))
             else:
-                console().print(render(store, found, tokens_per_s))
+                console().print(render(store, snapshot, tokens_per_s))
             if is_one:
                 return
 
@@ -149,7 +149,7 @@ async def look(manager: AsyncSessionManager) -> Snapshot:
     return Snapshot(
         at=time.time(),
         sessions=dict(zip(statuses, counts, strict=True)),
-        runs=tuple(each for each in page if each.is_open),
+        runs=tuple(run for run in page if run.is_open),
         tokens=usage.input_tokens + usage.output_tokens,
         counted_tokens=usage.counted_tokens,
         hosts=tuple(await manager.hosts()) if os.environ.get("RAY_ADDRESS") else None,
@@ -162,35 +162,35 @@ class Rate:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
-    def add(self, found: Snapshot) -> float:
+    def add(self, snapshot: Snapshot) -> float:
         """Return the rate, with this snapshot as the newest."""
-        self._seen.append((found.at, found.tokens))
-        while len(self._seen) > 2 and self._seen[1][0] <= found.at - RATE_S:  # noqa: PLR2004 - one before the window
+        self._seen.append((snapshot.at, snapshot.tokens))
+        while len(self._seen) > 2 and self._seen[1][0] <= snapshot.at - RATE_S:  # noqa: PLR2004 - one before the window
             self._seen.popleft()
         (began, before), (now, tokens) = self._seen[0], self._seen[-1]
         return max(0, tokens - before) / (now - began) if now > began else 0.0
 
 
-def render(store: str, found: Snapshot | None, tokens_per_s: float, problem: str = "") -> Group:
+def render(store: str, snapshot: Snapshot | None, tokens_per_s: float, problem: str = "") -> Group:
     """Return a snapshot as tables."""
     from rich.console import Group
     from rich.text import Text
 
     from turnwise.memory.stores.urls import redact
 
-    if found is None:
+    if snapshot is None:
         return Group(Text(one_line(problem), "red"))
-    at = time.strftime("%H:%M:%S", time.localtime(found.at))
-    head = Text.assemble((f"turnwise top  {at}  ", "bold"), one_line(redact(store)))
+    time_of_day = time.strftime("%H:%M:%S", time.localtime(snapshot.at))
+    head = Text.assemble((f"turnwise top  {time_of_day}  ", "bold"), one_line(redact(store)))
     counts = [
-        ("active sessions", found.sessions["active"]),
-        ("ended", found.sessions["ended"]),
-        ("running", found.of_state("running")),
-        ("queued", found.of_state("queued")),
-        ("wait for a person", found.of_state("awaiting_approval")),
+        ("active sessions", snapshot.sessions["active"]),
+        ("ended", snapshot.sessions["ended"]),
+        ("running", snapshot.of_state("running")),
+        ("queued", snapshot.of_state("queued")),
+        ("wait for a person", snapshot.of_state("awaiting_approval")),
         ("tokens a second", round(tokens_per_s, 1)),
-        ("tokens", found.tokens),
-        *([("of them counted here", found.counted_tokens)] if found.counted_tokens else []),
+        ("tokens", snapshot.tokens),
+        *([("of them counted here", snapshot.counted_tokens)] if snapshot.counted_tokens else []),
     ]
     parts = [
         head,
@@ -199,13 +199,13 @@ def render(store: str, found: Snapshot | None, tokens_per_s: float, problem: str
     ]
     if problem:
         parts += [Text(), Text(one_line(problem), "red")]
-    return Group(*parts, Text(), _runs(found), Text(), *_hosts(found.hosts))
+    return Group(*parts, Text(), _runs(snapshot), Text(), *_hosts(snapshot.hosts))
 
 
-def _runs(found: Snapshot) -> Any:
+def _runs(snapshot: Snapshot) -> Any:
     rows = [
-        (run.state.replace("_", " "), run.session_id, run.run_id, _ago(found.at - run.created_at), _tokens(run))
-        for run in found.runs
+        (run.state.replace("_", " "), run.session_id, run.run_id, _ago(snapshot.at - run.created_at), _tokens(run))
+        for run in snapshot.runs
     ]
     return _table(("RUN", "SESSION", "ID", "AGE", "TOKENS"), rows, empty="no run is going on", right=2)
 
@@ -250,11 +250,11 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str, r
     return table
 
 
-def _tokens(found: RunRecord) -> str:
-    if not found.usage:
+def _tokens(run: RunRecord) -> str:
+    if not run.usage:
         return "0"
-    counted = f" ({number(found.usage.counted_tokens)} counted here)" if found.usage.counted_tokens else ""
-    return number(found.usage.input_tokens + found.usage.output_tokens) + counted
+    counted = f" ({number(run.usage.counted_tokens)} counted here)" if run.usage.counted_tokens else ""
+    return number(run.usage.input_tokens + run.usage.output_tokens) + counted
 
 
 def _ago(seconds: float) -> str:

@@ -76,8 +76,8 @@ class _Laws(pytest.Collector):
         if self.kind != "strategy":
             return next(outcomes_of(self.kind, loaded(self.make_name), [law]))
         if self._outcomes is None:
-            found = outcomes_of(self.kind, loaded(self.make_name), laws_of(self.kind))
-            self._outcomes = {outcome.law: outcome for outcome in found}
+            outcomes = outcomes_of(self.kind, loaded(self.make_name), laws_of(self.kind))
+            self._outcomes = {outcome.law: outcome for outcome in outcomes}
         return self._outcomes[law]
 
 
@@ -121,14 +121,14 @@ def loaded(name: str) -> Any:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in filter(None, attribute.split(".")):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise pytest.UsageError(f"{name} cannot be imported ({error}): pass module:function") from error
-    if not callable(found):
+    if not callable(value):
         raise pytest.UsageError(f"{name} is no function: pass module:function, which makes what is checked")
-    return found
+    return value
 
 
 def reports() -> Iterable[Report]:

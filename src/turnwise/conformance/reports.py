@@ -119,10 +119,10 @@ def report(kind: Kind, make: Make, laws: Sequence[str] = (), *, subject: str = "
     Raises:
         InvalidInputError: there is no such kind, or no such law.
     """
-    known = laws_of(kind)
-    if unknown := [law for law in laws if law not in known]:
-        raise InvalidInputError("laws", shown(unknown[0]), f"must be one of {', '.join(known)}")
-    outcomes = tuple(outcomes_of(kind, make, laws or known))
+    names = laws_of(kind)
+    if unknown := [law for law in laws if law not in names]:
+        raise InvalidInputError("laws", shown(unknown[0]), f"must be one of {', '.join(names)}")
+    outcomes = tuple(outcomes_of(kind, make, laws or names))
     return Report(kind, subject or getattr(make, "__qualname__", repr(make)), outcomes)
 
 
@@ -131,13 +131,13 @@ def outcomes_of(kind: Kind, make: Make, laws: Sequence[str]) -> Iterator[Outcome
     if kind == "strategy":
         yield from _of_strategy(make, laws)
         return
-    found = {} if kind == "read-only-memory" else {_name(law): law for law in _laws(kind)}
+    laws_by_name = {} if kind == "read-only-memory" else {_name(law): law for law in _laws(kind)}
     for name in laws:
         began = time.perf_counter()
         verdict: Verdict = "passed"
         reason = ""
         try:
-            _run(_check(found.get(name), name, make))
+            _run(_check(laws_by_name.get(name), name, make))
         except SkippedError as error:
             verdict, reason = "skipped", str(error)
         except Exception as error:  # noqa: BLE001 - what is checked may raise anything
@@ -158,10 +158,10 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         loop.run_until_complete(work)
     finally:
         loop.set_exception_handler(lambda *_: None)
-        if left := asyncio.all_tasks(loop):
-            for task in left:
+        if tasks := asyncio.all_tasks(loop):
+            for task in tasks:
                 task.cancel()
-            loop.run_until_complete(asyncio.wait(left, timeout=LEFT_S))
+            loop.run_until_complete(asyncio.wait(tasks, timeout=LEFT_S))
         loop.close()
 
 
@@ -171,15 +171,15 @@ async def _check(law: Any, name: str, make: Make) -> None:
 
         await check_read_only_memory(make)
         return
-    made = [make(name) for _ in inspect.signature(law).parameters]
-    if None in made:
+    objects = [make(name) for _ in inspect.signature(law).parameters]
+    if None in objects:
         raise SkippedError("make returned None for this law")
     try:
-        await law(*made)
+        await law(*objects)
     finally:
-        for each in made:
-            if hasattr(each, "close"):
-                await each.close()
+        for instance in objects:
+            if hasattr(instance, "close"):
+                await instance.close()
 
 
 def _of_strategy(make: Make, laws: Sequence[str]) -> Iterator[Outcome]:

@@ -125,13 +125,13 @@ def create_app(
 
 def _configured(config: ServiceConfig) -> FastAPI:
     """Return the app of a configuration, with a manager of its own."""
-    made = import_module("turnwise.http.assembly").assemble(config, Source(None, "", {}))
-    app: FastAPI = made.app
+    assembly = import_module("turnwise.http.assembly").assemble(config, Source(None, "", {}))
+    app: FastAPI = assembly.app
     inner = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with made.manager, inner(app):
+        async with assembly.manager, inner(app):
             yield
 
     app.router.lifespan_context = lifespan

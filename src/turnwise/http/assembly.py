@@ -133,10 +133,10 @@ def imported(path: str) -> Any:
 
 
 def _imported(path: str, kind: Any) -> Any:
-    found = imported(path)
-    if not isinstance(found, kind) or isinstance(found, type):
-        raise ConfigError("object", path, f"it is a {type(found).__name__} and no {kind.__name__}")
-    return found
+    value = imported(path)
+    if not isinstance(value, kind) or isinstance(value, type):
+        raise ConfigError("object", path, f"it is a {type(value).__name__} and no {kind.__name__}")
+    return value
 
 
 def _engines(config: ServiceConfig, source: Source) -> dict[str, EngineBuilder]:
@@ -152,16 +152,16 @@ def _engine(table: EngineConfig, source: Source, path: tuple[str, str]) -> Engin
         with source.at(*path, "object"):
             return cast(EngineBuilder, _imported(table.object, EngineBuilder))
     tools: list[Tool] = []
-    for n, each in enumerate(table.tools):
+    for n, tool_path in enumerate(table.tools):
         with source.at(*path, "tools", n):
-            found = imported(each)
-            tools += found if isinstance(found, list) else [_imported(each, Tool)]
-    given = table.model_dump(
+            value = imported(tool_path)
+            tools += value if isinstance(value, list) else [_imported(tool_path, Tool)]
+    settings = table.model_dump(
         exclude_unset=True, exclude={"object", "key", "tools", "max_steps", "tool_timeout_s", "azure"}
     )
     with source.within(*path):
         registry = ToolRegistry(*tools, max_steps=table.max_steps, timeout_s=table.tool_timeout_s)
-        return OpenAIEngine(**given, azure=table.azure, api_key=_key(table, source, path), tools=registry)
+        return OpenAIEngine(**settings, azure=table.azure, api_key=_key(table, source, path), tools=registry)
 
 
 def _key(table: EngineConfig, source: Source, path: tuple[str, str]) -> str | None:
@@ -215,32 +215,32 @@ def overflow_of(
 ) -> OverflowStrategy | Literal["default"] | None:
     """Return the strategy that is configured, "default" for the manager's own, or None for none."""
     table = config.overflow
-    given = table.model_dump(exclude_unset=True, exclude={"strategy", "object", "engine"})
+    settings = table.model_dump(exclude_unset=True, exclude={"strategy", "object", "engine"})
     if table.object:
         with source.at("overflow", "object"):
             return cast(OverflowStrategy, _imported(table.object, OverflowStrategy))
     strategy = _STRATEGIES.get(str(table.strategy))
     taken = set(getattr(strategy, "__dataclass_fields__", ()))
-    for key in given:
+    for key in settings:
         if key not in taken:
-            raise source.error(("overflow", key), given[key], f"the strategy {table.strategy!r} takes no such key")
+            raise source.error(("overflow", key), settings[key], f"the strategy {table.strategy!r} takes no such key")
     if table.engine and strategy is not Summarize:
         raise source.error(("overflow", "engine"), table.engine, "only 'summarize' has an engine")
     if strategy is None:
         return "default" if table.strategy == "default" else None
     with source.within("overflow"):
         if strategy is Summarize:
-            return Summarize(_named(table.engine, engines, source, ("overflow", "engine")), **given)
-        return cast(OverflowStrategy, strategy(**given))
+            return Summarize(_named(table.engine, engines, source, ("overflow", "engine")), **settings)
+        return cast(OverflowStrategy, strategy(**settings))
 
 
 def _auth(config: ServiceConfig, source: Source) -> Auth | None:
     if config.auth:
         with source.at("auth"):
-            found = imported(config.auth)
-            if not callable(found):
+            function = imported(config.auth)
+            if not callable(function):
                 raise ConfigError("auth", config.auth, "it is no function")
-            return cast(Auth, found)
+            return cast(Auth, function)
     if config.tokens:
         with source.at("tokens"):
             return BearerTokens.from_file(config.tokens)

@@ -217,7 +217,7 @@ class ServiceConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _one_auth(self) -> Self:
-        if sum(each is not None for each in (self.tokens, self.tokens_variable, self.auth)) > 1:
+        if sum(setting is not None for setting in (self.tokens, self.tokens_variable, self.auth)) > 1:
             raise ValueError("give one of 'tokens', 'tokens_variable' and 'auth'")
         return self
 
@@ -246,10 +246,10 @@ _FILE: ContextVar[dict[str, Any]] = ContextVar("turnwise_service_file", default=
 class Source:
     """Where the values of a configuration come from, to say where a wrong one is."""
 
-    def __init__(self, name: str | None, text: str, given: Mapping[str, Any]) -> None:
+    def __init__(self, name: str | None, text: str, overrides: Mapping[str, Any]) -> None:
         self._name = name
         self._text = text
-        self._given = given
+        self._given = overrides
 
     def error(self, path: KeyPath, value: object, reason: str) -> ConfigError:
         """Return the error about a key: it names the file's line, or the variable, that has the key."""
@@ -287,7 +287,7 @@ class Source:
             raise self.error((*path, key), error.value, error.why) from error
 
 
-def load(file: str | Path | None = None, **given: Any) -> tuple[ServiceConfig, Source]:
+def load(file: str | Path | None = None, **overrides: Any) -> tuple[ServiceConfig, Source]:
     """Read a configuration: what is given here, else the environment, else the file.
 
     Raises:
@@ -303,11 +303,11 @@ def load(file: str | Path | None = None, **given: Any) -> tuple[ServiceConfig, S
             raise ConfigError("config", name, f"the file cannot be read: {error.strerror}") from None
         except ValueError as error:  # what is no UTF-8, too
             raise ConfigError("config", name, f"the file is no TOML: {error}") from None
-    source = Source(name, text, given)
+    source = Source(name, text, overrides)
     tables = _without_what_the_environment_has(tables)
     token = _FILE.set(tables)
     try:
-        return ServiceConfig(**given), source
+        return ServiceConfig(**overrides), source
     except ValidationError as error:
         raise _wrong(source, error) from None
     except SettingsError as error:
@@ -327,15 +327,15 @@ def _without_what_the_environment_has(tables: dict[str, Any]) -> dict[str, Any]:
 
 def _wrong(source: Source, error: ValidationError) -> ConfigError:
     """Return the error of the first mistake, with the others in its text."""
-    errors = [_error(source, each) for each in error.errors()]
-    first, *others = errors
-    if not others:
+    errors = [_error(source, mistake) for mistake in error.errors()]
+    first, *further = errors
+    if not further:
         return first
-    return ConfigError(first.setting, first.value, "; ".join([first.why, *map(str, others)]))
+    return ConfigError(first.setting, first.value, "; ".join([first.why, *map(str, further)]))
 
 
 def _error(source: Source, mistake: ErrorDetails) -> ConfigError:
-    path = tuple(each for each in mistake["loc"] if each not in _TAGS)
+    path = tuple(step for step in mistake["loc"] if step not in _TAGS)
     context = mistake.get("ctx", {})
     if key := context.get("key"):
         path = (*path, str(key))

@@ -44,9 +44,9 @@ class _Replica:
         return self._made.app
 
     async def __del__(self) -> None:
-        if made := getattr(self, "_made", None):
-            made.service.stop()
-            await made.manager.close()
+        if assembly := getattr(self, "_made", None):
+            assembly.service.stop()
+            await assembly.manager.close()
 
 
 Replica: serve.Deployment = serve.deployment(
@@ -71,10 +71,10 @@ def deployment(args: Mapping[str, Any]) -> serve.Application:
     Raises:
         ConfigError: a value is wrong, or neither tokens nor `anonymous` are given.
     """
-    given = dict(args)
-    file = given.pop("config", None)
+    settings = dict(args)
+    file = settings.pop("config", None)
     # Values on a command line are texts.
-    config, source = load(file, **{key: _parsed(value) for key, value in given.items()})
+    config, source = load(file, **{key: _parsed(value) for key, value in settings.items()})
     if not (config.has_auth or config.anonymous):
         reason = "whoever reaches Serve could do everything: give tokens, or set it to true if only you reach it"
         raise source.error(("anonymous",), value=False, reason=reason)
@@ -110,7 +110,7 @@ def serve_on_ray(config: ServiceConfig, source: Source, ready: Ready) -> None:
         TurnwiseError: it cannot start: the configuration is wrong, the port is taken, the store is away, or Serve runs
             there already, with an address of its own.
     """
-    made = _checked(config, source)
+    assembly = _checked(config, source)
     asyncio.run(check_store(config, source))
     connect(logs=False)
     if serve.status().proxies:
@@ -119,18 +119,18 @@ def serve_on_ray(config: ServiceConfig, source: Source, ready: Ready) -> None:
     with listen(config, source) as bound:
         url, port = url_of(bound), bound.getsockname()[1]
     wakes, woken = socket.socketpair()
-    before = {each: signal.signal(each, lambda *_: wakes.send(b".")) for each in SIGNALS}
+    before = {number: signal.signal(number, lambda *_: wakes.send(b".")) for number in SIGNALS}
     try:
         serve.start(http_options={"host": config.host, "port": port})
         serve.run(bind(config, source), name=APP)
-        ready(made, url)
+        ready(assembly, url)
         woken.recv(1)
     finally:
         serve.delete(APP)
         if not serve.status().applications:
             serve.shutdown()
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         wakes.close()
         woken.close()
 

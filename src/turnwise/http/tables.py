@@ -54,9 +54,10 @@ class Table:
                 raise refusal(error) from None
 
         read = core_schema.no_info_after_validator_function(make, handler.generate_schema(model))
-        made = core_schema.is_instance_schema(source)
+        instance = core_schema.is_instance_schema(source)
         return core_schema.tagged_union_schema(
-            {"made": made, "table": read}, discriminator=lambda given: "made" if isinstance(given, source) else "table"
+            {"made": instance, "table": read},
+            discriminator=lambda value: "made" if isinstance(value, source) else "table",
         )
 
 
@@ -87,12 +88,12 @@ def line_of(text: str, path: Path) -> int | None:
         begin = 0
         for end in range(1, len(lines) + 1):
             try:
-                found: Any = tomllib.loads("".join(lines[:end]))
+                table: Any = tomllib.loads("".join(lines[:end]))
             except tomllib.TOMLDecodeError:
                 continue  # in the middle of a value
             try:
                 for name in path[:size]:
-                    found = found[name]
+                    table = table[name]
             except (KeyError, IndexError, TypeError):
                 begin = end
             else:

@@ -100,9 +100,9 @@ class HashEmbedding:
     def _embed(self, text: str) -> NDArray[np.float32]:
         import numpy as np
 
-        found = [(*_features(word), count) for word, count in Counter(words(text)).items()] or [(*_features(""), 1)]
-        places = np.concatenate([places for places, _, _ in found]) % self._dimensions
-        weights = np.concatenate([weights * (1 + np.log(count)) for _, weights, count in found])
+        features = [(*_features(word), count) for word, count in Counter(words(text)).items()] or [(*_features(""), 1)]
+        places = np.concatenate([places for places, _, _ in features]) % self._dimensions
+        weights = np.concatenate([weights * (1 + np.log(count)) for _, weights, count in features])
         vector = np.bincount(places, weights, self._dimensions)
         length = np.sqrt(vector @ vector)
         if length < 1e-9:  # noqa: PLR2004 - all features cancel each other out

@@ -43,7 +43,7 @@ def cases_of(life: Life) -> list[Case]:
         (kind, index, f"point {index}, {point}") for index, (point, kinds) in enumerate(faults.passed) for kind in kinds
     ]
     kills: list[tuple[Kind | None, int, str]] = [(None, step, f"step {step}") for step in range(1, steps + 1)]
-    return [Case(number, *each) for number, each in enumerate([*points, *kills])]
+    return [Case(number, *point) for number, point in enumerate([*points, *kills])]
 
 
 def exhaust(life: Life, kinds: Collection[Kind | None] | None = None) -> Counter[str]:

@@ -81,7 +81,7 @@ class Caller:
         *,
         name: str,
         workload: Workload,
-        told: Acknowledged,
+        acknowledged: Acknowledged,
         seed: str,
     ) -> None:
         self.refused: Counter[str] = Counter()
@@ -90,7 +90,7 @@ class Caller:
         self.session_id = session_id
         self._name = name
         self._workload = workload
-        self._told = told
+        self._told = acknowledged
         self._dice = random.Random(seed)
 
     async def call(self, is_over: Callable[[], bool]) -> None:
@@ -109,13 +109,13 @@ class Caller:
                 await self._run(session, prompt)
 
     async def _append(self, session: AsyncSession, prompt: str) -> None:
-        asked = self._told.clock()
+        called_at = self._told.clock()
         try:
             turn = await session.append(prompt)
         except (OverloadedError, SessionLostError, StoreError) as error:
             self._note(error)  # the outcome may be unknown, so the append must not be repeated
         else:
-            self._told.stored(session.id, [prompt], asked, turn_index=turn.index)
+            self._told.stored(session.id, [prompt], called_at, turn_index=turn.index)
 
     async def _fork(self, session: AsyncSession, fork_id: str) -> None:
         try:
@@ -126,7 +126,7 @@ class Caller:
         await self._run(fork, f"{fork_id} first")
 
     async def _run(self, session: AsyncSession, prompt: str) -> None:
-        asked = self._told.clock()
+        called_at = self._told.clock()
         policy = self._dice.choice(IF_BUSY)
         joins = policy == "inject"
         if not joins and self._dice.random() < self._workload.calls:
@@ -144,11 +144,11 @@ class Caller:
             await asyncio.sleep(AGAIN_S)
             return
         if run.dropped:
-            self._told.dropped(session.id, prompt, asked, run.run_id)
+            self._told.dropped(session.id, prompt, called_at, run.run_id)
         else:
             silence_s = settings["debounce_s"]
             about = {"run_id": run.run_id, "turn_index": run.turn_index, "silence_s": silence_s}
-            self._told.stored(session.id, [prompt], asked, **about)
+            self._told.stored(session.id, [prompt], called_at, **about)
         drawn, rates = self._dice.random(), self._workload
         if drawn < rates.cancels:
             await asyncio.sleep(self._dice.random() * 0.1)

@@ -98,9 +98,9 @@ class World:
 
     async def append(self, prompt: str) -> int:
         """Append a unique prompt; return the index of its turn."""
-        asked = self.told.clock()
+        called_at = self.told.clock()
         index = cast(int, await self.ask("append", [prompt], prompt))
-        self.told.stored(self.session_id, [prompt], asked, turn_index=index)
+        self.told.stored(self.session_id, [prompt], called_at, turn_index=index)
         return index
 
     async def start(self, prompt: str, **settings: Any) -> str:
@@ -108,15 +108,15 @@ class World:
 
         If the prompt is dropped, by `if_busy="drop"`, return the id of the active run.
         """
-        asked = self.told.clock()
+        called_at = self.told.clock()
         settings.setdefault("run_id", prompt)
         started = await self.ask("start", [prompt], **settings)
         run_id, turn_index = started.run_id, started.turn_index
         if started.dropped:
-            self.told.dropped(self.session_id, prompt, asked, run_id)
+            self.told.dropped(self.session_id, prompt, called_at, run_id)
         else:
             about = {"run_id": run_id, "turn_index": turn_index, "silence_s": settings.get("debounce_s")}
-            self.told.stored(self.session_id, [prompt], asked, **about)
+            self.told.stored(self.session_id, [prompt], called_at, **about)
         return cast(str, run_id)
 
     async def wait(self, run_id: str) -> str:
@@ -134,9 +134,9 @@ class World:
         """Decide about a tool call that waits."""
         await self.ask("decide", run_id, call_id, decision)
 
-    async def fork(self, session_id: str, at: int | None = None) -> None:
+    async def fork(self, session_id: str, turn: int | None = None) -> None:
         """Fork the session."""
-        await self.ask("fork", at, session_id)
+        await self.ask("fork", turn, session_id)
         self.told.forked(session_id)
 
     async def audit(self, **settings: Any) -> Audit:

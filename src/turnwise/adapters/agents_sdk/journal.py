@@ -200,8 +200,8 @@ class Journal:
         seconds = 0.0 if begun is None else round(time.monotonic() - begun, 6)
         ended = {"call_id": call_id, "name": use.name, "is_error": result.is_error, "seconds": seconds}
         state = self._states.get(call_id) or self.context.calls.get(call_id)
-        kept = state if state and state.verdict else None
-        self._add([result], [(ToolEnded, {**ended, "tries": int(begun is not None)})], {call_id: kept})
+        decided_state = state if state and state.verdict else None
+        self._add([result], [(ToolEnded, {**ended, "tries": int(begun is not None)})], {call_id: decided_state})
         return True
 
     # Approvals
@@ -217,9 +217,9 @@ class Journal:
         for item in items:
             use = self._uses[str(item.call_id)]
             wants = "result" if use.name in external else "approval"
-            asked = {"call_id": use.call_id, "name": use.name, "input": use.input, "wants": wants}
+            event = {"call_id": use.call_id, "name": use.name, "input": use.input, "wants": wants}
             state = CallState(name=use.name, wants="result" if wants == "result" else "approval")
-            self._add((), [(ApprovalRequested, asked)], {use.call_id: state})
+            self._add((), [(ApprovalRequested, event)], {use.call_id: state})
         await self.commit()
         raise Suspend
 
@@ -255,11 +255,11 @@ class Journal:
         storing.add_done_callback(_retrieve)
         await asyncio.shield(storing)
 
-    async def _store(self, wanted: int) -> None:
+    async def _store(self, count: int) -> None:
         async with self._lock:
             if self.failure:
                 raise self.failure
-            if self._stored >= wanted:
+            if self._stored >= count:
                 return
             await asyncio.sleep(0)  # what begins or ends in this moment comes along
             added = self._added

@@ -196,16 +196,16 @@ def _custom(event: CustomEvent) -> Json:
 def _result(piece: Piece) -> Json:
     """Return the result of a call; of a call that was rejected, what the model is told."""
     result = piece.block if isinstance(piece.block, ToolResult) else None
-    told = {"type": "TOOL_CALL_RESULT", "messageId": f"{piece.id}-result", "toolCallId": piece.id, "role": "tool"}
-    told |= {"content": result.plain if result else piece.text}
-    return {**told, "metadata": {"isError": True}} if result is None or result.is_error else told
+    event = {"type": "TOOL_CALL_RESULT", "messageId": f"{piece.id}-result", "toolCallId": piece.id, "role": "tool"}
+    event |= {"content": result.plain if result else piece.text}
+    return {**event, "metadata": {"isError": True}} if result is None or result.is_error else event
 
 
 def _usage(usage: Usage) -> Mapping[str, int]:
-    found = {
+    tokens = {
         "inputTokens": usage.input_tokens,
         "outputTokens": usage.output_tokens,
         "totalTokens": usage.input_tokens + usage.output_tokens,
     }
-    found |= {"reasoningTokens": usage.reasoning_tokens} if usage.reasoning_tokens else {}
-    return found | ({"cachedInputTokens": usage.cached_tokens} if usage.cached_tokens else {})
+    tokens |= {"reasoningTokens": usage.reasoning_tokens} if usage.reasoning_tokens else {}
+    return tokens | ({"cachedInputTokens": usage.cached_tokens} if usage.cached_tokens else {})

@@ -91,10 +91,10 @@ class Cursor:
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the cursor with this text; None if there is none."""
-        found = _CURSOR.fullmatch(text) if text.isascii() else None
-        if found is None:
+        match = _CURSOR.fullmatch(text) if text.isascii() else None
+        if match is None:
             return None
-        numbers = [int(group) for group in found.groups() if group is not None]
+        numbers = [int(group) for group in match.groups() if group is not None]
         return cls(*(_unless_zero(part) for part in (numbers[:3], numbers[3:9], numbers[9:15], numbers[15:])))
 
     def __str__(self) -> str:
@@ -226,8 +226,8 @@ class Answers:
             self._held.append(event)
         else:
             events, self._held = [*self._held, event], []
-            for each in events:
-                yield from self._told(each)
+            for run_event in events:
+                yield from self._told(run_event)
 
     def _told(self, event: AnyEvent) -> Iterator[Piece]:  # noqa: PLR0912 - a table of events
         if not event.live:
@@ -252,22 +252,22 @@ class Answers:
             case ToolEnded(call_id=call_id, name=name, blocks=blocks):
                 yield from self._show(call_id, name)
                 yield from self._results(blocks)
-            case ApprovalRequested(call_id=call_id, name=name, input=given, wants=wants, why=reason):
+            case ApprovalRequested(call_id=call_id, name=name, input=arguments, wants=wants, why=reason):
                 if call_id not in self._calls:
                     self._extra.add(call_id)
-                    yield from self._show(call_id, name, given)
-                for each in (self._undecided, self._running):  # it may have begun, and ask whether to go on
-                    each.discard(call_id)
+                    yield from self._show(call_id, name, arguments)
+                for calls in (self._undecided, self._running):  # it may have begun, and ask whether to go on
+                    calls.discard(call_id)
                 self._asked[call_id] = wants
-                yield self._piece("asked", call_id, reason or "", wants=wants, input=given)
+                yield self._piece("asked", call_id, reason or "", wants=wants, input=arguments)
             case CallDecided():
                 yield from self._decided(event)
             case RunResumed():
                 yield from self._void()
                 if self._has_lost():
                     yield from self._reset(_STORED)
-                elif (seen := self._seen("text")) > self._attempt:  # it has read at least a part of a reset
-                    yield from self._reset(seen)
+                elif (read_attempt := self._seen("text")) > self._attempt:  # it has read at least a part of a reset
+                    yield from self._reset(read_attempt)
                 self._next()
             case CustomEvent(name=name):
                 yield self._piece("custom", str(event.seq), name, event=event)
@@ -340,14 +340,14 @@ class Answers:
         Args:
             is_whole: whether the blocks are all that was said; else the rest of it was not kept.
         """
-        said = _said(blocks)
-        texts = {track: [text for each, text in said if each == track] for track in self._parts}
+        texts_said = _said(blocks)
+        texts = {track: [text for said_track, text in texts_said if said_track == track] for track in self._parts}
         differs = any(not _continues(parts, texts[track]) for track, parts in self._parts.items())
         if is_whole and (differs or self._has_other(texts)):
             yield from self._close("thought")
             yield from self._close("text")
             yield from self._reset(_STORED)
-        for track, number, text in _numbered(said) if is_whole or not differs else ():
+        for track, number, text in _numbered(texts_said) if is_whole or not differs else ():
             parts = self._parts[track]
             if number > len(parts):
                 yield from self._close(track)
@@ -363,15 +363,15 @@ class Answers:
         """Return whether the reader is within this answer, and has read something else of it than these texts."""
         if self._after.events and self._after.events[0] >= self.seq:
             return False  # it has read on
-        for track, found in texts.items():
+        for track, numbered_texts in texts.items():
             cursor = getattr(self._after, track)
             if not (cursor and cursor[0] == self._answer):
                 continue
             if cursor[1] > self._attempt:
                 return True
             _, attempt, number, offset, _, check = cursor
-            read = [*found[: number - 1], *(text[:offset] for text in found[number - 1 : number])]
-            if attempt == self._attempt and number and (number > len(found) or _sum("".join(read)) != check):
+            read = [*numbered_texts[: number - 1], *(text[:offset] for text in numbered_texts[number - 1 : number])]
+            if attempt == self._attempt and number and (number > len(numbered_texts) or _sum("".join(read)) != check):
                 return True
         return False
 
@@ -423,14 +423,14 @@ class Answers:
                     pass
         yield from self._results(blocks)
 
-    def _show(self, call_id: str, name: str, given: Mapping[str, Any] | None = None) -> Iterator[Piece]:
+    def _show(self, call_id: str, name: str, arguments: Mapping[str, Any] | None = None) -> Iterator[Piece]:
         """Show a call that no answer has had."""
         if name == ANSWER_TOOL:
             self._own.add(call_id)
         if call_id not in self._calls and call_id not in self._own:
             self._calls[call_id] = name
             self._open.add(call_id)
-            yield self._piece("called", call_id, name, input=given or FrozenDict())
+            yield self._piece("called", call_id, name, input=arguments or FrozenDict())
 
     def _results(self, blocks: Sequence[Block]) -> Iterator[Piece]:
         for block in blocks:
@@ -440,8 +440,8 @@ class Answers:
 
     def _end_call(self, call_id: str) -> Iterator[Piece]:
         was_open = bool(self._open)
-        for each in (self._open, self._undecided, self._running):
-            each.discard(call_id)
+        for calls in (self._open, self._undecided, self._running):
+            calls.discard(call_id)
         self._asked.pop(call_id, None)
         if was_open and not self._open:
             yield self._piece("calls_ended")
@@ -477,26 +477,26 @@ class Answers:
 
 def _said(blocks: Sequence[Block]) -> list[tuple[TextTrack, str]]:
     """Return the texts and thoughts as they are streamed: what nothing stands between is one."""
-    found: list[tuple[TextTrack, list[str]]] = []
+    pieces: list[tuple[TextTrack, list[str]]] = []
     continues = False
     for block in blocks:
         if isinstance(block, Text | Thinking):
             track: TextTrack = "text" if isinstance(block, Text) else "thought"
-            if block.text and continues and found[-1][0] == track:
-                found[-1][1].append(block.text)
+            if block.text and continues and pieces[-1][0] == track:
+                pieces[-1][1].append(block.text)
             elif block.text:
-                found.append((track, [block.text]))
+                pieces.append((track, [block.text]))
             is_sealed = isinstance(block, Thinking) and bool(block.signature or block.redacted)
             continues = not is_sealed and (continues or bool(block.text))
         else:
             continues = False
-    return [(track, "".join(texts)) for track, texts in found]
+    return [(track, "".join(texts)) for track, texts in pieces]
 
 
-def _numbered(said: Sequence[tuple[TextTrack, str]]) -> Iterator[tuple[TextTrack, int, str]]:
+def _numbered(texts: Sequence[tuple[TextTrack, str]]) -> Iterator[tuple[TextTrack, int, str]]:
     """Yield texts and thoughts with their numbers among their kind, from 1."""
     counts: dict[TextTrack, int] = {"text": 0, "thought": 0}
-    for track, text in said:
+    for track, text in texts:
         counts[track] += 1
         yield track, counts[track], text
 

@@ -89,9 +89,9 @@ class FrontEndEncoder(ABC):
     def add(self, event: AnyEvent) -> list[Frame]:
         """Take the run's next event; return the frames that it leads to."""
         begun = self._begin() if self._is_begun_by(event) else []
-        found = [frame for piece in self._answers.add(event) for frame in self._frames(piece)]
+        frames = [frame for piece in self._answers.add(event) for frame in self._frames(piece)]
         if not self._behind:
-            return begun + found
+            return begun + frames
         if self._behind.isdisjoint(self._answers.waiting):
             return []  # they were before the stream
         return self._begin()
@@ -104,20 +104,20 @@ class FrontEndEncoder(ABC):
 
     def _begin(self) -> list[Frame]:
         """Begin the stream behind calls that waited, at which another one ended."""
-        asked = self._answers.asked
-        bits = {each: 1 << number for number, each in enumerate(asked)}
+        waiting_calls = self._answers.asked
+        bits = {call_id: 1 << number for number, call_id in enumerate(waiting_calls)}
         if self._begins:
-            self._given = frozenset(each for each, bit in bits.items() if self._begins[1] & bit)
+            self._given = frozenset(call_id for call_id, bit in bits.items() if self._begins[1] & bit)
         else:
-            own = {each for each in self._behind if asked.get(each) == "result"}
-            self._given = frozenset(asked) & (self._had | own)
-        given = sum(bit for each, bit in bits.items() if each in self._given)
+            own = {call_id for call_id in self._behind if waiting_calls.get(call_id) == "result"}
+            self._given = frozenset(waiting_calls) & (self._had | own)
+        bits_given = sum(bit for call_id, bit in bits.items() if call_id in self._given)
         ended = list(self._frames(self._answers.stopped()))  # of which a reader may lack the last ones
-        self._cursor.begun = self._answers.seq, given
+        self._cursor.begun = self._answers.seq, bits_given
         begun = list(self._frames(self._answers.begun_again()))
-        found = begun if self._behind else ended + begun
+        frames = begun if self._behind else ended + begun
         self._behind, self._begins = frozenset(), ()
-        return found
+        return frames
 
     def stop(self) -> list[Frame]:
         """Return the frames with which the stream ends at the calls in `asked`."""
@@ -135,10 +135,10 @@ class FrontEndEncoder(ABC):
     def _frames(self, piece: Piece) -> Iterator[Frame]:
         before = getattr(self._cursor, piece.track)
         rest = piece.after(before)
-        said = list(self._say(rest or piece))
+        chunks = list(self._say(rest or piece))
         # Counted from the end where a stream stops: what was open before depends on where the stream began.
-        first = _STOP_FRAMES - len(said) if piece.kind == "waits" else 0
-        for number, data in enumerate(said, first):
+        first = _STOP_FRAMES - len(chunks) if piece.kind == "waits" else 0
+        for number, data in enumerate(chunks, first):
             place = (*piece.place, number)
             if rest is not None and place > before[: len(place)]:
                 setattr(self._cursor, piece.track, place if piece.track == "events" else (*place, piece.check))

@@ -49,8 +49,8 @@ async def _follow(execution: AsyncExecutionHandle, encoder: FrontEndEncoder) -> 
     try:
         while following is not None and not encoder.is_done:
             page = await execution.event_page(following, PAGE, wait_s=0.0 if is_held else SILENCE_S)
-            if found := _added(encoder, page):
-                yield found
+            if frames := _added(encoder, page):
+                yield frames
             if _may_stop(encoder, page, is_held) and _waits(encoder, await execution.pending()):
                 yield _encoded(encoder.stop())
             is_held = _may_be_held(encoder, page, is_held) and (await execution.info()).state == "awaiting_approval"
@@ -65,8 +65,8 @@ def _follow_blocking(execution: ExecutionHandle, encoder: FrontEndEncoder) -> It
     try:
         while following is not None and not encoder.is_done:
             page = execution.event_page(following, PAGE, wait_s=0.0 if is_held else SILENCE_S)
-            if found := _added(encoder, page):
-                yield found
+            if frames := _added(encoder, page):
+                yield frames
             if _may_stop(encoder, page, is_held) and _waits(encoder, execution.pending()):
                 yield _encoded(encoder.stop())
             is_held = _may_be_held(encoder, page, is_held) and execution.info().state == "awaiting_approval"

@@ -68,8 +68,8 @@ class VercelEncoder(FrontEndEncoder):
                 }
             case "asked" if piece.wants != "result":
                 self._requests.add(piece.id)
-                asked = {"type": "tool-approval-request", "approvalId": piece.id, "toolCallId": piece.id}
-                yield {**asked, "reason": piece.text} if piece.text else asked
+                request = {"type": "tool-approval-request", "approvalId": piece.id, "toolCallId": piece.id}
+                yield {**request, "reason": piece.text} if piece.text else request
             case "approved" if piece.id in self._requests:
                 if piece.block is not None:
                     new = getattr(piece.block, "input", {})

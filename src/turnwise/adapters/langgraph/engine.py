@@ -109,9 +109,9 @@ class LangGraphEngine:
         elif not callable(self.graph):
             reason = 'must be a graph, a function that returns one, or the place of one as "module:name"'
             raise ConfigError("graph", self.graph, reason)
-        known = ("model", *PARAMS)
-        if isinstance(self.takes, str) or not set(self.takes) <= set(known):
-            raise ConfigError("takes", self.takes, f"must be names among {', '.join(known)}")
+        names = ("model", *PARAMS)
+        if isinstance(self.takes, str) or not set(self.takes) <= set(names):
+            raise ConfigError("takes", self.takes, f"must be names among {', '.join(names)}")
         if isinstance(self.repeatable, str):
             raise ConfigError("repeatable", self.repeatable, "must be a list of names of tools")
         if not isinstance(self.config, Mapping):
@@ -124,16 +124,16 @@ class LangGraphEngine:
         object.__setattr__(self, "repeatable", tuple(self.repeatable))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.graph, CompiledStateGraph):
-            given["graph"] = _Compilation.of(self.graph)
-        return _engine, (given,)
+            values["graph"] = _Compilation.of(self.graph)
+        return _engine, (values,)
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`."""
-        given = [*(["model"] if model is not None else []), *params]
+        names = [*(["model"] if model is not None else []), *params]
         reason = "the graph does not apply it: if it reads it from its config, name it in LangGraphEngine(takes=[...])"
-        return {name: reason for name in given if name not in self.takes}
+        return {name: reason for name in names if name not in self.takes}
 
     def build(self, session: SessionView) -> _GraphRunner:
         """Return a runner with the graph. A function that is `async` is awaited by the first run.
@@ -141,12 +141,12 @@ class LangGraphEngine:
         Raises:
             ConfigError: there is no graph, or it has no channel of messages.
         """
-        given = _imported(self.graph) if isinstance(self.graph, str) else self.graph
-        return _GraphRunner(self, given)
+        graph = _imported(self.graph) if isinstance(self.graph, str) else self.graph
+        return _GraphRunner(self, graph)
 
 
-def _engine(given: Mapping[str, Any]) -> LangGraphEngine:
-    return LangGraphEngine(**given)
+def _engine(values: Mapping[str, Any]) -> LangGraphEngine:
+    return LangGraphEngine(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +178,17 @@ class _Compilation:
 class _GraphRunner:
     """Runs the graph for each turn."""
 
-    def __init__(self, engine: LangGraphEngine, given: Any) -> None:
+    def __init__(self, engine: LangGraphEngine, graph: Any) -> None:
         self._engine = engine
-        self._given = given
+        self._given = graph
         self._graph: Any = None
         self._made: Any = None
         """The checkpointer that a function made for this runner."""
         self._converter = Converter()
-        if isinstance(given, Pregel | StateGraph):
-            self._graph = self._ready(given)
-        elif not inspect.iscoroutinefunction(given):
-            self._graph = self._ready(given())
+        if isinstance(graph, Pregel | StateGraph):
+            self._graph = self._ready(graph)
+        elif not inspect.iscoroutinefunction(graph):
+            self._graph = self._ready(graph())
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         """Return what the graph answered; what came before was recorded.
@@ -228,17 +228,17 @@ class _GraphRunner:
 
     async def close(self) -> None:
         """Close the checkpointer that a function made for this runner, if it can be closed."""
-        made, self._made = self._made, None
-        if hasattr(made, "aclose"):
-            await made.aclose()
-        elif hasattr(made, "close"):
-            await asyncio.to_thread(made.close)
+        saver, self._made = self._made, None
+        if hasattr(saver, "aclose"):
+            await saver.aclose()
+        elif hasattr(saver, "close"):
+            await asyncio.to_thread(saver.close)
 
-    def _ready(self, made: Any) -> Any:
+    def _ready(self, source: Any) -> Any:
         engine = self._engine
-        if not isinstance(made, Pregel | StateGraph):
-            raise ConfigError("graph", made, f"{shown(engine.graph)} must return a compiled graph, or a StateGraph")
-        graph = made.compile() if isinstance(made, StateGraph) else copy(made)
+        if not isinstance(source, Pregel | StateGraph):
+            raise ConfigError("graph", source, f"{shown(engine.graph)} must return a compiled graph, or a StateGraph")
+        graph = source.compile() if isinstance(source, StateGraph) else copy(source)
         if isinstance(graph.checkpointer, bool):
             graph.checkpointer = None
         _check(graph, engine.messages_key)
@@ -248,26 +248,26 @@ class _GraphRunner:
         return graph
 
     def _saver(self) -> Any:
-        given = self._engine.checkpointer
-        if given is None or _is_saver(given):
-            return given
-        self._made = given()
+        saver = self._engine.checkpointer
+        if saver is None or _is_saver(saver):
+            return saver
+        self._made = saver()
         if not _is_saver(self._made):
-            raise ConfigError("checkpointer", self._made, f"{shown(given)} must return a checkpointer")
+            raise ConfigError("checkpointer", self._made, f"{shown(saver)} must return a checkpointer")
         return self._made
 
 
 def _imported(place: str) -> Any:
     module, _, name = place.partition(":")
     try:
-        found = importlib.import_module(module)
+        value = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (ImportError, AttributeError) as error:
         raise ConfigError("graph", place, f"it cannot be imported: {error}") from error
-    if not callable(found) and not isinstance(found, Pregel | StateGraph):
-        raise ConfigError("graph", place, f"it is {shown(found)}: must be a graph, or a function that returns one")
-    return found
+    if not callable(value) and not isinstance(value, Pregel | StateGraph):
+        raise ConfigError("graph", place, f"it is {shown(value)}: must be a graph, or a function that returns one")
+    return value
 
 
 def _is_saver(value: object) -> bool:

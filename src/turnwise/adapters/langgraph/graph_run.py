@@ -172,12 +172,12 @@ class GraphRun:
         """Return the last of what the graph answered; see `InferenceRunner.run`."""
         RUN.set(self)
         try:
-            given = await self._given()
+            graph_input = await self._given()
             for _ in range(MOST_FLAWED):
-                await self._stream(given)
+                await self._stream(graph_input)
                 if not await self._wait_if_interrupted():
                     break
-                given = await self._resumed()
+                graph_input = await self._resumed()
             else:
                 raise EngineError(f"the model made calls whose arguments are no JSON object, {MOST_FLAWED} times")
         except Suspend:
@@ -216,10 +216,10 @@ class GraphRun:
     async def _given(self) -> Any:
         """Return the graph's input: the conversation, the decisions about interrupts, or None to go on."""
         saver = self._graph.checkpointer
-        found = None if saver is None else await saver.aget_tuple(self._config)
-        if found is not None and found.metadata.get("run_id") == self._context.run_id:
+        checkpoint = None if saver is None else await saver.aget_tuple(self._config)
+        if checkpoint is not None and checkpoint.metadata.get("run_id") == self._context.run_id:
             return await self._resumed()
-        if found is not None:
+        if checkpoint is not None:
             await saver.adelete_thread(self._thread)  # of this session, before its store was restored
         elif saver is not None and self._turn.parent:
             _forget_soon(saver, self._thread_of(self._turn.parent))
@@ -303,10 +303,10 @@ class GraphRun:
     @property
     def _steering(self) -> dict[str, Any]:
         """The run's model and parameters, by LangChain's names."""
-        given = {**self._context.params, "model": self._context.model}
+        settings = {**self._context.params, "model": self._context.model}
         return {
             _NAMES.get(name, name): value
-            for name, value in given.items()
+            for name, value in settings.items()
             if name in self._settings.takes and value is not None
         }
 
@@ -320,11 +320,11 @@ class GraphRun:
 
     # The stream
 
-    async def _stream(self, given: Any) -> None:
+    async def _stream(self, graph_input: Any) -> None:
         """Run the graph until it ends, fails or is interrupted."""
         saver = self._graph.checkpointer
         stream = self._graph.astream(
-            given,
+            graph_input,
             self._config,
             context=self._graph_context(),
             stream_mode=["messages", "values"],
@@ -451,7 +451,7 @@ class GraphRun:
     def _add_result(self, message: ToolMessage) -> None:
         """Take over a result that no journaled call has recorded."""
         ids = [own for (_, call_id), own in self._own_ids.items() if call_id == message.tool_call_id]
-        own = next((each for each in reversed(ids) if each not in self._results), None)
+        own = next((call_id for call_id in reversed(ids) if call_id not in self._results), None)
         if own is not None:
             result = cast(ToolResult, from_langchain([message])[0]).model_copy(update={"call_id": own})
             self._results[own] = result
@@ -484,12 +484,12 @@ class GraphRun:
         await asyncio.sleep(0)  # calls of one answer begin in one iteration of the loop
         self._committing = None
         commits, self._commits = self._commits, []
-        said, entries, self._open = self._left(), self._open, []
-        blocks: list[Block] = [*said, *(block for some, _, _ in commits for block in some)]
+        spoken, entries, self._open = self._left(), self._open, []
+        blocks: list[Block] = [*spoken, *(block for some, _, _ in commits for block in some)]
         events: list[NewEvent] = []
         if answer := [block for block in blocks if block.role == "assistant"]:
             events.append(self._context.end_call(answer))
-        events += [_ended(self._uses[block.call_id], block, 0.0) for block in said if isinstance(block, ToolResult)]
+        events += [_ended(self._uses[block.call_id], block, 0.0) for block in spoken if isinstance(block, ToolResult)]
         events += [event for _, some, _ in commits for event in some]
         calls = {call_id: state for _, _, states in commits for call_id, state in states.items()}
         try:
@@ -531,31 +531,37 @@ class GraphRun:
         """Record the calls that wait, and raise Suspend; return if all of them are refused, as they have a flaw."""
         if self._executing:
             await asyncio.wait(self._executing)  # other calls of the answer: LangGraph would make them again
-        uses = [use for each in waiting for use in each.uses]
+        uses = [use for waiting_calls in waiting for use in waiting_calls.uses]
         self._remember(uses)
         states: dict[str, CallState | None] = {}
         events: list[NewEvent] = []
         results: list[ToolResult] = []
-        for each in waiting:
-            for call_id, reason in each.reasons.items():
+        for waiting_calls in waiting:
+            for call_id, reason in waiting_calls.reasons.items():
                 use = self._uses[call_id]
-                asks = CallState(name=use.name, wants="approval", why=reason, question=each.question)
+                asks = CallState(name=use.name, wants="approval", why=reason, question=waiting_calls.question)
                 if result := refusal(use):  # the graph gets it in place of a decision
                     states[call_id] = replace(asks, verdict="provided")
                     results.append(result)
                     events.append(_ended(use, result, 0.0))
                     continue
                 states[call_id] = asks
-                asked = {"call_id": call_id, "name": use.name, "input": use.input, "wants": "approval", "why": reason}
-                events.append((ApprovalRequested, asked))
-        askers = {each.asker for each in waiting if each.asker is not None}
+                question = {
+                    "call_id": call_id,
+                    "name": use.name,
+                    "input": use.input,
+                    "wants": "approval",
+                    "why": reason,
+                }
+                events.append((ApprovalRequested, question))
+        askers = {waiting_calls.asker for waiting_calls in waiting if waiting_calls.asker is not None}
         for call_id in (self._began | askers) - self._results.keys() - states.keys():
             stored = self._context.calls.get(call_id)  # its tool was interrupted, and begins again
             states[call_id] = replace(stored, started=False) if stored and stored.verdict else None
         self._remember(results)
         if states:
             await self._commit([*uses, *results], events, states)
-        if not waiting or len(results) < sum(len(each.reasons) for each in waiting):
+        if not waiting or len(results) < sum(len(waiting_calls.reasons) for waiting_calls in waiting):
             raise Suspend
 
     def _waiting(
@@ -571,14 +577,14 @@ class GraphRun:
         waiting: list[_Waiting] = []
         for question in questions:
             requests = requests_of(question.value)
-            left = [call for call in self._last_calls() if call[0] not in {*taken, *self._results}]
-            ids = None if reason else match(requests, _of_asker(left, question))
+            open_calls = [call for call in self._last_calls() if call[0] not in {*taken, *self._results}]
+            ids = None if reason else match(requests, _of_asker(open_calls, question))
             if ids:
                 reasons = {call_id: request.why for request, call_id in zip(requests, ids, strict=True)}
                 taken |= reasons.keys()
                 waiting.append(_Waiting(question.id, reasons, asker=question.call_id))
             else:
-                free = next(each for each in call_ids(question.id) if each not in self._uses)
+                free = next(call_id for call_id in call_ids(question.id) if call_id not in self._uses)
                 use = use_of(free, question.value, question.schema)
                 waiting.append(_Waiting(question.id, {free: reason}, [use], asker=question.call_id))
         return waiting
@@ -604,7 +610,7 @@ class GraphRun:
 
     def _stand_ins(self, question: str) -> list[ToolUse]:
         """Return the calls that stand for a question; none if it is about tool calls."""
-        return [use for each in self._calls_about(question) if is_interrupt(use := self._uses[each])]
+        return [use for call_id in self._calls_about(question) if is_interrupt(use := self._uses[call_id])]
 
     def _decision(self, question: Question) -> Any:
         """Return what the graph gets for the decisions about a question."""
@@ -626,7 +632,9 @@ class GraphRun:
         results = [ToolResult(call_id=use.call_id, text="approved") for use in uses]
         if results:
             self._remember(results)
-            await self._commit(results, [_ended(use, each, 0.0) for use, each in zip(uses, results, strict=True)], {})
+            await self._commit(
+                results, [_ended(use, result, 0.0) for use, result in zip(uses, results, strict=True)], {}
+            )
 
     # Breakpoints
 
@@ -645,9 +653,9 @@ class GraphRun:
         reason = f"breakpoint: next {', '.join(nodes)}"
         open_ids = [call_id for call_id, _, _ in self._last_calls() if call_id not in self._results]
         journaled = any(_is_tool_node(self._graph, node) for node in nodes)
-        if open_ids and journaled and not any(self._context.calls.get(each) for each in open_ids):
+        if open_ids and journaled and not any(self._context.calls.get(call_id) for call_id in open_ids):
             return _Waiting(question, dict.fromkeys(open_ids, reason))
-        free = next(each for each in call_ids(f"at-{'-'.join(nodes)}") if each not in self._uses)
+        free = next(call_id for call_id in call_ids(f"at-{'-'.join(nodes)}") if call_id not in self._uses)
         return _Waiting(question, {free: reason}, [use_of(free, {"next": list(nodes)}, None)])
 
     async def _end_breakpoint(self, state: StateSnapshot) -> None:
@@ -688,15 +696,15 @@ class GraphRun:
         began, task = time.monotonic(), cast("asyncio.Task[Any]", asyncio.current_task())
         self._executing.add(task)
         try:
-            made = await execute(request)
+            answer = await execute(request)
         except GraphInterrupt as error:
             raise questions.raised(error) from None
         finally:
             self._executing.discard(task)
-        if isinstance(made, ToolMessage):
-            result = cast(ToolResult, from_langchain([made])[0]).model_copy(update={"call_id": own})
+        if isinstance(answer, ToolMessage):
+            result = cast(ToolResult, from_langchain([answer])[0]).model_copy(update={"call_id": own})
             await self._record_result(use, result, time.monotonic() - began)
-        return made
+        return answer
 
     async def _find(self, request: Any) -> _Place | None:
         """Return a call's place in the transcript, which has its message then; None for a call of a subgraph."""
@@ -716,8 +724,8 @@ class GraphRun:
     async def _record_result(self, use: ToolUse, result: ToolResult, seconds: float) -> None:
         state = self._context.calls.get(use.call_id)
         self._results[use.call_id] = result
-        kept = state if state and state.verdict else None
-        await self._commit([result], [_ended(use, result, seconds)], {use.call_id: kept})
+        decided_state = state if state and state.verdict else None
+        await self._commit([result], [_ended(use, result, seconds)], {use.call_id: decided_state})
 
     # Models: see _BeforeModels, _AroundModels
 
@@ -745,12 +753,12 @@ class GraphRun:
 
     def end_model_call(self, message: BaseMessage) -> None:
         """Report the usage of a call, from any thread."""
-        said = message.response_metadata
+        metadata = message.response_metadata
         report = partial(
             self._context.report,
             usage=usage_of(message),
-            stop_reason=said.get("finish_reason") or said.get("stop_reason"),
-            model=said.get("model_name") or said.get("model"),
+            stop_reason=metadata.get("finish_reason") or metadata.get("stop_reason"),
+            model=metadata.get("model_name") or metadata.get("model"),
         )
         if threading.get_ident() == self._loop_thread:
             report()
@@ -809,8 +817,8 @@ class _AroundModels(BaseCallbackHandler):
         self._run.begin_model_call_on_thread(run_id)
 
     def on_llm_end(self, response: Any, **_: Any) -> None:
-        for said in itertools.chain.from_iterable(response.generations):
-            if isinstance(message := getattr(said, "message", None), BaseMessage):
+        for generation in itertools.chain.from_iterable(response.generations):
+            if isinstance(message := getattr(generation, "message", None), BaseMessage):
                 self._run.end_model_call(message)
 
 
@@ -825,18 +833,18 @@ class _Recorded:
         """Return whether the output has a message of these blocks; each text counts once."""
         calls = [block.call_id for block in blocks if isinstance(block, ToolUse)]
         texts = [block.text for block in blocks if isinstance(block, Text)]
-        found = calls[0] in self._calls if calls else bool(texts) and all(text in self._texts for text in texts)
-        if found:
+        is_known = calls[0] in self._calls if calls else bool(texts) and all(text in self._texts for text in texts)
+        if is_known:
             for text in texts:
                 if text in self._texts:
                     self._texts.remove(text)
-        return found
+        return is_known
 
 
 def _messages(values: Any, key: str) -> list[BaseMessage]:
     """Return the messages of a graph's state, which may be a mapping, an object or the list itself."""
     held = values.get(key) if isinstance(values, Mapping) else getattr(values, key, values)
-    return [each for each in held if isinstance(each, BaseMessage)] if isinstance(held, list | tuple) else []
+    return [message for message in held if isinstance(message, BaseMessage)] if isinstance(held, list | tuple) else []
 
 
 def _message(result: ToolResult, call: Mapping[str, Any]) -> ToolMessage:
@@ -869,7 +877,7 @@ def _is_among(nodes: Iterable[str], stops: str | Sequence[str]) -> bool:
 
 def _is_tool_node(graph: Any, name: str) -> bool:
     node = graph.nodes.get(name)
-    return node is not None and any(each is node.bound for each in tool_nodes(graph))
+    return node is not None and any(candidate is node.bound for candidate in tool_nodes(graph))
 
 
 _REFUSALS = (400, 413, 422)
@@ -886,8 +894,8 @@ def _ours(error: Exception) -> Exception:
         reason = str(error).partition("\n")[0]
         return LimitError(f"{reason}: pass LangGraphEngine(config={{'recursion_limit': ...}})", "step_limit")
     reason = f"the graph failed: {type(error).__name__}: {error}"
-    said = f"{error} {getattr(error, 'code', '')}"
-    if isinstance(error, TheirOverflowError) or any(each in said for each in _TOO_LONG):
+    text = f"{error} {getattr(error, 'code', '')}"
+    if isinstance(error, TheirOverflowError) or any(phrase in text for phrase in _TOO_LONG):
         return ContextOverflowError(reason)
     status = getattr(error, "status_code", None)
     if status in _REFUSALS and getattr(error, "param", None) != "model":

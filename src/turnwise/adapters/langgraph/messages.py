@@ -97,10 +97,10 @@ class Converter:
         system = system_of(blocks)
         messages: list[BaseMessage] = [SystemMessage(system)] if system is not None else []
         names = {block.call_id: block.name for block in blocks if isinstance(block, ToolUse)}
-        kept, self._kept = self._kept, {}
+        earlier, self._kept = self._kept, {}
         for group in messages_of(blocks):
             key = tuple(map(id, group.blocks))
-            converted = kept.get(key) or (group, _of_group(group, names))
+            converted = earlier.get(key) or (group, _of_group(group, names))
             self._kept[key] = converted
             messages += [message.model_copy() for message in converted[1]]
         return messages
@@ -117,9 +117,9 @@ def from_langchain(messages: Iterable[Any]) -> list[AnyBlock]:
     """
     blocks: list[AnyBlock] = []
     numbers, waiting = count(1), list[str]()
-    for index, given in enumerate(messages):
+    for index, source in enumerate(messages):
         try:
-            message = given if isinstance(given, BaseMessage) else convert_to_messages([given])[0]
+            message = source if isinstance(source, BaseMessage) else convert_to_messages([source])[0]
             for block in _blocks(message):
                 if isinstance(block, ToolUse) and not block.call_id:
                     block = block.model_copy(update={"call_id": f"call_{next(numbers)}"})  # noqa: PLW2901
@@ -128,7 +128,7 @@ def from_langchain(messages: Iterable[Any]) -> list[AnyBlock]:
                     block = block.model_copy(update={"call_id": waiting.pop(0)})  # noqa: PLW2901
                 blocks.append(block)
         except (AttributeError, KeyError, TypeError, ValueError, NotImplementedError) as error:
-            raise InvalidInputError(f"messages[{index}]", shown(given), f"it cannot be read: {error!r}") from error
+            raise InvalidInputError(f"messages[{index}]", shown(source), f"it cannot be read: {error!r}") from error
     return blocks
 
 
@@ -145,14 +145,14 @@ def usage_metadata(usage: Usage) -> UsageMetadata:
 
 def usage_of(message: BaseMessage) -> Usage | None:
     """Return the usage of one model call; None if the message does not say it."""
-    said = getattr(message, "usage_metadata", None)
-    if not said:
+    metadata = getattr(message, "usage_metadata", None)
+    if not metadata:
         return None
     return Usage(
-        input_tokens=said.get("input_tokens") or 0,
-        output_tokens=said.get("output_tokens") or 0,
-        cached_tokens=(said.get("input_token_details") or {}).get("cache_read") or 0,
-        reasoning_tokens=(said.get("output_token_details") or {}).get("reasoning") or 0,
+        input_tokens=metadata.get("input_tokens") or 0,
+        output_tokens=metadata.get("output_tokens") or 0,
+        cached_tokens=(metadata.get("input_token_details") or {}).get("cache_read") or 0,
+        reasoning_tokens=(metadata.get("output_token_details") or {}).get("reasoning") or 0,
         calls=1,
     )
 
@@ -277,11 +277,11 @@ def _attachment(block: Image | Document) -> tuple[dict[str, Any], dict[str, Any]
     return part, hint or None
 
 
-def _assistant_message(said: Sequence[Block]) -> AIMessage:
+def _assistant_message(blocks: Sequence[Block]) -> AIMessage:
     parts = _Parts()
     calls: list[dict[str, Any]] = []
     providers: set[str] = set()
-    for block in said:
+    for block in blocks:
         match block:
             case Thinking():
                 part, provider = _reasoning(block)
@@ -296,8 +296,8 @@ def _assistant_message(said: Sequence[Block]) -> AIMessage:
                     parts.content[-1]["annotations"] = [_annotation(item) for item in items]
             case ToolUse():
                 calls.append({"name": block.name, "args": thawed(block.input), "id": block.call_id})
-                known = {"signature": block.signature, "flaw": block.flaw}
-                parts.hints.append({name: value for name, value in known.items() if value} or None)
+                fields = {"signature": block.signature, "flaw": block.flaw}
+                parts.hints.append({name: value for name, value in fields.items() if value} or None)
             case _:
                 parts.add_alone(block)
     only = parts.content[0] if len(parts.content) == 1 else {}
@@ -395,12 +395,12 @@ def _restored(read: Sequence[AnyBlock], hints: Sequence[Any]) -> Iterator[AnyBlo
     if len([hint for hint in hints if not _is_alone(hint)]) != len(read):
         yield from read
         return
-    left = iter(read)
+    remaining = iter(read)
     for hint in hints:
         if _is_alone(hint):
             yield decode(json.dumps(hint["alone"]))
         else:
-            yield _with_hint(next(left), hint)
+            yield _with_hint(next(remaining), hint)
 
 
 def _is_alone(hint: Any) -> bool:
@@ -428,8 +428,8 @@ def _with_hint(block: AnyBlock, hint: Mapping[str, Any] | None) -> AnyBlock:
 
 def _said(message: AIMessage) -> Iterator[AnyBlock]:
     """Yield the blocks of an assistant's message: thoughts, texts with their citations, calls."""
-    own = [each["alone"] for each in message.additional_kwargs.get(HINTS) or () if _is_alone(each)]
-    has_own_citations = any(each.get("kind") == "citations" for each in own)
+    own = [hint["alone"] for hint in message.additional_kwargs.get(HINTS) or () if _is_alone(hint)]
+    has_own_citations = any(block.get("kind") == "citations" for block in own)
     parts = cast("list[dict[str, Any]]", message.content_blocks)
     for part in parts:
         for block in _said_part(part, message.response_metadata.get("model_provider")):
@@ -459,8 +459,8 @@ def _said_part(part: Mapping[str, Any], provider: str | None) -> Iterator[AnyBlo
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
         yield Text(text=part.get("text") or "")
-        if cited := [_cited(each) for each in part.get("annotations") or ()]:
-            yield Citations(items=tuple(freeze(each) for each in cited))
+        if cited := [_cited(annotation) for annotation in part.get("annotations") or ()]:
+            yield Citations(items=tuple(freeze(citation) for citation in cited))
     elif kind == "reasoning":
         yield _thought(part, provider)
     elif kind == "redacted_thinking" and isinstance(value, Mapping):
@@ -470,8 +470,8 @@ def _said_part(part: Mapping[str, Any], provider: str | None) -> Iterator[AnyBlo
 
 
 def _cited(annotation: Mapping[str, Any]) -> Any:
-    kept = annotation["value"] if annotation.get("type") == "non_standard_annotation" else annotation
-    return _json(kept)
+    content = annotation["value"] if annotation.get("type") == "non_standard_annotation" else annotation
+    return _json(content)
 
 
 def _thought(part: Mapping[str, Any], provider: str | None) -> Thinking:
@@ -483,8 +483,8 @@ def _thought(part: Mapping[str, Any], provider: str | None) -> Thinking:
         return Thinking(text=text)
     if not own_id and extras.keys() == {"signature"} and provider in (None, _ANTHROPIC):
         return Thinking(text=text, signature=extras["signature"])
-    kept = {key: value for key, value in part.items() if key not in ("reasoning", "index")}
-    return Thinking(text=text, signature=pack_attached("langchain", block=_json(kept), model_provider=provider))
+    fields = {key: value for key, value in part.items() if key not in ("reasoning", "index")}
+    return Thinking(text=text, signature=pack_attached("langchain", block=_json(fields), model_provider=provider))
 
 
 def _prompts(part: Mapping[str, Any]) -> Iterator[AnyBlock]:
@@ -548,8 +548,8 @@ def make_whole(message: AIMessage) -> None:
     """Give a message texts that UTF-8 can hold: LangChain joins halves of characters without making them one."""
     for name in ("content", "tool_calls", "invalid_tool_calls", "additional_kwargs"):
         value = getattr(message, name)
-        if (found := whole_json(value)) != value:
-            setattr(message, name, found)
+        if (whole := whole_json(value)) != value:
+            setattr(message, name, whole)
 
 
 __all__ = ["HINTS", "from_langchain", "to_langchain", "usage_metadata", "usage_of"]

@@ -365,8 +365,8 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         await self._loop.run(lambda: self._prune(thread_ids, strategy))
 
     async def _copy(self, source: str, target: str) -> None:
-        found, free = await self._threads.copy(source, check_id("thread", target))
-        if not found:
+        is_copied, free = await self._threads.copy(source, check_id("thread", target))
+        if not is_copied:
             raise ThreadNotFoundError(source)
         if not free:
             raise ThreadExistsError(target)
@@ -390,9 +390,9 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> tuple[Place, Put, Codec]:
         codec, where = Codec(self.serde), _place(config)
-        told = cast(dict[str, Any], get_checkpoint_metadata(config, metadata))
+        stored_metadata = cast(dict[str, Any], get_checkpoint_metadata(config, metadata))
         values = checkpoint["channel_values"]
-        run_id = told.get("run_id")
+        run_id = stored_metadata.get("run_id")
         check_names("run_id", None if run_id is None else str(run_id))
         for name in values.keys() | new_versions.keys():
             check_names("channel", name)
@@ -401,7 +401,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             parent=get_checkpoint_id(config) or None,
             claim=_claim(config),
             header=codec.dump({name: value for name, value in checkpoint.items() if name != "channel_values"}),
-            metadata=codec.dump(told),
+            metadata=codec.dump(stored_metadata),
             run_id=None if run_id is None else str(run_id),
             versions=dict(checkpoint["channel_versions"]),
             new={name: _dumped(codec, values[name]) if name in values else None for name in new_versions},
@@ -490,7 +490,7 @@ def _config(where: Place, id: str, claim: str | None) -> RunnableConfig:
 
 
 def _dumped(codec: Codec, value: Any) -> Typed | list[Typed]:
-    return [codec.dump(each) for each in value] if is_divided(value) else codec.dump(value)
+    return [codec.dump(element) for element in value] if is_divided(value) else codec.dump(value)
 
 
 def _tuple(stored: Stored, codec: Codec) -> CheckpointTuple:
@@ -511,14 +511,14 @@ def _pending(stored: Stored, codec: Codec) -> Iterator[PendingWrite]:
 
 
 def _history(ancestors: Sequence[Stored], channels: Sequence[str], codec: Codec) -> Mapping[str, DeltaChannelHistory]:
-    found: dict[str, DeltaChannelHistory] = {}
+    histories: dict[str, DeltaChannelHistory] = {}
     for channel in channels:
         writes: list[list[PendingWrite]] = []
-        found[channel] = {"writes": []}
+        histories[channel] = {"writes": []}
         for stored in ancestors:
             writes.append([write for write in _pending(stored, codec) if write[1] == channel])
             if channel in stored.refs:
-                found[channel]["seed"] = value_of(codec, channel, stored.refs[channel], stored.elements)
+                histories[channel]["seed"] = value_of(codec, channel, stored.refs[channel], stored.elements)
                 break
-        found[channel]["writes"] = [write for group in reversed(writes) for write in group]
-    return found
+        histories[channel]["writes"] = [write for group in reversed(writes) for write in group]
+    return histories

@@ -35,9 +35,9 @@ def tool_nodes(graph: Any) -> Iterator[ToolNode]:
     """Yield the nodes of a compiled graph that run tools; not those of its subgraphs."""
     for node in graph.nodes.values():
         bound = getattr(node, "bound", None)
-        for each in (bound, *getattr(bound, "steps", ())):
-            if isinstance(each, ToolNode):
-                yield each
+        for runnable in (bound, *getattr(bound, "steps", ())):
+            if isinstance(runnable, ToolNode):
+                yield runnable
 
 
 def install(graph: Any) -> None:
@@ -53,8 +53,8 @@ def install(graph: Any) -> None:
 class _Journaled:
     """A tool node's wrapper: asks the run, then calls what the node had before."""
 
-    def __init__(self, theirs: Any, theirs_sync: Any) -> None:
-        self._theirs = theirs
+    def __init__(self, wrapper: Any, theirs_sync: Any) -> None:
+        self._theirs = wrapper
         self._theirs_sync = theirs_sync
 
     async def __call__(self, request: Any, execute: Execute) -> Any:
@@ -65,8 +65,8 @@ class _Journaled:
                 return await execute(changed)
             loop = asyncio.get_running_loop()
 
-            def wait(each: Any) -> Any:
-                return asyncio.run_coroutine_threadsafe(_awaited(execute(each)), loop).result()
+            def wait(call_request: Any) -> Any:
+                return asyncio.run_coroutine_threadsafe(_awaited(execute(call_request)), loop).result()
 
             return await asyncio.to_thread(self._theirs_sync, changed, wait)
 
@@ -74,5 +74,5 @@ class _Journaled:
         return await (run.call(request, make) if run else make(request))
 
 
-async def _awaited(made: Awaitable[Any]) -> Any:
-    return await made
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

@@ -76,7 +76,7 @@ class CallQuestions:
         self._send: Callable[[Sequence[tuple[str, Any]]], Any] = configurable[CONFIG_KEY_SEND]
         self._node = _Node.of(scratchpad)
         self._positions = self._node.answers_to(call_id)
-        self._answers = [_unlabelled(self._node.answers[at])[1] for at in self._positions]
+        self._answers = [_unlabelled(self._node.answers[position])[1] for position in self._positions]
         configurable[CONFIG_KEY_SEND] = self._send_for_call
         configurable[CONFIG_KEY_SCRATCHPAD] = replace(
             scratchpad,
@@ -97,7 +97,7 @@ class CallQuestions:
     def raised(self, error: GraphInterrupt) -> GraphInterrupt:
         """Return the error to raise for an interrupt of the call: it names the call, and is numbered as its node's."""
         answers = self._node.answers
-        own, numbered = (_interrupt_id(self._namespace, len(each)) for each in (self._answers, answers))
+        own, numbered = (_interrupt_id(self._namespace, len(some_answers)) for some_answers in (self._answers, answers))
         if answers:
             self._node.kept = len(answers)
             self._send([(RESUME, list(answers))])  # an interrupt's id says how many answers are stored before it
@@ -117,8 +117,8 @@ class CallQuestions:
 
     def _send_for_call(self, writes: Sequence[tuple[str, Any]]) -> None:
         """Pass a node's writes on; the answers that the call has used are stored among the node's."""
-        if left := [write for write in writes if write[0] != RESUME]:
-            self._send(left)
+        if others_writes := [write for write in writes if write[0] != RESUME]:
+            self._send(others_writes)
         for _, used in [write for write in writes if write[0] == RESUME]:
             self.keep(len(used))
 
@@ -130,10 +130,10 @@ def _numbered(
     if not isinstance(scratchpad.call_counter, _Numbers):
         object.__setattr__(scratchpad, "call_counter", _Numbers(scratchpad.call_counter))
 
-    def numbered(*given: Any, **named: Any) -> Any:
+    def numbered(*args: Any, **named: Any) -> Any:
         token = _NUMBERS.set(numbers)
         try:
-            return start(*given, **named)
+            return start(*args, **named)
         finally:
             _NUMBERS.reset(token)
 

@@ -275,8 +275,8 @@ class _Link:
         That is the status 404, of which the mcp package tells only the server's words, or its own if there are none. A
         tool may fail with the same words, when it uses a server itself.
         """
-        said = (error.code, error.message)
-        return any(said in (_TERMINATED, told) for told in self._not_found[request.not_found :])
+        refusal = (error.code, error.message)
+        return any(refusal in (_TERMINATED, not_found) for not_found in self._not_found[request.not_found :])
 
     def refused(self, error: MCPError) -> str:
         """Return why the server refused a request."""
@@ -293,11 +293,11 @@ class _Link:
     async def tools(self) -> list[types.Tool]:
         """Return the server's tools, asked for once until the server says that they changed."""
         await self._listen()
-        found, changes = self._tools, self._changes
-        if found is None:
-            found = await self._all(lambda cursor: self.client.list_tools(cursor=cursor), "tools")
-            self._tools = found if changes == self._changes else None
-        return found
+        tools, changes = self._tools, self._changes
+        if tools is None:
+            tools = await self._all(lambda cursor: self.client.list_tools(cursor=cursor), "tools")
+            self._tools = tools if changes == self._changes else None
+        return tools
 
     async def resources(self) -> list[types.Resource]:
         """Return the resources that the server lists."""
@@ -305,17 +305,17 @@ class _Link:
 
     async def _all(self, ask: Callable[[str | None], Awaitable[Any]], kind: str) -> list[Any]:
         """Return what all pages of a list have."""
-        found: list[Any] = []
+        members: list[Any] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await ask(cursor)
-            found += getattr(page, kind)
+            members += getattr(page, kind)
             cursor = page.next_cursor
             if not cursor:
                 break
-        if cursor or len(found) > MAX_LISTED:
+        if cursor or len(members) > MAX_LISTED:
             raise ToolServerError(self._server.label, f"it lists more than {MAX_LISTED} {kind}, or in too many pages")
-        return found
+        return members
 
     async def _listen(self) -> None:
         """Ask the server to say when its tools change; servers of older protocols say it unasked.
@@ -433,9 +433,9 @@ class _Link:
         if response.status_code >= 400:  # noqa: PLR2004 - the statuses of refusals
             self._status = response.status_code
             if response.status_code == httpx2.codes.NOT_FOUND and "mcp-session-id" in response.request.headers:
-                told = _error_of(await response.aread())
-                if told is None or told[0] != types.METHOD_NOT_FOUND:  # which may have this status too
-                    self._not_found.append(told)
+                refusal = _error_of(await response.aread())
+                if refusal is None or refusal[0] != types.METHOD_NOT_FOUND:  # which may have this status too
+                    self._not_found.append(refusal)
 
     def _said_of(self, error: BaseException) -> str:
         if isinstance(error, MCPError):
@@ -445,9 +445,9 @@ class _Link:
     def _with_last_words(self) -> str:
         """Return why the link could not be opened, with what the server wrote."""
         lines = [line.strip() for line in self._said.splitlines() if line.strip()]
-        said = f"; it wrote: {lines[-1]}" if lines else ""
+        last_line = f"; it wrote: {lines[-1]}" if lines else ""
         rubbish = "; it writes to its standard output what is no message" if self._rubbish else ""
-        return redacted(f"{self.why}{said}{rubbish}", self._server.secrets)
+        return redacted(f"{self.why}{last_line}{rubbish}", self._server.secrets)
 
 
 async def _leave_unchecked(name: str, result: types.CallToolResult) -> None:
@@ -621,5 +621,5 @@ class _Bearer(httpx2.Auth):
             return self._token
         if inspect.iscoroutinefunction(self._token):
             return str(await self._token())
-        found = await asyncio.to_thread(self._token)
-        return str(await found) if inspect.isawaitable(found) else found
+        token = await asyncio.to_thread(self._token)
+        return str(await token) if inspect.isawaitable(token) else token

@@ -150,14 +150,14 @@ def _list_sessions(manager: AsyncSessionManager, user_id: str) -> Callable[..., 
         page = await manager.list(user_id=user_id, order_by="updated_at", limit=limit, cursor=cursor)
         lines = [
             SessionLine(
-                session_id=each.session_id,
-                title=each.title or "",
-                agent=each.agent or "",
-                status=each.status,
-                turns=each.next_index,
-                changed=_time(each.updated_at),
+                session_id=session.session_id,
+                title=session.title or "",
+                agent=session.agent or "",
+                status=session.status,
+                turns=session.next_index,
+                changed=_time(session.updated_at),
             )
-            for each in page
+            for session in page
         ]
         return Sessions(sessions=lines, cursor=page.cursor)
 
@@ -171,9 +171,13 @@ def _show_session(manager: AsyncSessionManager, user_id: str) -> Callable[..., A
         page = await session.messages(limit, before=cursor)
         messages = [
             MessageLine(
-                turn=each.turn_index, role=each.role, text=each.text, at=_time(each.at), status=each.turn_status
+                turn=message.turn_index,
+                role=message.role,
+                text=message.text,
+                at=_time(message.at),
+                status=message.turn_status,
             )
-            for each in page
+            for message in page
         ]
         title = (await session.info()).session.title or ""
         return Conversation(session_id=session_id, title=title, messages=messages, cursor=page.cursor)
@@ -221,8 +225,8 @@ def _recall(memory: LongTermMemory, user_id: str) -> Callable[..., Awaitable[lis
         query: Annotated[str, Field(description="Words of what is looked for.")], limit: Count = 10
     ) -> list[Memory]:
         """Find what is remembered of the user, the most relevant first."""
-        found = await memory.recall(Scope(user_id=user_id), query, limit=limit)
-        return [Memory(id=each.id, text=each.text, type=str(each.type), score=each.score) for each in found]
+        items = await memory.recall(Scope(user_id=user_id), query, limit=limit)
+        return [Memory(id=item.id, text=item.text, type=str(item.type), score=item.score) for item in items]
 
     return recall
 

@@ -355,8 +355,8 @@ class _Execution:
             "seconds": round(seconds, 6),
             "tries": int(result.call_id in self._started),
         }
-        kept = {result.call_id: state if state and state.verdict else None}
-        self.journal.add(result, events=[(ToolEnded, ended)], calls=kept)
+        calls = {result.call_id: state if state and state.verdict else None}
+        self.journal.add(result, events=[(ToolEnded, ended)], calls=calls)
         if self._flushing is None or self._flushing.done():
             self._flushing = asyncio.create_task(self.journal.flush())
 
@@ -377,8 +377,8 @@ class _Execution:
         elif refused:
             number = sum(isinstance(block, ToolResult) for block in self.journal.turn.output) + 1
             errors = "\n".join(part.model_response() for part in refused)
-            said, result = sent_back(blocks, errors, f"{self.context.run_id}_{number}")
-            blocks, results = list(said), [result]  # type: ignore[arg-type]
+            repaired, result = sent_back(blocks, errors, f"{self.context.run_id}_{number}")
+            blocks, results = list(repaired), [result]  # type: ignore[arg-type]
         else:  # the agent goes on by itself, such as with a message that a tool or a capability has enqueued
             results = []
         ended = [
@@ -394,11 +394,11 @@ class _Execution:
         if isinstance(output, DeferredToolRequests):
             calls = ", ".join(call.tool_call_id for call in [*output.calls, *output.approvals])
             raise EngineError(f"the agent left calls undecided that had been decided: {calls}; see CallDeferred")
-        said = plain_blocks(self._held) if self._held else []
-        if isinstance(output, str) and not any(isinstance(block, ToolUse) for block in said) and said:
-            return said
-        made = output if isinstance(output, str) else pydantic_core.to_json(output, serialize_unknown=True).decode()
-        return [*(block for block in said if isinstance(block, Thinking)), Text(text=made)]
+        spoken = plain_blocks(self._held) if self._held else []
+        if isinstance(output, str) and not any(isinstance(block, ToolUse) for block in spoken) and spoken:
+            return spoken
+        text = output if isinstance(output, str) else pydantic_core.to_json(output, serialize_unknown=True).decode()
+        return [*(block for block in spoken if isinstance(block, Thinking)), Text(text=text)]
 
     # What the journal's capability asks
 
@@ -431,8 +431,8 @@ class _Execution:
             Suspend: not all of them are decided. Those that are new are recorded as waiting.
         """
         results = DeferredToolResults()
-        wanted: dict[Wants, Sequence[ToolCallPart]] = {"approval": requests.approvals, "result": requests.calls}
-        for wants, calls in wanted.items():
+        calls_by_wish: dict[Wants, Sequence[ToolCallPart]] = {"approval": requests.approvals, "result": requests.calls}
+        for wants, calls in calls_by_wish.items():
             for call in calls:
                 call_id, state = call.tool_call_id, self.context.calls.get(call.tool_call_id)
                 recorded = self.recorded.get(call_id)
@@ -566,26 +566,30 @@ def typed(error: Exception, agent: AbstractAgent[Any, Any]) -> Exception:
     if isinstance(error, FallbackExceptionGroup):
         return typed(error.exceptions[-1], agent)
     where = f"agent {agent.name!r}"
-    what, made = f"{where}: {error}", EngineError(f"{where} raised {type(error).__name__}: {error}")
+    message, translated = f"{where}: {error}", EngineError(f"{where} raised {type(error).__name__}: {error}")
     match error:
         case UsageLimitExceeded():
             code = "budget" if "token" in str(error) or "cost" in str(error) else "step_limit"
-            made = LimitError(f"{what}; raise usage_limits=", code)
-        case ModelAPIError() if isinstance(error, ModelContextWindowExceededError) or TOO_LONG_MESSAGE.search(what):
-            made = ContextOverflowError(f"{what}; the conversation is longer than the model's window: pass a strategy")
+            translated = LimitError(f"{message}; raise usage_limits=", code)
+        case ModelAPIError() if isinstance(error, ModelContextWindowExceededError) or TOO_LONG_MESSAGE.search(message):
+            translated = ContextOverflowError(
+                f"{message}; the conversation is longer than the model's window: pass a strategy"
+            )
         case ModelHTTPError() if error.status_code in _REFUSALS:
-            made = RequestRefusedError(f"{what}; the provider refuses the request: see its message")
+            translated = RequestRefusedError(f"{message}; the provider refuses the request: see its message")
         case ModelAPIError():
-            made = EngineError(f"{what}; check the model, its key and the network, or run the prompt again later")
+            translated = EngineError(
+                f"{message}; check the model, its key and the network, or run the prompt again later"
+            )
         case OutputTokenLimitExceeded():
-            made = OutputError(f"{what}; raise max_tokens in the agent's model settings", "output_cut")
+            translated = OutputError(f"{message}; raise max_tokens in the agent's model settings", "output_cut")
         case UnexpectedModelBehavior() if "output retries" in str(error):
-            made = OutputError(what, "output_invalid")
+            translated = OutputError(message, "output_invalid")
         case UserError():
-            made = EngineError(f"{what}; correct the agent's definition")
+            translated = EngineError(f"{message}; correct the agent's definition")
         case AgentRunError():
-            made = EngineError(f"{what}; run the prompt again")
-    return made
+            translated = EngineError(f"{message}; run the prompt again")
+    return translated
 
 
 def _plain(value: Any) -> Any:

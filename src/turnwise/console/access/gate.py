@@ -69,7 +69,7 @@ class Gate:
         inner: the pages; each request has its `Viewer` in the scope.
         ready: called before each request of theirs.
         owner: whose a page is.
-        left: called when somebody has logged out; with a page's id, when the login of that page is not valid any more.
+        end_pages: called when somebody has logged out; with a page's id, when that page's login is no longer valid.
         joined: returns the socket of a connection of Engine.IO that a request goes on with, by the connection's id.
     """
 
@@ -79,7 +79,7 @@ class Gate:
         inner: ASGIApp,
         ready: Callable[[], Any],
         owner: Owner,
-        left: Callable[..., Any],
+        end_pages: Callable[..., Any],
         *,
         joined: Callable[[str], PageSocket | None] = lambda _: None,
     ) -> None:
@@ -87,7 +87,7 @@ class Gate:
         self._inner = inner
         self._ready = ready
         self._owner = owner
-        self._left = left
+        self._end_pages = end_pages
         self._joined = joined
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,8 +126,8 @@ class Gate:
             if is_socket or not is_read or path.startswith("/_nicegui"):
                 return PlainTextResponse("log in first", 401)
             query = scope["query_string"].decode("latin-1")
-            asked = quote(root + path) + (f"?{query}" if query else "")
-            return RedirectResponse(f"{root}/login?{urlencode({'next': asked})}", 303)
+            target = quote(root + path) + (f"?{query}" if query else "")
+            return RedirectResponse(f"{root}/login?{urlencode({'next': target})}", 303)
         scope[SCOPE_KEY] = viewer
         if is_socket:
             socket = self._socket(scope, viewer)
@@ -180,14 +180,16 @@ class Gate:
                 await asyncio.wait_for(send({"type": "websocket.close", "code": 1008}), FLUSH_S)
 
     async def _call_left(self, socket: PageSocket) -> None:
-        done = self._left(socket.owner.identity, socket.page)
+        done = self._end_pages(socket.owner.identity, socket.page)
         if asyncio.iscoroutine(done):
             await done
 
     async def _login(self, request: Request, root: str) -> Response:
-        asked = request.query_params.get("next", "")
+        target = request.query_params.get("next", "")
         then = (
-            asked if asked.startswith(f"{root}/") and not asked.startswith("//") and "\\" not in asked else f"{root}/"
+            target
+            if target.startswith(f"{root}/") and not target.startswith("//") and "\\" not in target
+            else f"{root}/"
         )
         if self._service.auth is None:
             return RedirectResponse(then, 303)
@@ -217,7 +219,7 @@ class Gate:
         answer.delete_cookie(COOKIE, path=root or "/", httponly=True, samesite="lax")
         with suppress(Unauthorized):
             if identity := await self._service.identify(_with_token(request.scope)):
-                answer.background = BackgroundTask(self._left, identity)
+                answer.background = BackgroundTask(self._end_pages, identity)
         return answer
 
 
@@ -229,9 +231,9 @@ def _page(root: str, then: str, reason: str, status: int = 200) -> Response:
 
 def _bearing(scope: Scope, token: str) -> HTTPConnection:
     """Return the connection as if it had been made with this token."""
-    others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+    headers = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
     bearer = b"Bearer " + token.encode("latin-1", "replace")
-    return HTTPConnection({**scope, "type": "http", "headers": [*others, (b"authorization", bearer)]})
+    return HTTPConnection({**scope, "type": "http", "headers": [*headers, (b"authorization", bearer)]})
 
 
 def _with_token(scope: Scope) -> HTTPConnection:

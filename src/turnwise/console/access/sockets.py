@@ -64,13 +64,13 @@ class PageSocket:
 def socket_of(sio: socketio.AsyncServer, transport: str) -> PageSocket | None:
     """Return the socket of a connection of Engine.IO, by the connection's id."""
     environ = sio.environ.get(transport) or {}
-    found: PageSocket | None = environ.get("asgi.scope", {}).get(SOCKET_KEY)
-    return found
+    page_socket: PageSocket | None = environ.get("asgi.scope", {}).get(SOCKET_KEY)
+    return page_socket
 
 
 def install(sio: socketio.AsyncServer) -> None:
     """Take the place of NiceGUI's handlers of messages, which from then on get only what was checked."""
-    theirs = dict(sio.handlers["/"])
+    originals = dict(sio.handlers["/"])
 
     def socket(sid: str) -> PageSocket | None:
         return socket_of(sio, sio.manager.eio_sid_from_sid(sid, "/"))
@@ -78,29 +78,34 @@ def install(sio: socketio.AsyncServer) -> None:
     async def connect(sid: str, *_: Any) -> None:
         if sio.manager.is_connected(sid, "/"):
             return  # a message of this name
-        found, environ = socket(sid), sio.get_environ(sid)
+        page_socket, environ = socket(sid), sio.get_environ(sid)
         query = {name: values[0] for name, values in parse_qs(environ.get("QUERY_STRING", "")).items()}
         is_fit = query.get("implicit_handshake") != "true" or _handshake(query) is not None
-        if found is None or query.get("client_id") != found.page or not is_fit or not await found.may_act():
+        if (
+            page_socket is None
+            or query.get("client_id") != page_socket.page
+            or not is_fit
+            or not await page_socket.may_act()
+        ):
             raise socketio.exceptions.ConnectionRefusedError("Implicit handshake failed")  # at which browsers reload
-        await theirs["connect"](sid, environ)
+        await originals["connect"](sid, environ)
 
     def disconnect(sid: str, *_: Any) -> None:
         if not sio.manager.is_connected(sid, "/"):
-            theirs["disconnect"](sid)
+            originals["disconnect"](sid)
 
     def checked(name: str, form: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
         async def handle(sid: str, message: Any = None, *_: Any) -> Any:
-            found = socket(sid)
-            if found is None or not isinstance(message, dict) or message.get("client_id") != found.page:
+            page_socket = socket(sid)
+            if page_socket is None or not isinstance(message, dict) or message.get("client_id") != page_socket.page:
                 return False
             try:
                 if (fit := form(message)) is None:
                     return False
-                async with found.order:
-                    if not await found.may_act():
+                async with page_socket.order:
+                    if not await page_socket.may_act():
                         return False
-                    done = theirs[name](sid, {**fit, "client_id": found.page})
+                    done = originals[name](sid, {**fit, "client_id": page_socket.page})
                     return await done if asyncio.iscoroutine(done) else done
             except Exception as error:  # noqa: BLE001 - such as a listener that the page does not have
                 _log.warning("a page of the console got a message that it could not take: %s", type(error).__name__)

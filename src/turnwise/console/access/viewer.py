@@ -32,8 +32,8 @@ class Viewer:
     @classmethod
     def of(cls, scope: Scope) -> Viewer:
         """Return the viewer whom the gate let in."""
-        found: Viewer = scope[SCOPE_KEY]
-        return found
+        viewer: Viewer = scope[SCOPE_KEY]
+        return viewer
 
     @property
     def sees_all(self) -> bool:
@@ -61,13 +61,13 @@ class Viewer:
         Raises:
             SessionNotFoundError: there is none, or it belongs to somebody else.
         """
-        whose = (user_id or None) if self.sees_all else self.user_id
-        return await self.manager.get(session_id, user_id=whose)
+        owner = (user_id or None) if self.sees_all else self.user_id
+        return await self.manager.get(session_id, user_id=owner)
 
     def url(self, page: str, **query: Any) -> str:
         """Return the address of a page of the console."""
-        given = {name: value for name, value in query.items() if value not in (None, "")}
-        return f"{self.root}/{page}{f'?{urlencode(given)}' if given else ''}"
+        parameters = {name: value for name, value in query.items() if value not in (None, "")}
+        return f"{self.root}/{page}{f'?{urlencode(parameters)}' if parameters else ''}"
 
     def session_url(self, session_id: str, user_id: str) -> str:
         """Return the address of a conversation."""

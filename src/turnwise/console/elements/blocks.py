@@ -38,8 +38,8 @@ def show_block(block: AnyBlock, user: str = "User") -> None:
         case ToolResult():
             name = "Result: error" if block.is_error else "Result"
             _folded("tool", name, block.text, code=True, is_bad=block.is_error)
-            for each in block.blocks:
-                show_block(each)
+            for inner in block.blocks:
+                show_block(inner)
         case Summary():
             _folded("note", "Summary of earlier turns", block.text)
         case Recalled():

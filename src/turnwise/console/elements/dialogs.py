@@ -17,9 +17,9 @@ async def confirmed(question: str, reason: str, yes: str) -> bool:
         with tag("div", "row"):
             button(yes, lambda: dialog.submit(True), "bad")
             button("Back", lambda: dialog.submit(False), autofocus=True)
-    found = bool(await dialog)
+    is_confirmed = bool(await dialog)
     dialog.delete()
-    return found
+    return is_confirmed
 
 
 def show_report(report: Forgotten, close: Handler) -> None:

@@ -117,10 +117,10 @@ def log_unexpected(error: Exception) -> None:
 
 
 def _why(error: Exception) -> str:
-    found = plain(str(error)).strip() if isinstance(error, TurnwiseError) else ""
+    message = plain(str(error)).strip() if isinstance(error, TurnwiseError) else ""
     return (
-        f"{found[:1].upper()}{found[1:600]}{'' if found.endswith('.') else '.'}"
-        if found
+        f"{message[:1].upper()}{message[1:600]}{'' if message.endswith('.') else '.'}"
+        if message
         else "This did not work: the service's log has the cause."
     )
 

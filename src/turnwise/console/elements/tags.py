@@ -23,17 +23,17 @@ def tag(name: str, classes: str = "", text: str | None = None, **attributes: str
     Args:
         attributes: of the element; `aria_label` is `aria-label`. Their values are texts too, never code.
     """
-    made: Element = Element(name) if text is None else TextElement(tag=name, text=plain(text))
+    element: Element = Element(name) if text is None else TextElement(tag=name, text=plain(text))
     if classes:
-        made.classes(classes)
+        element.classes(classes)
     for key, value in attributes.items():
-        made.props[key.rstrip("_").replace("_", "-")] = plain(value) if isinstance(value, str) else value
-    return made
+        element.props[key.rstrip("_").replace("_", "-")] = plain(value) if isinstance(value, str) else value
+    return element
 
 
 def button(label: str, handler: Handler, classes: str = "", **attributes: str | int | bool) -> Element:
     """Make a button that calls a function; it takes no second click while that runs."""
-    made = tag("button", f"button {classes}", label, type="button", **attributes)
+    element = tag("button", f"button {classes}", label, type="button", **attributes)
     is_busy = False
 
     async def clicked() -> None:
@@ -47,7 +47,7 @@ def button(label: str, handler: Handler, classes: str = "", **attributes: str | 
         finally:
             is_busy = False
 
-    return made.on("click", clicked, args=[])
+    return element.on("click", clicked, args=[])
 
 
 def link(text: str, href: str, classes: str = "", **attributes: str | int | bool) -> Element:
@@ -62,11 +62,11 @@ def badge(text: str, kind: str = "") -> Element:
 
 def long_text(text: str, classes: str = "", name: str = "pre") -> Element:
     """Make a text with its line breaks. Of a long one, the beginning is shown, and a button shows more."""
-    with tag("div", "long") as made:
+    with tag("div", "long") as element:
         tag(name, f"text {classes}", text[:SHOWN], dir="auto")
         if len(text) > SHOWN:
             _more(text, SHOWN, classes, name)
-    return made
+    return element
 
 
 def _more(text: str, start: int, classes: str, name: str) -> None:

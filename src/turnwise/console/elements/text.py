@@ -11,21 +11,21 @@ from turnwise.memory.conversation.plain_text import plain
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
-def ago(at: float, now: float) -> str:
+def ago(time: float, now: float) -> str:
     """Return how long ago a time was, in a word or two; for more than a day, the date."""
-    seconds = max(0.0, now - at)
+    seconds = max(0.0, now - time)
     if seconds < _MINUTE:
         return "just now"
     if seconds < _HOUR:
         return f"{seconds / _MINUTE:.0f} min ago"
     if seconds < _DAY:
         return f"{seconds / _HOUR:.0f} h ago"
-    return moment(at)
+    return moment(time)
 
 
-def moment(at: float) -> str:
+def moment(time: float) -> str:
     """Return a time as date and time, UTC."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def json_text(value: Any) -> str:

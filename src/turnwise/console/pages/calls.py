@@ -41,8 +41,12 @@ class Calls:
 
     def _ask(self, execution: AsyncExecutionHandle, call: PendingCall) -> None:
         with tag("section", "card ask", aria_label=f"Decision about {call.name}"):
-            what = {"approval": "asks for approval", "result": "waits for its result", "budget": "is over its budget"}
-            tag("h2", "", f"{call.name} {what[call.wants]}")
+            requests = {
+                "approval": "asks for approval",
+                "result": "waits for its result",
+                "budget": "is over its budget",
+            }
+            tag("h2", "", f"{call.name} {requests[call.wants]}")
             if call.why:
                 long_text(call.why, "soft", "p")
             if self._is_read_only:
@@ -54,14 +58,14 @@ class Calls:
                 self._approve(execution, call)
 
     def _approve(self, execution: AsyncExecutionHandle, call: PendingCall) -> None:
-        given = json_text(call.input)
+        original = json_text(call.input)
         field: Any = None
         if call.wants == "approval":
-            field = _field("Arguments, as JSON", given)
+            field = _field("Arguments, as JSON", original)
         reason = ui.input("Why not, if you reject it").props(f"outlined dense maxlength={MAX_CHARS}").classes("grow")
 
         async def approve() -> None:
-            edited = field is not None and field.value != given
+            edited = field is not None and field.value != original
             await execution.approve(call.call_id, input=_object(field.value) if edited else None)
             self._decided()
 
@@ -94,9 +98,9 @@ def _field(label: str, value: str) -> Any:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         raise InvalidInputError("arguments", shown(text), f"they are not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InvalidInputError("arguments", shown(text), "they must be a JSON object")
-    return found
+    return value

@@ -197,10 +197,10 @@ class _Conversation:
     async def _read(self, info: SessionInfo) -> None:
         """Read the newest messages, and show what has changed."""
         page = await self._session.messages(PAGE)
-        found = list(page)
+        messages = list(page)
         if not self._messages or page.cursor is None:
             self._earlier = page.cursor
-        first = found[0] if found else None
+        first = messages[0] if messages else None
         if first and page.cursor and first.turn_index > max(self._messages, default=first.turn_index) + 1:
             self._messages.clear()  # more has come than a page has
             self._earlier = page.cursor
@@ -208,7 +208,7 @@ class _Conversation:
             del self._messages[index]
         if page.cursor is None:
             self._messages.clear()
-        self._add(found)
+        self._add(messages)
         self._revision = info.session.revision
         self._show_turns()
         await self._show_calls(info)
@@ -337,8 +337,8 @@ class _Conversation:
     def _close_report(self) -> None:
         self._report.clear()
 
-    async def _fork(self, at: int | None = None) -> None:
-        fork = await self._session.fork(at)
+    async def _fork(self, turn: int | None = None) -> None:
+        fork = await self._session.fork(turn)
         viewer = self._frame.viewer
         ui.navigate.to(viewer.session_url(fork.id, fork.user_id).removeprefix(viewer.root))
 
@@ -367,6 +367,6 @@ class _Conversation:
         dialog.delete()
 
 
-def _show_if(element: Element, wanted: bool) -> None:
-    element.classes(remove="hidden") if wanted else element.classes(add="hidden")
+def _show_if(element: Element, is_visible: bool) -> None:
+    element.classes(remove="hidden") if is_visible else element.classes(add="hidden")
     element.update()

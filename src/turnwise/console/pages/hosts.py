@@ -25,13 +25,13 @@ async def hosts_page() -> None:
         return
 
     async def refresh() -> float | None:
-        found = await frame.viewer.manager.hosts() if frame.viewer.sees_all else None
+        hosts = await frame.viewer.manager.hosts() if frame.viewer.sees_all else None
         body.clear()
         with body:
-            if found is None:
+            if hosts is None:
                 tag("div", "card empty", "Hosts are shown to operators.")
                 return None
-            _show(found)
+            _show(hosts)
         return _REFRESH_S
 
     await frame.repeat(refresh)

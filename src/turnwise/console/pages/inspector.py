@@ -38,9 +38,9 @@ class Inspector:
         self._is_open = False
         self._whole = tag("aside", "side card hidden", aria_label="Details of a turn")
 
-    async def open(self, turn_index: int, run_id: str, what: str = "sent") -> None:
+    async def open(self, turn_index: int, run_id: str, view: str = "sent") -> None:
         """Show what the model was `sent`, or the run's `steps`."""
-        self._shown = shown = turn_index, run_id, what
+        self._shown = shown = turn_index, run_id, view
         self._talk.classes(add="open")
         self._whole.classes(remove="hidden")
         await self._show(shown)
@@ -57,19 +57,19 @@ class Inspector:
         self._whole.classes(add="hidden")
         self._whole.clear()
 
-    async def _show(self, asked: tuple[int, str, str]) -> None:
-        turn_index, run_id, what = asked
+    async def _show(self, request: tuple[int, str, str]) -> None:
+        turn_index, run_id, view = request
         execution = await self._session.execution(run_id)
         record = await execution.info()
         events = await self._events(record)
-        steps = await execution.steps() if what == "steps" else []
+        steps = await execution.steps() if view == "steps" else []
         window: Sequence[AnyBlock] = ()
-        if what == "sent":
+        if view == "sent":
             try:
                 window = (await execution.input()).blocks
             except TurnNotFoundError:
                 window = ()
-        if asked != self._shown:
+        if request != self._shown:
             return
         self._is_open = record.is_open
         self._whole.clear()
@@ -77,24 +77,24 @@ class Inspector:
             with tag("div", "row"):
                 tag("h2", "grow", f"Turn {turn_index}")
                 for label, choice in (("Sent", "sent"), ("Steps", "steps")):
-                    is_chosen = "true" if choice == what else "false"
+                    is_chosen = "true" if choice == view else "false"
                     button(label, partial(self.open, turn_index, run_id, choice), aria_pressed=is_chosen)
                 button("Close", self.close, "quiet")
-            if what == "sent":
+            if view == "sent":
                 self._show_sent(record, window, events)
             else:
                 show_timeline(record, steps, events)
 
     async def _events(self, record: RunRecord) -> list[AnyEvent]:
         """Return the events of the run that are not pieces of its answer."""
-        found: list[AnyEvent] = []
+        events: list[AnyEvent] = []
         after: int | None = record.first_seq - 1
         while after is not None:
             page = await self._session.events(after, _PAGE)
             own = [event for event in page if event.run_id == record.run_id]
-            found += [event for event in own if not event.kind.endswith("_delta")]
+            events += [event for event in own if not event.kind.endswith("_delta")]
             after = None if any(event.terminal for event in own) else page.next
-        return found
+        return events
 
     def _show_sent(self, record: RunRecord, window: Sequence[AnyBlock], events: Sequence[AnyEvent]) -> None:
         spent = record.usage
@@ -132,38 +132,38 @@ class Inspector:
     def _offer_recall(self, prompt: str) -> None:
         async def recall() -> None:
             try:
-                found: RecalledContent | None = await self._session.memory.recall_apart(prompt, limit=_RECALLED)
+                content: RecalledContent | None = await self._session.memory.recall_apart(prompt, limit=_RECALLED)
             except NoMemoryError:
-                found = None
+                content = None
             holder.clear()
             with holder:
-                _show_recalled(found)
+                _show_recalled(content)
 
         with tag("div") as holder:
             button("Show what memory recalls for this prompt now", recall, "quiet")
 
 
 def _recalled(record: RunRecord, events: Sequence[AnyEvent]) -> str:
-    found = [event for event in events if isinstance(event, MemoryRecalled)]
+    recalls = [event for event in events if isinstance(event, MemoryRecalled)]
     if record.memory == "off":
         return "off"
-    if not found:
+    if not recalls:
         return "nothing was noted; what was recalled is known until the run after the next one"
-    parts = [f"{sent} of {found[-1].found.get(name, sent)} from {name}" for name, sent in found[-1].sent.items()]
-    parts += [f"{count} of {name}'s profile" for name, count in found[-1].profile.items()]
-    for name, reasons in found[-1].left_out.items():
+    parts = [f"{sent} of {recalls[-1].found.get(name, sent)} from {name}" for name, sent in recalls[-1].sent.items()]
+    parts += [f"{count} of {name}'s profile" for name, count in recalls[-1].profile.items()]
+    for name, reasons in recalls[-1].left_out.items():
         parts += [f"{count} of {name} left out: {reason.replace('_', ' ')}" for reason, count in reasons.items()]
     return "; ".join(parts) or "nothing recalled"
 
 
-def _show_recalled(found: RecalledContent | None) -> None:
-    if found is None:
+def _show_recalled(content: RecalledContent | None) -> None:
+    if content is None:
         tag("p", "soft", "The service has no long-term memory.")
         return
-    items = [*found.static, *found.extracted, *found.vector]
+    items = [*content.static, *content.extracted, *content.vector]
     for item in items:
         show_block(Recalled(text=item.text))
-    for name, reason in found.failed.items():
+    for name, reason in content.failed.items():
         tag("p", "soft", f"{name} failed: {reason}")
     if not items:
         tag("p", "soft", "Nothing.")

@@ -35,9 +35,9 @@ async def memories_page(user: str = "", agent: str = "", q: str = "") -> None:
 class _Memories:
     """A user's items. Memories are reached by the user's newest session, since a memory's scope is a session's."""
 
-    def __init__(self, frame: Frame, wanted: dict[str, str]) -> None:
+    def __init__(self, frame: Frame, filters: dict[str, str]) -> None:
         self._frame = frame
-        self._wanted = wanted
+        self._wanted = filters
         self._cursor: str | None = None
         self._session: AsyncSession | None = None
 
@@ -67,9 +67,9 @@ class _Memories:
 
     async def refresh(self) -> float | None:
         """Read and show the items; again only when something else is wanted."""
-        wanted = dict(self._wanted)
-        items, cursor, reason = await self._read(wanted)
-        if wanted == self._wanted:
+        filters = dict(self._wanted)
+        items, cursor, reason = await self._read(filters)
+        if filters == self._wanted:
             self._list.clear()
             with self._list:
                 self._show(items)
@@ -78,17 +78,17 @@ class _Memories:
             self._set_cursor(cursor)
         return 3600.0
 
-    async def _read(self, wanted: dict[str, str]) -> tuple[Sequence[MemoryItem], str | None, str]:
+    async def _read(self, filters: dict[str, str]) -> tuple[Sequence[MemoryItem], str | None, str]:
         """Return the items, where the next page begins, and why there are none."""
-        viewer, query = self._frame.viewer, wanted["q"].strip()
-        user = wanted["user"].strip() if viewer.sees_all else viewer.user_id
+        viewer, query = self._frame.viewer, filters["q"].strip()
+        user = filters["user"].strip() if viewer.sees_all else viewer.user_id
         if not user:
             return (), None, "Name a user."
-        agent = wanted["agent"].strip() or None
-        found = list(await viewer.manager.list(user_id=user, agent=agent, order_by="updated_at", limit=1))
-        if not found:
+        agent = filters["agent"].strip() or None
+        sessions = list(await viewer.manager.list(user_id=user, agent=agent, order_by="updated_at", limit=1))
+        if not sessions:
             return (), None, "This user has no session, by which memories would be reached."
-        self._session = await viewer.session(found[0].session_id, user)
+        self._session = await viewer.session(sessions[0].session_id, user)
         try:
             if query:
                 return await self._session.memory.recall(query, limit=_FOUND), None, "Nothing is recalled for this."

@@ -40,16 +40,16 @@ class Row:
 async def sessions_page(q: str = "", user: str = "", agent: str = "", status: str = "") -> None:
     """Show the sessions that the viewer may see, the ones used last first."""
     with Frame.of_page("sessions", "Sessions") as frame:
-        found = _Sessions(frame, {"q": q, "user": user, "agent": agent, "status": status})
-        found.build()
+        page = _Sessions(frame, {"q": q, "user": user, "agent": agent, "status": status})
+        page.build()
     if await frame.arrived():
-        await frame.repeat(found.refresh)
+        await frame.repeat(page.refresh)
 
 
 class _Sessions:
-    def __init__(self, frame: Frame, wanted: dict[str, str]) -> None:
+    def __init__(self, frame: Frame, filters: dict[str, str]) -> None:
         self._frame = frame
-        self._wanted = wanted
+        self._wanted = filters
         self._cursors: list[str | None] = [None]
         """Where this page begins, and those before it."""
         self._next: str | None = None
@@ -106,28 +106,26 @@ class _Sessions:
 
     async def _open(self) -> None:
         viewer = self._frame.viewer
-        made = await viewer.service.manager.open(user_id=viewer.identity.user_id if viewer.identity else None)
-        ui.navigate.to(viewer.session_url(made.id, made.user_id).removeprefix(viewer.root))
+        session = await viewer.service.manager.open(user_id=viewer.identity.user_id if viewer.identity else None)
+        ui.navigate.to(viewer.session_url(session.id, session.user_id).removeprefix(viewer.root))
 
     async def refresh(self) -> float:
         """Show what the store says now."""
         began = time.monotonic()
-        wanted, cursor = dict(self._wanted), self._cursors[-1]
+        filters, cursor = dict(self._wanted), self._cursors[-1]
         viewer = self._frame.viewer
-        filters: dict[str, Any] = {
-            "user_id": (wanted["user"].strip() or None) if viewer.sees_all else viewer.user_id,
-            "agent": wanted["agent"].strip() or None,
-            "status": cast(SessionStatus, wanted["status"]) if wanted["status"] in ("active", "ended") else None,
+        query: dict[str, Any] = {
+            "user_id": (filters["user"].strip() or None) if viewer.sees_all else viewer.user_id,
+            "agent": filters["agent"].strip() or None,
+            "status": cast(SessionStatus, filters["status"]) if filters["status"] in ("active", "ended") else None,
         }
-        title = wanted["q"].strip()
-        page = await viewer.manager.list(
-            order_by="updated_at", cursor=cursor, limit=PAGE, title=title or None, **filters
-        )
-        found = list(page)
+        title = filters["q"].strip()
+        page = await viewer.manager.list(order_by="updated_at", cursor=cursor, limit=PAGE, title=title or None, **query)
+        sessions = list(page)
         at_once = asyncio.Semaphore(_LOOKS)
-        rows = await asyncio.gather(*(self._row(session, at_once) for session in found))
-        total = await viewer.manager.count(**filters)
-        if wanted == self._wanted and cursor == self._cursors[-1]:
+        rows = await asyncio.gather(*(self._row(session, at_once) for session in sessions))
+        total = await viewer.manager.count(**query)
+        if filters == self._wanted and cursor == self._cursors[-1]:
             self._next = page.cursor
             self._show(rows, total, len(page.unreadable))
         return max(REFRESH_S, _PAUSES * (time.monotonic() - began))
@@ -146,11 +144,11 @@ class _Sessions:
 
     async def _state(self, session: SessionRecord) -> tuple[str, str]:
         try:
-            found = await self._frame.viewer.session(session.session_id, session.user_id)
-            info = await found.info()
+            handle = await self._frame.viewer.session(session.session_id, session.user_id)
+            info = await handle.info()
             if info.active_run_id is None:
                 return "idle", "good"
-            record = await (await found.execution(info.active_run_id)).info()
+            record = await (await handle.execution(info.active_run_id)).info()
         except SessionNotFoundError:
             return "deleted", "bad"
         state = "waits for a person" if record.state == "awaiting_approval" else "running"
@@ -158,8 +156,10 @@ class _Sessions:
         return f"{state}, {queued} queued" if queued else state, "busy"
 
     def _show(self, rows: list[Row], total: int, unreadable: int) -> None:
-        found = f"{number(total)} session{'' if total == 1 else 's'}"
-        replace_text(self._count, found if not unreadable else f"{found}; {unreadable} of this page cannot be read")
+        count_text = f"{number(total)} session{'' if total == 1 else 's'}"
+        replace_text(
+            self._count, count_text if not unreadable else f"{count_text}; {unreadable} of this page cannot be read"
+        )
         keys = [(row.session.session_id, row.session.user_id) for row in rows]
         if keys != [key for key, _ in self._rows]:
             self._body.clear()

@@ -75,25 +75,25 @@ def show_timeline(record: RunRecord, steps: Sequence[Step], events: Sequence[Any
 
 def _steps(steps: Sequence[Step]) -> list[_Line]:
     depths: dict[str, int] = {}
-    found = []
+    lines = []
     for step in steps:
         depth = depths.get(step.parent or "", -1) + 1
         for name in filter(None, (step.id, step.call_id)):
             depths[name] = depth
         name = {"model": "Model", "tool": f"Tool {step.name}", "step": step.name}[step.kind]
-        found.append(_Line(step.started_at, name, step=step, depth=depth))
-    return found
+        lines.append(_Line(step.started_at, name, step=step, depth=depth))
+    return lines
 
 
 def _notes(events: Sequence[AnyEvent], steps: Sequence[Step]) -> list[_Line]:
     inner = {name for step in steps for name in (step.id, step.call_id) if name}
-    found = []
+    lines = []
     for event in events:
         name, text = _note(event)
         if name:
             depth = 1 if getattr(event, "step", None) in inner else 0
-            found.append(_Line(event.at, name, text, depth=depth))
-    return found
+            lines.append(_Line(event.at, name, text, depth=depth))
+    return lines
 
 
 def _note(event: AnyEvent) -> tuple[str, str]:
@@ -131,9 +131,9 @@ def _show(line: _Line, began: float, whole: float) -> None:
                 badge("failed", "bad")
             if step and step.tries > 1:
                 badge(f"{step.tries} tries", "busy")
-            at = f"+{_seconds(max(0.0, line.at - began))}"
+            offset = f"+{_seconds(max(0.0, line.at - began))}"
             took = "" if step is None else f", {_seconds(step.seconds)}" if step.seconds is not None else ", not ended"
-            tag("span", "soft small", f"{at}{took}")
+            tag("span", "soft small", f"{offset}{took}")
         if step:
             start = min(1.0, max(0.0, (line.at - began) / whole))
             width = min(1 - start, ((step.seconds or 0.0) / whole))

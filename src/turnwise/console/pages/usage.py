@@ -42,9 +42,9 @@ async def usage_page(user: str = "", agent: str = "") -> None:
 
 
 class _UsagePage:
-    def __init__(self, frame: Frame, wanted: dict[str, str]) -> None:
+    def __init__(self, frame: Frame, filters: dict[str, str]) -> None:
         self._frame = frame
-        self._wanted = wanted
+        self._wanted = filters
 
     def build(self) -> None:
         tag("h1", "", "Usage")
@@ -63,13 +63,13 @@ class _UsagePage:
 
     async def refresh(self) -> float:
         """Read and show what was used."""
-        wanted, viewer = dict(self._wanted), self._frame.viewer
-        user = (wanted["user"].strip() or None) if viewer.sees_all else viewer.user_id
-        filters: dict[str, Any] = {"user_id": user, "agent": wanted["agent"].strip() or None}
+        chosen, viewer = dict(self._wanted), self._frame.viewer
+        user = (chosen["user"].strip() or None) if viewer.sees_all else viewer.user_id
+        filters: dict[str, Any] = {"user_id": user, "agent": chosen["agent"].strip() or None}
         total = await viewer.manager.usage(**filters)
         sessions = await viewer.manager.list(order_by="updated_at", limit=_SESSIONS, **filters)
         runs, are_all = await self._runs(filters)
-        if wanted == self._wanted:
+        if chosen == self._wanted:
             self._body.clear()
             with self._body:
                 self._show(total, list(sessions), runs, are_all)
@@ -78,14 +78,14 @@ class _UsagePage:
     async def _runs(self, filters: dict[str, Any]) -> tuple[list[RunRecord], bool]:
         """Return the runs of the chart, newest first, and whether these are all."""
         since = (time.time() // _DAY_S - DAYS + 1) * _DAY_S
-        found: list[RunRecord] = []
+        runs: list[RunRecord] = []
         cursor: str | None = None
-        while len(found) < _MOST_RUNS:
+        while len(runs) < _MOST_RUNS:
             page = await self._frame.viewer.manager.runs(since=since, cursor=cursor, limit=200, **filters)
-            found += page
+            runs += page
             if (cursor := page.cursor) is None:
-                return found, True
-        return found, False
+                return runs, True
+        return runs, False
 
     def _show(self, total: Usage, sessions: Sequence[SessionRecord], runs: list[RunRecord], are_all: bool) -> None:
         with tag("div", "tiles"):
@@ -112,7 +112,7 @@ class _UsagePage:
             self._bars(sessions)
 
     def _bars(self, sessions: Sequence[SessionRecord]) -> None:
-        most = sorted(sessions, key=lambda each: _tokens(each.usage), reverse=True)[:_LISTED]
+        most = sorted(sessions, key=lambda session: _tokens(session.usage), reverse=True)[:_LISTED]
         if not most:
             tag("p", "soft", "There are no sessions.")
         for session in most:
@@ -146,8 +146,8 @@ def _by_day(runs: Iterable[RunRecord]) -> list[tuple[str, int]]:
 
 def _columns(days: Sequence[tuple[str, int]]) -> None:
     highest = max(1, *(tokens for _, tokens in days))
-    said = ", ".join(f"{day}: {number(tokens)}" for day, tokens in days if tokens) or "none"
-    with tag("div", "columns", role="img", aria_label=f"Tokens by day: {said}"):
+    summary = ", ".join(f"{day}: {number(tokens)}" for day, tokens in days if tokens) or "none"
+    with tag("div", "columns", role="img", aria_label=f"Tokens by day: {summary}"):
         for day, tokens in days:
             tag("div", title=f"{day}: {number(tokens)} tokens").style(f"height: {tokens / highest:.1%}")
     with tag("div", "axis"):
@@ -164,7 +164,7 @@ def _budget(name: str, budget: Budget | None, spent: Sequence[Usage], of: str) -
     for limit in fields(budget):
         if (allowed := getattr(budget, limit.name)) is None:
             continue
-        of_each = [_tokens(each) if limit.name == "tokens" else getattr(each, limit.name) for each in spent]
+        of_each = [_tokens(usage) if limit.name == "tokens" else getattr(usage, limit.name) for usage in spent]
         used = max(of_each, default=0)
         with tag("dl", "facts"):
             most = f"{number(used)} of {number(allowed)}, the most of {number(len(spent))} {of}"

@@ -98,16 +98,16 @@ async def ask(
             message_id, before, own = part
             prompts, edits = [*before, *(prompts if edits else own)], True
             continue
-        named, said = options | RunOptions(turn_id=free), prompts if edits or turn is None else turn.asked
+        named, blocks = options | RunOptions(turn_id=free), prompts if edits or turn is None else turn.asked
         try:
             if turn is None:
-                return await session.run(*said, **named)
-            return await _ask_again(session, turn, message_id, said, named, again=again, resumed=resumed)
+                return await session.run(*blocks, **named)
+            return await _ask_again(session, turn, message_id, blocks, named, again=again, resumed=resumed)
         except (SessionBusyError, TurnIdTakenError) as error:
             taken = await _found(session, free)
             if taken and turn is None:  # the same request has just come twice
-                return await _repeated(session, taken, message_id, said)
-            if started := await _of_key(session, said, options):
+                return await _repeated(session, taken, message_id, blocks)
+            if started := await _of_key(session, blocks, options):
                 return await session.execution(started)
             if taken or isinstance(error, SessionBusyError):
                 raise
@@ -127,9 +127,9 @@ async def _repeated(
     Raises:
         IdempotencyConflictError: the message says something else than the turn's.
     """
-    asked, count = turn.asked, len(prompts)
+    turn_prompts, count = turn.asked, len(prompts)
     if not turn.removed and not any(
-        asked[index : index + count] == tuple(prompts) for index in range(len(asked) - count + 1)
+        turn_prompts[index : index + count] == tuple(prompts) for index in range(len(turn_prompts) - count + 1)
     ):
         raise IdempotencyConflictError(session.id, message_id, turn.run_id or "")
     return await session.execution(turn.run_id or "")
@@ -172,13 +172,15 @@ async def part_of(session: AsyncSession, message_id: str) -> tuple[str, list[Blo
     if named is None or turn is None:
         return None
     blocks, place = turn.new_blocks, int(named[2])
-    asked = len(blocks) - len(turn.output)
-    prompts = [index for index, block in enumerate(blocks) if index < asked or isinstance(block, User)]
+    prompt_count = len(blocks) - len(turn.output)
+    prompts = [index for index, block in enumerate(blocks) if index < prompt_count or isinstance(block, User)]
     if place not in prompts or not isinstance(blocks[place], User):
         return None
-    attached = takewhile(lambda at: not isinstance(blocks[at], User), (at for at in prompts if at > place))
-    before: list[Block] = [blocks[at] for at in prompts if at < place]
-    return str(named[1]), before, [blocks[place], *(blocks[at] for at in attached)]
+    attached = takewhile(
+        lambda index: not isinstance(blocks[index], User), (index for index in prompts if index > place)
+    )
+    before: list[Block] = [blocks[index] for index in prompts if index < place]
+    return str(named[1]), before, [blocks[place], *(blocks[index] for index in attached)]
 
 
 async def _newest(session: AsyncSession, message_id: str, discarded: Collection[str]) -> tuple[Turn | None, str]:
@@ -187,13 +189,13 @@ async def _newest(session: AsyncSession, message_id: str, discarded: Collection[
     Args:
         discarded: ids whose turns were discarded; they cannot be used again.
     """
-    found = None
+    newest = None
     for number in count():
         name = f"{message_id}~{number}" if number else message_id
         turn = await _found(session, name)
         if turn is None and name not in discarded:
-            return found, name
-        found = turn or found
+            return newest, name
+        newest = turn or newest
     raise AssertionError
 
 
@@ -250,9 +252,11 @@ async def fitting(execution: AsyncExecutionHandle, decisions: Sequence[Decision]
                 raise InvalidInputError(decision.at, shown(decision.value), reason)
         elif wants and not state.get("verdict"):
             unfit.append((decision, "its result" if wants == "result" else "an approval"))
-    for each, wanted in unfit:
-        if each.call_id not in chosen:
-            raise InvalidInputError(each.at, shown(each.value), f"call {each.call_id!r} waits for {wanted}")
+    for unfit_decision, expected in unfit:
+        if unfit_decision.call_id not in chosen:
+            raise InvalidInputError(
+                unfit_decision.at, shown(unfit_decision.value), f"call {unfit_decision.call_id!r} waits for {expected}"
+            )
     return list(chosen.values())
 
 
@@ -284,7 +288,7 @@ async def decide(execution: AsyncExecutionHandle, decisions: Sequence[Decision])
 async def behind(execution: AsyncExecutionHandle, call_ids: Sequence[str]) -> frozenset[str]:
     """Return those of the calls that wait for somebody, or did."""
     calls = (await execution.info()).calls
-    return frozenset(each for each in call_ids if each in calls and calls[each].get("wants"))
+    return frozenset(call_id for call_id in call_ids if call_id in calls and calls[call_id].get("wants"))
 
 
 async def active(session: AsyncSession) -> AsyncExecutionHandle | None:
@@ -310,7 +314,9 @@ def streamed(
     return EventStream(
         caller,
         front_end_stream(execution, encoder),
-        left=left if caller.on_disconnect == "cancel" and not execution.dropped else None,  # else it is another's run
+        on_leave=left
+        if caller.on_disconnect == "cancel" and not execution.dropped
+        else None,  # else it is another's run
         retry_ms=None,
         farewell=farewell,
         room=room,

@@ -36,8 +36,8 @@ _SMALL = 16 << 10
 _WITH_BODIES = ("POST", "PUT", "PATCH", "DELETE")
 
 _LONG_NUMBER = re.compile(rb"[0-9]{%d,}" % (MAX_DIGITS + 1))
-_OTHERS = bytes(each for each in range(256) if each not in b"[]{}")
-_STEPS = {each: 1 if each in b"[{" else -1 for each in b"[]{}"}
+_OTHERS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_STEPS = {bracket: 1 if bracket in b"[{" else -1 for bracket in b"[]{}"}
 
 
 class CountLimits:
@@ -149,10 +149,10 @@ def check_body(body: bytes, max_values: int) -> None:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     pairs = body.count(b'"') // 4  # a member of an object has two texts, all else at most one
     check_count("values of the body", pairs, limit, max_values)
-    others = b"".join(body.split(b'"')[::2])
-    values = sum(others.count(each) for each in (b",", b"[", b"{"))
+    outside_texts = b"".join(body.split(b'"')[::2])
+    values = sum(outside_texts.count(mark) for mark in (b",", b"[", b"{"))
     check_count("values of the body", values, limit, max_values)
-    depth = max(accumulate(map(_STEPS.__getitem__, others.translate(None, _OTHERS))), default=0)
+    depth = max(accumulate(map(_STEPS.__getitem__, outside_texts.translate(None, _OTHERS))), default=0)
     check_count("levels of the body", depth, "MAX_BODY_DEPTH", MAX_BODY_DEPTH)
-    if found := _LONG_NUMBER.search(others):
-        check_count("digits of a number in the body", len(found[0]), "MAX_DIGITS", MAX_DIGITS)
+    if number := _LONG_NUMBER.search(outside_texts):
+        check_count("digits of a number in the body", len(number[0]), "MAX_DIGITS", MAX_DIGITS)

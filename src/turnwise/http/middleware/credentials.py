@@ -19,8 +19,8 @@ def asked_once(auth: Auth) -> Auth:
     async def found(connection: HTTPConnection) -> Identity | None:
         if _FOUND not in connection.scope:
             connection.scope[_FOUND] = await identify(auth, connection)
-        known: Identity | None = connection.scope[_FOUND]
-        return known
+        identity: Identity | None = connection.scope[_FOUND]
+        return identity
 
     return found
 

@@ -24,9 +24,9 @@ class TraceContext:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope.get("headers", ()))
-        found = {name: value for name, value in headers if name in _HEADERS and len(value) <= _LONGEST}
-        if "traceparent" not in found:
+        trace_headers = {name: value for name, value in headers if name in _HEADERS and len(value) <= _LONGEST}
+        if "traceparent" not in trace_headers:
             await self._app(scope, receive, send)
             return
-        with received(found):
+        with received(trace_headers):
             await self._app(scope, receive, send)

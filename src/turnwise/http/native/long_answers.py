@@ -45,10 +45,10 @@ async def blocks_answer(blocks: Iterable[AnyBlock]) -> Any:
 
 async def messages_answer(messages: Messages) -> Any:
     """Return messages as the answer of a route; see `MessagesShown`."""
-    told: dict[str, Any] = {"format": messages.format, "system": messages.system, "left_out": messages.left_out}
+    fields: dict[str, Any] = {"format": messages.format, "system": messages.system, "left_out": messages.left_out}
     if len(messages) <= _SHORT:
-        return MessagesShown(**told, messages=list(messages))
-    empty = MessagesShown(**told, messages=[])
+        return MessagesShown(**fields, messages=list(messages))
+    empty = MessagesShown(**fields, messages=[])
     return await _by_thread(lambda: _encoded(empty, "messages", messages))
 
 
@@ -58,9 +58,9 @@ async def _by_thread(encoded: Callable[[], bytes]) -> Response:
 
 def _encoded(empty: Shown, name: str, members: Iterable[Any]) -> bytes:
     """Return a model as JSON, with the members of its list, which is empty."""
-    others = empty.model_dump_json(by_alias=True, exclude={name}).encode()
+    other_fields = empty.model_dump_json(by_alias=True, exclude={name}).encode()
     return b'{"%s":[%s]%s' % (
         name.encode(),
         b",".join(to_json(member) for member in members),
-        b"}" if others == b"{}" else b"," + others[1:],
+        b"}" if other_fields == b"{}" else b"," + other_fields[1:],
     )

@@ -249,62 +249,64 @@ async def list_memory(
     limit: Limit = 100,
 ) -> ItemPage:
     query: dict[str, Any] = {"category": category, "type": type, "memory": memory, "cursor": cursor, "limit": limit}
-    page = await caller.on_session(session_id, lambda each: each.memory.list(**query))
+    page = await caller.on_session(session_id, lambda session: session.memory.list(**query))
     return ItemPage(items=list(map(ItemShown.of, page)), cursor=page.cursor)
 
 
 @router.post("/memory", summary="Save a text", status_code=201, responses=NOT_FOUND | documented(403))
 async def save_memory(session_id: InPath, body: Save, caller: Asks) -> Saved:
     options = body.model_dump(exclude={"text"})
-    return Saved(id=await caller.on_session(session_id, lambda each: each.memory.save(body.text, **options)))
+    return Saved(id=await caller.on_session(session_id, lambda session: session.memory.save(body.text, **options)))
 
 
 @router.post("/memory/recall", summary="Find items that are relevant to a query", responses=NOT_FOUND)
 async def recall_memory(session_id: InPath, body: Recall, caller: Asks) -> ItemsShown:
     options = body.model_dump(exclude={"query"})
-    items = await caller.on_session(session_id, lambda each: each.memory.recall(body.query, **options))
+    items = await caller.on_session(session_id, lambda session: session.memory.recall(body.query, **options))
     return ItemsShown(items=list(map(ItemShown.of, items)))
 
 
 @router.post("/memory/recall-apart", summary="Find relevant items, by kinds of memories", responses=NOT_FOUND)
 async def recall_memory_apart(session_id: InPath, body: RecallApart, caller: Asks) -> RecalledShown:
-    found = await caller.on_session(session_id, lambda each: each.memory.recall_apart(body.query, limit=body.limit))
-    parts = {name: list(map(ItemShown.of, getattr(found, name))) for name in ("static", "extracted", "vector")}
-    return RecalledShown(**parts, failed=dict(found.failed))
+    recalled = await caller.on_session(
+        session_id, lambda session: session.memory.recall_apart(body.query, limit=body.limit)
+    )
+    parts = {name: list(map(ItemShown.of, getattr(recalled, name))) for name in ("static", "extracted", "vector")}
+    return RecalledShown(**parts, failed=dict(recalled.failed))
 
 
 @router.patch("/memory/items/{item_id}", summary="Change an item", responses=NOT_FOUND | documented(403))
 async def update_memory(session_id: InPath, item_id: InPath, body: Change, caller: Asks) -> Found:
     changes = body.model_dump(include=body.model_fields_set)
-    return Found(found=await caller.on_session(session_id, lambda each: each.memory.update(item_id, **changes)))
+    return Found(found=await caller.on_session(session_id, lambda session: session.memory.update(item_id, **changes)))
 
 
 @router.post("/memory/pin", summary="Pin an item to the user's profile", responses=NOT_FOUND | documented(403))
 async def pin_memory(session_id: InPath, body: Item, caller: Asks) -> Found:
-    return Found(found=await caller.on_session(session_id, lambda each: each.memory.pin(body.id)))
+    return Found(found=await caller.on_session(session_id, lambda session: session.memory.pin(body.id)))
 
 
 @router.post("/memory/unpin", summary="Undo a pin", responses=NOT_FOUND | documented(403))
 async def unpin_memory(session_id: InPath, body: Item, caller: Asks) -> Found:
-    return Found(found=await caller.on_session(session_id, lambda each: each.memory.unpin(body.id)))
+    return Found(found=await caller.on_session(session_id, lambda session: session.memory.unpin(body.id)))
 
 
 @router.post("/memory/delete", summary="Delete items", responses=NOT_FOUND | documented(403))
 async def delete_memory(session_id: InPath, body: Items, caller: Asks) -> Deleted:
-    return Deleted(deleted=await caller.on_session(session_id, lambda each: each.memory.delete(*body.ids)))
+    return Deleted(deleted=await caller.on_session(session_id, lambda session: session.memory.delete(*body.ids)))
 
 
 @router.post("/memory/forget", summary="Forget what a turn added", responses=CONFLICT)
 async def forget_turn(session_id: InPath, body: ForgetTurn, caller: Asks) -> ForgottenShown:
     """No later request has the turn, and memories delete what they derived of it; the history still shows it."""
     options = {"verify": body.verify}
-    done = await caller.on_session(session_id, lambda each: each.memory.forget(body.turn_index, **options))
+    done = await caller.on_session(session_id, lambda session: session.memory.forget(body.turn_index, **options))
     return ForgottenShown.of(done)
 
 
 @router.put("/memory/use", summary="Set how later runs use memories", status_code=204, responses=NOT_FOUND)
 async def use_memory(session_id: InPath, body: Use, caller: Asks) -> None:
-    await caller.on_session(session_id, lambda each: each.memory.use(body.use))
+    await caller.on_session(session_id, lambda session: session.memory.use(body.use))
 
 
 @router.get("/memory/wait", summary="Wait until memories have all turns that ended", responses=NOT_FOUND)
@@ -315,27 +317,29 @@ async def wait_for_memory(
     timeout_s: Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds to wait at most.")] = 30.0,
 ) -> Done:
     timeout_s = min(timeout_s, caller.service.settings.max_wait_s)
-    work = caller.on_session(session_id, lambda each: each.memory.wait(timeout_s))
+    work = caller.on_session(session_id, lambda session: session.memory.wait(timeout_s))
     return Done(done=bool(await wait_for(request, caller, work)))
 
 
 @router.get("/notes", summary="Read the session's notes", responses=NOT_FOUND)
 async def read_notes(session_id: InPath, caller: Asks) -> NotesShown:
-    return NotesShown(content=await caller.on_session(session_id, lambda each: each.memory.read_notes()))
+    return NotesShown(content=await caller.on_session(session_id, lambda session: session.memory.read_notes()))
 
 
 @router.put("/notes", summary="Replace the notes", responses=NOT_FOUND)
 async def replace_notes(session_id: InPath, body: Notes, caller: Asks) -> NotesShown:
-    content = await caller.on_session(session_id, lambda each: each.memory.replace_notes(body.content))
+    content = await caller.on_session(session_id, lambda session: session.memory.replace_notes(body.content))
     return NotesShown(content=content)
 
 
 @router.patch("/notes", summary="Merge into the notes", responses=NOT_FOUND)
 async def merge_notes(session_id: InPath, body: Notes, caller: Asks) -> NotesShown:
-    return NotesShown(content=await caller.on_session(session_id, lambda each: each.memory.merge_notes(body.content)))
+    return NotesShown(
+        content=await caller.on_session(session_id, lambda session: session.memory.merge_notes(body.content))
+    )
 
 
 @router.delete("/notes", summary="Reset the notes", responses=NOT_FOUND)
 async def clear_notes(session_id: InPath, caller: Asks) -> Found:
     """Answers whether they had been changed."""
-    return Found(found=await caller.on_session(session_id, lambda each: each.memory.clear_notes()))
+    return Found(found=await caller.on_session(session_id, lambda session: session.memory.clear_notes()))

@@ -108,11 +108,11 @@ TextOrBlocks = Annotated[
 ]
 
 
-def prompts_of(given: Prompts | None) -> list[Any]:
+def prompts_of(prompts: Prompts | None) -> list[Any]:
     """Return the prompts for the manager."""
-    if given is None:
+    if prompts is None:
         return []
-    return [given] if isinstance(given, str) else list(given)
+    return [prompts] if isinstance(prompts, str) else list(prompts)
 
 
 PROMPT_BOUNDS: Bounds = {"prompt": ("MAX_BLOCKS", MAX_BLOCKS)}
@@ -333,7 +333,7 @@ class RunOptions(Body):
         """
         tools = None
         if self.tools is not None:
-            tools = await asyncio.to_thread(lambda given: [tool.made() for tool in given], self.tools)
+            tools = await asyncio.to_thread(lambda tools: [tool.made() for tool in tools], self.tools)
         return {name: getattr(self, name) for name in _RUN_OPTIONS} | {"tools": tools}
 
 
@@ -566,7 +566,7 @@ class MessagePage(Shown):
 
     @classmethod
     def of(cls, page: Page[ChatMessage]) -> Self:
-        return cls(items=[MessageShown.model_validate(each) for each in page], cursor=page.cursor)
+        return cls(items=[MessageShown.model_validate(message) for message in page], cursor=page.cursor)
 
 
 class TurnShown(Shown):
@@ -625,11 +625,11 @@ class CompactionShown(Shown):
     done: bool
 
     @classmethod
-    def of(cls, found: Compaction) -> Self:
+    def of(cls, compaction: Compaction) -> Self:
         named = {
-            name: getattr(found, name) for name in ("strategy", "tokens_before", "tokens_after", "summary", "done")
+            name: getattr(compaction, name) for name in ("strategy", "tokens_before", "tokens_after", "summary", "done")
         }
-        return cls(**named, reasons=list(map(str, found.reasons)))
+        return cls(**named, reasons=list(map(str, compaction.reasons)))
 
 
 class BlocksShown(Shown):
@@ -666,8 +666,8 @@ class ForgottenShown(Shown):
     def of(cls, done: Forgotten) -> Self:
         counts = {name: getattr(done, name) for name in ("sessions", "turns", "summaries", "waiting", "notes")}
         erased = {
-            name: ErasureShown.model_validate({**_plain(each), "found": list(each.found)})
-            for name, each in done.erased.items()
+            name: ErasureShown.model_validate({**_plain(erasure), "found": list(erasure.found)})
+            for name, erasure in done.erased.items()
         }
         return cls(**counts, items=dict(done.items), erased=erased, verified=done.verified)
 

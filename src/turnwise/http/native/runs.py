@@ -98,9 +98,9 @@ async def start_run(
     """The run is stored when this answers, and goes on if the client leaves, unless `X-On-Disconnect` is `cancel`."""
     options = {**await body.options(), "idempotency_key": idempotency_key}
     prompts = prompts_of(body.prompt)
-    with caller.room(wanted=streams or wait_s is not None) as room:
+    with caller.room(is_needed=streams or wait_s is not None) as room:
         try:
-            execution = await caller.on_session(session_id, lambda each: each.run(*prompts, **options))
+            execution = await caller.on_session(session_id, lambda session: session.run(*prompts, **options))
         except SessionBusyError as error:
             return answer(problem_of(error) | {"if_busy": list(POLICIES)})
         return await _started(caller, request, execution, streams, wait_s, room=room)
@@ -129,7 +129,7 @@ async def run_once(
         )
         raise InvalidInputError("Idempotency-Key", shown(idempotency_key), reason)
     options = {**await body.options(), "agent": body.agent, "metadata": body.metadata, "engine": body.engine}
-    with caller.room(wanted=streams or wait_s is not None) as room:
+    with caller.room(is_needed=streams or wait_s is not None) as room:
         execution = await caller.manager.run_once(*prompts_of(body.prompt), user_id=caller.user_id, **options)
         return await _started(caller, request, execution, streams, wait_s, room=room)
 
@@ -148,11 +148,11 @@ async def _started(
     headers = {"Location": location, "X-Run-Id": execution.run_id}
     if streams:
         events = _events(execution, last_event_id(request))
-        return EventStream(caller, events, left=_left(caller, execution), room=room, headers=headers)
+        return EventStream(caller, events, on_leave=_left(caller, execution), room=room, headers=headers)
     if wait_s is None:
         return _json(RunStarted.of(execution), 202, headers)
-    found = await _waited(caller, request, execution, wait_s, "settled", room=room)
-    return _json(found, 200, headers)
+    result = await _waited(caller, request, execution, wait_s, "settled", room=room)
+    return _json(result, 200, headers)
 
 
 def _json(model: RunStarted, status: int, headers: dict[str, str]) -> Response:
@@ -169,8 +169,8 @@ async def _waited(
     room: ExitStack | None = None,
 ) -> RunResult:
     work = _result(execution, min(wait_s, caller.service.settings.max_wait_s), until)
-    found = await wait_for(request, caller, work, left=_left(caller, execution), room=room)
-    return found or await _result(execution, 0.0, until)
+    result = await wait_for(request, caller, work, on_leave=_left(caller, execution), room=room)
+    return result or await _result(execution, 0.0, until)
 
 
 async def _result(execution: AsyncExecutionHandle, timeout_s: float, until: Until) -> RunResult:
@@ -213,7 +213,7 @@ async def list_runs(
 ) -> RunPage:
     query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "since": since}
     page = await caller.manager.runs(user_id=caller.user_id, cursor=cursor, limit=limit, **query)
-    items = [RunShown.of(each) for each in page]
+    items = [RunShown.of(run) for run in page]
     return RunPage(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable])
 
 
@@ -233,13 +233,13 @@ async def wait_for_run(
     until: Annotated[Until, Query(description="`settled`: also answer when the run waits for a decision.")] = "ended",
 ) -> RunResult:
     """Answers with the run as it is when it has ended, however it ended, or after `timeout_s`."""
-    return await caller.on_run(run_id, lambda each: _waited(caller, request, each, timeout_s, until))
+    return await caller.on_run(run_id, lambda execution: _waited(caller, request, execution, timeout_s, until))
 
 
 @router.post("/runs/{run_id}/cancel", summary="Cancel a run", responses=NOT_FOUND)
 async def cancel_run(run_id: InPath, body: Cancel, caller: Asks) -> Cancelled:
     """When this answers, the session is free. May be repeated."""
-    return Cancelled(cancelled=await caller.on_run(run_id, lambda each: each.cancel(body.reason)))
+    return Cancelled(cancelled=await caller.on_run(run_id, lambda execution: execution.cancel(body.reason)))
 
 
 @router.get("/runs/{run_id}/pending", summary="The calls that wait for a decision", responses=NOT_FOUND)
@@ -250,17 +250,17 @@ async def list_pending_calls(run_id: InPath, caller: Asks) -> PendingCalls:
 @router.post("/runs/{run_id}/approve", summary="Approve a tool call", status_code=204, responses=CONFLICT)
 async def approve_call(run_id: InPath, body: Approve, caller: Asks) -> None:
     """May be repeated: an approved call is made at most once."""
-    await caller.on_run(run_id, lambda each: each.approve(body.call_id, input=body.input))
+    await caller.on_run(run_id, lambda execution: execution.approve(body.call_id, input=body.input))
 
 
 @router.post("/runs/{run_id}/reject", summary="Reject a tool call", status_code=204, responses=CONFLICT)
 async def reject_call(run_id: InPath, body: Reject, caller: Asks) -> None:
-    await caller.on_run(run_id, lambda each: each.reject(body.call_id, body.reason))
+    await caller.on_run(run_id, lambda execution: execution.reject(body.call_id, body.reason))
 
 
 @router.post("/runs/{run_id}/provide", summary="Supply the result of a call", status_code=204, responses=CONFLICT)
 async def provide_result(run_id: InPath, body: Provide, caller: Asks) -> None:
-    await caller.on_run(run_id, lambda each: each.provide(body.call_id, body.made(), is_error=body.is_error))
+    await caller.on_run(run_id, lambda execution: execution.provide(body.call_id, body.made(), is_error=body.is_error))
 
 
 @router.get("/runs/{run_id}/steps", summary="Its model calls, tool calls and named steps", responses=NOT_FOUND)
@@ -280,7 +280,7 @@ async def get_input(run_id: InPath, caller: Asks) -> Any:
 
 @router.post("/runs/{run_id}/events", summary="Add an event of your own", status_code=201, responses=NOT_FOUND)
 async def add_run_event(run_id: InPath, body: AddEvent, caller: Asks) -> EventAdded:
-    return EventAdded(seq=await caller.on_run(run_id, lambda each: each.add_event(body.name, body.data)))
+    return EventAdded(seq=await caller.on_run(run_id, lambda execution: execution.add_event(body.name, body.data)))
 
 
 @router.get(
@@ -305,12 +305,12 @@ async def list_run_events(
     """
     after = last_event_id(request, after)
     if streams:
-        execution, page = await caller.on_run(run_id, lambda each: _first_page(each, after))
-        return EventStream(caller, _events(execution, after, page), left=_left(caller, execution))
+        execution, page = await caller.on_run(run_id, lambda execution: _first_page(execution, after))
+        return EventStream(caller, _events(execution, after, page), on_leave=_left(caller, execution))
     wait_s = min(wait_s, caller.service.settings.max_wait_s)
-    work = caller.on_run(run_id, lambda each: each.event_page(after, limit, wait_s=wait_s))
-    found = await wait_for(request, caller, work) if wait_s else await work
-    return EventsShown.of(found or (), found.next if found is not None else after)
+    work = caller.on_run(run_id, lambda execution: execution.event_page(after, limit, wait_s=wait_s))
+    events = await wait_for(request, caller, work) if wait_s else await work
+    return EventsShown.of(events or (), events.next if events is not None else after)
 
 
 async def _first_page(execution: AsyncExecutionHandle, after: int) -> tuple[AsyncExecutionHandle, Any]:
@@ -335,10 +335,10 @@ async def _events(execution: AsyncExecutionHandle, after: int, page: Any = None)
 )
 async def follow_partials(run_id: InPath, caller: Asks) -> Response:
     """For runs with `output`. Each event has the whole object so far; the last one is complete."""
-    execution, _ = await caller.on_run(run_id, lambda each: _first_page(each, 0))
-    return EventStream(caller, _partials(execution), left=_left(caller, execution))
+    execution, _ = await caller.on_run(run_id, lambda execution: _first_page(execution, 0))
+    return EventStream(caller, _partials(execution), on_leave=_left(caller, execution))
 
 
 async def _partials(execution: AsyncExecutionHandle) -> AsyncGenerator[bytes, None]:
-    async for found in execution.partials():
-        yield encode(json.dumps(found), event="partial")
+    async for partial in execution.partials():
+        yield encode(json.dumps(partial), event="partial")

@@ -152,7 +152,7 @@ async def get_session(session_id: InPath, caller: Asks) -> SessionState:
 @router.patch("/sessions/{session_id}", summary="Change title and metadata", responses=NOT_FOUND)
 async def update_session(session_id: InPath, body: UpdateSession, caller: Asks) -> SessionShown:
     changes = body.model_dump()
-    return SessionShown.of(await caller.on_session(session_id, lambda each: each.update(**changes)))
+    return SessionShown.of(await caller.on_session(session_id, lambda session: session.update(**changes)))
 
 
 @router.delete("/sessions/{session_id}", summary="Delete a session, and what memories keep of it", responses=CONFLICT)
@@ -163,7 +163,7 @@ async def delete_session(
     memory: Annotated[bool, Query(description="If false, memories keep what they have of the session.")] = True,
     verify: Verified = False,
 ) -> ForgottenShown:
-    done = await caller.on_session(session_id, lambda each: each.delete(memory=memory, verify=verify))
+    done = await caller.on_session(session_id, lambda session: session.delete(memory=memory, verify=verify))
     caller.service.handles.drop_session(caller.user_id, session_id)
     return ForgottenShown.of(done)
 
@@ -181,13 +181,13 @@ async def refresh_session(session_id: InPath, caller: Asks) -> None:
 
 @router.post("/sessions/{session_id}/engine", summary="Use another engine", status_code=204, responses=NOT_FOUND)
 async def use_engine(session_id: InPath, body: UseEngine, caller: Asks) -> None:
-    await caller.on_session(session_id, lambda each: each.use(body.engine))
+    await caller.on_session(session_id, lambda session: session.use(body.engine))
 
 
 @router.post("/sessions/{session_id}/clear", summary="Remove its messages for good", responses=CONFLICT)
 async def clear_session(session_id: InPath, body: ClearSession, caller: Asks) -> ForgottenShown:
     options = body.model_dump()
-    return ForgottenShown.of(await caller.on_session(session_id, lambda each: each.clear(**options)))
+    return ForgottenShown.of(await caller.on_session(session_id, lambda session: session.clear(**options)))
 
 
 @router.post(
@@ -196,15 +196,15 @@ async def clear_session(session_id: InPath, body: ClearSession, caller: Asks) ->
 async def fork_session(
     session_id: InPath, body: ForkSession, caller: Asks, request: Request, response: Response
 ) -> SessionOpened:
-    fork = await caller.on_session(session_id, lambda each: each.fork(body.at, body.id))
+    fork = await caller.on_session(session_id, lambda session: session.fork(body.at, body.id))
     return _opened(caller, fork, request, response)
 
 
 @router.post("/sessions/{session_id}/compact", summary="Compact its window", responses=CONFLICT)
 async def compact_session(session_id: InPath, body: Compact, caller: Asks) -> CompactionShown | None:
     """Answers null if nothing was to be changed."""
-    found = await caller.on_session(session_id, lambda each: each.compact(explain=body.explain))
-    return CompactionShown.of(found) if found else None
+    compaction = await caller.on_session(session_id, lambda session: session.compact(explain=body.explain))
+    return CompactionShown.of(compaction) if compaction else None
 
 
 @router.post(
@@ -214,7 +214,7 @@ async def compact_session(session_id: InPath, body: Compact, caller: Asks) -> Co
     responses=NOT_FOUND,
 )
 async def expand_summary(session_id: InPath, body: Expand, caller: Asks) -> Any:
-    blocks = await caller.on_session(session_id, lambda each: each.expand(body.summary))
+    blocks = await caller.on_session(session_id, lambda session: session.expand(body.summary))
     return await blocks_answer(blocks)
 
 
@@ -222,15 +222,17 @@ async def expand_summary(session_id: InPath, body: Expand, caller: Asks) -> Any:
 async def append_prompts(session_id: InPath, body: Append, caller: Asks) -> TurnShown:
     """Must not be repeated if its outcome is unknown: use the idempotency key of a run for that."""
     prompts = prompts_of(body.prompt)
-    return TurnShown.of(await caller.on_session(session_id, lambda each: each.append(*prompts)))
+    return TurnShown.of(await caller.on_session(session_id, lambda session: session.append(*prompts)))
 
 
 @router.post("/sessions/{session_id}/import", summary="Add a conversation from elsewhere", responses=CONFLICT)
 async def import_messages(session_id: InPath, body: ImportMessages, caller: Asks) -> TurnShown:
     """May be repeated: the same conversation is stored once."""
-    given = body.model_dump(exclude={"messages", "format"})
+    options = body.model_dump(exclude={"messages", "format"})
     return TurnShown.of(
-        await caller.on_session(session_id, lambda each: each.import_messages(body.messages, body.format, **given))
+        await caller.on_session(
+            session_id, lambda session: session.import_messages(body.messages, body.format, **options)
+        )
     )
 
 
@@ -241,12 +243,12 @@ async def import_messages(session_id: InPath, body: ImportMessages, caller: Asks
     responses=NOT_FOUND,
 )
 async def export_messages(session_id: InPath, caller: Asks, format: Exported = "openai_chat") -> Any:
-    return await messages_answer(await caller.on_session(session_id, lambda each: each.export_messages(format)))
+    return await messages_answer(await caller.on_session(session_id, lambda session: session.export_messages(format)))
 
 
 @router.post("/sessions/{session_id}/cancel", summary="Cancel the active run", responses=CONFLICT)
 async def cancel_active_run(session_id: InPath, body: Cancel, caller: Asks) -> Cancelled:
-    return Cancelled(cancelled=await caller.on_session(session_id, lambda each: each.cancel(body.reason)))
+    return Cancelled(cancelled=await caller.on_session(session_id, lambda session: session.cancel(body.reason)))
 
 
 @router.get("/sessions/{session_id}/messages", summary="Its messages, page by page, back in time", responses=NOT_FOUND)
@@ -259,7 +261,7 @@ async def list_messages(
     newest_first: bool = False,
 ) -> MessagePage:
     page = await caller.on_session(
-        session_id, lambda each: each.messages(limit, before=before, newest_first=newest_first)
+        session_id, lambda session: session.messages(limit, before=before, newest_first=newest_first)
     )
     return MessagePage.of(page)
 
@@ -271,13 +273,13 @@ async def list_messages(
 )
 async def remove_message(session_id: InPath, place: InPath, caller: Asks) -> MessageRemoved:
     """`place` is that of a listed message. Nothing is erased: turns keep their snapshots."""
-    return MessageRemoved(removed=await caller.on_session(session_id, lambda each: _remove(each, place)))
+    return MessageRemoved(removed=await caller.on_session(session_id, lambda session: _remove(session, place)))
 
 
 async def _remove(session: AsyncSession, place: str) -> int:
     index, spans = parse_place(place)
     turn = await session.turn(index)
-    numbers = {each: index for index, each in enumerate(places(join(turn.record.prompt, turn.record.output)))}
+    numbers = {position: index for index, position in enumerate(places(join(turn.record.prompt, turn.record.output)))}
     try:
         return await session.remove(turn, *(numbers[place] for place in places(spans)))
     except KeyError:
@@ -286,7 +288,7 @@ async def _remove(session: AsyncSession, place: str) -> int:
 
 @router.get("/sessions/{session_id}/turns", summary="Its turns, by index", responses=NOT_FOUND)
 async def list_turns(session_id: InPath, caller: Asks, after: After = -1, limit: Limit = 100) -> TurnPage:
-    turns = await caller.on_session(session_id, lambda each: each.turns(after, limit))
+    turns = await caller.on_session(session_id, lambda session: session.turns(after, limit))
     return TurnPage(items=[TurnShown.of(turn) for turn in turns], next=turns.next)
 
 
@@ -306,7 +308,9 @@ async def get_turn(
 ) -> Any:
     """Answers null if the session has no turns."""
     which = index if index is not None else turn_id
-    turn = await caller.on_session(session_id, lambda each: each.latest() if which is None else each.turn(which))
+    turn = await caller.on_session(
+        session_id, lambda session: session.latest() if which is None else session.turn(which)
+    )
     return await turn_answer(turn, snapshot=snapshot) if turn else None
 
 
@@ -314,13 +318,13 @@ async def get_turn(
 async def list_runs_of_session(
     session_id: InPath, caller: Asks, after: After = -1, limit: Limit = 100
 ) -> RunsOfSession:
-    runs = await caller.on_session(session_id, lambda each: each.runs(after, limit))
+    runs = await caller.on_session(session_id, lambda session: session.runs(after, limit))
     return RunsOfSession(items=[RunShown.of(run) for run in runs], next=runs.next)
 
 
 @router.post("/sessions/{session_id}/events", summary="Add an event of your own", status_code=201, responses=CONFLICT)
 async def add_session_event(session_id: InPath, body: AddEvent, caller: Asks) -> EventAdded:
-    return EventAdded(seq=await caller.on_session(session_id, lambda each: each.add_event(body.name, body.data)))
+    return EventAdded(seq=await caller.on_session(session_id, lambda session: session.add_event(body.name, body.data)))
 
 
 @router.get(
@@ -345,12 +349,12 @@ async def list_session_events(
     """
     after = last_event_id(request, after)
     if streams:
-        session, page = await caller.on_session(session_id, lambda each: _first_page(each, after))
+        session, page = await caller.on_session(session_id, lambda session: _first_page(session, after))
         return EventStream(caller, _events(session, after, page))
     wait_s = min(wait_s, caller.service.settings.max_wait_s)
-    work = caller.on_session(session_id, lambda each: each.events(after, limit, wait_s=wait_s))
-    found = await wait_for(request, caller, work) if wait_s else await work
-    return EventsShown.of(found or (), found.next if found is not None else after)
+    work = caller.on_session(session_id, lambda session: session.events(after, limit, wait_s=wait_s))
+    events = await wait_for(request, caller, work) if wait_s else await work
+    return EventsShown.of(events or (), events.next if events is not None else after)
 
 
 async def _first_page(session: AsyncSession, after: int) -> tuple[AsyncSession, Any]:

@@ -131,10 +131,10 @@ def _tool_choice(choice: Any) -> Any:
     return {"type": "function", **choice["function"]} if isinstance(choice, dict) else choice
 
 
-def _format(given: Any) -> dict[str, Any]:
-    if given is None:
+def _format(response_format: Any) -> dict[str, Any]:
+    if response_format is None:
         return {"type": "text"}
-    return {"type": given["type"], **given.get("json_schema", {})}
+    return {"type": response_format["type"], **response_format.get("json_schema", {})}
 
 
 def _usage(usage: Usage | None) -> dict[str, Any] | None:

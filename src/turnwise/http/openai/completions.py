@@ -192,14 +192,17 @@ class Completion:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
     def _used(self) -> dict[str, Any]:
-        said, asked = self._usage.output_tokens, self._usage.input_tokens
-        said, asked = said - self._before.output_tokens, asked - self._before.input_tokens
+        output_tokens, input_tokens = self._usage.output_tokens, self._usage.input_tokens
+        output_tokens, input_tokens = (
+            output_tokens - self._before.output_tokens,
+            input_tokens - self._before.input_tokens,
+        )
         cached = self._usage.cached_tokens - self._before.cached_tokens
         reasoning = self._usage.reasoning_tokens - self._before.reasoning_tokens
         return {
-            "prompt_tokens": asked,
-            "completion_tokens": said,
-            "total_tokens": asked + said,
+            "prompt_tokens": input_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": input_tokens + output_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }

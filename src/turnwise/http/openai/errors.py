@@ -93,8 +93,8 @@ def answer_of(error: TurnwiseError) -> JSONResponse:
     """Return one of turnwise's errors as an answer."""
     status = 400 if isinstance(error, InvalidInputError | InvalidRequestError) else status_of(error)
     param = getattr(error, "field", None) if isinstance(error, InvalidInputError) else None
-    if param and (found := _PARAM.fullmatch(param)):
-        param = _PARAMS.get(found[1], found[1])
+    if param and (match := _PARAM.fullmatch(param)):
+        param = _PARAMS.get(match[1], match[1])
     if isinstance(error, EmptyTurnError | InvalidPromptError):
         param = "input"
     return answer(status, str(error), param=param, code=name_of(error))
@@ -142,8 +142,8 @@ class OpenAIRoute(APIRoute):
 
 
 def _invalid(error: RequestValidationError) -> JSONResponse:
-    found = error.errors()
-    first = found[0] if found else {"loc": (), "msg": "it cannot be read", "type": "invalid"}
+    errors = error.errors()
+    first = errors[0] if errors else {"loc": (), "msg": "it cannot be read", "type": "invalid"}
     param = _path(tuple(first["loc"])[1:])
     reason = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":

@@ -187,7 +187,7 @@ class CreateResponse(_Strict):
         Raises:
             OpenAIError: a tool is not a function, or is not valid.
         """
-        found: list[FunctionTool] = []
+        functions: list[FunctionTool] = []
         for index, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
                 kind = tool.get("type")
@@ -197,13 +197,13 @@ class CreateResponse(_Strict):
             extra = [name for name in tool if name not in FunctionTool.model_fields]
             if extra and tool[extra[0]] not in (None, False):
                 raise unsupported(f"tools[{index}].{extra[0]}")
-            found.append(_function({name: value for name, value in tool.items() if name not in extra}, index))
-        return found
+            functions.append(_function({name: value for name, value in tool.items() if name not in extra}, index))
+        return functions
 
     def params(self) -> ModelParams:
         """Return the parameters of the model."""
         text, reasoning = self.text or TextConfig(), self.reasoning or Reasoning()
-        given: dict[str, Any] = {
+        params: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_output_tokens": self.max_output_tokens,
@@ -216,8 +216,8 @@ class CreateResponse(_Strict):
             "tool_choice": self._tool_choice(),
         }
         if text.format and text.format != {"type": "text"}:
-            given["response_format"] = {name: value for name, value in text.format.items() if value is not None}
-        return cast(ModelParams, {name: value for name, value in given.items() if value is not None})
+            params["response_format"] = {name: value for name, value in text.format.items() if value is not None}
+        return cast(ModelParams, {name: value for name, value in params.items() if value is not None})
 
     def _tool_choice(self) -> Any:
         choice = self.tool_choice
@@ -237,11 +237,11 @@ class CreateResponse(_Strict):
         )
 
 
-def _function(tool: Mapping[str, Any], at: int) -> FunctionTool:
+def _function(tool: Mapping[str, Any], index: int) -> FunctionTool:
     for name, kind in (("name", str), ("description", str), ("parameters", dict), ("strict", bool)):
         value = tool.get(name)
         if not isinstance(value, kind) and (value is not None or name == "name"):
-            raise invalid(f"tools[{at}].{name}", f"Invalid type for 'tools[{at}].{name}'.", "invalid_type")
+            raise invalid(f"tools[{index}].{name}", f"Invalid type for 'tools[{index}].{name}'.", "invalid_type")
     return FunctionTool.model_validate(tool)
 
 
@@ -274,13 +274,13 @@ def said_labels(
 
 def metadata_of(labels: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata that `said_labels` has stored."""
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     for part in range(_MOST_PARTS):
         prefix = f"{_METADATA}{part}."
         for name, text in labels.items():
             if name.startswith(prefix):
-                found[name[len(prefix) :]] = found.get(name[len(prefix) :], "") + text
-    return found
+                metadata[name[len(prefix) :]] = metadata.get(name[len(prefix) :], "") + text
+    return metadata
 
 
 def check_same(body: CreateResponse, run: RunRecord, model: str, tools: Mapping[str, Any]) -> None:

@@ -72,33 +72,31 @@ def news(chat: Chat, stored: Iterable[ChatMessage]) -> New:
     if is_alone(chat):
         results = [block for block in chat.blocks if isinstance(block, ToolResult)]
         return New(results=results) if results else New(prompts=list(chat.blocks))
-    had, given = _had(stored), _given(chat)
-    last = _matched(had, given)
+    had, sent = _had(stored), _given(chat)
+    last = _matched(had, sent)
     if last < 0:
         return New(prompts=list(chat.blocks))
-    rest = [block for said in given[last + 1 :] for block in (said.block, *said.answer) if block]
-    results = list(_new_results(had[-1], given[last]))
+    rest = [block for group in sent[last + 1 :] for block in (group.block, *group.answer) if block]
+    results = list(_new_results(had[-1], sent[last]))
     if results and rest:
         reason = "the results of tools continue a run, so nothing may come after them: send them alone"
         raise OpenAIError(400, reason, param="messages", code="unsupported_value")
     if not results and not rest:
-        in_order = [block for block in given[last].answer if isinstance(block, ToolResult)]
+        in_order = [block for block in sent[last].answer if isinstance(block, ToolResult)]
         ends_in_results = isinstance(chat.last, ToolResult)
-        after = (
-            frozenset(block.call_id for block in _last_results(given[last].answer)) if in_order else frozenset[str]()
-        )
+        after = frozenset(block.call_id for block in _last_results(sent[last].answer)) if in_order else frozenset[str]()
         return New(repeats=True, after=after if ends_in_results else frozenset())
     return New(prompts=rest, results=results)
 
 
 def _last_results(answer: Sequence[AnyBlock]) -> list[ToolResult]:
     """Return the results at the end."""
-    found: list[ToolResult] = []
+    results: list[ToolResult] = []
     for block in reversed(answer):
         if not isinstance(block, ToolResult):
             break
-        found.append(block)
-    return found
+        results.append(block)
+    return results
 
 
 def _had(stored: Iterable[ChatMessage]) -> list[_Said]:
@@ -117,54 +115,54 @@ def _had(stored: Iterable[ChatMessage]) -> list[_Said]:
                 if not turns[-1]:
                     turns[-1].append(_Said(None, message.turn_index, whole))
                 turns[-1][-1].answer.append(block)
-    found: list[_Said] = []
+    groups: list[_Said] = []
     for turn, then in zip_longest(turns, turns[1:], fillvalue=list[_Said]()):
-        said, next_said = [[each.block for each in part] for part in (turn, then)]
-        if not (turn and not turn[0].is_whole and said == next_said):
-            found += turn
-    return found
+        messages, next_said = [[message.block for message in part] for part in (turn, then)]
+        if not (turn and not turn[0].is_whole and messages == next_said):
+            groups += turn
+    return groups
 
 
 def _given(chat: Chat) -> list[_Said]:
-    found: list[_Said] = []
+    groups: list[_Said] = []
     for block, place in zip(chat.blocks, chat.places, strict=True):
         if block.role == "user":
-            found.append(_Said(block, place))
+            groups.append(_Said(block, place))
         else:
-            if not found:
-                found.append(_Said(None, place))
-            found[-1].answer.append(block)
-            found[-1].places.append(place)
-    return found
+            if not groups:
+                groups.append(_Said(None, place))
+            groups[-1].answer.append(block)
+            groups[-1].places.append(place)
+    return groups
 
 
-def _matched(had: Sequence[_Said], given: Sequence[_Said]) -> int:
-    """Return the number of the last of `given` that the session has; -1 if it has nothing.
+def _matched(had: Sequence[_Said], sent: Sequence[_Said]) -> int:
+    """Return the number of the last of `sent` that the session has; -1 if it has nothing.
 
     Raises:
         OpenAIError: they differ.
     """
-    at = -1
-    for number, said in enumerate(had):
-        here = given[at + 1] if at + 1 < len(given) else None
-        if here is None or here.block != said.block:
-            if not said.is_whole and not said.answer:
+    index = -1
+    for number, group in enumerate(had):
+        here = sent[index + 1] if index + 1 < len(sent) else None
+        if here is None or here.block != group.block:
+            if not group.is_whole and not group.answer:
                 continue  # the client may leave out what nobody has answered
-            raise _differs(said, here)
-        at += 1
-        _check_answer(said, here, is_last=number == len(had) - 1)
-    return at
+            raise _differs(group, here)
+        index += 1
+        _check_answer(group, here, is_last=number == len(had) - 1)
+    return index
 
 
-def _check_answer(had: _Said, given: _Said, *, is_last: bool) -> None:
+def _check_answer(had: _Said, sent: _Said, *, is_last: bool) -> None:
     """Raise OpenAIError if a request has other answers than the session."""
-    place = given.places[0] if given.places else given.place
-    if not had.text().startswith(given.text()):
+    place = sent.places[0] if sent.places else sent.place
+    if not had.text().startswith(sent.text()):
         raise _conflict(place, "it is not what the assistant has said there")
-    if unknown := given.calls() - had.calls():
+    if unknown := sent.calls() - had.calls():
         raise _conflict(place, f"the assistant has not made the call {min(unknown)!r} there")
     results = had.results()
-    for call_id, result in given.results().items():
+    for call_id, result in sent.results().items():
         if call_id in results:
             if results[call_id].text != result.text:
                 raise _conflict(place, f"the call {call_id!r} has another result there")
@@ -172,15 +170,15 @@ def _check_answer(had: _Said, given: _Said, *, is_last: bool) -> None:
             raise _conflict(place, f"the call {call_id!r} has no result there")
 
 
-def _new_results(had: _Said, given: _Said) -> Iterable[ToolResult]:
-    known = had.results()
-    return (result for call_id, result in given.results().items() if call_id not in known)
+def _new_results(had: _Said, sent: _Said) -> Iterable[ToolResult]:
+    stored_results = had.results()
+    return (result for call_id, result in sent.results().items() if call_id not in stored_results)
 
 
-def _differs(had: _Said, given: _Said | None) -> OpenAIError:
-    if given is None:
+def _differs(had: _Said, sent: _Said | None) -> OpenAIError:
+    if sent is None:
         return _conflict(None, f"the session has gone on with turn {had.place}, which the request does not have")
-    return _conflict(given.place, f"turn {had.place} of the session has another message there")
+    return _conflict(sent.place, f"turn {had.place} of the session has another message there")
 
 
 def _conflict(place: int | None, reason: str) -> OpenAIError:

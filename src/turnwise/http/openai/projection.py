@@ -333,10 +333,10 @@ class Projection:
 
     def _answered(self, blocks: Sequence[Block], *, is_last: bool = False) -> Iterator[Sent]:
         """End what was streamed of an answer, and take over its calls."""
-        said = [block for block in blocks if not isinstance(block, ToolResult)]
-        uses = uses_of(said)
+        spoken = [block for block in blocks if not isinstance(block, ToolResult)]
+        uses = uses_of(spoken)
         if self.at == self.part:
-            yield from self._end_text(said)
+            yield from self._end_text(spoken)
         self._uses = {
             use.call_id: (use, (self.run_id, self._answer, number), self._indexes + number)
             for number, use in enumerate(uses)
@@ -345,15 +345,17 @@ class Projection:
         if self.at == self.part:
             self._indexes += len(uses)
             self.items += [{} for _ in uses]
-        if len(uses) < sum(isinstance(block, ToolUse) for block in said):
+        if len(uses) < sum(isinstance(block, ToolUse) for block in spoken):
             self._jump(LONG_STRIDE)  # over the text of an answer that was sent back to the model
         if is_last:
             self.items = [_ended_early(item) for item in self.items if item]
         self._answer += 1
 
-    def _end_text(self, said: Sequence[Block]) -> Iterator[Sent]:
+    def _end_text(self, spoken: Sequence[Block]) -> Iterator[Sent]:
         """Stream what is missing of an answer's thoughts and text, and end them."""
-        items = {item["type"]: item for item in said_items(self.run_id, self._answer, said, encrypted=self._encrypted)}
+        items = {
+            item["type"]: item for item in said_items(self.run_id, self._answer, spoken, encrypted=self._encrypted)
+        }
         thoughts, text = items.get("reasoning"), items.get("message")
         if thoughts and thoughts["summary"] and not (self._open and self._open.is_message):
             yield from self._rethink([part["text"] for part in thoughts["summary"]])

@@ -82,9 +82,9 @@ class Connections:
         self._most: int | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
-    def protocol(self, **given: Any) -> asyncio.Protocol:
+    def protocol(self, **settings: Any) -> asyncio.Protocol:
         """Return the protocol of a new connection. uvicorn calls this as it would call a class of protocols."""
-        return _Connection(self, _Http(**given))
+        return _Connection(self, _Http(**settings))
 
     def made(self, connection: _Connection) -> bool:
         """Take in a new connection; return False if there is no room but for telling its client so."""
@@ -130,12 +130,12 @@ class Connections:
 
 def _evicted(connections: list[_Connection], count: int) -> list[_Connection]:
     """Return which connections are to be closed: those whose client has been awaited longest, by their phase."""
-    found = [
+    ranked = [
         (EVICTED.index(phase), connection.since, id(connection), connection)
         for connection in connections
         if (phase := connection.phase) in EVICTED
     ]
-    return [each for *_, each in heapq.nsmallest(count, found)]
+    return [connection for *_, connection in heapq.nsmallest(count, ranked)]
 
 
 def _files_left() -> int:
@@ -332,8 +332,8 @@ class _Connection(asyncio.Protocol):
         self._look(self._loop.time())
 
     def eof_received(self) -> bool | None:
-        found: bool | None = self._inner.eof_received()
-        return found
+        keeps_open: bool | None = self._inner.eof_received()
+        return keeps_open
 
     def pause_writing(self) -> None:
         self._is_paused = True

@@ -95,8 +95,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections."""
         await super().startup(sockets)
-        for each in sockets or ():
-            each.listen(_QUEUE)  # asyncio has made the queue as short as `_AT_ONCE`
+        for sock in sockets or ():
+            sock.listen(_QUEUE)  # asyncio has made the queue as short as `_AT_ONCE`
         if self.started:
             self._ready()
 

@@ -22,7 +22,10 @@ def escaped(text: str) -> str:
     """Return a text with every character as an escape that is not printed as itself, such as a line break."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
 
 
 def indented(text: str) -> str:
@@ -67,8 +70,8 @@ class SparseHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or count it."""
         kind = _kind_of(record)
-        if known := self._kinds.get(kind):
-            known.count += 1
+        if repeated := self._kinds.get(kind):
+            repeated.count += 1
             return
         if len(self._kinds) >= _MOST_KINDS:
             self._tell(next(iter(self._kinds)))
@@ -77,10 +80,10 @@ class SparseHandler(logging.Handler):
         except Exception:  # noqa: BLE001 - a message that does not fit its arguments
             self.handleError(record)
             return
-        known = self._kinds[kind] = _Repeated(lines.partition("\n")[0][:_FIRST])
-        known.timer = threading.Timer(self._interval_s, self._end, (kind,))
-        known.timer.daemon = True
-        known.timer.start()
+        repeated = self._kinds[kind] = _Repeated(lines.partition("\n")[0][:_FIRST])
+        repeated.timer = threading.Timer(self._interval_s, self._end, (kind,))
+        repeated.timer.daemon = True
+        repeated.timer.start()
         self._write(lines)
 
     def _end(self, kind: tuple[object, ...]) -> None:
@@ -91,11 +94,11 @@ class SparseHandler(logging.Handler):
             self.release()
 
     def _tell(self, kind: tuple[object, ...]) -> None:
-        known = self._kinds.pop(kind, None)
-        if known and known.timer:
-            known.timer.cancel()
-        if known and known.count:
-            self._write(f"{known.text} [{known.count} more of this kind in {self._interval_s:g} s or less]")
+        repeated = self._kinds.pop(kind, None)
+        if repeated and repeated.timer:
+            repeated.timer.cancel()
+        if repeated and repeated.count:
+            self._write(f"{repeated.text} [{repeated.count} more of this kind in {self._interval_s:g} s or less]")
 
     def close(self) -> None:
         """Say what has not been said yet."""
@@ -118,7 +121,7 @@ class SparseHandler(logging.Handler):
 
 def _kind_of(record: logging.LogRecord) -> tuple[object, ...]:
     args = record.args if isinstance(record.args, tuple) else ()
-    errors = [type(each) for each in (*args, record.msg) if isinstance(each, BaseException)]
+    errors = [type(value) for value in (*args, record.msg) if isinstance(value, BaseException)]
     errors += [record.exc_info[0]] if record.exc_info and record.exc_info[0] else []
     text = record.getMessage() if record.levelno < logging.WARNING else None
     return record.name, record.levelno, record.pathname, record.lineno, *errors, text

@@ -91,42 +91,46 @@ def serve(config: ServiceConfig, source: Source, ready: Ready) -> None:
         TurnwiseError: it cannot start: the configuration is wrong, the port is taken, the store is away.
     """
     listening.raise_file_limit()
-    made = assemble(config, source)
+    assembly = assemble(config, source)
     with contextlib.closing(listen(config, source)) as bound:
         asyncio.run(check_store(config, source))
         _log.info("starting: where no Ray runs yet, that takes some seconds")
         connect(logs=False)  # here, as Ray would warn about another thread
         if config.workers == 1:
-            asyncio.run(_serve(made, bound, lambda: ready(made, url_of(bound))))
+            asyncio.run(_serve(assembly, bound, lambda: ready(assembly, url_of(bound))))
         else:
             os.environ["RAY_ADDRESS"] = this_ray().address
-            _Workers(config, source, bound, lambda: ready(made, url_of(bound))).run()
+            _Workers(config, source, bound, lambda: ready(assembly, url_of(bound))).run()
 
 
-async def _serve(made: Assembly, bound: socket.socket, ready: Callable[[], None]) -> None:
-    async with made.manager:
+async def _serve(assembly: Assembly, bound: socket.socket, ready: Callable[[], None]) -> None:
+    async with assembly.manager:
         # To look for garbage among all that was imported held all streams up for a tenth of a second, again and again.
         gc.collect()
         gc.freeze()
-        await _Server(made, ready).serve([bound])
+        await _Server(assembly, ready).serve([bound])
 
 
 class _Server(listening.Server):
     """Ends streams when it stops, and after a signal returns instead of dying of it."""
 
-    def __init__(self, made: Assembly, ready: Callable[[], None]) -> None:
+    def __init__(self, assembly: Assembly, ready: Callable[[], None]) -> None:
         super().__init__(
-            made.app, made.config.http.protocol, stop_s=made.config.stop_s, ready=ready, stopping=made.service.stop
+            assembly.app,
+            assembly.config.http.protocol,
+            stop_s=assembly.config.stop_s,
+            ready=ready,
+            stopping=assembly.service.stop,
         )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        before = {each: signal.signal(each, self.handle_exit) for each in SIGNALS}
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
         try:
             yield
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 class _Workers:
@@ -150,7 +154,7 @@ class _Workers:
 
     def run(self) -> None:
         """Keep the workers until a signal comes; then end them."""
-        before = {each: signal.signal(each, self._stop) for each in SIGNALS}
+        before = {number: signal.signal(number, self._stop) for number in SIGNALS}
         try:
             for _ in range(self._config.workers):
                 self._start()
@@ -158,39 +162,39 @@ class _Workers:
                 self._watch()
         finally:
             self._end()
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._is_stopping = True
         self._wakes.send(b".")
 
     def _start(self) -> None:
-        ours, theirs = get_context("spawn").Pipe()
+        parent_end, child_end = get_context("spawn").Pipe()
         process = get_context("spawn").Process(
-            target=_work, args=(self._config, self._source, self._bound, theirs), name="turnwise-serve"
+            target=_work, args=(self._config, self._source, self._bound, child_end), name="turnwise-serve"
         )
         process.start()
-        theirs.close()
-        self._processes[process] = ours
+        child_end.close()
+        self._processes[process] = parent_end
 
     def _watch(self) -> None:
         """Wait until a worker is ready or has ended, or a signal has come."""
         waiting = [pipe for process, pipe in self._processes.items() if process not in self._started]
         sentinels = [process.sentinel for process in self._processes]
         missing = self._config.workers - len(self._processes)
-        found = wait([self._woken, *waiting, *sentinels], RETRY_S if missing else None)
-        if not found:
+        ready_objects = wait([self._woken, *waiting, *sentinels], RETRY_S if missing else None)
+        if not ready_objects:
             self._start()
         for process, pipe in list(self._processes.items()):
-            if pipe in found and process not in self._started:
+            if pipe in ready_objects and process not in self._started:
                 with contextlib.suppress(EOFError):
                     pipe.recv()
                     self._started.add(process)
                     if not self._have_started and self._started.issuperset(self._processes):
                         self._have_started = True
                         self._ready()
-            if process.sentinel in found and not self._is_stopping:
+            if process.sentinel in ready_objects and not self._is_stopping:
                 self._replace(process)
 
     def _replace(self, process: SpawnProcess) -> None:
@@ -229,10 +233,10 @@ def _work(config: ServiceConfig, source: Source, bound: socket.socket, parent: C
         sys.exit(f"error: {error}")
 
 
-async def _serve_for(made: Assembly, bound: socket.socket, parent: Connection) -> None:
+async def _serve_for(assembly: Assembly, bound: socket.socket, parent: Connection) -> None:
     def orphaned() -> None:
         asyncio.get_running_loop().remove_reader(parent.fileno())
         os.kill(os.getpid(), signal.SIGTERM)
 
     asyncio.get_running_loop().add_reader(parent.fileno(), orphaned)
-    await _serve(made, bound, lambda: parent.send(os.getpid()))
+    await _serve(assembly, bound, lambda: parent.send(os.getpid()))

@@ -65,8 +65,8 @@ class MessagesRequest:
 
     def __init__(self, body: Any, cache: CacheEntries, *, version: str) -> None:
         self.body = _checked(body)
-        if version >= _WITHOUT_SAMPLING and (given := _SAMPLING.intersection(self.body)):
-            raise RefusedError(400, f"{min(given)}: Extra inputs are not permitted")
+        if version >= _WITHOUT_SAMPLING and (refused := _SAMPLING.intersection(self.body)):
+            raise RefusedError(400, f"{min(refused)}: Extra inputs are not permitted")
         self.streamed = bool(self.body.get("stream"))
         self.limit: int | None = self.body["max_tokens"]
         """In tokens."""
@@ -141,8 +141,8 @@ class MessagesRequest:
         marks = [index for index, part in enumerate(parts) if "cache_control" in part]
         if len(marks) > MAX_CHECKPOINTS:
             raise RefusedError(400, f"A maximum of 4 blocks with cache_control may be provided. Found {len(marks)}.")
-        for at in marks:
-            if parts[at]["cache_control"] not in CACHE_CONTROLS:
+        for mark in marks:
+            if parts[mark]["cache_control"] not in CACHE_CONTROLS:
                 raise RefusedError(400, "cache_control: unknown type or ttl")
         unmarked = [{name: value for name, value in part.items() if name != "cache_control"} for part in parts]
         tokens = [len(words(json.dumps(part))) for part in unmarked]
@@ -160,15 +160,15 @@ class MessagesRequest:
 def _checked(body: Any) -> Message:
     """Return the body, with errors in Anthropic's words."""
     try:
-        found: Message = checked(body, "messages", _FIELDS)
+        message: Message = checked(body, "messages", _FIELDS)
     except RefusedError as error:
         reason = "Extra inputs are not permitted" if error.code == "unknown_parameter" else str(error)
         raise RefusedError(400, f"{error.param}: {reason}" if error.param else reason) from error
-    if not found.get("max_tokens"):
+    if not message.get("max_tokens"):
         raise RefusedError(400, "max_tokens: Field required")
-    if (found.get("temperature") or 0) > 1:
+    if (message.get("temperature") or 0) > 1:
         raise RefusedError(400, "temperature: range: 0..1")
-    return found
+    return message
 
 
 def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -181,7 +181,7 @@ def _as_chat(body: Mapping[str, Any]) -> Iterator[Message]:
     if system := body.get("system"):
         yield {"role": "system", "content": system if isinstance(system, str) else system[0]["text"]}
     for message in body["messages"]:
-        said: list[Any] = []
+        prompt_parts: list[Any] = []
         calls: list[Any] = []
         for part in _parts(message):
             match part["type"]:
@@ -192,10 +192,10 @@ def _as_chat(body: Mapping[str, Any]) -> Iterator[Message]:
                     function = {"name": part["name"], "arguments": json.dumps(part["input"])}
                     calls.append({"id": part["id"], "type": "function", "function": function})
                 case "text" | "image" | "document":
-                    said.append(part)
-        if said or calls:
-            texts = [part["text"] for part in said if part["type"] == "text"]
-            content = texts[0] if len(texts) == len(said) == 1 else said
+                    prompt_parts.append(part)
+        if prompt_parts or calls:
+            texts = [part["text"] for part in prompt_parts if part["type"] == "text"]
+            content = texts[0] if len(texts) == len(prompt_parts) == 1 else prompt_parts
             yield {"role": message["role"], "content": content, **({"tool_calls": calls} if calls else {})}
 
 
@@ -292,9 +292,9 @@ class MessagesAnswer:
         if self._open is None or self._open["type"] != kind:
             yield from self._close()
             yield from self._begin({"type": kind, field: "", **({"signature": ""} if kind == "thinking" else {})})
-        said = {"type": delta, field: piece}
-        self._joined(said, field)
-        yield {"type": "content_block_delta", "index": self._count - 1, "delta": said}
+        delta_body = {"type": delta, field: piece}
+        self._joined(delta_body, field)
+        yield {"type": "content_block_delta", "index": self._count - 1, "delta": delta_body}
 
     def _joined(self, delta: Mapping[str, Any], field: str) -> None:
         if self._open is not None:

@@ -62,7 +62,7 @@ def checked(body: Any, required: str, fields: Fields) -> Message:
 def _check_value(name: str, value: object, types: type | tuple[type, ...]) -> None:
     types = types if isinstance(types, tuple) else (types,)
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        expected = " or ".join(_NAMES[one] for one in types)
+        expected = " or ".join(_NAMES[expected_type] for expected_type in types)
         reason = f"Invalid type for '{name}': expected {expected}, but got {_NAMES[type(value)]} instead."
         raise RefusedError(400, reason, "invalid_type", name)
     low, high = _RANGES.get(name, (-math.inf, math.inf))

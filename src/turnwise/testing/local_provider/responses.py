@@ -61,8 +61,8 @@ class ResponsesRequest:
 
     def __init__(self, body: Any) -> None:
         self.body = checked(body, "input", _FIELDS)
-        given = self.body["input"]
-        self.items: list[Message] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        prompt = self.body["input"]
+        self.items: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
             check_responses(self.items)
         except WireError as error:
@@ -96,7 +96,7 @@ class ResponsesRequest:
                     400, f"Invalid value: 'tools[{index}].type'.", "invalid_value", f"tools[{index}].type"
                 )
         functions = [(f"tools[{index}]", tool) for index, tool in enumerate(tools) if tool["type"] == "function"]
-        if missing := next((f"{at}.parameters" for at, tool in functions if "parameters" not in tool), None):
+        if missing := next((f"{place}.parameters" for place, tool in functions if "parameters" not in tool), None):
             raise RefusedError(400, f"Missing required parameter: '{missing}'.", "missing_required_parameter", missing)
         choice = self.body.get("tool_choice")
         check_tools(self.body, functions, choice.get("name") if isinstance(choice, dict) else None)
@@ -183,8 +183,8 @@ class ResponsesAnswer:
         place = ("call", call.get("index"))
         if self._open != place or call.get("id") not in (None, self._output[-1]["call_id"]):
             item = {"id": f"fc_{self._name}_{len(self._output)}", "type": "function_call", "status": "in_progress"}
-            said = {"call_id": call.get("id") or "", "name": function.get("name") or "", "arguments": ""}
-            yield from self._start(place, {**item, **said})
+            start = {"call_id": call.get("id") or "", "name": function.get("name") or "", "arguments": ""}
+            yield from self._start(place, {**item, **start})
         if pieces := function.get("arguments"):
             self._pieces.append(str(pieces))
             yield self._event("response.function_call_arguments.delta", **self._place, delta=pieces)
@@ -258,7 +258,7 @@ class ResponsesAnswer:
             "output_tokens_details": {"reasoning_tokens": completion.thoughts},
             "total_tokens": completion.prompt_tokens + len(completion.tokens),
         }
-        given = {name: body.get(name) for name in ("instructions", "max_output_tokens", "temperature", "top_p")}
+        settings = {name: body.get(name) for name in ("instructions", "max_output_tokens", "temperature", "top_p")}
         return {
             "id": f"resp_{self._name}",
             "object": "response",
@@ -278,7 +278,7 @@ class ResponsesAnswer:
             "truncation": body.get("truncation") or "disabled",
             "usage": None if status == "in_progress" else usage,
             "metadata": body.get("metadata") or {},
-            **given,
+            **settings,
         }
 
 

@@ -178,8 +178,8 @@ class LocalProvider:
         """Respond to a request; return False to close the connection in the middle of it."""
         try:
             if self.api_key is not None and authorization != f"Bearer {self.api_key}":
-                given = authorization.removeprefix("Bearer ")
-                raise RefusedError(401, f"Incorrect API key provided: {given}.", "invalid_api_key")
+                key = authorization.removeprefix("Bearer ")
+                raise RefusedError(401, f"Incorrect API key provided: {key}.", "invalid_api_key")
             match record.method, record.path:
                 case "GET", "/v1/models":
                     models = [{"id": "local", "object": "model", "created": 0, "owned_by": "turnwise"}]

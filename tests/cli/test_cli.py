@@ -150,7 +150,7 @@ def test_long_lists_of_users_and_skips_are_shortened(tmp_path: Path, target: str
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "reason"),
     [
         (("missing.jsonl", "{target}"), "no such file"),
         (("{source}", "nonsense"), "scheme is not known"),

@@ -24,8 +24,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_ls_lists_sessions_with_what_they_do(store: str) -> None:
     ran = turnwise("ls", store)
     assert ran.exit_code == 0, ran.output
-    found = {row["session"]: row for row in rows(ran.stdout)}
-    assert {name: row["state"] for name, row in found.items()} == {
+    rows_by_session = {row["session"]: row for row in rows(ran.stdout)}
+    assert {name: row["state"] for name, row in rows_by_session.items()} == {
         "chat": "idle",
         "bad": "idle",
         "money": "awaiting_approval",
@@ -33,7 +33,7 @@ def test_ls_lists_sessions_with_what_they_do(store: str) -> None:
         "long": "running",
         "empty": "ended",
     }
-    chat = found["chat"]
+    chat = rows_by_session["chat"]
     assert (chat["title"], chat["user"], chat["agent"], chat["turns"]) == ("A week in Oslo", "ann", "travel", "2")
     assert int(chat["tokens"]) > 0 and chat["changed"] == "just now"
 
@@ -46,14 +46,14 @@ def test_ls_filters_and_pages(store: str) -> None:
     first = turnwise("ls", store, "-n", "4", "--json")
     page = json.loads(first.stdout)
     rest = json.loads(turnwise("ls", store, "--cursor", page["cursor"], "--json").stdout)
-    assert len({each["id"] for each in [*page["items"], *rest["items"]]}) == 6 and rest["cursor"] is None
+    assert len({item["id"] for item in [*page["items"], *rest["items"]]}) == 6 and rest["cursor"] is None
     assert f"--cursor '{page['cursor']}'" in turnwise("ls", store, "-n", "4").stderr
 
 
 def test_runs_lists_the_newest_first(store: str) -> None:
-    found = rows(turnwise("runs", store).stdout)
-    assert [row["run"] for row in found] == ["r-6", "r-5", "r-4", "r-3", "r-2", "r-1"]
-    assert {row["state"] for row in found} == {"running", "completed", "awaiting_approval"}
+    listed = rows(turnwise("runs", store).stdout)
+    assert [row["run"] for row in listed] == ["r-6", "r-5", "r-4", "r-3", "r-2", "r-1"]
+    assert {row["state"] for row in listed} == {"running", "completed", "awaiting_approval"}
     assert [row["run"] for row in rows(turnwise("runs", store, "chat", "--user", "ann").stdout)] == ["r-2", "r-1"]
     assert [row["run"] for row in rows(turnwise("runs", store, "chat", "--user", "ann", "-n", "1").stdout)] == ["r-2"]
     assert [row["run"] for row in rows(turnwise("runs", store, "--state", "running").stdout)] == ["r-6"]
@@ -97,8 +97,8 @@ def test_the_store_may_be_named_by_the_environment(store: str) -> None:
 
 def test_a_turn_that_does_not_exist_is_refused_with_the_command_that_lists_them(store: str) -> None:
     refused = turnwise("show", store, "chat", "--user", "ann", "7")
-    said = "error: session 'chat' has no turn 7: `turnwise show STORE SESSION` lists those it has"
-    assert refused.exit_code == 1 and refused.stderr.startswith(said)
+    message = "error: session 'chat' has no turn 7: `turnwise show STORE SESSION` lists those it has"
+    assert refused.exit_code == 1 and refused.stderr.startswith(message)
 
 
 def test_the_path_of_a_file_is_told_as_a_url() -> None:
@@ -107,7 +107,7 @@ def test_the_path_of_a_file_is_told_as_a_url() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "reason"),
     [
         (["runs", "{store}", "chta"], "there is no session 'chta'; did you mean 'chat'?"),
         (["runs", "{store}", "zzzzzz"], "there is no session 'zzzzzz'"),

@@ -66,8 +66,8 @@ class DemoEngine:
         if "refund" in prompt.lower():
             if not any(state.verdict for state in context.calls.values()):
                 reason = "a refund above 100 EUR needs a person"
-                given = {"order": "4711", "amount": "120.00 EUR"}
-                await context.record(ToolUse(call_id="call-1", name="refund_order", input=given))
+                arguments = {"order": "4711", "amount": "120.00 EUR"}
+                await context.record(ToolUse(call_id="call-1", name="refund_order", input=arguments))
                 raise Suspend({"call-1": CallState(name="refund_order", wants="approval", why=reason)})
             return [Text(text="The refund is on its way.")]
         with context.step("look up the customer"):

@@ -63,9 +63,9 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     def open_page(url: str, **settings: Any) -> Page:
         host = urlsplit(url).netloc
 
-        def asked(what: Request | WebSocket) -> None:
-            if urlsplit(what.url).netloc not in ("", host):
-                wrong.append(f"another host: {what.url}")
+        def asked(request: Request | WebSocket) -> None:
+            if urlsplit(request.url).netloc not in ("", host):
+                wrong.append(f"another host: {request.url}")
 
         def said(message: ConsoleMessage) -> None:
             if message.type == "error":

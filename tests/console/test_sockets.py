@@ -51,9 +51,9 @@ class Console:
         (client_id,) = set(Client.instances) - before
         page = Page(self, user, client_id)
         with Client.instances[client_id].content:
-            made: Any = button("Count", lambda: page.clicks.append(user))
-        page.element = made.id
-        (listener,) = made._event_listeners.values()
+            element: Any = button("Count", lambda: page.clicks.append(user))
+        page.element = element.id
+        (listener,) = element._event_listeners.values()
         page.listener = listener.id
         return page
 
@@ -89,9 +89,11 @@ class Page:
     @asynccontextmanager
     async def socket(self, user: str = "") -> AsyncIterator[Socket]:
         headers = {"Cookie": f"{gate.COOKIE}={user or self.user}"}
-        async with connect(f"ws://{self.path}?{self.query}&transport=websocket", additional_headers=headers) as made:
-            socket = Socket(made, self.id)
-            await made.send("40")
+        async with connect(
+            f"ws://{self.path}?{self.query}&transport=websocket", additional_headers=headers
+        ) as websocket:
+            socket = Socket(websocket, self.id)
+            await websocket.send("40")
             await socket.until("40")
             yield socket
 
@@ -185,8 +187,8 @@ async def test_what_stands_for_a_socket_goes_on_with_its_own_only() -> None:
         async with httpx.AsyncClient() as client:
             opened = await client.get(f"http://{ann.path}?{ann.query}&transport=polling", headers=headers["ann"])
             sid = json.loads(opened.text[1:])["sid"]
-            others = f"http://{bob.path}?{bob.query}&transport=polling&sid={sid}"
-            assert (await client.post(others, content="40", headers=headers["bob"])).status_code == 403
+            address = f"http://{bob.path}?{bob.query}&transport=polling&sid={sid}"
+            assert (await client.post(address, content="40", headers=headers["bob"])).status_code == 403
             own = f"http://{ann.path}?{ann.query}&transport=polling&sid={sid}"
             assert (await client.post(own, content="40", headers=headers["bob"])).status_code == 403
             assert (await client.post(own, content="40", headers=headers["ann"])).status_code == 200
@@ -242,8 +244,8 @@ async def test_a_browser_writes_nothing_into_the_log(caplog: pytest.LogCaptureFi
             path = "/console/no%0AERROR%20turnwise:%20forged%1b[2J"
             await client.get(f"http://{console.address}{path}", headers={"Cookie": f"{gate.COOKIE}=ann"})
         logging.getLogger("nicegui").warning("%s", forged)
-        told = [record.getMessage() for record in caplog.records if record.name.startswith(("nicegui", "turnwise"))]
-        assert told[-1:] and all(text.isprintable() for text in told), told
+        messages = [record.getMessage() for record in caplog.records if record.name.startswith(("nicegui", "turnwise"))]
+        assert messages[-1:] and all(text.isprintable() for text in messages), messages
 
 
 MALFORMED: list[list[Any]] = [

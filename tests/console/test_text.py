@@ -25,7 +25,7 @@ def test_what_would_steer_a_terminal_or_turn_the_writing_is_shown_as_a_sign(text
 
 def test_json_and_times_are_read_by_people() -> None:
     assert json_text({"é": ["\x1b"]}) == '{\n  "é": [\n    "\\u001b"\n  ]\n}'
-    assert [ago(at, 100_000) for at in (99_990, 99_000, 90_000, 0)] == [
+    assert [ago(time, 100_000) for time in (99_990, 99_000, 90_000, 0)] == [
         "just now",
         "17 min ago",
         "3 h ago",

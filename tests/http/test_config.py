@@ -35,9 +35,9 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "serve.toml"
 
 
-def made(file: Path, text: str, **given: Any) -> Assembly:
+def made(file: Path, text: str, **overrides: Any) -> Assembly:
     file.write_text(text, encoding="utf-8")
-    return assemble(*load(file, **given))
+    return assemble(*load(file, **overrides))
 
 
 def test_the_example_is_valid_and_says_all_that_it_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_options_come_before_the_environment_and_the_environment_before_the_file
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "key", "why"),
+    ("text", "line", "key", "reason"),
     [
         ("port = 1\n\n[engines.main]\n# a comment\nmodle = 'm'\n", 5, "engines.main.modle", "no such key"),
         ("port = 90000\n", 1, "port", "65535"),
@@ -112,10 +112,10 @@ def test_a_mistake_is_named_with_its_key_and_line(
 def test_all_mistakes_are_named_and_a_secret_that_was_pasted_in_is_not_quoted(file: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         made(file, "[engines.main]\nmodel = 'm'\nkey = 'sk-12-34'\napi_key = 'sk-12-34'\n[packed]\nhosts = 0\n")
-    told = str(caught.value)
-    assert f"{file}:3: engines.main.key" in told and f"{file}:4: engines.main.api_key" in told
-    assert f"{file}:6: packed.hosts" in told
-    assert "sk-12" not in told
+    message = str(caught.value)
+    assert f"{file}:3: engines.main.key" in message and f"{file}:4: engines.main.api_key" in message
+    assert f"{file}:6: packed.hosts" in message
+    assert "sk-12" not in message
 
 
 def test_a_wrong_variable_is_named_rather_than_the_line_that_it_overrides(
@@ -132,8 +132,8 @@ def test_a_wrong_variable_is_named_rather_than_the_line_that_it_overrides(
 
 def test_objects_of_ones_own_are_imported(file: Path) -> None:
     text = "auth = 'serve_objects:auth'\n[engines.own]\nobject = 'serve_objects:engine'\n"
-    found = made(file, f"{text}[overflow]\nstrategy = 'none'\n")
-    assert type(found.engines["own"]).__name__ == "EchoEngine"
+    assembly = made(file, f"{text}[overflow]\nstrategy = 'none'\n")
+    assert type(assembly.engines["own"]).__name__ == "EchoEngine"
 
 
 def test_memories_notes_and_a_strategy_of_each_kind_are_made(file: Path, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "reason"),
     [
         ([], "there is no engine: give --model"),
         (["--model", "m"], "OPENAI_API_KEY"),
@@ -210,6 +210,6 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy(file: Path) -> None:
     ],
 )
 def test_what_keeps_it_from_starting_is_one_line(words: list[str], reason: str, tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["serve", *words])
-    assert told.exit_code == 1 and told.stderr.startswith("error: ") and reason in told.stderr, told.output
-    assert told.stderr.count("\n") == 1
+    result = CliRunner().invoke(app, ["serve", *words])
+    assert result.exit_code == 1 and result.stderr.startswith("error: ") and reason in result.stderr, result.output
+    assert result.stderr.count("\n") == 1

@@ -113,7 +113,7 @@ async def test_no_dialect_polls_while_a_run_goes_on_or_is_suspended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     message = {"role": "user", "content": PROMPT}
-    said = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": PROMPT}]}
+    user_message = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": PROMPT}]}
     thread = {"threadId": "ag-ui", "runId": "r1", "messages": [{"id": "u1", **message}], "state": {}, "tools": []}
     async with service(tmp_path, provider_url) as (client, agent):
         await client.post("/v1/sessions", json={"id": "native"})
@@ -122,7 +122,7 @@ async def test_no_dialect_polls_while_a_run_goes_on_or_is_suspended(
             "/openai/v1/chat/completions": {"model": "local", "messages": [message]},
             "/openai/v1/responses": {"model": "local", "input": PROMPT},
             "/v1/sessions/native/runs?wait_s=60": {"prompt": PROMPT},
-            "/v1/ui/chat": {"id": "ui", "messages": [said], "trigger": "submit-message"},
+            "/v1/ui/chat": {"id": "ui", "messages": [user_message], "trigger": "submit-message"},
             "/v1/ag-ui": {**thread, "context": [], "forwardedProps": {}},
         }
         posts = [asyncio.create_task(client.post(path, json=body)) for path, body in bodies.items()]

@@ -55,9 +55,9 @@ WAIT_S = 120.0
 def obey(messages: list[Message]) -> Message:
     """Answer as the user's last message says: see `agent_tools.prompt`."""
     content = [message["content"] for message in messages if message["role"] == "user"][-1]
-    asked = content if isinstance(content, str) else content[-1]["text"]
-    wanted = json.loads(asked.split(PARAGRAPH)[-1])  # behind what was recalled for it
-    return tool_script(wanted["steps"], reasoning=wanted["thought"])(messages)
+    text = content if isinstance(content, str) else content[-1]["text"]
+    instructions = json.loads(text.split(PARAGRAPH)[-1])  # behind what was recalled for it
+    return tool_script(instructions["steps"], reasoning=instructions["thought"])(messages)
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +82,8 @@ class Bench:
         kind: type[OpenAIEngine] = OpenAIEngine,
         **settings: Any,
     ) -> OpenAIEngine:
-        given: dict[str, Any] = {"base_url": self.provider.base_url, "max_retries": 0, **settings}
-        return kind("local", tools=ToolRegistry(*tools, **(registry or {})), **given)
+        options: dict[str, Any] = {"base_url": self.provider.base_url, "max_retries": 0, **settings}
+        return kind("local", tools=ToolRegistry(*tools, **(registry or {})), **options)
 
     def manager(
         self, *tools: Tool, config: Mapping[str, Any] | None = None, placement: Placement | None = None, **settings: Any
@@ -94,9 +94,9 @@ class Bench:
     def notes(self) -> list[str]:
         return self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
 
-    def noted(self, what: str) -> None:
+    def noted(self, note: str) -> None:
         """Wait for a note."""
-        until(lambda: what in self.notes())
+        until(lambda: note in self.notes())
 
     def sent(self) -> list[Message]:
         """Return the conversation of the provider's last request."""
@@ -131,9 +131,9 @@ def results(turn: Turn | None) -> list[tuple[str, bool]]:
 
 
 def packed(thought: Thinking) -> tuple[str, str]:
-    found = unpack_reasoning(thought.signature)
-    assert found
-    return found.id, found.encrypted_content
+    reasoning = unpack_reasoning(thought.signature)
+    assert reasoning
+    return reasoning.id, reasoning.encrypted_content
 
 
 def is_alive(pid: int) -> bool:
@@ -226,8 +226,8 @@ def test_a_cancel_does_not_wait_for_a_tool_and_drops_its_late_result(bench: Benc
     bench.noted("ended")
     after = chat.run(prompt("and on"), labels=bench.labels).wait(WAIT_S)
     assert after.text == "and on" and "late result" not in str(after.blocks)
-    told = [message["content"] for message in bench.sent() if message["role"] == "tool"]
-    assert told == ["noted a", *["[error] cancelled: changed my mind"] * 2]
+    results_sent = [message["content"] for message in bench.sent() if message["role"] == "tool"]
+    assert results_sent == ["noted a", *["[error] cancelled: changed my mind"] * 2]
     assert bench.notes().count("began") == 1, "cancelled calls are not made again"
     assert [event.kind for event in run.events() if event.terminal] == ["run_cancelled"]
     audit(manager, "chat")
@@ -256,8 +256,8 @@ def test_a_tool_gets_the_sessions_user_and_usage_adds_up_by_user(bench: Bench) -
     spent: dict[str, Usage] = {}
     for session_id, user_id in (("a1", "ada"), ("a2", "ada"), ("b1", "ada-1")):
         turn = manager.open(session_id, user_id=user_id).run(story).wait(WAIT_S)
-        (said, _), (refused, is_error) = results(turn)
-        assert said == f"{user_id} in {session_id}, not eve"
+        (first_result, _), (refused, is_error) = results(turn)
+        assert first_result == f"{user_id} in {session_id}, not eve"
         assert is_error and "context: Extra inputs" in refused
         assert turn.usage and turn.usage.cost == pytest.approx(turn.usage.output_tokens + turn.usage.input_tokens / 1e6)
         spent[session_id] = turn.usage
@@ -328,9 +328,9 @@ def test_a_resumed_run_uses_the_same_parameters_and_forces_a_call_only_in_its_fi
     assert run.wait(WAIT_S).text == "done"
     first, *later = [request.body for request in bench.provider.requests[before:]]
     for body, tool_choice in ((first, "required"), *((body, "auto") for body in later)):
-        said = {name: body.get(name) for name in ("model", "temperature", "top_p", "metadata", "tool_choice")}
+        sent = {name: body.get(name) for name in ("model", "temperature", "top_p", "metadata", "tool_choice")}
         asked = {"model": "large", "temperature": 0.25, "top_p": 0.5, "metadata": {"team": "blue"}}
-        assert said == {**asked, "tool_choice": tool_choice}
+        assert sent == {**asked, "tool_choice": tool_choice}
     assert len(later) == 1
     (record,) = chat.runs()
     assert (record.resumes, record.model, record.params) == (
@@ -356,9 +356,9 @@ def test_a_killed_run_that_may_not_resume_is_interrupted_and_keeps_its_results(b
     kill(chat)
     with pytest.raises(RunInterruptedError, match=run.run_id) as interrupted:
         run.wait(WAIT_S)
-    kept = results(interrupted.value.turn)
-    assert kept[:2] == [("noted a", False), ("noted b", False)]
-    assert kept[2][0].startswith("cancelled: ") and kept[2][1]
+    kept_results = results(interrupted.value.turn)
+    assert kept_results[:2] == [("noted a", False), ("noted b", False)]
+    assert kept_results[2][0].startswith("cancelled: ") and kept_results[2][1]
     after = chat.run(prompt("and on")).wait(WAIT_S)
     assert after.text == "and on" and sorted(bench.notes()) == ["a", "b", "charge 5"]
     audit(manager, "chat")
@@ -435,11 +435,15 @@ def test_a_run_waits_for_approval_without_its_process_and_without_its_caller(
         {"euros": 80},
         {"euros": 3},
     ]
-    told = [message for message in bench.sent() if message["role"] in ("assistant", "tool")]
-    assert [call["function"]["arguments"] for call in told[0]["tool_calls"]][1] == '{"euros": 80}'
-    assert [message["content"] for message in told[1:4]] == ["noted a", "paid 80", "[error] rejected: one is enough"]
-    asked = [event for event in run.events() if isinstance(event, ApprovalRequested)]
-    assert [dict(event.input) for event in asked] == [{"euros": 800}, {"euros": 3}], "the events tell what was asked"
+    messages = [message for message in bench.sent() if message["role"] in ("assistant", "tool")]
+    assert [call["function"]["arguments"] for call in messages[0]["tool_calls"]][1] == '{"euros": 80}'
+    assert [message["content"] for message in messages[1:4]] == [
+        "noted a",
+        "paid 80",
+        "[error] rejected: one is enough",
+    ]
+    requests = [event for event in run.events() if isinstance(event, ApprovalRequested)]
+    assert [dict(event.input) for event in requests] == [{"euros": 800}, {"euros": 3}], "the events tell what was asked"
     audit(manager, "chat")
 
 
@@ -500,8 +504,8 @@ def test_another_process_can_provide_the_result_of_a_call(
     with pytest.raises(InvalidInputError, match="provide"):
         run.approve(first.call_id)
     address = ray_session.get_runtime_context().gcs_address
-    other = python(PROVIDE, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace, run.run_id)
-    refused, answer = other.communicate(timeout=WAIT_S)[0].splitlines()
+    provider_process = python(PROVIDE, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace, run.run_id)
+    refused, answer = provider_process.communicate(timeout=WAIT_S)[0].splitlines()
     assert "the image (image/png): its data is not base64" in refused and answer == "thanks"
     turn = run.wait(WAIT_S)
     assert results(turn) == [("he comes at 12", False), ("he has left", True)]
@@ -652,8 +656,8 @@ def test_hooks_and_middleware_run_in_the_sessions_process_at_each_step(bench: Be
     turn = run.wait(WAIT_S)
     assert turn.text == "done" and not any(block.kind == "system" for block in turn.blocks)
     chain = ["outer in", "inner in", "inner out", "outer out"]
-    asked = ["before_inference 1", *chain, "after_inference 2", "a", "after_tools 3"]
-    assert bench.notes() == [*asked, "before_inference 3", *chain, "after_inference 4"]
+    notes_before = ["before_inference 1", *chain, "after_inference 2", "a", "after_tools 3"]
+    assert bench.notes() == [*notes_before, "before_inference 3", *chain, "after_inference 4"]
     assert [message["content"] for message in bench.sent() if message["role"] == "system"] == ["Be kind."]
     (failed,) = [event for event in run.events() if isinstance(event, HookFailed)]
     assert failed.hook == "after_tools: trip" and failed.why == "ValueError: the hook broke"

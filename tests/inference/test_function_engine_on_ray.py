@@ -98,10 +98,10 @@ async def test_an_async_generator_streams_in_the_async_family(ray_session: Any, 
     settings: dict[str, Any] = {"engine": FunctionEngine(count), "namespace": f"test-{tmp_path.name}"}
     async with AsyncSessionManager("memory://counts", **settings) as manager:
         run = await (await manager.open()).run("hello")
-        told = "".join([event.text async for event in run.events() if event.kind == "text_delta"])
+        text = "".join([event.text async for event in run.events() if event.kind == "text_delta"])
         with pytest.raises(RunFailedError, match="that is all") as failed:
             await run.wait()
-        assert failed.value.turn and failed.value.turn.text == told == "0 1 2 "
+        assert failed.value.turn and failed.value.turn.text == text == "0 1 2 "
 
 
 def test_a_function_that_cannot_be_pickled_is_refused(make_manager: ManagerMaker) -> None:

@@ -75,13 +75,13 @@ FORMS: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any] | None]] = {
 
 
 def requests(
-    engine: OpenAIEngine, server: Any, params: Mapping[str, Any], model: str | None = None, *given: Block
+    engine: OpenAIEngine, server: Any, params: Mapping[str, Any], model: str | None = None, *blocks: Block
 ) -> dict[str, Any]:
     """Return the request that the engine sends for a run with these parameters."""
 
     async def use(runner: OpenAIRunner, context: Recorder) -> None:
         context.params, context.model = check_params("params", params), model
-        await runner.run(turn("Hello", *given), context)
+        await runner.run(turn("Hello", *blocks), context)
 
     _, context = run(engine, use, engine.registry.definitions())
     assert context.model == (model or engine.model), "whose prices apply"
@@ -118,8 +118,8 @@ def test_a_runs_parameters_replace_the_engines_settings(api: Any) -> None:
     extra = {"top_p": 0.1, "metadata": {"a": "b"}, "reasoning": {"summary": "auto", "effort": "high"}}
     with QuirkServer(HEALTHY[api]) as server:
         engine = looking(server, api=api, temperature=1.0, max_output_tokens=9, extra=extra)
-        asked = {"temperature": 0, "max_output_tokens": 5, "top_p": 0.5, "reasoning_effort": "low"}
-        sent = requests(engine, server, asked, "another")
+        params = {"temperature": 0, "max_output_tokens": 5, "top_p": 0.5, "reasoning_effort": "low"}
+        sent = requests(engine, server, params, "another")
     assert (sent["model"], sent["temperature"], sent["top_p"], sent["metadata"]) == ("another", 0.0, 0.5, {"a": "b"})
     assert sent["max_completion_tokens" if api == "chat" else "max_output_tokens"] == 5
     assert sent["reasoning"]["effort" if api == "responses" else "summary"] == ("low" if api == "responses" else "auto")
@@ -226,8 +226,8 @@ def test_a_wrong_name_is_refused_with_the_right_one(name: str, remedy: str) -> N
 
 
 def test_checked_parameters_have_one_form_and_checking_is_idempotent() -> None:
-    given = {"stop": "END", "tool_choice": {"type": "function", "name": "look"}, "temperature": 1}
-    once = check_params("params", {**given, "response_format": {"type": "json_schema", **SCHEMA}})
+    params = {"stop": "END", "tool_choice": {"type": "function", "name": "look"}, "temperature": 1}
+    once = check_params("params", {**params, "response_format": {"type": "json_schema", **SCHEMA}})
     assert once == {
         "stop": ("END",),
         "tool_choice": LOOK,
@@ -251,20 +251,20 @@ ANYTHING = st.recursive(
 @given(st.dictionaries(st.one_of(st.sampled_from(PARAMS), st.text(max_size=3)), ANYTHING, max_size=3))
 def test_any_parameters_are_refused_by_name_or_can_be_stored_and_sent(passed: dict[str, Any]) -> None:
     try:
-        found, refused = check_params("params", passed), ""
+        checked, refused = check_params("params", passed), ""
     except InvalidInputError as error:
-        found, refused = freeze({}), error.field
+        checked, refused = freeze({}), error.field
     if refused:
         assert refused.startswith(("params", "a key of params"))
         return
-    assert found.keys() == passed.keys()
-    stored = freeze(json.loads(json.dumps(found)))
-    assert check_params("params", stored) == found
+    assert checked.keys() == passed.keys()
+    stored = freeze(json.loads(json.dumps(checked)))
+    assert check_params("params", stored) == checked
     for api in HEALTHY:
         engine = OpenAIEngine("local", api=api, tools=[look])  # type: ignore[arg-type]
         made = engine._api((), "", "")
-        api_of_run = made.of_run(made.settings.of_run("local", merged({}, found), is_later_step=False))
-        if not engine.not_taken(None, merged({}, found)):
+        api_of_run = made.of_run(made.settings.of_run("local", merged({}, checked), is_later_step=False))
+        if not engine.not_taken(None, merged({}, checked)):
             assert json.loads(json.dumps(api_of_run.fields)) is not None
 
 
@@ -273,7 +273,7 @@ def test_later_parameters_replace_earlier_ones_and_none_removes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "params", "why"),
+    ("settings", "params", "reason"),
     [
         ({"tools": ()}, {"tool_choice": "required"}, "the engine has no such tool; it has none"),
         ({}, {"tool_choice": {"type": "function", "name": "paint"}}, "no such tool; it has look"),
@@ -355,7 +355,9 @@ async def test_a_resumed_run_has_the_same_parameters(after: str) -> None:
     await stage.new_core().activate()
     assert (await stage.outcome()).run.state == "completed"
     later = {**params, "tool_choice": "auto"}
-    assert engine.asked == [("large", each) for each in ([params, later] if after == "the first call" else [later])]
+    assert engine.asked == [
+        ("large", params_of_call) for params_of_call in ([params, later] if after == "the first call" else [later])
+    ]
 
 
 def test_a_run_killed_anywhere_keeps_its_parameters_and_forces_only_its_first_call() -> None:
@@ -364,11 +366,11 @@ def test_a_run_killed_anywhere_keeps_its_parameters_and_forces_only_its_first_ca
 
     async def story(seed: int) -> None:
         dice = random.Random(seed)
-        asked: list[tuple[Mapping[str, Any], bool]] = []
+        requests_seen: list[tuple[Mapping[str, Any], bool]] = []
 
         class Slow(Steered):
             async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
-                asked.append((context.params, bool(turn.output)))
+                requests_seen.append((context.params, bool(turn.output)))
                 await asyncio.sleep(dice.random() * 0.02)
                 return await super().run(turn, context)
 
@@ -390,8 +392,8 @@ def test_a_run_killed_anywhere_keeps_its_parameters_and_forces_only_its_first_ca
         outcome = await stage.outcome()
         assert outcome.run.state == "completed" and outcome.run.params == params
         taken_over[outcome.run.resumes] += 1
-        for found, has_output in asked:
-            assert found == {"top_p": 0.5, "tool_choice": "auto" if has_output else "required"}
+        for checked, has_output in requests_seen:
+            assert checked == {"top_p": 0.5, "tool_choice": "auto" if has_output else "required"}
 
     assert explore(30, story) and all(taken_over[times] for times in range(3))
 
@@ -416,8 +418,8 @@ async def test_a_run_that_waited_for_approval_keeps_its_parameters() -> None:
 async def test_a_sessions_parameters_apply_to_its_runs_and_forks() -> None:
     engine = Steered([[Text(text="done")]], ToolRegistry())
     stage = Stage(engine)
-    asked: dict[str, Any] = {"model": "large", "params": check_params("params", {"temperature": 0.5, "top_p": 0.5})}
-    await stage.store.create(SessionRecord(session_id=SESSION, **asked))
+    options: dict[str, Any] = {"model": "large", "params": check_params("params", {"temperature": 0.5, "top_p": 0.5})}
+    await stage.store.create(SessionRecord(session_id=SESSION, **options))
     await stage.core.start(["go"], run_id="run")
     await stage.outcome()
     await stage.core.start(["go"], run_id="next", model="small", params={"temperature": 0.0, "top_p": None})
@@ -428,7 +430,7 @@ async def test_a_sessions_parameters_apply_to_its_runs_and_forks() -> None:
 
 
 async def test_a_run_with_unsupported_parameters_is_refused_and_nothing_is_stored() -> None:
-    for engine, asked, reason in (
+    for engine, options, reason in (
         (
             EchoEngine(),
             {"params": {"temperature": 0.5}},
@@ -440,7 +442,7 @@ async def test_a_run_with_unsupported_parameters_is_refused_and_nothing_is_store
         stage = Stage(engine)
         await stage.create()
         with pytest.raises(InvalidInputError, match=reason):
-            await stage.core.start(["go"], run_id="run", **asked)
+            await stage.core.start(["go"], run_id="run", **options)
         assert (
             await stage.store.runs(SessionKey(SESSION)) == []
             and (await stage.store.get(SessionKey(SESSION))).log_size == 0

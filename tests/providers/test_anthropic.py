@@ -54,10 +54,10 @@ def messages_of(*blocks: Block) -> list[dict[str, Any]]:
     return encode(blocks)[1]
 
 
-def said_of(*said: Block) -> list[dict[str, Any]]:
+def said_of(*blocks: Block) -> list[dict[str, Any]]:
     """Return the content of the assistant's message with these blocks, after adding results for its calls."""
-    results = [ToolResult(call_id=block.call_id, text="seen") for block in said if isinstance(block, ToolUse)]
-    messages = messages_of(User(text="Hello"), *said, *results, User(text="Well?"))
+    results = [ToolResult(call_id=block.call_id, text="seen") for block in blocks if isinstance(block, ToolUse)]
+    messages = messages_of(User(text="Hello"), *blocks, *results, User(text="Well?"))
     check_anthropic(messages, thinking=False)
     return next((message["content"] for message in messages if message["role"] == "assistant"), [])
 
@@ -66,9 +66,9 @@ def said_of(*said: Block) -> list[dict[str, Any]]:
 
 
 def test_a_summary_is_a_text_of_the_user_after_a_header() -> None:
-    said = {"type": "text", "text": "[summary of the conversation so far]\nThey met."}
+    text = {"type": "text", "text": "[summary of the conversation so far]\nThey met."}
     (message,) = messages_of(Summary(text="They met.", of=(("1", 0, 9),)), User(text="Hello"))
-    assert message["content"] == [said, {"type": "text", "text": "Hello"}]
+    assert message["content"] == [text, {"type": "text", "text": "Hello"}]
     assert messages_of(Summary(text=" "), User(text="Hello")) == [HELLO]
 
 
@@ -149,12 +149,14 @@ def test_an_interrupted_text_is_marked() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
-@pytest.mark.parametrize(("is_error", "kept"), [(True, {"is_error": True, "content": "[error]"}), (False, {})])
-def test_a_blank_result_has_no_content_unless_it_is_an_error(text: str, is_error: bool, kept: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("is_error", "content"), [(True, {"is_error": True, "content": "[error]"}), (False, {})])
+def test_a_blank_result_has_no_content_unless_it_is_an_error(
+    text: str, is_error: bool, content: dict[str, Any]
+) -> None:
     """Acceptance 27."""
     blocks = [User(text="Hello"), use("a"), ToolResult(call_id="a", text=text, is_error=is_error)]
     messages = messages_of(*blocks)
-    assert messages[2]["content"] == [{"type": "tool_result", "tool_use_id": "a", **kept}]
+    assert messages[2]["content"] == [{"type": "tool_result", "tool_use_id": "a", **content}]
     check_anthropic(messages, thinking=False)
 
 
@@ -295,7 +297,7 @@ def source(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("messages", "index", "why"),
+    ("messages", "index", "reason"),
     [
         ([], 0, "at least one"),
         ([{"role": "system", "content": "Be brief."}], 0, "role 'system'"),

@@ -120,9 +120,9 @@ def test_a_document_with_only_a_url_is_sent_as_text() -> None:
 
 def test_a_summary_is_a_text_of_the_user_after_a_header() -> None:
     summary, prompt = Summary(text="They met.", of=(("1", 0, 9),)), User(text="Hello")
-    said = "[summary of the conversation so far]\nThey met."
-    assert encode([summary, prompt]) == [{"role": "user", "content": f"{said}\n\nHello"}]
-    assert encode([summary]) == [{"role": "user", "content": said}]
+    text = "[summary of the conversation so far]\nThey met."
+    assert encode([summary, prompt]) == [{"role": "user", "content": f"{text}\n\nHello"}]
+    assert encode([summary]) == [{"role": "user", "content": text}]
     assert encode([Summary(text="")]) == []
 
 
@@ -206,8 +206,8 @@ def test_attached_data_is_sent_back_to_its_provider_only() -> None:
     call = use("a").model_copy(update={"signature": pack_attached("gemini", extra_content=extra)})
     blocks = [User(text="Weather?"), call, ToolResult(call_id="a", text="Sun")]
     assert encode(blocks, GEMINI)[1]["tool_calls"][0]["extra_content"] == extra
-    for other in (OPENAI, OPENROUTER):
-        assert "extra_content" not in encode(blocks, other)[1]["tool_calls"][0]
+    for profile in (OPENAI, OPENROUTER):
+        assert "extra_content" not in encode(blocks, profile)[1]["tool_calls"][0]
 
 
 def test_reasoning_details_of_openrouter_are_sent_back_unchanged() -> None:
@@ -260,7 +260,7 @@ def test_the_page_of_endpoints_has_each_profile_as_it_is() -> None:
         f"| {'sent' if profile.stream_options else 'not sent'} "
         f"| {'no' if profile.returns_thoughts == 'never' else 'with calls'} | {profile.json_mode} "
         f"| {profile.json_mode if profile.schema_with_tools else 'tool'} "
-        f"| {', '.join(said for name, said in ALSO.items() if getattr(profile, name)) or 'nothing'} |"
+        f"| {', '.join(label for name, label in ALSO.items() if getattr(profile, name)) or 'nothing'} |"
         for profile in PROFILES.values()
     ]
 
@@ -276,8 +276,8 @@ def test_the_page_of_endpoints_says_which_parameters_each_lacks() -> None:
         + (renamed[name] if name in PROFILES and PROFILES[name].seed_field != "seed" else "")
         for name, names in lacks.items()
     ]
-    known = {*PARAMS, "tool_choice.function"}
-    assert known.issuperset(name for names in lacks.values() for name in names)
+    names = {*PARAMS, "tool_choice.function"}
+    assert names.issuperset(name for names in lacks.values() for name in names)
 
 
 def test_calls_without_a_text_are_a_message_without_content() -> None:
@@ -305,18 +305,18 @@ def test_long_ids_of_calls_are_sent_where_allowed() -> None:
 
 def test_short_ids_of_calls_match_their_results() -> None:
     ids = ["call_1", "call_2", "D681PevKs", "call_" + "x" * 30]
-    blocks = [User(text="Hello"), *map(use, ids), *(ToolResult(call_id=each, text="Sun") for each in ids)]
+    blocks = [User(text="Hello"), *map(use, ids), *(ToolResult(call_id=call_id, text="Sun") for call_id in ids)]
     _, message, *results = encode(blocks, PROFILES["mistral"])
     sent = [call["id"] for call in message["tool_calls"]]
     assert [result["tool_call_id"] for result in results] == sent
     assert len(set(sent)) == len(ids)
-    assert all(re.fullmatch("[a-zA-Z0-9]{9}", each) for each in sent)
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", call_id) for call_id in sent)
     assert sent[2] == "D681PevKs"
 
 
 def test_the_first_unsigned_call_gets_geminis_placeholder() -> None:
     signs = taught(PROFILES["gemini"], lessons_of("Function call is missing a thought_signature in functionCall parts"))
-    blocks = [User(text="Hello"), use("a"), use("b"), *(ToolResult(call_id=each, text="Sun") for each in "ab")]
+    blocks = [User(text="Hello"), use("a"), use("b"), *(ToolResult(call_id=call_id, text="Sun") for call_id in "ab")]
     first, second = encode(blocks, signs)[1]["tool_calls"]
     assert first["extra_content"]["google"]["thought_signature"] == "skip_thought_signature_validator"
     assert "extra_content" not in second
@@ -442,7 +442,7 @@ def test_a_valid_conversation_passes(messages: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "why"),
+    ("messages", "reason"),
     [
         ([], "at least one"),
         ([HELLO, {"role": "system", "content": "Be brief."}], r"messages\[1\].*first"),

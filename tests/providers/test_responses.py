@@ -110,10 +110,10 @@ def test_reasoning_then_text_then_calls_and_the_outputs_in_the_order_of_declarat
 
 def test_interrupted_texts_and_error_results_are_marked() -> None:
     """Acceptance 20, 27."""
-    said, _, output = items_of(
+    message, _, output = items_of(
         Text(text="The wea", interrupted=True), use("a"), ToolResult(call_id="a", text="no such city", is_error=True)
     )
-    assert said["content"][0]["text"] == "The wea [interrupted]"
+    assert message["content"][0]["text"] == "The wea [interrupted]"
     assert output["output"] == "[error] no such city"
 
 
@@ -184,7 +184,7 @@ def test_valid_input_passes(items: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "index", "why"),
+    ("items", "index", "reason"),
     [
         ([], 0, "at least one"),
         ([HELLO, {"type": "hologram"}], 1, "hologram"),

@@ -291,12 +291,12 @@ def test_ids_are_unique_paired_and_stable_as_the_conversation_grows(
     end = data.draw(st.integers(0, len(messages)))
     fitted = fit(messages, rules)
     assert fitted[:end] == fit(messages[:end], rules)
-    said = ids_of(fitted)[::2]
-    assert said == ids_of(fitted)[1::2]
-    assert [[bool(call_id) for call_id in ids] for ids in said] == [
+    ids_of_calls = ids_of(fitted)[::2]
+    assert ids_of_calls == ids_of(fitted)[1::2]
+    assert [[bool(call_id) for call_id in ids] for ids in ids_of_calls] == [
         [bool(call_id) for call_id in ids] for ids in rounds
     ]
-    scopes = said if rules.unique_ids == "message" else [[call_id for ids in said for call_id in ids]]
+    scopes = ids_of_calls if rules.unique_ids == "message" else [[call_id for ids in ids_of_calls for call_id in ids]]
     for ids in scopes:
         there = [call_id for call_id in ids if call_id]
         assert len(there) == len(set(there))
@@ -389,9 +389,9 @@ def test_during_a_run_the_next_request_is_valid_for_all_providers(
     runs: list[tuple[list[Block], list[Block], bool]], output: list[Block], thought: Thinking | None
 ) -> None:
     """Acceptance 24, 26."""
-    said = [thought] if thought else []
-    asked = repair([*output, *said, use("z"), result("z")], why="enough", interrupted=False)
-    check_everywhere([*history_of(runs), HELLO, *asked])
+    thoughts = [thought] if thought else []
+    conversation = repair([*output, *thoughts, use("z"), result("z")], why="enough", interrupted=False)
+    check_everywhere([*history_of(runs), HELLO, *conversation])
 
 
 ANYTHING = st.one_of(

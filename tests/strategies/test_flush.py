@@ -75,9 +75,9 @@ def test_flushed_exchanges_are_saved_completely_with_their_source() -> None:
     assert first.text == 'user: Paris?\nassistant calls look: {"at": "Paris"}\nresult: rain\nassistant: Yes.'
     assert first.blocks == tuple(blocks[2:6])
     assert (first.source.session_id, first.source.spans) == ("s", (Span("own", 2, 6),))
-    kept = list(window.blocks(plan.keep))
-    assert [block for item in memory.items.values() for block in item.blocks] + kept[1:] == blocks[2:]
-    assert kept[0] == Summary(text="They met.")
+    kept_blocks = list(window.blocks(plan.keep))
+    assert [block for item in memory.items.values() for block in item.blocks] + kept_blocks[1:] == blocks[2:]
+    assert kept_blocks[0] == Summary(text="They met.")
     assert window.tokens_from(plan.keep[-1].start, TokenBudget(300)) <= 150
 
 

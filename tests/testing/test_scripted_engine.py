@@ -124,7 +124,7 @@ async def test_parameters_and_typed_answers_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("settings", "reason"),
     [
         ({"script": []}, "at least one answer"),
         ({"script": "Hello."}, "must be a list"),

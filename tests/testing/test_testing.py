@@ -60,22 +60,22 @@ def test_virtual_time_jumps_and_an_endless_wait_is_a_deadlock() -> None:
 
 
 def test_a_killed_process_does_nothing_more_not_even_its_finally() -> None:
-    seen: list[str] = []
+    steps: list[str] = []
 
     async def work() -> None:
         child = asyncio.create_task(tick())
         try:
-            seen.append("begun")
+            steps.append("begun")
             await asyncio.sleep(1)
-            seen.append("slept")
+            steps.append("slept")
         finally:
-            seen.append("cleaned up")
+            steps.append("cleaned up")
             child.cancel()
 
     async def tick() -> None:
         while True:
             await asyncio.sleep(0.4)
-            seen.append("tick")
+            steps.append("tick")
 
     async def life() -> None:
         process = Process("it")
@@ -86,7 +86,7 @@ def test_a_killed_process_does_nothing_more_not_even_its_finally() -> None:
         await asyncio.sleep(10)
         with pytest.raises(SessionLostError):
             await process.call(work())
-        assert seen == ["begun", "tick"]
+        assert steps == ["begun", "tick"]
 
     play(life(), "a life", 0)
 
@@ -97,14 +97,14 @@ def test_a_process_can_be_killed_between_any_two_steps() -> None:
             reached.append(number)
             await asyncio.sleep(0)
 
-    for at, expected in ((1, []), (2, [0]), (3, [0, 1]), (4, [0, 1, 2])):
+    for kill_step, expected in ((1, []), (2, [0]), (3, [0, 1]), (4, [0, 1, 2])):
         reached: list[int] = []
 
         async def life(reached: list[int] = reached) -> None:
             with pytest.raises(SessionLostError):
                 await Process().call(three_steps(reached))
 
-        play(life(), "a life", at, lambda step, at=at: "kill" if step == at else "go")  # type: ignore[misc]
+        play(life(), "a life", kill_step, lambda step, step_number=kill_step: "kill" if step == step_number else "go")  # type: ignore[misc]
         assert reached == expected
 
 
@@ -202,22 +202,25 @@ def test_faults_of_other_processes_differ_and_are_counted_in_the_journal(tmp_pat
     assert read_faults(tmp_path / "journal") == Counter()
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    others = [context.Process(target=_strike_there, args=(pickle.dumps(faults), answers)) for _ in range(2)]
-    for other in others:
-        other.start()
-    told = [answers.get() for _ in others]
-    for other in others:
-        other.join()
-    assert told[0] != told[1]
-    found = read_faults(tmp_path / "journal")
-    assert found == Counter(f"{kind} there" for each in told for kind in each) and found.total() == 60
+    processes = [context.Process(target=_strike_there, args=(pickle.dumps(faults), answers)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    strikes = [answers.get() for _ in processes]
+    for process in processes:
+        process.join()
+    assert strikes[0] != strikes[1]
+    faults_in_journal = read_faults(tmp_path / "journal")
+    assert (
+        faults_in_journal == Counter(f"{kind} there" for kind_ in strikes for kind in kind_)
+        and faults_in_journal.total() == 60
+    )
 
 
 def test_a_store_fails_before_or_after_a_call() -> None:
     async def life() -> None:
-        for at, is_there in ((0, False), (1, True)):
+        for number, is_there in ((0, False), (1, True)):
             inner = InMemoryStore()
-            store = with_faults(inner, Faults(FaultPlan(at={at: "error"})))
+            store = with_faults(inner, Faults(FaultPlan(at={number: "error"})))
             with pytest.raises(StoreError, match=r"store\.create (before|after)"):
                 await store.create(SessionRecord(session_id="chat"))
             assert (await inner.count() == 1) == is_there
@@ -302,9 +305,9 @@ def test_processes_share_a_file_of_notes_and_an_incomplete_last_line_is_ignored(
     context = multiprocessing.get_context("fork")
 
     def write(name: str) -> None:
-        told = Acknowledged(path, fsync=name == "a")
+        acknowledged = Acknowledged(path, fsync=name == "a")
         for number in range(50):
-            told.stored("chat", [f"{name}{number}"], told.clock(), run_id=f"{name}{number}")
+            acknowledged.stored("chat", [f"{name}{number}"], acknowledged.clock(), run_id=f"{name}{number}")
 
     writers = [context.Process(target=write, args=(name,)) for name in "abc"]
     for writer in writers:

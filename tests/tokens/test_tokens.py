@@ -338,10 +338,12 @@ def test_the_index_agrees_with_reading_all_blocks() -> None:
             for kind in (System, Summary):
                 taken = sum(index.counter.count(block) for block in read if isinstance(block, kind))
                 assert index.sum(spans, kind) == taken, seed
-                found = [(span.log, at) for span in spans for at in index.places(span, kind)]
-                assert found == [at for at, block in zip(places, read, strict=True) if isinstance(block, kind)], seed
+                indexed = [(span.log, position) for span in spans for position in index.places(span, kind)]
+                assert indexed == [
+                    place for place, block in zip(places, read, strict=True) if isinstance(block, kind)
+                ], seed
             assert index.sum(spans) == sum(map(index.counter.count, read)), seed
-            systems = [at for at, block in zip(places, read, strict=True) if isinstance(block, System)]
+            systems = [place for place, block in zip(places, read, strict=True) if isinstance(block, System)]
             assert index.last_system(spans) == (systems[-1] if systems else None), seed
 
 

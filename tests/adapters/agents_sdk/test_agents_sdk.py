@@ -131,18 +131,18 @@ KEPT = ModelSettings(response_include=["reasoning.encrypted_content"], store=Fal
 
 @pytest.mark.parametrize("kind", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
 async def test_an_agent_runs_its_tools_waits_for_approval_and_goes_on_in_another_process(kind: Any) -> None:
-    made: list[Any] = []
+    calls_made: list[Any] = []
 
     @function_tool
     def add(a: int, b: int) -> int:
         """Add."""
-        made.append((a, b))
+        calls_made.append((a, b))
         return a + b
 
     @function_tool(needs_approval=True)
     async def pay(amount: int) -> str:
         """Pay."""
-        made.append(amount)
+        calls_made.append(amount)
         return f"paid {amount}"
 
     steps: list[Any] = [[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})], [("pay", {"amount": 5})], "All done."]
@@ -157,7 +157,7 @@ async def test_an_agent_runs_its_tools_waits_for_approval_and_goes_on_in_another
             await core.decide(run_id, call.call_id, ApprovalDecision(verdict="approved"))
             outcome = await stage.outcome(run_id)
             assert outcome.run.why is None and outcome.turn and outcome.turn.text == "All done."
-            assert made == [(1, 2), (3, 4), 5], "nothing is made twice"
+            assert calls_made == [(1, 2), (3, 4), 5], "nothing is made twice"
             assert len(provider.requests) == 3, "what was recorded is not asked again"
             kinds = [block.kind for block in outcome.turn.output]
             result, use = "tool_result", "tool_use"
@@ -167,11 +167,11 @@ async def test_an_agent_runs_its_tools_waits_for_approval_and_goes_on_in_another
             waiting = await stage.until_waiting(await stage.start("again"))
             await stage.core.decide("run2", waiting[0].call_id, ApprovalDecision(verdict="rejected", text="too much"))
             second = await stage.outcome("run2")
-            assert second.turn and second.turn.text == "All done." and len(made) == 5
+            assert second.turn and second.turn.text == "All done." and len(calls_made) == 5
             last = [block for block in second.turn.output if isinstance(block, ToolResult)][-1]
             assert last.text == "rejected: too much" and last.is_error
-            asked = json.dumps(provider.requests[-1].body)
-            assert asked.count("paid 5") == 1 and "too much" in asked, "the conversation goes on where it was"
+            body = json.dumps(provider.requests[-1].body)
+            assert body.count("paid 5") == 1 and "too much" in body, "the conversation goes on where it was"
 
 
 async def test_parts_are_streamed_and_events_are_in_order() -> None:
@@ -192,18 +192,18 @@ async def test_parts_are_streamed_and_events_are_in_order() -> None:
 
 
 async def test_a_call_that_has_a_result_is_not_made_again_and_a_lost_one_is_reported() -> None:
-    made, begun = [], asyncio.Event()
+    calls_made, begun = [], asyncio.Event()
 
     @function_tool
     async def quick() -> str:
         """Be quick."""
-        made.append("quick")
+        calls_made.append("quick")
         return "quick"
 
     @function_tool
     async def slow() -> str:
         """Be slow."""
-        made.append("slow")
+        calls_made.append("slow")
         begun.set()
         await asyncio.sleep(WAIT_S)
         return "slow"
@@ -218,7 +218,7 @@ async def test_a_call_that_has_a_result_is_not_made_again_and_a_lost_one_is_repo
             await asyncio.sleep(0.005)
     stage.new_core()  # the process was lost
     outcome = await stage.outcome(run_id)
-    assert outcome.run.resumes == 1 and outcome.turn and outcome.turn.text == "done" and made == ["quick", "slow"]
+    assert outcome.run.resumes == 1 and outcome.turn and outcome.turn.text == "done" and calls_made == ["quick", "slow"]
     results = [block for block in outcome.turn.output if isinstance(block, ToolResult)]
     assert [(result.text, result.is_error) for result in results] == [("quick", False), (LOST, True)]
 
@@ -246,19 +246,19 @@ class Mortal:
 @pytest.mark.parametrize("before", [False, True])
 async def test_a_kill_at_any_commit_makes_no_settled_call_again(before: bool) -> None:
     dead: list[Any] = []  # kept, since what they wait for must not be collected as garbage
-    for at in itertools.count(2):
-        made = Counter[str]()
+    for commit_number in itertools.count(2):
+        calls_made = Counter[str]()
 
         @function_tool
         async def work(name: str) -> str:
             """Work."""
-            made[name] += 1  # noqa: B023
+            calls_made[name] += 1  # noqa: B023
             return f"did {name}"
 
         calls: list[Any] = [[("work", {"name": "a"}), ("work", {"name": "b"})], [("work", {"name": "c"})]]
         agent = Agent(name="a", tools=[work], model=Steps(*calls, "done"))
         stage = Stage(AgentsSDKEngine(lambda: agent), on_lost="resume")  # noqa: B023
-        living, mortal = stage.store, Mortal(stage.store, at, before=before)
+        living, mortal = stage.store, Mortal(stage.store, commit_number, before=before)
         stage.store = mortal  # type: ignore[assignment]
         stage.new_core()
         run_id = await stage.start()
@@ -271,7 +271,10 @@ async def test_a_kill_at_any_commit_makes_no_settled_call_again(before: bool) ->
             stage.store = living
             stage.new_core()
         outcome = await stage.outcome(run_id)
-        assert outcome.turn and outcome.turn.text == "done" and max(made.values()) == 1, (at, made)
+        assert outcome.turn and outcome.turn.text == "done" and max(calls_made.values()) == 1, (
+            commit_number,
+            calls_made,
+        )
         for use, result in zip(*(blocks_of(outcome, kind) for kind in (ToolUse, ToolResult)), strict=True):
             assert result.text == (f"did {use.input['name']}" if not result.is_error else LOST)
         if not died.done():
@@ -295,13 +298,13 @@ def test_a_release_whose_interface_has_moved_is_one_error_with_both_versions() -
 
 
 async def test_a_repeatable_tool_is_called_again_after_a_loss() -> None:
-    made, begun = [], asyncio.Event()
+    calls_made, begun = [], asyncio.Event()
 
     @function_tool
     async def look() -> str:
         """Look."""
-        made.append("look")
-        if len(made) == 1:
+        calls_made.append("look")
+        if len(calls_made) == 1:
             begun.set()
             await asyncio.sleep(WAIT_S)
         return "a cat"
@@ -312,7 +315,7 @@ async def test_a_repeatable_tool_is_called_again_after_a_loss() -> None:
     await begun.wait()
     stage.new_core()
     outcome = await stage.outcome(run_id)
-    assert outcome.turn and outcome.turn.text == "done" and made == ["look", "look"]
+    assert outcome.turn and outcome.turn.text == "done" and calls_made == ["look", "look"]
 
 
 @pytest.mark.parametrize("guarded", [False, True])
@@ -339,8 +342,8 @@ async def test_a_cancel_closes_the_connection_before_it_returns(guarded: bool) -
 
 async def test_handoffs_go_on_with_the_other_agent_and_turns_return_or_stay() -> None:
     notes: list[str] = []
-    said = ("Hello, billing here.", "Yes.", "Back.")
-    billing = Agent(name="Billing", model=script(*said))
+    answers = ("Hello, billing here.", "Yes.", "Back.")
+    billing = Agent(name="Billing", model=script(*answers))
     route = handoff(billing, on_handoff=lambda context: notes.append("handed off"))
     triage = Agent(name="Triage", handoffs=[route], model=script([("transfer_to_billing", {}, "c1")], "Triage here."))
     stage = Stage(AgentsSDKEngine(lambda: triage, after_handoff="stay"))
@@ -356,12 +359,12 @@ async def test_handoffs_go_on_with_the_other_agent_and_turns_return_or_stay() ->
 
 
 async def test_an_agent_as_a_tool_is_one_call_and_its_tools_need_no_approval_that_nobody_can_give() -> None:
-    made: list[str] = []
+    calls_made: list[str] = []
 
     @function_tool(needs_approval=True)
     async def erase() -> str:
         """Erase."""
-        made.append("erase")
+        calls_made.append("erase")
         return "erased"
 
     inner = Agent(name="Inner", tools=[erase], model=script([("erase", {}, "n1")], "I may not."))
@@ -371,54 +374,54 @@ async def test_an_agent_as_a_tool_is_one_call_and_its_tools_need_no_approval_tha
         model=script([("ask_inner", {"input": "please"}, "c1")], "done"),
     )
     outcome = await Stage(AgentsSDKEngine(lambda: outer)).run()
-    assert outcome.run.why is None and outcome.turn and outcome.turn.text == "done" and not made
+    assert outcome.run.why is None and outcome.turn and outcome.turn.text == "done" and not calls_made
     assert [block.text for block in outcome.turn.output if isinstance(block, ToolResult)] == ["I may not."]
 
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_call_within_an_agent_as_a_tool_is_rejected_also_if_an_outer_call_has_its_id(waits: bool) -> None:
-    made: list[str] = []
+    calls_made: list[str] = []
 
     @function_tool(needs_approval=True)
     async def delete(what: str) -> str:
         """Delete."""
-        made.append(what)
+        calls_made.append(what)
         return "deleted"
 
     calls = [("ask_inner", {"input": "please"}, "call_0"), *[("delete", {"what": "one"}, "call_1")] * waits]
-    said = [("delete", {"what": "all"}, f"call_{int(waits)}")]
-    inner = Agent(name="Inner", tools=[delete], model=script(said, "I may not."))
+    first_step = [("delete", {"what": "all"}, f"call_{int(waits)}")]
+    inner = Agent(name="Inner", tools=[delete], model=script(first_step, "I may not."))
     tools: list[Any] = [inner.as_tool("ask_inner", "Asks."), delete]
     outer = Agent(name="Outer", tools=tools, model=script(calls, "done"))
     stage = Stage(AgentsSDKEngine(lambda: outer, repeatable=["ask_inner"]))
     run_id = await stage.start()
     if waits:
-        (asked,) = await stage.until_waiting(run_id)
-        assert asked.input == {"what": "one"}
-        await stage.core.decide(run_id, asked.call_id, ApprovalDecision(verdict="approved"))
+        (request,) = await stage.until_waiting(run_id)
+        assert request.input == {"what": "one"}
+        await stage.core.decide(run_id, request.call_id, ApprovalDecision(verdict="approved"))
     outcome = await stage.outcome(run_id)
     assert outcome.run.why is None and outcome.turn and outcome.turn.text == "done"
-    assert made == ["one"] * waits
+    assert calls_made == ["one"] * waits
 
 
-@pytest.mark.parametrize("given", [lambda agent: agent, handoff])
-async def test_a_call_of_an_agent_that_got_a_handoff_waits_for_approval(given: Any) -> None:
-    made: list[str] = []
+@pytest.mark.parametrize("wrap", [lambda agent: agent, handoff])
+async def test_a_call_of_an_agent_that_got_a_handoff_waits_for_approval(wrap: Any) -> None:
+    calls_made: list[str] = []
 
     @function_tool(needs_approval=True)
     async def delete(what: str) -> str:
         """Delete."""
-        made.append(what)
+        calls_made.append(what)
         return "deleted"
 
     after = Agent(name="After", tools=[delete], model=script([("delete", {"what": "one"}, "c2")], "done"))
-    before = Agent(name="Before", handoffs=[given(after)], model=script([("transfer_to_after", {}, "c1")]))
+    before = Agent(name="Before", handoffs=[wrap(after)], model=script([("transfer_to_after", {}, "c1")]))
     stage = Stage(AgentsSDKEngine(lambda: before))
     run_id = await stage.start()
-    (asked,) = await stage.until_waiting(run_id)
-    await stage.core.decide(run_id, asked.call_id, ApprovalDecision(verdict="approved"))
+    (request,) = await stage.until_waiting(run_id)
+    await stage.core.decide(run_id, request.call_id, ApprovalDecision(verdict="approved"))
     outcome = await stage.outcome(run_id)
-    assert outcome.turn and outcome.turn.text == "done" and made == ["one"]
+    assert outcome.turn and outcome.turn.text == "done" and calls_made == ["one"]
 
 
 async def test_guardrails_are_errors_of_their_own_and_a_refused_answer_is_not_kept() -> None:
@@ -460,11 +463,11 @@ async def test_guardrails_are_errors_of_their_own_and_a_refused_answer_is_not_ke
 
 
 async def test_a_prompt_that_was_not_answered_stays_an_item_of_its_own() -> None:
-    seen: list[list[Any]] = []
+    inputs: list[list[Any]] = []
 
     @input_guardrail(run_in_parallel=False)
     async def polite(context: Any, agent: Any, items: Any) -> GuardrailFunctionOutput:
-        seen.append([_text_of(item) for item in items])
+        inputs.append([_text_of(item) for item in items])
         return GuardrailFunctionOutput(output_info="rude", tripwire_triggered="rude" in str(items[-1]))
 
     agent = Agent(name="a", model=script("fine", "fine too"), input_guardrails=[polite])
@@ -473,7 +476,7 @@ async def test_a_prompt_that_was_not_answered_stays_an_item_of_its_own() -> None
     assert (await stage.run("hello")).run.state == "completed"
     await stage.core.append(["by the way"], key="k")
     assert (await stage.run("and now?")).run.state == "completed"
-    assert seen == [
+    assert inputs == [
         ["you rude thing"],
         ["you rude thing", "hello"],
         ["you rude thing", "hello", "fine", "by the way", "and now?"],
@@ -481,13 +484,13 @@ async def test_a_prompt_that_was_not_answered_stays_an_item_of_its_own() -> None
 
 
 async def test_the_agents_sdk_alone_is_given_the_same_items_after_a_refused_prompt() -> None:
-    seen: dict[str, list[list[str]]] = {"alone": [], "ours": []}
+    inputs: dict[str, list[list[str]]] = {"alone": [], "ours": []}
 
     def agent_of(whose: str) -> Agent[Any]:
         @input_guardrail(run_in_parallel=False)
         async def polite(context: Any, agent: Any, items: Any) -> GuardrailFunctionOutput:
             texts = [items] if isinstance(items, str) else [_text_of(item) for item in items]
-            seen[whose].append(texts)
+            inputs[whose].append(texts)
             return GuardrailFunctionOutput(output_info="rude", tripwire_triggered="rude" in texts[-1])
 
         return Agent(name="a", model=script("fine", "fine"), input_guardrails=[polite])
@@ -497,11 +500,11 @@ async def test_the_agents_sdk_alone_is_given_the_same_items_after_a_refused_prom
         with suppress(InputGuardrailTripwireTriggered):
             await Runner.run(alone, prompt, session=session)
     session.close()
-    ours = agent_of("ours")
-    stage = Stage(AgentsSDKEngine(lambda: ours))
+    agent_with_session = agent_of("ours")
+    stage = Stage(AgentsSDKEngine(lambda: agent_with_session))
     for prompt in prompts:
         await stage.run(prompt)
-    assert seen["ours"] == seen["alone"]
+    assert inputs["ours"] == inputs["alone"]
 
 
 def _text_of(item: Any) -> str:
@@ -576,12 +579,12 @@ async def test_the_conversations_own_system_prompt_holds_if_the_agent_has_none()
 
 
 async def test_a_conversation_that_is_too_long_is_shortened_and_nothing_is_made_twice() -> None:
-    made: list[str] = []
+    calls_made: list[str] = []
 
     @function_tool
     def look() -> str:
         """Look."""
-        made.append("look")
+        calls_made.append("look")
         return "a cat"
 
     too_long = openai.BadRequestError(
@@ -595,7 +598,7 @@ async def test_a_conversation_that_is_too_long_is_shortened_and_nothing_is_made_
     await stage.run("first " * 50)
     await stage.run("second " * 50)
     third = await stage.run("third")
-    assert third.run.why is None and third.turn and third.turn.text == "three" and made == ["look"]
+    assert third.run.why is None and third.turn and third.turn.text == "three" and calls_made == ["look"]
     assert len(model.calls[-1].input) < len(model.calls[-2].input), "the request was made with less"
 
 
@@ -606,12 +609,12 @@ def _response(status: int) -> Any:
 
 
 async def test_a_run_asks_for_an_answer_of_a_type_and_a_wrong_one_is_sent_back() -> None:
-    made: list[str] = []
+    calls_made: list[str] = []
 
     @function_tool
     def look() -> str:
         """Look."""
-        made.append("look")
+        calls_made.append("look")
         return "a cat"
 
     schema = {"type": "object", "properties": {"animal": {"type": "string"}}, "required": ["animal"]}
@@ -620,10 +623,10 @@ async def test_a_run_asks_for_an_answer_of_a_type_and_a_wrong_one_is_sent_back()
     stage = Stage(AgentsSDKEngine(lambda: Agent(name="a", tools=[look], model=model)))
     output = OutputType(schema=freeze(schema), retries=1).record
     first = await stage.run("look", output=output)
-    assert first.run.why is None and first.turn and first.turn.text == right and made == ["look"]
-    asked = model.calls[-1]
-    assert asked.output_schema and "animal" in str(asked.output_schema.json_schema())
-    assert "does not fit" in str(asked.input[-1]) and "plant" in str(asked.input[-2])
+    assert first.run.why is None and first.turn and first.turn.text == right and calls_made == ["look"]
+    last_call = model.calls[-1]
+    assert last_call.output_schema and "animal" in str(last_call.output_schema.json_schema())
+    assert "does not fit" in str(last_call.input[-1]) and "plant" in str(last_call.input[-2])
     second = await stage.run("look", output=OutputType(schema=freeze(schema), retries=0).record)
     assert second.run.code == "output_invalid"
 
@@ -636,10 +639,10 @@ async def test_the_engine_summarises_with_the_agents_model_alone() -> None:
 
     model = script("A summary.", '{"a": 1}')
     engine = AgentsSDKEngine(lambda: Agent(name="a", instructions="Be kind.", tools=[look], model=model))
-    asked = EngineModel(engine)
-    assert await asked.answer([System(text="Summarise."), User(text="Hello.")]) == "A summary."
+    engine_model = EngineModel(engine)
+    assert await engine_model.answer([System(text="Summarise."), User(text="Hello.")]) == "A summary."
     assert model.last_call and not model.last_call.tools and model.last_call.system_instructions == "Summarise."
-    assert await asked.answer([User(text="Now.")], schema={"type": "object"}) == '{"a": 1}'
+    assert await engine_model.answer([User(text="Now.")], schema={"type": "object"}) == '{"a": 1}'
     assert model.last_call.output_schema
 
 
@@ -698,17 +701,17 @@ async def test_results_with_pictures_are_recorded_and_given_again() -> None:
     assert outcome.turn
     drawn = next(block for block in outcome.turn.output if isinstance(block, ToolResult))
     assert drawn.text == "a cat" and drawn.blocks == (Image(data="aGk=", media_type="image/png"),)
-    given = [item for item in model.calls[-1].input if item.get("call_id") == "c1"][-1]
-    assert [part.get("image_url") for part in given["output"]] == [None, url]
+    result = [item for item in model.calls[-1].input if item.get("call_id") == "c1"][-1]
+    assert [part.get("image_url") for part in result["output"]] == [None, url]
 
 
 async def test_edited_arguments_are_those_that_the_tool_gets() -> None:
-    made: list[int] = []
+    amounts: list[int] = []
 
     @function_tool(needs_approval=True)
     def pay(amount: int) -> str:
         """Pay."""
-        made.append(amount)
+        amounts.append(amount)
         return f"paid {amount}"
 
     agent = Agent(name="a", tools=[pay], model=script([("pay", {"amount": 500}, "c1")], "done"))
@@ -717,21 +720,21 @@ async def test_edited_arguments_are_those_that_the_tool_gets() -> None:
     await stage.until_waiting(run_id)
     await stage.core.decide(run_id, "c1", ApprovalDecision(verdict="approved", input={"amount": 5}))
     outcome = await stage.outcome(run_id)
-    assert outcome.turn and outcome.turn.text == "done" and made == [5]
+    assert outcome.turn and outcome.turn.text == "done" and amounts == [5]
 
 
 async def test_ids_that_a_server_counts_anew_are_made_unique() -> None:
-    made: list[int] = []
+    numbers: list[int] = []
 
     @function_tool
     def work(number: int) -> str:
         """Work."""
-        made.append(number)
+        numbers.append(number)
         return str(number)
 
     model = script([("work", {"number": 1}, "call_0")], [("work", {"number": 2}, "call_0")], "done")
     outcome = await Stage(AgentsSDKEngine(lambda: Agent(name="a", tools=[work], model=model))).run()
-    assert outcome.turn and made == [1, 2]
+    assert outcome.turn and numbers == [1, 2]
     assert [block.call_id for block in outcome.turn.output if isinstance(block, ToolUse)] == ["call_0", "call_0_2"]
 
 
@@ -780,9 +783,9 @@ def test_an_agent_travels_with_its_closures_and_handoffs_and_equal_ones_are_equa
             """Add."""
             return a + bonus
 
-        other = Agent(name="Other", tools=[add])
-        tools: list[Any] = [add, other.as_tool("ask", "Asks.")]
-        return AgentsSDKEngine(Agent(name="a", model="gpt-x", tools=tools, handoffs=[handoff(other)]))
+        second_agent = Agent(name="Other", tools=[add])
+        tools: list[Any] = [add, second_agent.as_tool("ask", "Asks.")]
+        return AgentsSDKEngine(Agent(name="a", model="gpt-x", tools=tools, handoffs=[handoff(second_agent)]))
 
     engine = pickle.loads(cloudpickle.dumps(make(3)))
     assert isinstance(engine.agent.tools[0], FunctionTool)

@@ -60,9 +60,9 @@ def test_an_approval_outlives_the_process_and_calls_are_made_once(make_manager: 
         manager = make_manager(**settings)
         session = manager.open("trip", user_id="sarah")
         run = session.run("Pay.")
-        asked = next(event for event in run.events() if event.kind == "approval_requested")
+        request = next(event for event in run.events() if event.kind == "approval_requested")
         kill(session)
-        run.approve(asked.call_id)
+        run.approve(request.call_id)
         turn = run.wait(WAIT_S)
         assert turn.text == "Paid." and notes.read_text().split("\n")[:-1] == ["look", "pay 5"]
         assert len(provider.requests) == 3

@@ -100,12 +100,12 @@ async def _contract(make: Opened) -> None:
 
 async def _races(make: Opened) -> None:
     """Objects of many tasks add batches, pop and are cancelled: batches stay whole, and each item is popped once."""
-    dice, known = random.Random(7), set[str]()
+    dice, added = random.Random(7), set[str]()
     popped: list[Any] = []
 
     async def add(session: TurnwiseSession, batch: int) -> None:
         await session.add_items([{"batch": batch, "at": index} for index in range(3)])
-        known.add(str(batch))
+        added.add(str(batch))
 
     async def pop(session: TurnwiseSession) -> None:
         if (item := await session.pop_item()) is not None:
@@ -120,13 +120,13 @@ async def _races(make: Opened) -> None:
     items = await make().get_items()
     batches = [item["batch"] for item in items]
     assert [item["at"] for item in items] == [0, 1, 2] * (len(items) // 3)
-    assert known <= set(map(str, batches)) and all(
+    assert added <= set(map(str, batches)) and all(
         batches[index] == batches[index - index % 3] for index in range(len(batches))
     )
     await asyncio.gather(*(pop(session) for session in sessions * 3))
-    left = await make().get_items()
-    assert len(popped) == 12 and sorted(map(str, popped + left)) == sorted(map(str, items))
-    assert left == items[:-12]
+    remaining = await make().get_items()
+    assert len(popped) == 12 and sorted(map(str, popped + remaining)) == sorted(map(str, items))
+    assert remaining == items[:-12]
 
 
 async def _runs(make: Opened) -> None:
@@ -160,47 +160,47 @@ async def _runs(make: Opened) -> None:
     )
     await begun.wait()
     before = await make().get_items()
-    other, model = agent_of("Me too.")
+    second_agent, model = agent_of("Me too.")
     with pytest.raises(SessionBusyError):
-        await Runner.run(other, "And me?", session=make())
+        await Runner.run(second_agent, "And me?", session=make())
     with pytest.raises(SessionBusyError):
         await make().add_items(ITEMS[:1])
     assert not model.calls and await make().get_items() == before, "nothing was asked, and nothing stored"
-    second = asyncio.create_task(Runner.run(other, "And me?", session=make(if_busy="enqueue")))
+    second = asyncio.create_task(Runner.run(second_agent, "And me?", session=make(if_busy="enqueue")))
     await asyncio.sleep(0.2)
     assert not model.calls
     finish.set()
     assert (await first).final_output == "At last." and (await second).final_output == "Me too."
     assert model.last_call and "At last." in str(model.last_call.input), "the second run sees the answer of the first"
-    said = [item.get("content") for item in await make().get_items() if item.get("role") == "user"]
-    assert said[-2:] == ["Take your time.", "And me?"]
+    prompts = [item.get("content") for item in await make().get_items() if item.get("role") == "user"]
+    assert prompts[-2:] == ["Take your time.", "And me?"]
 
 
 async def _waits(make: Opened) -> None:
     """A run with a call that waits for approval leaves the session, also if another call of the answer was made."""
-    made: list[str] = []
+    calls_made: list[str] = []
 
     @function_tool
     def look() -> str:
         """Look."""
-        made.append("look")
+        calls_made.append("look")
         return "a cat"
 
     @function_tool(needs_approval=True)
     def buy() -> str:
         """Buy."""
-        made.append("buy")
+        calls_made.append("buy")
         return "bought"
 
     calls = [function_call("buy", {}, call_id="c1"), function_call("look", {}, call_id="c2")]
     agent, _ = agent_of(calls, "Bought.", tools=[look, buy])
     first = await Runner.run(agent, "Buy it.", session=make())
-    assert first.interruptions and made == ["look"]
+    assert first.interruptions and calls_made == ["look"]
     session = make()
     assert (await session._read()).open is None, "another process may resume it at once"
     state = first.to_state()
     state.approve(first.interruptions[0])
-    assert (await Runner.run(agent, state, session=make())).final_output == "Bought." and made == ["look", "buy"]
+    assert (await Runner.run(agent, state, session=make())).final_output == "Bought." and calls_made == ["look", "buy"]
     kinds = [item.get("type") or item.get("role") for item in await make().get_items()]
     assert kinds.count("function_call") == kinds.count("function_call_output") == 2
 
@@ -228,12 +228,12 @@ async def _deaths(make: Opened) -> None:
 
 async def _clears(make: Opened) -> None:
     """A clear that meets another change takes place before or behind it, and not while another run has the session."""
-    session, other, wrapper = make(), make(), Wrapper()
+    session, second, wrapper = make(), make(), Wrapper()
     await session.add_items(ITEMS[:2])
     begun, end = asyncio.Event(), asyncio.Event()
 
     async def run() -> None:
-        await other.get_items(wrapper=wrapper)
+        await second.get_items(wrapper=wrapper)
         begun.set()
         await end.wait()
 
@@ -242,22 +242,22 @@ async def _clears(make: Opened) -> None:
         await begun.wait()
 
     tasks: list[Any] = []
-    real, meanwhile = session._read, [lambda: other.add_items(ITEMS[:1]), begin]
+    real, meanwhile = session._read, [lambda: second.add_items(ITEMS[:1]), begin]
 
     async def read() -> Any:
-        known = await real()
+        log = await real()
         if meanwhile:
             await meanwhile.pop(0)()
-        return known
+        return log
 
     session._read = read  # type: ignore[method-assign]
     with pytest.raises(SessionBusyError):
         await session.clear_session()
-    assert not meanwhile and len(await other.get_items()) == 3
-    await other.clear_session(wrapper=wrapper)
+    assert not meanwhile and len(await second.get_items()) == 3
+    await second.clear_session(wrapper=wrapper)
     end.set()
     await tasks[0]
-    assert await session.get_items() == [] == await other.get_items()
+    assert await session.get_items() == [] == await second.get_items()
 
 
 async def test_the_contract_holds_in_races_and_runs_do_not_interleave(

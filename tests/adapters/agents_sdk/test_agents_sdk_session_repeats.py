@@ -53,47 +53,47 @@ async def opened() -> tuple[TurnwiseSession, Direct]:
 
 @pytest.mark.parametrize("fault", ["call", "answer"])
 async def test_items_that_are_added_again_are_there_once(fault: str) -> None:
-    kept, session = await opened()
-    await kept.add_items([AGAIN])
+    history, session = await opened()
+    await history.add_items([AGAIN])
     for items in ([HELLO, HELLO], [AGAIN]):
         session.fault = fault
         with pytest.raises(StoreError):
-            await kept.add_items(items)
-        await kept.add_items(items)
-    assert await kept.get_items() == [AGAIN, HELLO, HELLO, AGAIN]
-    await kept.add_items([AGAIN])
-    assert await kept.get_items() == [AGAIN, HELLO, HELLO, AGAIN, AGAIN], "another call is another change"
+            await history.add_items(items)
+        await history.add_items(items)
+    assert await history.get_items() == [AGAIN, HELLO, HELLO, AGAIN]
+    await history.add_items([AGAIN])
+    assert await history.get_items() == [AGAIN, HELLO, HELLO, AGAIN, AGAIN], "another call is another change"
 
 
 @pytest.mark.parametrize("fault", ["call", "answer"])
 async def test_a_pop_that_is_repeated_removes_one_item_and_returns_it(fault: str) -> None:
-    kept, session = await opened()
-    await kept.add_items([HELLO, AGAIN])
+    history, session = await opened()
+    await history.add_items([HELLO, AGAIN])
     for item in (AGAIN, HELLO):
         session.fault = fault
         with pytest.raises(StoreError):
-            await kept.pop_item()
-        assert await kept.pop_item() == item
-    assert await kept.pop_item() is None and await kept.get_items() == []
+            await history.pop_item()
+        assert await history.pop_item() == item
+    assert await history.pop_item() is None and await history.get_items() == []
 
 
 @pytest.mark.parametrize("fault", ["call", "answer"])
 async def test_another_change_after_a_lost_answer_is_made(fault: str) -> None:
-    kept, session = await opened()
+    history, session = await opened()
     session.fault = fault
     with pytest.raises(StoreError):
-        await kept.add_items([HELLO])
-    await kept.add_items([AGAIN])
-    await kept.add_items([HELLO])
-    assert await kept.get_items() == [HELLO] * (fault == "answer") + [AGAIN, HELLO]
+        await history.add_items([HELLO])
+    await history.add_items([AGAIN])
+    await history.add_items([HELLO])
+    assert await history.get_items() == [HELLO] * (fault == "answer") + [AGAIN, HELLO]
 
 
 @pytest.mark.parametrize("fault", ["call", "answer"])
 async def test_a_run_that_is_repeated_adds_its_items_once(fault: str) -> None:
-    kept, session = await opened()
+    history, session = await opened()
     session.fault = fault
     with pytest.raises(StoreError):
-        await kept.add_items([HELLO], wrapper=SimpleNamespace)
-    await kept.get_items(wrapper=SimpleNamespace)
-    await kept.add_items([HELLO], wrapper=SimpleNamespace)
-    assert await kept.get_items() == [HELLO]
+        await history.add_items([HELLO], wrapper=SimpleNamespace)
+    await history.get_items(wrapper=SimpleNamespace)
+    await history.add_items([HELLO], wrapper=SimpleNamespace)
+    assert await history.get_items() == [HELLO]

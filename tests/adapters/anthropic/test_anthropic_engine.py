@@ -97,9 +97,9 @@ def test_thoughts_come_back_signed_and_redacted_as_they_were(provider: LocalProv
     assert context.parts[:2] == [Thinking(text="Hm, "), Thinking(text="hm.")]
     assert context.usage is not None and context.usage.reasoning_tokens == 2
     answer(engine, "Hello", *blocks, "And?")
-    said = provider.requests[1].body["messages"][1]["content"]
-    assert said[0] == {"type": "thinking", "thinking": "Hm, hm.", "signature": sign("Hm, hm.")}
-    assert said[1] == {"type": "redacted_thinking", "data": "c2VjcmV0"}
+    content = provider.requests[1].body["messages"][1]["content"]
+    assert content[0] == {"type": "thinking", "thinking": "Hm, hm.", "signature": sign("Hm, hm.")}
+    assert content[1] == {"type": "redacted_thinking", "data": "c2VjcmV0"}
     assert provider.requests[1].body["thinking"] == {"type": "enabled", "budget_tokens": 2048}
     assert provider.requests[1].body["max_tokens"] == 2048 + 8192
 
@@ -219,7 +219,7 @@ def test_a_typed_answer_is_requested_by_schema_and_else_by_a_tool(refuses: bool)
 
 
 @pytest.mark.parametrize(
-    ("model", "why"),
+    ("model", "reason"),
     [
         ("400", "Error code: 400 - .*You asked for a 400.*; the provider refuses the request: see its message"),
         ("401", "Error code: 401 - .*; check the variable of api_key_variable=, in the session's process"),

@@ -67,20 +67,20 @@ def random_run(seed: int) -> Log:
     for number in range(dice.randint(0, 3)):
         _loses(log, dice)
         uses = [
-            ToolUse(call_id=f"c{number}.{each}", name=f"tool{each}", input=FrozenDict({"n": each}))
-            for each in range(dice.randint(1, 3))
+            ToolUse(call_id=f"c{number}.{place}", name=f"tool{place}", input=FrozenDict({"n": place}))
+            for place in range(dice.randint(1, 3))
         ]
         log.add(ModelCallEnded, call=0, seconds=0.0, blocks=(*_speaks(log, dice), *uses))
         wants = {use.call_id: dice.choice(("approval", "result")) for use in uses if dice.random() < 0.4}
-        asked = [use for use in uses if use.call_id in wants]
-        for use in asked:
+        waiting_uses = [use for use in uses if use.call_id in wants]
+        for use in waiting_uses:
             log.add(ApprovalRequested, call_id=use.call_id, name=use.name, input=use.input, wants=wants[use.call_id])
         for use in uses:
-            if use not in asked:
+            if use not in waiting_uses:
                 log.result(use, _text(dice) or "seen", is_error=dice.random() < 0.2)
-        for use in dice.sample(asked, len(asked)):
+        for use in dice.sample(waiting_uses, len(waiting_uses)):
             _decide(log, dice, use, wants[use.call_id])
-        if asked:
+        if waiting_uses:
             log.add(RunResumed, why="all decisions have been made")
         if dice.random() < 0.3:
             log.add(StepStarted, step=f"s{number}", name="search")
@@ -123,8 +123,8 @@ def _speaks(log: Log, dice: random.Random) -> list[Text | Thinking]:
 
 def _decide(log: Log, dice: random.Random, use: ToolUse, wants: str) -> None:
     verdict = dice.choice(("rejected", "approved" if wants == "approval" else "provided"))
-    told = ToolResult(call_id=use.call_id, text=f"{verdict} it", is_error=verdict == "rejected")
-    log.add(CallDecided, call_id=use.call_id, verdict=verdict, blocks=() if verdict == "approved" else (told,))
+    result = ToolResult(call_id=use.call_id, text=f"{verdict} it", is_error=verdict == "rejected")
+    log.add(CallDecided, call_id=use.call_id, verdict=verdict, blocks=() if verdict == "approved" else (result,))
     if verdict == "approved":
         log.result(use)
 
@@ -186,9 +186,9 @@ def test_what_is_opened_is_closed_in_each_of_many_runs_live_and_stored(name: str
 def test_events_of_ag_ui_are_those_of_the_protocol() -> None:
     for seed in range(15):
         for data in plain(encoded(AgUiEncoder("thread"), random_run(seed).events)):
-            found = EVENT.validate_python(data)
-            assert found.model_extra == {}, data
-            assert json.loads(found.model_dump_json(by_alias=True)) == data
+            event_of_protocol = EVENT.validate_python(data)
+            assert event_of_protocol.model_extra == {}, data
+            assert json.loads(event_of_protocol.model_dump_json(by_alias=True)) == data
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -260,7 +260,11 @@ def test_a_stream_ends_where_calls_wait_and_the_next_one_goes_on_there(name: str
     else:
         (interrupt,) = reader.finished[0]["outcome"]["interrupts"]
         assert (interrupt["id"], interrupt["message"]) == (f"{RUN}.pay", "over 100 euros")
-        assert all(each.startswith(f"{RUN}-") for each, said in reader.messages.items() if said["role"] == "assistant")
+        assert all(
+            message_id.startswith(f"{RUN}-")
+            for message_id, message in reader.messages.items()
+            if message["role"] == "assistant"
+        )
         assert [message["content"] for message in reader.messages.values()][-1] == "It is paid."
     for cut, frame in enumerate(next_frames):
         rest = encoded(ENCODERS[name](frame.id, behind=["pay"]), stored(log.events))
@@ -273,8 +277,8 @@ def test_an_agent_of_ag_ui_is_not_told_again_what_the_stream_of_an_earlier_reque
     log.answer(ASK, PAY, text="I ask you twice.")
     for use in (ASK, PAY):
         log.add(ApprovalRequested, call_id=use.call_id, name=use.name, input=use.input, wants="approval")
-    told = ToolResult(call_id="ask", text="told", is_error=verdict == "rejected")
-    log.add(CallDecided, call_id="ask", verdict=verdict, blocks=(told,))
+    result = ToolResult(call_id="ask", text="told", is_error=verdict == "rejected")
+    log.add(CallDecided, call_id="ask", verdict=verdict, blocks=(result,))
     first = AgUiEncoder("thread", behind=["ask"])
     assert "TOOL_CALL_RESULT" in str(plain(encoded(first, log.events))) and dict(first.waiting) == {"pay": "approval"}
     log.add(CallDecided, call_id="pay", verdict="approved")
@@ -282,7 +286,7 @@ def test_an_agent_of_ag_ui_is_not_told_again_what_the_stream_of_an_earlier_reque
     log.result(PAY, "paid")
     log.answer(text="Thank you.", kind=RunCompleted, stop_reason="stop")
     frames = encoded(AgUiEncoder("thread", behind=["pay"], had=["ask"]), log.events)
-    assert [each["toolCallId"] for each in plain(frames) if each["type"] == "TOOL_CALL_RESULT"] == ["pay"]
+    assert [frame["toolCallId"] for frame in plain(frames) if frame["type"] == "TOOL_CALL_RESULT"] == ["pay"]
     for cut, frame in enumerate(frames):
         assert encoded(AgUiEncoder("thread", last_event_id=frame.id), log.events) == frames[cut + 1 :]
     elsewhere = encoded(AgUiEncoder("thread", behind=["pay"]), log.events)

@@ -52,26 +52,31 @@ FIELDS = ("type", "text", "state", "toolCallId", "input", "output", "errorText",
 
 def parts_of(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the parts of a message, without an empty step at the end and what nobody has said."""
-    found = [{name: part[name] for name in FIELDS if part.get(name) is not None} for part in parts]
-    while found and found[-1]["type"] == "step-start":
-        found.pop()
-    return found
+    shown_parts = [{name: part[name] for name in FIELDS if part.get(name) is not None} for part in parts]
+    while shown_parts and shown_parts[-1]["type"] == "step-start":
+        shown_parts.pop()
+    return shown_parts
 
 
 async def test_the_clients_make_of_many_runs_what_the_readers_of_the_tests_make_of_them() -> None:
     runs = {name: [encoded(make(), random_run(seed).events) for seed in SEEDS] for name, make in ENCODERS.items()}
-    made = await asked("replayed", vercel=list(map(body, runs["vercel"])), agUi=list(map(body, runs["ag_ui"])))
-    for chat, frames in zip(made["vercel"], runs["vercel"], strict=True):
+    replayed = await asked("replayed", vercel=list(map(body, runs["vercel"])), agUi=list(map(body, runs["ag_ui"])))
+    for chat, frames in zip(replayed["vercel"], runs["vercel"], strict=True):
         message: UiMessage = read("vercel", frames)
         assert parts_of(chat["messages"][-1]["parts"]) == parts_of(message.parts)
         assert (chat["messages"][-1]["id"], chat.get("error")) == (message.id, message.error)
-    for agent, frames in zip(made["agUi"], runs["ag_ui"], strict=True):
+    for agent, frames in zip(replayed["agUi"], runs["ag_ui"], strict=True):
         thread: AgUiThread = read("ag_ui", frames)
-        void = [each for name, value in thread.customs if name == "turnwise.void" for each in value["messageIds"]]
-        kept = {each["id"]: each for each in agent["messages"] if each["id"] not in void}
-        assert kept.keys() == thread.messages.keys()
+        void = [
+            message_id
+            for name, value in thread.customs
+            if name == "turnwise.void"
+            for message_id in value["messageIds"]
+        ]
+        messages = {message["id"]: message for message in agent["messages"] if message["id"] not in void}
+        assert messages.keys() == thread.messages.keys()
         for name, each in thread.messages.items():
-            assert (kept[name]["role"], kept[name].get("content") or "") == (each["role"], each["content"])
+            assert (messages[name]["role"], messages[name].get("content") or "") == (each["role"], each["content"])
         assert agent["customs"] == thread.customs and "error" not in agent
 
 
@@ -87,8 +92,8 @@ async def test_the_clients_ask_a_service(ray_session: None, tmp_path: Path) -> N
             steps = prompt([("driver", {"question": "When?"})], [("pay", {"euros": 5})], "Paid.")
             chat = await asked("chatted", url=url, headers=ANN, text=text, approval=steps, labels=notes)
             assert chat["cut"]["status"] == "error" and chat["cut"]["error"] == "network error"
-            said = chat["cut"]["messages"][-1]["parts"][-1]["text"]
-            assert said and said != text and text.startswith(said)
+            text_so_far = chat["cut"]["messages"][-1]["parts"][-1]["text"]
+            assert text_so_far and text_so_far != text and text.startswith(text_so_far)
             for name in ("resumed", "regenerated"):
                 (prompted, answer) = chat[name]["messages"]
                 assert chat[name]["status"] == "ready" and prompted["parts"][0]["text"] == text
@@ -110,5 +115,5 @@ async def test_the_clients_ask_a_service(ray_session: None, tmp_path: Path) -> N
             steps = prompt([("map", {"place": "Oslo"})], [("pay", {"euros": 7})], "Paid.")
             ran = await asked("ran", url=url, headers=ANN, text=steps)
             assert ran["outcomes"] == ["success", "interrupt", "success"]
-            assert [each["role"] for each in ran["messages"]] == ["user", *["assistant", "tool"] * 2, "assistant"]
+            assert [message["role"] for message in ran["messages"]] == ["user", *["assistant", "tool"] * 2, "assistant"]
             assert ran["messages"][-1]["content"] == "Paid."

@@ -47,8 +47,8 @@ def summarises(*, keep: int, kind: type[Any], internal: bool = False) -> Node:
     async def node(state: Any) -> Any:
         config: Any = {"metadata": {"lc_source": "summarization"}} if internal else {}
         summary = await model.ainvoke(state["messages"], config)
-        left = state["messages"][-keep:] if keep else []
-        return {"messages": [RemoveMessage(id=REMOVE_ALL_MESSAGES), kind(summary.content), *left]}
+        kept_messages = state["messages"][-keep:] if keep else []
+        return {"messages": [RemoveMessage(id=REMOVE_ALL_MESSAGES), kind(summary.content), *kept_messages]}
 
     return node
 
@@ -67,25 +67,25 @@ async def test_a_summary_of_the_conversation_is_no_answer(keep: int, kind: type[
         assert output(outcome) and outcome.turn
         assert outcome.turn.text == "the answer"
     assert outcome and outcome.turn
-    asked = [block.text for block in outcome.turn.blocks if hasattr(block, "text")]
-    assert asked == ["go", "the answer"] * 3
+    texts = [block.text for block in outcome.turn.blocks if hasattr(block, "text")]
+    assert texts == ["go", "the answer"] * 3
     shown = [event.text for event in await stage.events() if isinstance(event, TextDelta)]
     assert kind is AIMessage or "SUMMARY" not in "".join(shown), "a model's message of a node streams as it comes"
 
 
 ENDINGS: dict[str, tuple[list[Node], str]] = {
     "edits its answer": (
-        [says("a draft"), changes(lambda said: [AIMessage("the answer", id=said[-1].id)])],
+        [says("a draft"), changes(lambda messages: [AIMessage("the answer", id=messages[-1].id)])],
         "the answer",
     ),
     "replaces its answer": (
-        [says("a draft"), changes(lambda said: [RemoveMessage(id=said[-1].id), AIMessage("the answer")])],
+        [says("a draft"), changes(lambda messages: [RemoveMessage(id=messages[-1].id), AIMessage("the answer")])],
         "the answer",
     ),
     "removes its draft": (
         [
             says("a draft"),
-            changes(lambda said: [RemoveMessage(id=said[-1].id)]),
+            changes(lambda messages: [RemoveMessage(id=messages[-1].id)]),
             changes(lambda _: [AIMessage("the answer")]),
         ],
         "the answer",
@@ -95,19 +95,19 @@ ENDINGS: dict[str, tuple[list[Node], str]] = {
         "the answer",
     ),
     "trims what was before": (
-        [says("the answer"), changes(lambda said: [RemoveMessage(id=each.id) for each in said[:-1]])],
+        [says("the answer"), changes(lambda messages: [RemoveMessage(id=message.id) for message in messages[:-1]])],
         "the answer",
     ),
     "reorders": (
-        [says("the answer"), changes(lambda said: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *reversed(said)])],
+        [says("the answer"), changes(lambda messages: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *reversed(messages)])],
         "the answer",
     ),
     "copies what was before": (
         [
             changes(
-                lambda said: [
+                lambda messages: [
                     RemoveMessage(id=REMOVE_ALL_MESSAGES),
-                    *(each.model_copy(update={"id": None}) for each in said),
+                    *(message.model_copy(update={"id": None}) for message in messages),
                 ]
             ),
             says("the answer"),
@@ -154,8 +154,8 @@ async def test_an_answer_that_another_model_polishes_is_not_lost() -> None:
     polish = ScriptedChat(reply=lambda _: AIMessage("polished"))
 
     async def polishes(state: Any) -> Any:
-        said = await polish.ainvoke(state["messages"])
-        return {"messages": [AIMessage(said.content, id=state["messages"][-1].id)]}
+        polished = await polish.ainvoke(state["messages"])
+        return {"messages": [AIMessage(polished.content, id=state["messages"][-1].id)]}
 
     outcome = await Stage(LangGraphEngine(graph_of(says("a draft"), polishes))).run()
     assert output(outcome) and outcome.turn and outcome.turn.text.endswith("polished")

@@ -149,14 +149,16 @@ TOOLS: dict[str, Callable[[Scene], BaseTool]] = {
 }
 
 
-def one_node(scene: Scene, made: BaseTool, names: Sequence[str]) -> Any:
+def one_node(scene: Scene, delete_tool: BaseTool, names: Sequence[str]) -> Any:
     """Return an agent whose calls are all made by one tool node."""
-    return agent(ScriptedChat(reply=script(calls(*(("delete", {"name": name}) for name in names)), "Done.")), [made])
+    return agent(
+        ScriptedChat(reply=script(calls(*(("delete", {"name": name}) for name in names)), "Done.")), [delete_tool]
+    )
 
 
-def many_tasks(scene: Scene, made: BaseTool, names: Sequence[str]) -> Any:
+def many_tasks(scene: Scene, delete_tool: BaseTool, names: Sequence[str]) -> Any:
     """Return an agent each of whose calls is a task of its own."""
-    graph = one_node(scene, made, names)
+    graph = one_node(scene, delete_tool, names)
     changed: Any = StateGraph(State)
     changed.add_node("agent", graph.nodes["agent"].runnable)
     changed.add_node("tools", graph.nodes["tools"].runnable)
@@ -168,9 +170,9 @@ def many_tasks(scene: Scene, made: BaseTool, names: Sequence[str]) -> Any:
     return changed
 
 
-def beside_a_node(scene: Scene, made: BaseTool, names: Sequence[str]) -> Any:
+def beside_a_node(scene: Scene, delete_tool: BaseTool, names: Sequence[str]) -> Any:
     """Return an agent whose tool node runs beside a node that asks, too."""
-    graph = one_node(scene, made, names)
+    graph = one_node(scene, delete_tool, names)
     changed: Any = StateGraph(State)
     changed.add_node("agent", graph.nodes["agent"].runnable)
     changed.add_node("tools", graph.nodes["tools"].runnable)
@@ -197,18 +199,18 @@ def name_of(value: Any) -> str:
 async def by_langgraph_alone(graph: Any, approved: set[str]) -> None:
     """Run a graph, and answer its interrupts by their ids."""
     compiled, config = graph.compile(checkpointer=InMemorySaver()), {"configurable": {"thread_id": "t"}}
-    given: Any = {"messages": [("user", "go")]}
+    graph_input: Any = {"messages": [("user", "go")]}
     for _ in range(30):
-        state = await compiled.ainvoke(given, config)
+        state = await compiled.ainvoke(graph_input, config)
         if not (waiting := state.get("__interrupt__")):
             return
         answers: dict[str, Any] = {}
-        for each in waiting:
-            yes = name_of(each.value) in approved
-            answers[each.id] = [{"type": "accept" if yes else "ignore", "args": None}]
-            if isinstance(each.value, dict):
-                answers[each.id] = yes
-        given = Command(resume=answers)
+        for question in waiting:
+            yes = name_of(question.value) in approved
+            answers[question.id] = [{"type": "accept" if yes else "ignore", "args": None}]
+            if isinstance(question.value, dict):
+                answers[question.id] = yes
+        graph_input = Command(resume=answers)
     raise AssertionError("it asks for ever")
 
 
@@ -234,8 +236,8 @@ async def by_turnwise(stage: Stage, approved: set[str], chance: Random) -> Seque
 
 
 def approvals(chance: Random) -> set[str]:
-    asked = [*NAMES, *(f"{name}, surely" for name in NAMES), "beside"]
-    return {name for name in asked if chance.random() < 0.5}
+    questions = [*NAMES, *(f"{name}, surely" for name in NAMES), "beside"]
+    return {name for name in questions if chance.random() < 0.5}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -245,21 +247,23 @@ async def test_each_decision_reaches_the_tool_that_asked(kind: str, graph: str, 
     """LangGraph alone makes a call again whose result is not stored; else all is the same."""
     chance = Random(f"{kind} {graph} {seed}")
     approved, names = approvals(chance), NAMES[: chance.choice([2, 3])]
-    alone, ours = Scene(), Scene()
+    alone, in_session = Scene(), Scene()
     reference = asks_once if kind == "asks_on_a_thread" else TOOLS[kind]  # alone, threads race for the answers
     await by_langgraph_alone(GRAPHS[graph](alone, reference(alone), names), approved)
-    stage = Stage(LangGraphEngine(GRAPHS[graph](ours, TOOLS[kind](ours), names), checkpointer=InMemorySaver()))
+    stage = Stage(
+        LangGraphEngine(GRAPHS[graph](in_session, TOOLS[kind](in_session), names), checkpointer=InMemorySaver())
+    )
     await stage.begin()
     blocks = await by_turnwise(stage, approved, chance)
-    assert sorted(ours.deeds) == sorted(set(alone.deeds)), "each approved deed is done once, and no other"
+    assert sorted(in_session.deeds) == sorted(set(alone.deeds)), "each approved deed is done once, and no other"
     refused = {name for name, answers in alone.answers.items() if answers[-1] == "ignore"}
-    assert {name: answers[-1] for name, answers in ours.answers.items()} == {
+    assert {name: answers[-1] for name, answers in in_session.answers.items()} == {
         name: answers[-1] for name, answers in alone.answers.items() if name not in refused
     }, "a rejected call is not made, so its tool gets no answer"
     results = [block for block in blocks if isinstance(block, ToolResult) and block.call_id.startswith("c")]
     assert [block.call_id for block in results] == [f"c{index}" for index, _ in enumerate(names, 1)]
-    assert [each.text == f"deleted {name}" for name, each in zip(names, results, strict=True)] == [
-        name in ours.deeds for name in names
+    assert [result.text == f"deleted {name}" for name, result in zip(names, results, strict=True)] == [
+        name in in_session.deeds for name in names
     ]
     assert blocks[-1] == Text(text="Done.")
 
@@ -374,9 +378,9 @@ async def test_a_node_that_asks_after_its_tools_gets_its_own_answer() -> None:
     scene = Scene()
     graph = one_node(scene, asks_once(scene), ["a", "b"])
 
-    def check(given: Any) -> Any:
+    def check(value: Any) -> Any:
         assert scene.got("check", interrupt({"ask": "check"})) == "fine"
-        return given
+        return value
 
     changed: Any = StateGraph(State)
     changed.add_node("agent", graph.nodes["agent"].runnable)

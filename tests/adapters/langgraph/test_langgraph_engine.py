@@ -88,19 +88,19 @@ def asking(value: Any, *, schema: Any = None) -> Any:
 
 @pytest.mark.parametrize("decision", DECISIONS)
 async def test_a_decision_about_an_interrupt_is_the_value_that_the_graph_gets(decision: str) -> None:
-    verdict, given, value, said = DECISIONS[decision]
+    verdict, options, value, expected = DECISIONS[decision]
     saver = InMemorySaver()
     stage = Stage(LangGraphEngine(asking({"question": "really?"}), checkpointer=saver))
     await stage.begin()
-    (asked,) = await stage.until_it_waits()
-    assert (asked.name, asked.input, asked.wants) == ("interrupt", {"value": {"question": "really?"}}, "approval")
+    (call,) = await stage.until_it_waits()
+    assert (call.name, call.input, call.wants) == ("interrupt", {"value": {"question": "really?"}}, "approval")
     (thread,) = saver.storage
     assert thread.endswith(f"-{SESSION}#0")
     stage.new_core()  # as after a restart
-    await stage.decide(asked.call_id, verdict, **given)
+    await stage.decide(call.call_id, verdict, **options)
     text, use, result, answer = output(await stage.outcome())
     assert text == Text(text="Shall I?") and answer == Text(text=f"got {value}")
-    assert isinstance(use, ToolUse) and isinstance(result, ToolResult) and result.text == said
+    assert isinstance(use, ToolUse) and isinstance(result, ToolResult) and result.text == expected
     await stage.begin("again", run_id="second")
     await stage.until_it_waits("second")
     again = thread.replace("#0", "#1")
@@ -118,12 +118,12 @@ class Age(BaseModel):
 async def test_a_value_that_the_graph_did_not_ask_for_is_asked_again() -> None:
     stage = Stage(LangGraphEngine(asking("how old?", schema=Age), checkpointer=InMemorySaver()))
     await stage.begin()
-    (asked,) = await stage.until_it_waits()
-    assert asked.input["response_schema"]["title"] == "Age"
-    await stage.decide(asked.call_id, "provided", text="seven")
+    (call,) = await stage.until_it_waits()
+    assert call.input["response_schema"]["title"] == "Age"
+    await stage.decide(call.call_id, "provided", text="seven")
     while not (waiting := await stage.core.reads.pending("run")):
         await asyncio.sleep(0.005)
-    assert waiting[0].call_id == f"{asked.call_id}-2" and "not what the graph asked for" in str(waiting[0].why)
+    assert waiting[0].call_id == f"{call.call_id}-2" and "not what the graph asked for" in str(waiting[0].why)
     await stage.decide(waiting[0].call_id, "provided", text='{"years": 7}', is_json=True)
     assert output(await stage.outcome())[-1] == Text(text="got Age(years=7)")
 
@@ -133,13 +133,15 @@ def reviewed(model: Any, tools: Sequence[Any], *, old: bool = False) -> Any:
     graph = agent(model, tools)
 
     def review(state: Any) -> Any:
-        said = state["messages"][-1]
-        if not said.tool_calls:
+        message = state["messages"][-1]
+        if not message.tool_calls:
             return {}
-        actions = [{"name": call["name"], "args": call["args"], "description": "careful"} for call in said.tool_calls]
+        actions = [
+            {"name": call["name"], "args": call["args"], "description": "careful"} for call in message.tool_calls
+        ]
         if old:
-            asked = [{"action_request": {"action": action["name"], "args": action["args"]}} for action in actions]
-            answers = interrupt(asked)
+            requests = [{"action_request": {"action": action["name"], "args": action["args"]}} for action in actions]
+            answers = interrupt(requests)
             kinds = {"accept": "approve", "ignore": "reject", "edit": "edit", "response": "reject"}
             decisions: Any = [
                 {
@@ -154,21 +156,21 @@ def reviewed(model: Any, tools: Sequence[Any], *, old: bool = False) -> Any:
         else:
             reviews = [{"action_name": action["name"], "allowed_decisions": ["approve", "edit"]} for action in actions]
             decisions = interrupt({"action_requests": actions, "review_configs": reviews})["decisions"]
-        made: list[Any] = []
+        calls_made: list[Any] = []
         refused: list[Any] = []
-        for call, decision in zip(said.tool_calls, decisions, strict=True):
+        for call, decision in zip(message.tool_calls, decisions, strict=True):
             if decision["type"] == "edit":
                 call = {**call, "args": decision["edited_action"]["args"]}  # noqa: PLW2901
             if decision["type"] == "reject":
                 refused.append(ToolMessage(f"no: {decision.get('message')}", tool_call_id=call["id"], status="error"))
-            made.append(call)
-        return {"messages": [said.model_copy(update={"tool_calls": made}), *refused]}
+            calls_made.append(call)
+        return {"messages": [message.model_copy(update={"tool_calls": calls_made}), *refused]}
 
     def route(state: Any) -> Any:
         answered = {message.tool_call_id for message in state["messages"] if isinstance(message, ToolMessage)}
-        said = next(message for message in reversed(state["messages"]) if isinstance(message, AIMessage))
-        left = [call for call in said.tool_calls if call["id"] not in answered]
-        return [Send("tools", [call]) for call in left] or ("agent" if said.tool_calls else END)
+        message = next(message for message in reversed(state["messages"]) if isinstance(message, AIMessage))
+        open_calls = [call for call in message.tool_calls if call["id"] not in answered]
+        return [Send("tools", [call]) for call in open_calls] or ("agent" if message.tool_calls else END)
 
     changed: Any = StateGraph(State)
     changed.add_node("agent", graph.nodes["agent"].runnable)
@@ -201,8 +203,8 @@ async def test_calls_under_review_wait_for_their_decisions(old: bool) -> None:
     await stage.decide("c4", "provided", text="raining")
     blocks = output(await stage.outcome())
     assert [block.input["city"] for block in blocks if isinstance(block, ToolUse)] == ["Oslo", "Paris", "Bonn", "Bern"]
-    said = [block.text for block in blocks if isinstance(block, ToolResult)]
-    assert said == ["sunny in Oslo", "sunny in Paris", "rejected: not there", "raining"]
+    texts = [block.text for block in blocks if isinstance(block, ToolResult)]
+    assert texts == ["sunny in Oslo", "sunny in Paris", "rejected: not there", "raining"]
     assert blocks[-1] == Text(text="Done.")
 
 
@@ -216,18 +218,18 @@ async def test_a_breakpoint_before_the_tools_makes_their_calls_wait() -> None:
     await stage.decide("c1", "approved")
     await stage.decide("c2", "approved", input={"city": "Paris"})
     await stage.decide("c3", "rejected")
-    said = [block.text for block in output(await stage.outcome()) if isinstance(block, ToolResult)]
-    assert said == ["sunny in Oslo", "sunny in Paris", "rejected"]
-    assert said_by_tools(model.asked[-1]) == said, "the graph's model gets what was decided"
+    texts = [block.text for block in output(await stage.outcome()) if isinstance(block, ToolResult)]
+    assert texts == ["sunny in Oslo", "sunny in Paris", "rejected"]
+    assert said_by_tools(model.asked[-1]) == texts, "the graph's model gets what was decided"
 
 
 async def test_a_breakpoint_elsewhere_waits_as_a_call_of_its_own() -> None:
     graph = asking("x").compile(checkpointer=InMemorySaver(), interrupt_after=["agent"])
     stage = Stage(LangGraphEngine(graph))
     await stage.begin()
-    (asked,) = await stage.until_it_waits()
-    assert asked.input == {"value": {"next": ("ask",)}}
-    await stage.decide(asked.call_id, "rejected")
+    (call,) = await stage.until_it_waits()
+    assert call.input == {"value": {"next": ("ask",)}}
+    await stage.decide(call.call_id, "rejected")
     outcome = await stage.outcome()
     assert outcome.run.state == "failed" and "was rejected" in str(outcome.run.why)
 
@@ -242,9 +244,9 @@ async def test_an_interrupt_without_a_checkpointer_fails_the_run_and_names_the_r
 async def test_a_decision_whose_graph_has_lost_its_state_fails_the_run() -> None:
     stage = Stage(LangGraphEngine(asking("?"), checkpointer=InMemorySaver))
     await stage.begin()
-    (asked,) = await stage.until_it_waits()
+    (call,) = await stage.until_it_waits()
     stage.new_core()
-    await stage.decide(asked.call_id, "approved")
+    await stage.decide(call.call_id, "approved")
     outcome = await stage.outcome()
     assert outcome.run.state == "failed" and "InMemorySaver" in str(outcome.run.why)
 
@@ -281,8 +283,8 @@ async def test_a_call_with_a_result_is_not_made_again_after_a_loss(durable: bool
     blocks = output(await stage.outcome())
     again = durable and repeatable
     assert called == (["quick", "slow", "slow"] if again else ["quick", "slow"])
-    said = [block.text for block in blocks if isinstance(block, ToolResult)]
-    assert said == ["quick", "slow" if again else LOST] == said_by_tools(model.asked[-1])
+    texts = [block.text for block in blocks if isinstance(block, ToolResult)]
+    assert texts == ["quick", "slow" if again else LOST] == said_by_tools(model.asked[-1])
     assert blocks[-1] == Text(text="Done.")
 
 
@@ -305,12 +307,12 @@ async def test_an_interrupt_in_a_tool_repeats_that_tool_only() -> None:
     model = ScriptedChat(reply=script(calls(("plain", {}), ("asks", {})), "Done."))
     stage = Stage(LangGraphEngine(agent(model, [plain, asks]), checkpointer=InMemorySaver()))
     await stage.begin()
-    (asked,) = await stage.until_it_waits()
+    (call,) = await stage.until_it_waits()
     stage.new_core()
-    await stage.decide(asked.call_id, "provided", text="the red one")
+    await stage.decide(call.call_id, "provided", text="the red one")
     blocks = output(await stage.outcome())
-    said = {block.call_id: block.text for block in blocks if isinstance(block, ToolResult)}
-    assert said == {"c1": "plain", "c2": "answer: the red one", asked.call_id: "the red one"}
+    texts = {block.call_id: block.text for block in blocks if isinstance(block, ToolResult)}
+    assert texts == {"c1": "plain", "c2": "answer: the red one", call.call_id: "the red one"}
     assert called == ["plain", "asks", "asks"]
 
 
@@ -319,8 +321,8 @@ async def test_ids_that_a_server_repeats_are_told_apart() -> None:
     model = ScriptedChat(reply=script(*steps, "Done."))
     blocks = output(await Stage(LangGraphEngine(agent(model, [weather]))).run())
     assert [block.call_id for block in blocks if isinstance(block, ToolUse)] == ["c1", "c1_2"]
-    said = [block.text for block in blocks if isinstance(block, ToolResult)]
-    assert said == ["sunny in Oslo", "sunny in Rome"] == said_by_tools(model.asked[-1])
+    texts = [block.text for block in blocks if isinstance(block, ToolResult)]
+    assert texts == ["sunny in Oslo", "sunny in Rome"] == said_by_tools(model.asked[-1])
 
 
 async def test_a_graph_that_does_not_end_reaches_its_limit() -> None:
@@ -385,13 +387,13 @@ async def test_an_error_of_the_provider_fails_the_run_with_its_message(
 
 
 async def test_parameters_reach_the_graph_if_it_takes_them() -> None:
-    seen: list[Any] = []
+    received: list[Any] = []
 
     class Context(TypedDict, total=False):
         temperature: float
 
     def node(state: Any, config: RunnableConfig, runtime: Runtime[Any]) -> Any:
-        seen.append((config["configurable"], runtime.context))
+        received.append((config["configurable"], runtime.context))
         return {"messages": [AIMessage("ok")]}
 
     graph: Any = StateGraph(State, context_schema=Context)
@@ -400,7 +402,7 @@ async def test_parameters_reach_the_graph_if_it_takes_them() -> None:
     engine = LangGraphEngine(graph, takes=["model", "temperature", "max_output_tokens"])
     params = {"temperature": 0.5, "max_output_tokens": 9}
     assert output(await Stage(engine).run(model="big", params=params)) == (Text(text="ok"),)
-    ((config, context),) = seen
+    ((config, context),) = received
     assert (config["model"], config["temperature"], config["max_tokens"]) == ("big", 0.5, 9)
     assert config["session_id"] == SESSION and context == {"temperature": 0.5}
     with pytest.raises(InvalidInputError, match="takes="):
@@ -454,9 +456,9 @@ async def test_a_compiled_graph_travels_as_it_was_compiled() -> None:
     assert (made.name, made.interrupt_before_nodes, made.config["recursion_limit"]) == ("clerk", ["agent"], 7)
     stage = Stage(there)
     await stage.begin()
-    (asked,) = await stage.until_it_waits()
-    await stage.decide(asked.call_id, "approved")
-    while asked in (waiting := await stage.core.reads.pending("run")) or not waiting:
+    (call,) = await stage.until_it_waits()
+    await stage.decide(call.call_id, "approved")
+    while call in (waiting := await stage.core.reads.pending("run")) or not waiting:
         await asyncio.sleep(0.005)
     await stage.decide(waiting[0].call_id, "approved")
     assert output(await stage.outcome())[-1] == Text(text="got True")
@@ -472,8 +474,8 @@ async def test_what_internal_models_and_subgraphs_say_is_counted_and_not_recorde
     inner = agent(ScriptedChat(reply=script("inner thought"))).compile()
 
     async def think(state: Any) -> Any:
-        said = await inner.ainvoke({"messages": [("user", "think")]})
-        return {"messages": [HumanMessage(f"note: {said['messages'][-1].text}", name="thinker")]}
+        thought = await inner.ainvoke({"messages": [("user", "think")]})
+        return {"messages": [HumanMessage(f"note: {thought['messages'][-1].text}", name="thinker")]}
 
     graph = agent(ScriptedChat(reply=script("answer")))
     graph.add_node("think", think)
@@ -486,17 +488,17 @@ async def test_what_internal_models_and_subgraphs_say_is_counted_and_not_recorde
 
 
 async def test_a_checkpointer_that_a_function_made_is_closed_with_the_session_and_no_other() -> None:
-    made = TurnwiseSaver("memory://")
+    saver = TurnwiseSaver("memory://")
     view = SessionView(session_id=SESSION, user_id="u", agent=None, metadata={})
-    for given, is_closed in ((made, False), (lambda: made, True)):
-        runner: Any = LangGraphEngine(asking("?"), checkpointer=given).build(view)
+    for checkpointer, is_closed in ((saver, False), (lambda: saver, True)):
+        runner: Any = LangGraphEngine(asking("?"), checkpointer=checkpointer).build(view)
         assert isinstance(runner, Closable)
         await runner.close()
         if is_closed:
             with pytest.raises(StoreClosedError):
-                made.get_tuple({"configurable": {"thread_id": "t"}})
+                saver.get_tuple({"configurable": {"thread_id": "t"}})
         else:
-            assert made.get_tuple({"configurable": {"thread_id": "t"}}) is None
+            assert saver.get_tuple({"configurable": {"thread_id": "t"}}) is None
 
 
 def without_messages() -> Any:
@@ -561,13 +563,13 @@ async def test_sessions_of_one_id_that_share_a_checkpointer_do_not_reach_each_ot
         stage.new_core(owner)
         await stage.begin(run_id=run_id)
         await stage.until_it_waits(run_id)
-    (asked,) = await second.until_it_waits("second")
-    await second.decide(asked.call_id, "approved", run_id="second")
+    (call,) = await second.until_it_waits("second")
+    await second.decide(call.call_id, "approved", run_id="second")
     assert output(await second.outcome("second"))
     await second.begin("again", run_id="third")
     await second.until_it_waits("third")
-    (asked,) = await first.until_it_waits("first")
-    await first.decide(asked.call_id, "approved", run_id="first")
+    (call,) = await first.until_it_waits("first")
+    await first.decide(call.call_id, "approved", run_id="first")
     assert output(await first.outcome("first"))[-1] == Text(text="got True")
 
 
@@ -575,8 +577,8 @@ async def test_summaries_leave_no_checkpoints_and_touch_none() -> None:
     saver = InMemorySaver()
     model = ScriptedChat(reply=script("short"))
     summarizer = EngineModel(LangGraphEngine(agent(model), checkpointer=saver))
-    assert [await summarizer.answer([User(text=said)]) for said in ("a", "b")] == ["short", "short"]
-    assert [[message.text for message in asked] for asked in model.asked] == [["a"], ["b"]]
+    assert [await summarizer.answer([User(text=text)]) for text in ("a", "b")] == ["short", "short"]
+    assert [[message.text for message in prompt] for prompt in model.asked] == [["a"], ["b"]]
     assert not saver.storage
 
 
@@ -584,8 +586,11 @@ async def test_the_checkpoints_of_a_session_are_found_by_its_id() -> None:
     saver = InMemorySaver()
     stage = Stage(LangGraphEngine(agent(ScriptedChat(reply=script("Hi."))), checkpointer=saver))
     output(await stage.run())
-    found = {each.config["configurable"]["thread_id"] for each in saver.list(None, filter={"session_id": SESSION})}
-    assert found == set(saver.storage) and len(found) == 1
+    threads = {
+        checkpoint.config["configurable"]["thread_id"]
+        for checkpoint in saver.list(None, filter={"session_id": SESSION})
+    }
+    assert threads == set(saver.storage) and len(threads) == 1
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["no checkpointer", "checkpointer"])

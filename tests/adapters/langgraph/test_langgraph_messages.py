@@ -143,8 +143,8 @@ def test_messages_are_what_langchain_expects() -> None:
         ToolMessage("broken", tool_call_id="2", name="find", status="error"),
         AIMessage("found"),
     ]
-    (seen,) = to_langchain([User(text="this"), PIXEL, PDF])
-    assert seen.content == [
+    (message,) = to_langchain([User(text="this"), PIXEL, PDF])
+    assert message.content == [
         {"type": "text", "text": "this"},
         {"type": "image", "base64": "iVBORw0KGgo=", "mime_type": "image/png"},
         {"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf", "extras": {"filename": "a.pdf"}},
@@ -217,19 +217,19 @@ def test_messages_of_langchain_and_its_providers_become_blocks(name: str) -> Non
 
 def test_reasoning_of_a_provider_goes_back_to_it_with_all_that_it_had() -> None:
     part = {"type": "reasoning", "id": "rs_1", "reasoning": "Hm.", "extras": {"encrypted_content": "x"}}
-    said = AIMessage(
+    message = AIMessage(
         [part, {"type": "text", "text": "ok"}],
         response_metadata={"output_version": "v1", "model_provider": "openai"},
     )
-    thought, text = from_langchain([said])
+    thought, text = from_langchain([message])
     (back,) = to_langchain([thought, text])
-    assert back.content == said.content and back.response_metadata == said.response_metadata
+    assert back.content == message.content and back.response_metadata == message.response_metadata
 
 
 def test_content_that_no_block_has_is_kept() -> None:
     called = {"type": "server_tool_call", "id": "1", "name": "web_search", "args": {"query": "x"}}
-    said = AIMessage([called, {"type": "text", "text": "ok"}], response_metadata={"output_version": "v1"})
-    assert from_langchain([said]) == [
+    message = AIMessage([called, {"type": "text", "text": "ok"}], response_metadata={"output_version": "v1"})
+    assert from_langchain([message]) == [
         Unknown(stored_kind="langchain", payload=freeze({"part": called})),
         Text(text="ok"),
     ]

@@ -27,9 +27,9 @@ async def test_an_interrupt_is_answered_after_its_process_was_killed(
     with SessionManager(url, engine=engine, placement=hosts) as manager:
         session = manager.open("chat")
         run = session.run("hello")
-        asked = next(event for event in run.events() if event.kind == "approval_requested")
+        request = next(event for event in run.events() if event.kind == "approval_requested")
         os.kill(process_of(session.info()), signal.SIGKILL)
-        manager.execution(run.run_id).approve(asked.call_id)
+        manager.execution(run.run_id).approve(request.call_id)
         assert run.wait().text == "got True"
     async with AsyncSessionManager(url, engine=engine, placement=hosts) as managers:
         again = await (await managers.open("chat")).run("and now?")

@@ -76,7 +76,7 @@ def said(text: str) -> Any:
     return {"messages": [("user", text)]}
 
 
-def chat(saver: BaseCheckpointSaver[Any], model: Callable[[str], Any] = lambda asked: f"re {asked}") -> Any:
+def chat(saver: BaseCheckpointSaver[Any], model: Callable[[str], Any] = lambda prompt: f"re {prompt}") -> Any:
     graph = StateGraph(MessagesState)
     graph.add_node("model", lambda state: {"messages": [AIMessage(model(state["messages"][-1].content))]})
     graph.add_edge(START, "model")
@@ -94,11 +94,11 @@ def latest(app: Any, thread: Any = T) -> list[str]:
 
 def children(saver: TurnwiseSaver, thread: Any = T) -> dict[str | None, int]:
     """Return how many checkpoints follow each."""
-    found: dict[str | None, int] = {}
-    for each in saver.list({"configurable": {**thread["configurable"], "checkpoint_ns": ""}}):
-        parent = each.parent_config["configurable"]["checkpoint_id"] if each.parent_config else None
-        found[parent] = found.get(parent, 0) + 1
-    return found
+    counts: dict[str | None, int] = {}
+    for checkpoint in saver.list({"configurable": {**thread["configurable"], "checkpoint_ns": ""}}):
+        parent = checkpoint.parent_config["configurable"]["checkpoint_id"] if checkpoint.parent_config else None
+        counts[parent] = counts.get(parent, 0) + 1
+    return counts
 
 
 def test_every_test_of_the_conformance_suite_passes_and_none_is_skipped(url: str) -> None:
@@ -124,19 +124,19 @@ def test_one_command_prints_the_report(capsys: pytest.CaptureFixture[str]) -> No
 def test_of_two_that_read_the_same_the_first_to_write_goes_on_and_the_other_is_refused(saver: TurnwiseSaver) -> None:
     app = chat(saver)
     app.invoke(said("hello"), T)
-    one, two = saver.get_tuple(T), saver.get_tuple(T)
-    assert one and two
-    saver.put_writes(one.config, [("messages", "a")], "task")
+    first, two = saver.get_tuple(T), saver.get_tuple(T)
+    assert first and two
+    saver.put_writes(first.config, [("messages", "a")], "task")
     with pytest.raises(CheckpointFencedError) as refused:
         saver.put_writes(two.config, [("messages", "b")], "task")
     with pytest.raises(CheckpointFencedError, match="invoke the graph again"):
         saver.put(two.config, made("2"), {"step": 2}, {})
     with pytest.raises(CheckpointFencedError):
         saver.put(by_hand(two.config), made("2"), {"step": 2}, {})
-    assert (refused.value.thread_id, refused.value.latest) == ("t", one.checkpoint["id"])
-    saver.put(one.config, made("3"), {"step": 2}, {})
-    found = saver.get_tuple(T)
-    assert found and found.checkpoint["id"] == made("3")["id"]
+    assert (refused.value.thread_id, refused.value.latest) == ("t", first.checkpoint["id"])
+    saver.put(first.config, made("3"), {"step": 2}, {})
+    latest_checkpoint = saver.get_tuple(T)
+    assert latest_checkpoint and latest_checkpoint.checkpoint["id"] == made("3")["id"]
     assert set(children(saver).values()) == {1}
 
 
@@ -155,18 +155,18 @@ def test_a_run_that_hung_goes_no_further_once_another_has_taken_over(url: str) -
         graph.add_edge(START, "model")
         # Two savers are as two processes; what is in memory is in one.
         async with TurnwiseSaver(url) as saver, TurnwiseSaver(url) as another:
-            other = saver if url.startswith("memory:") else another
+            second = saver if url.startswith("memory:") else another
             hung = asyncio.create_task(graph.compile(checkpointer=saver).ainvoke(said("slow"), T, durability="sync"))
             await hangs.wait()
-            app = graph.compile(checkpointer=other)
+            app = graph.compile(checkpointer=second)
             assert len((await app.ainvoke(said("quick"), T))["messages"]) == 3
             goes_on.set()
             with pytest.raises(CheckpointFencedError):
                 await hung
-            told = [message.content for message in (await app.aget_state(T)).values["messages"]]
-            assert told == ["slow", "quick", "answer"]
-            assert [each async for each in other.alist(T) if each.parent_config is None] != []
-            parents = [str(each.parent_config) async for each in other.alist(T)]
+            texts = [message.content for message in (await app.aget_state(T)).values["messages"]]
+            assert texts == ["slow", "quick", "answer"]
+            assert [checkpoint async for checkpoint in second.alist(T) if checkpoint.parent_config is None] != []
+            parents = [str(checkpoint.parent_config) async for checkpoint in second.alist(T)]
             assert len({*map(parent_of, parents)}) == len(parents)
 
     asyncio.run(play())
@@ -180,16 +180,16 @@ def test_two_first_runs_of_a_thread_do_not_both_begin_it(quick: TurnwiseSaver) -
 
 def test_a_caller_may_branch_from_an_earlier_checkpoint(quick: TurnwiseSaver) -> None:
     app = chat(quick)
-    for asked in ("one", "two", "three"):
-        app.invoke(said(asked), T)
-    old = next(each for each in app.get_state_history(T) if len(each.values["messages"]) == 2)
+    for prompt in ("one", "two", "three"):
+        app.invoke(said(prompt), T)
+    old = next(state for state in app.get_state_history(T) if len(state.values["messages"]) == 2)
     app.invoke(said("other"), old.config)
     assert latest(app) == ["one", "re one", "other", "re other"]
     config = app.update_state(old.config, {"messages": [AIMessage("told")]}, as_node="model")
     assert latest(app) == latest(app, config) == ["one", "re one", "told"]
     app.invoke(said("on"), T)
     assert latest(app) == ["one", "re one", "told", "on", "re on"]
-    again = next(each for each in app.get_state_history(T) if each.next == ("model",))
+    again = next(state for state in app.get_state_history(T) if state.next == ("model",))
     app.invoke(None, again.config)
     assert latest(app)[-2:] == ["on", "re on"]
     app.bulk_update_state(old.config, [[StateUpdate(None, "__copy__")], [StateUpdate(said("bulk"), "model")]])
@@ -197,7 +197,7 @@ def test_a_caller_may_branch_from_an_earlier_checkpoint(quick: TurnwiseSaver) ->
     first = [*app.get_state_history(T)][-1]
     app.bulk_update_state(first.config, [[StateUpdate(None, "__copy__")]])
     assert app.get_state(T).values["messages"] == []
-    assert [texts for texts in (latest(app, each.config) for each in app.get_state_history(T)) if "three" in texts]
+    assert [texts for texts in (latest(app, state.config) for state in app.get_state_history(T)) if "three" in texts]
 
 
 def test_a_subgraph_with_a_history_of_its_own_can_be_replayed_from_before_its_beginning(quick: TurnwiseSaver) -> None:
@@ -264,11 +264,11 @@ def test_graphs_keep_the_same_as_with_the_saver_in_memory(saver: TurnwiseSaver) 
         graph.add_edge(START, "step")
         app: Any = graph.compile(checkpointer=saver)
         for number in range(8):
-            asked = [HumanMessage(f"question {number}", id=f"q{number}")]
-            app.invoke({"messages": asked, "document": "d" * 500, "notes": ["n"]}, T)
-        early = next(each for each in app.get_state_history(T) if each.metadata["step"] == 10)
+            messages = [HumanMessage(f"question {number}", id=f"q{number}")]
+            app.invoke({"messages": messages, "document": "d" * 500, "notes": ["n"]}, T)
+        early = next(state for state in app.get_state_history(T) if state.metadata["step"] == 10)
         app.invoke({"messages": [HumanMessage("branch", id="b")], "notes": []}, early.config)
-        return [(each.metadata["step"], each.values, each.next) for each in app.get_state_history(T)]
+        return [(state.metadata["step"], state.values, state.next) for state in app.get_state_history(T)]
 
     assert play(saver) == play(InMemorySaver())
 
@@ -276,7 +276,7 @@ def test_graphs_keep_the_same_as_with_the_saver_in_memory(saver: TurnwiseSaver) 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_delta_channels_are_rebuilt_and_pruning_leaves_what_they_need(quick: TurnwiseSaver, durability: Any) -> None:
     def add(state: list[str], updates: Any) -> list[str]:
-        return [*state, *(each for update in updates for each in update)]
+        return [*state, *(update_item for update in updates for update_item in update)]
 
     class State(TypedDict):
         log: Annotated[list[str], DeltaChannel(add, snapshot_frequency=4)]
@@ -304,13 +304,13 @@ def test_delta_channels_are_rebuilt_and_pruning_leaves_what_they_need(quick: Tur
 
 def test_a_function_with_a_checkpointer_gets_what_it_saved(quick: TurnwiseSaver) -> None:
     @entrypoint(checkpointer=quick)
-    def chat(asked: str, *, previous: list[Any] | None = None) -> list[Any]:
-        return [*(previous or []), HumanMessage(asked), AIMessage("a" * 100)]
+    def chat(text: str, *, previous: list[Any] | None = None) -> list[Any]:
+        return [*(previous or []), HumanMessage(text), AIMessage("a" * 100)]
 
-    told: Any = []
+    messages: Any = []
     for number in range(12):
-        told = chat.invoke(str(number), T)
-    assert [message.content for message in told[::2]] == [str(number) for number in range(12)]
+        messages = chat.invoke(str(number), T)
+    assert [message.content for message in messages[::2]] == [str(number) for number in range(12)]
 
 
 def test_each_message_is_stored_once_and_a_checkpoint_takes_the_same_space_at_any_length(tmp_path: Path) -> None:
@@ -328,9 +328,9 @@ def test_each_message_is_stored_once_and_a_checkpoint_takes_the_same_space_at_an
         count = sa.select(sa.func.count()).select_from(elements).where(elements.c.channel == "messages")
         sizes = sa.select(sa.func.length(checkpoints.c.record)).order_by(checkpoints.c.id)
         read: Any = store._read
-        found = await read(lambda c: (c.scalar(count), [*c.scalars(sizes)]))
+        counts = await read(lambda c: (c.scalar(count), [*c.scalars(sizes)]))
         await store.close()
-        return found  # type: ignore[no-any-return]
+        return counts  # type: ignore[no-any-return]
 
     count, sizes = asyncio.run(look())
     assert count == 40
@@ -347,9 +347,9 @@ def test_a_channel_that_is_replaced_at_each_step_does_not_make_the_process_grow(
         thread = {"configurable": {"thread_id": name}}
         for number in range(12):
             said_last = compiled.invoke({"page": b"", "texts": [f"{number} " * 50]}, thread)
-            known = [each for memory in quick._threads._memories.values() for each in memory.known.values()]
-            assert sum(len(data) for each in known for _, data in each.elements.values()) < 40_000
-            assert all(set(each.positions.values()) <= each.elements.keys() for each in known)
+            channels = [channel for memory in quick._threads._memories.values() for channel in memory.known.values()]
+            assert sum(len(data) for channel in channels for _, data in channel.elements.values()) < 40_000
+            assert all(set(channel.positions.values()) <= channel.elements.keys() for channel in channels)
             assert compiled.get_state(thread).values == said_last
     space = quick._threads._memories["t", ""].space
     assert space.ends["texts"] == 12  # what is still in the state was not stored again
@@ -390,18 +390,20 @@ def test_a_list_reads_the_values_of_many_checkpoints_at_once(quick: TurnwiseSave
             return await real(*args)
 
         setattr(store, name, counted)
-    found = [*quick.list(None)]
-    assert len(found) == 60
+    listed = [*quick.list(None)]
+    assert len(listed) == 60
     assert len(calls) <= 20
-    assert {len(each.checkpoint["channel_values"].get("messages", ())) for each in found} == {*range(21)}
+    assert {len(checkpoint.checkpoint["channel_values"].get("messages", ())) for checkpoint in listed} == {*range(21)}
     quick._threads._memories.clear()
-    assert [each.checkpoint for each in quick.list(None)] == [each.checkpoint for each in found]
+    assert [checkpoint.checkpoint for checkpoint in quick.list(None)] == [
+        checkpoint.checkpoint for checkpoint in listed
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_list_of_spans_has_the_elements_in_order(seed: int) -> None:
     chance, codec = random.Random(seed), Codec(InMemorySaver().serde)
-    known, stored, end = Known(), dict[tuple[str, int], Any](), 0
+    elements, stored, end = Known(), dict[tuple[str, int], Any](), 0
     values: list[Any] = []
     for _ in range(30):
         match chance.randrange(5):
@@ -413,47 +415,47 @@ def test_a_list_of_spans_has_the_elements_in_order(seed: int) -> None:
                 values = [chance.choice([value, "c" * chance.randrange(99)]) for value in values]
             case 4:
                 values = values[chance.randrange(len(values) + 1) :] + values[:2]
-        spans, new = place([codec.dump(value) for value in values], known, end)
-        stored |= {("c", at): typed for at, typed in new}
+        spans, new = place([codec.dump(value) for value in values], elements, end)
+        stored |= {("c", position): typed for position, typed in new}
         end += len(new)
         assert value_of(codec, "c", [0, *spans], stored) == values
-        assert value_of(codec, "c", share([codec.dump(value) for value in values], known, codec), stored) == values
+        assert value_of(codec, "c", share([codec.dump(value) for value in values], elements, codec), stored) == values
 
 
 @pytest.mark.parametrize("kinds", [1, 2, 50])
 def test_a_list_of_short_values_that_repeat_is_not_stored_again_at_each_change(kinds: int) -> None:
-    codec, chance, known, end = Codec(InMemorySaver().serde), random.Random(1), Known(), 0
+    codec, chance, elements, end = Codec(InMemorySaver().serde), random.Random(1), Known(), 0
     values: list[Any] = []
     spans: list[int] = []
     for _ in range(100):
         values.append(chance.randrange(kinds))
-        spans, new = place([codec.dump(str(value)) for value in values], known, end)
+        spans, new = place([codec.dump(str(value)) for value in values], elements, end)
         end += len(new)
     assert end < 110 and len(spans) <= 4
 
 
 def test_what_another_process_wrote_is_read_even_if_the_store_was_restored_in_between(tmp_path: Path) -> None:
     file = tmp_path / "threads.db"
-    with TurnwiseSaver(f"sqlite:///{file}") as one, TurnwiseSaver(f"sqlite:///{file}") as two:
-        chat(one).invoke(said("hello"), T)
+    with TurnwiseSaver(f"sqlite:///{file}") as first, TurnwiseSaver(f"sqlite:///{file}") as two:
+        chat(first).invoke(said("hello"), T)
         with sqlite3.connect(file) as database, sqlite3.connect(":memory:") as backup:
             database.backup(backup)
-            chat(one).invoke(said("lost"), T)
+            chat(first).invoke(said("lost"), T)
             for table in ("spaces", "checkpoints", "elements", "writes"):
                 name = f"turnwise_langgraph_{table}"
                 rows = backup.execute(f"SELECT * FROM {name}").fetchall()
                 database.execute(f"DELETE FROM {name}")
                 database.executemany(f"INSERT INTO {name} VALUES ({','.join('?' * len(rows[0]))})", rows)
         chat(two).invoke(said("again"), T)
-        assert latest(chat(one)) == latest(chat(two)) == ["hello", "re hello", "again", "re again"]
+        assert latest(chat(first)) == latest(chat(two)) == ["hello", "re hello", "again", "re again"]
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_checkpoint_is_read_with_the_pending_writes_of_the_same_moment(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with TurnwiseSaver(url) as one, TurnwiseSaver(url) as two:
-        chat(one).invoke(said("hello"), T)
+    with TurnwiseSaver(url) as first, TurnwiseSaver(url) as two:
+        chat(first).invoke(said("hello"), T)
         read = two.get_tuple(T)
         assert read
         two.put_writes(read.config, [("messages", "a")], "task")
@@ -465,29 +467,29 @@ def test_a_checkpoint_is_read_with_the_pending_writes_of_the_same_moment(
             return execute(connection, *args)
 
         monkeypatch.setattr(sa.Connection, "scalars", late)
-        found = one._loop.wait(lambda: one._threads._store.read(("t", ""), None))
-        assert found and found[1] and len(found[2]) == 1
-        assert one.get_tuple(T) is None
+        stored = first._loop.wait(lambda: first._threads._store.read(("t", ""), None))
+        assert stored and stored[1] and len(stored[2]) == 1
+        assert first.get_tuple(T) is None
 
 
 class Reversed:
     """A cipher for tests."""
 
     def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
-        return "reversed", random.randbytes(4) + bytes(each ^ 0x5A for each in plaintext)
+        return "reversed", random.randbytes(4) + bytes(byte ^ 0x5A for byte in plaintext)
 
     def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
-        return bytes(each ^ 0x5A for each in ciphertext[4:])
+        return bytes(byte ^ 0x5A for byte in ciphertext[4:])
 
 
 def test_encrypted_values_are_shared_too_and_no_file_has_their_text(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/threads.db"
-    for asked in ("first", "second"):
+    for word in ("first", "second"):
         with TurnwiseSaver(url, serde=EncryptedSerializer(Reversed())) as saver:
             app = chat(saver)
-            app.invoke(said(f"the secret is {asked}"), T)
-            known = saver._threads._memories["t", ""].known["messages"]
-            assert len(known.elements) == len(latest(app))
+            app.invoke(said(f"the secret is {word}"), T)
+            elements = saver._threads._memories["t", ""].known["messages"]
+            assert len(elements.elements) == len(latest(app))
     app = chat(TurnwiseSaver(url, serde=EncryptedSerializer(Reversed())))
     assert latest(app) == [
         "the secret is first",
@@ -520,7 +522,7 @@ def test_deleting_runs_leaves_the_others_and_what_nothing_refers_to_goes(saver: 
     saver.delete_thread("t")
     assert app.get_state(T).values == {}
     assert latest(app, copied)[-2:] == ["on", "re on"]
-    assert {each.config["configurable"]["thread_id"] for each in saver.list(None)} == {"copy"}
+    assert {checkpoint.config["configurable"]["thread_id"] for checkpoint in saver.list(None)} == {"copy"}
     saver.delete_for_runs(["r0", "r1"])
 
 
@@ -566,8 +568,8 @@ def test_a_run_that_read_a_thread_does_not_write_to_one_of_its_name_that_was_mad
 
 def test_a_process_that_knew_a_deleted_thread_takes_writes_of_a_run_that_read_its_successor(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/threads.db"
-    with TurnwiseSaver(url) as one, TurnwiseSaver(url) as two:
-        chat(one).invoke(said("hello"), T)
+    with TurnwiseSaver(url) as first, TurnwiseSaver(url) as two:
+        chat(first).invoke(said("hello"), T)
         old = two.get_tuple(T)
         two.delete_thread("t")
         chat(two).invoke(said("again"), T)
@@ -575,22 +577,22 @@ def test_a_process_that_knew_a_deleted_thread_takes_writes_of_a_run_that_read_it
         assert old and new
         for task in ("one", "two"):
             with pytest.raises(CheckpointNotFoundError):
-                one.put_writes(old.config, [("messages", "a")], task)
-            one.put_writes(new.config, [("messages", "b")], task)
+                first.put_writes(old.config, [("messages", "a")], task)
+            first.put_writes(new.config, [("messages", "b")], task)
             with pytest.raises(CheckpointNotFoundError):
-                one.put_writes(old.config, [("messages", "c")], task)
-        found = two.get_tuple(T)
-        assert found and found.pending_writes == [("one", "messages", "b"), ("two", "messages", "b")]
+                first.put_writes(old.config, [("messages", "c")], task)
+        checkpoint = two.get_tuple(T)
+        assert checkpoint and checkpoint.pending_writes == [("one", "messages", "b"), ("two", "messages", "b")]
 
 
 def test_after_a_store_was_restored_a_run_from_before_is_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/threads.db"
-    with TurnwiseSaver(url) as one, TurnwiseSaver(url) as two, sqlite3.connect(tmp_path / "threads.db") as database:
-        chat(one).invoke(said("hello"), T)
+    with TurnwiseSaver(url) as first, TurnwiseSaver(url) as two, sqlite3.connect(tmp_path / "threads.db") as database:
+        chat(first).invoke(said("hello"), T)
         stored = database.execute("SELECT revision, state FROM turnwise_langgraph_spaces").fetchone()
-        before = one.get_tuple(T)
+        before = first.get_tuple(T)
         assert before
-        one.put_writes(before.config, [("messages", "a")], "task")
+        first.put_writes(before.config, [("messages", "a")], "task")
         database.execute("UPDATE turnwise_langgraph_spaces SET revision = ?, state = ?", stored)
         database.execute("DELETE FROM turnwise_langgraph_writes")
         database.commit()
@@ -598,7 +600,7 @@ def test_after_a_store_was_restored_a_run_from_before_is_refused(tmp_path: Path)
         assert after
         two.put_writes(after.config, [("messages", "b")], "task")
         with pytest.raises(CheckpointFencedError):
-            one.put(before.config, made("2"), {}, {})
+            first.put(before.config, made("2"), {}, {})
 
 
 KILLED = """
@@ -622,7 +624,7 @@ def test_after_a_kill_each_checkpoint_is_whole_and_what_was_acknowledged_is_ther
     with TurnwiseSaver(url) as saver:
         app = chat(saver)
         assert len(latest(app)) >= 2 * int(line)
-        states = [len(each.checkpoint["channel_values"].get("messages", ())) for each in saver.list(T)]
+        states = [len(checkpoint.checkpoint["channel_values"].get("messages", ())) for checkpoint in saver.list(T)]
         assert states == sorted(states, reverse=True)
         app.invoke(said("on"), T)
         assert latest(app)[-2:] == ["on", "re on"]
@@ -661,9 +663,9 @@ def test_two_processes_that_repeat_what_was_refused_lose_nothing_and_fork_nothin
     assert rival.returncode == 0
     with TurnwiseSaver(url) as saver:
         assert set(children(saver).values()) == {1}
-        told = list(dict.fromkeys(latest(chat(saver))))
+        texts = list(dict.fromkeys(latest(chat(saver))))
         for name in "ab":
-            assert [text for text in told if text.startswith(name)] == [f"{name}{number}" for number in range(turns)]
+            assert [text for text in texts if text.startswith(name)] == [f"{name}{number}" for number in range(turns)]
 
 
 def test_a_saver_can_be_sent_to_another_process_unless_it_is_in_memory(tmp_path: Path, quick: TurnwiseSaver) -> None:

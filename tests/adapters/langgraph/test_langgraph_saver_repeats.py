@@ -63,7 +63,8 @@ def test_what_is_stored_again_is_there_once(saver: Any, fault: str, reads: bool)
         saver.put_writes(config, *written)
         config = saver.get_tuple(place).config if reads else config
     stored = [
-        (each.metadata["step"], each.checkpoint["channel_values"], each.pending_writes) for each in saver.list(place)
+        (checkpoint.metadata["step"], checkpoint.checkpoint["channel_values"], checkpoint.pending_writes)
+        for checkpoint in saver.list(place)
     ]
     assert stored == [
         (step, {"messages": [f"m{index}" for index in range(step + 1)]}, [("task", "messages", [f"w{step}"])])

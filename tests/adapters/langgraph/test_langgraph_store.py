@@ -43,30 +43,32 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def names(found: Any) -> list[str]:
-    return [item.key for item in found]
+def names(items: Any) -> list[str]:
+    return [item.key for item in items]
 
 
 def test_items_filters_and_namespaces_are_as_in_langgraphs_store_in_memory(store: TurnwiseStore) -> None:
     reference = InMemoryStore()
     values: list[Any] = [{"n": 1, "tags": ["a"]}, {"n": 2.5, "d": {"x": "y"}}, {"n": None}, {"text": "é" * 3000}]
-    for each in (store, reference):
+    for each_store in (store, reference):
         for index, value in enumerate(values):
-            each.put(("users", str(index % 2), "notes"), f"k{index}", value)
-        each.put(("usersx", "0"), "k9", {"n": 1})
-        each.put(("users", "0", "notes"), "k0", {"n": 4})
-        each.delete(("users", "1", "notes"), "k3")
+            each_store.put(("users", str(index % 2), "notes"), f"k{index}", value)
+        each_store.put(("usersx", "0"), "k9", {"n": 1})
+        each_store.put(("users", "0", "notes"), "k0", {"n": 4})
+        each_store.delete(("users", "1", "notes"), "k3")
     filters: list[Any] = [None, {"n": 4}, {"n": {"$ne": 4}}, {"d": {"x": "y"}}, {"tags": ["a"]}, {"n": {"$eq": None}}]
     for prefix in ((), ("users",), ("users", "1"), ("user",)):
         for condition in filters:
-            found = store.search(prefix, filter=condition)
-            assert sorted(names(found)) == sorted(names(reference.search(prefix, filter=condition)))
+            results = store.search(prefix, filter=condition)
+            assert sorted(names(results)) == sorted(names(reference.search(prefix, filter=condition)))
     for matching in ({"prefix": ("users", "*")}, {"suffix": ("notes",)}, {"max_depth": 1}, {"limit": 1, "offset": 1}):
         options: Any = matching
         assert store.list_namespaces(**options) == reference.list_namespaces(**options)
     for namespace, key in ((("users", "0", "notes"), "k0"), (("users", "0"), "k0"), (("usersx", "0"), "k9")):
-        one, other = store.get(namespace, key), reference.get(namespace, key)
-        assert (one and (one.value, one.namespace)) == (other and (other.value, other.namespace))
+        item, reference_item = store.get(namespace, key), reference.get(namespace, key)
+        assert (item and (item.value, item.namespace)) == (
+            reference_item and (reference_item.value, reference_item.namespace)
+        )
     assert names(store.search((), filter={"n": {"$gte": 2, "$lt": 5}})) == ["k0", "k1"]
     assert names(store.search((), limit=2, offset=1)) == names(store.search(()))[1:3]
 
@@ -76,11 +78,11 @@ def test_a_query_finds_the_nearest_and_then_those_without_vectors(store: Turnwis
     store.put(("d",), "rivers", {"text": "Rivers bend.", "kind": "b"})
     store.put(("d",), "plain", {"text": "Whales sleep.", "kind": "a"}, index=False)
     store.put(("d",), "other", {"title": "How whales sleep", "kind": "b"}, index=["title"])
-    found = store.search(("d",), query="do whales sleep?")
-    assert {*names(found)[:2]} == {"whales", "other"}
-    assert names(found)[2:] == ["rivers", "plain"]
-    assert found[0].score is not None and found[0].score > (found[2].score or 0)
-    assert found[3].score is None
+    results = store.search(("d",), query="do whales sleep?")
+    assert {*names(results)[:2]} == {"whales", "other"}
+    assert names(results)[2:] == ["rivers", "plain"]
+    assert results[0].score is not None and results[0].score > (results[2].score or 0)
+    assert results[3].score is None
     assert names(store.search(("d",), query="whales", filter={"kind": "b"}, limit=1)) == ["other"]
     store.put(("d",), "whales", {"text": "Volcanoes."})
     assert names(store.search(("d",), query="whales sleep"))[0] == "other"
@@ -108,9 +110,9 @@ def test_a_batch_reads_what_was_before_and_writes_all_or_nothing(store: Turnwise
     store.put(("b",), "one", {"n": 1})
     ops: Any = [GetOp(("b",), "one"), PutOp(("b",), "one", None), PutOp(("b",), "two", {"n": 1})]
     ops += [PutOp(("b",), "two", {"n": 2}), GetOp(("b",), "two"), SearchOp(("b",)), ListNamespacesOp()]
-    got, _, _, _, nothing, found, spaces = store.batch(ops)
+    got, _, _, _, nothing, results, spaces = store.batch(ops)
     assert isinstance(got, object) and getattr(got, "value", None) == {"n": 1}
-    assert (nothing, names(found), spaces) == (None, ["one"], [("b",)])
+    assert (nothing, names(results), spaces) == (None, ["one"], [("b",)])
     assert names(store.search(("b",))) == ["two"]
     with pytest.raises(ConfigError, match="cannot be serialised"):
         store.batch([PutOp(("b",), "three", {}), PutOp(("b",), "four", {"f": object()})])
@@ -121,9 +123,9 @@ def test_a_batch_reads_what_was_before_and_writes_all_or_nothing(store: Turnwise
 
 def test_many_writers_in_several_stores_do_not_lose_an_item(url: str) -> None:
     async def play() -> None:
-        async with TurnwiseStore(url) as one, TurnwiseStore(url) as two:
-            await one.aget(("w",), "0")
-            puts = [store.aput(("w",), f"{number}", {"n": number}) for number in range(15) for store in (one, two)]
+        async with TurnwiseStore(url) as first, TurnwiseStore(url) as two:
+            await first.aget(("w",), "0")
+            puts = [store.aput(("w",), f"{number}", {"n": number}) for number in range(15) for store in (first, two)]
             await asyncio.gather(*puts)
             assert len(await two.asearch(("w",), limit=100)) == 15
 

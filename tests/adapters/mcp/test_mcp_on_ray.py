@@ -33,8 +33,8 @@ SCRIPTS = {
 
 
 def reply(messages: list[Message]) -> Message:
-    asked = [message["content"] for message in messages if message["role"] == "user"][-1]
-    return SCRIPTS[asked](messages)
+    prompt = [message["content"] for message in messages if message["role"] == "user"][-1]
+    return SCRIPTS[prompt](messages)
 
 
 def until(holds: Callable[[], object]) -> None:
@@ -73,8 +73,8 @@ def test_sessions_share_a_server_and_its_calls_are_approved_journalled_and_lost_
         runs = [ann.run("two"), bob.run("two")]
         for run in runs:
             turn = run.wait(WAIT_S)
-            found = [block.text for block in turn.output if isinstance(block, ToolResult)]
-            assert (found, turn.text) == (['{"text": "a"}', '{"text": "b"}'], "said")
+            texts = [block.text for block in turn.output if isinstance(block, ToolResult)]
+            assert (texts, turn.text) == (['{"text": "a"}', '{"text": "b"}'], "said")
         assert len(servers()) == 2, "one of this process, and one for all sessions of the host"
 
         run = ann.run("ask")

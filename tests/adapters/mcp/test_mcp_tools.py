@@ -165,7 +165,7 @@ def test_approvals_and_repeats_are_by_name_by_hint_or_by_a_function(city: McpStd
 
 def test_tools_that_a_server_learns_are_there_when_they_are_asked_for_again(city: McpStdio) -> None:
     before = mcp_tools(city)
-    assert "sing" not in {each.name for each in before}
+    assert "sing" not in {tool_before.name for tool_before in before}
     assert answer(named("learn", before)) == "learnt"
     until(lambda: "sing" in {tool.name for tool in mcp_tools(city)})
     assert answer(named("sing", mcp_tools(city))) == "la la"
@@ -189,8 +189,8 @@ def test_a_server_that_ended_is_started_again_and_a_call_that_was_cut_off_says_s
     rough: Callable[..., McpStdio], rough_notes: Callable[[], list[str]]
 ) -> None:
     tools = mcp_tools(rough())
-    said = error(named("die", tools), text="a")
-    assert said.startswith("ToolServerError: MCP server") and said.endswith("it may or may not have taken effect")
+    message = error(named("die", tools), text="a")
+    assert message.startswith("ToolServerError: MCP server") and message.endswith("it may or may not have taken effect")
     assert answer(named("echo", tools), text="b") == '{"text": "b"}'
     first, second = started_by(rough_notes())
     os.kill(second, signal.SIGKILL)
@@ -228,7 +228,7 @@ def test_rubbish_beside_messages_is_ignored_and_a_wrong_result_is_an_error(rough
 
 
 @pytest.mark.parametrize(
-    ("how", "settings", "why"),
+    ("how", "settings", "reason"),
     [
         ("mute", {"connect_timeout_s": 1.0}, r"it did not answer within 1 s; it writes .* what is no message"),
         ("missing module", {}, r"it ended before it answered; it wrote: ModuleNotFoundError: there is no module"),
@@ -273,8 +273,8 @@ def test_a_server_gets_only_the_variables_that_are_named(
     monkeypatch.setenv("CITY_KEY", "from-the-environment")
     monkeypatch.setenv("OTHER_KEY", "of-nobody")
     tools = mcp_tools(rough(env={"GIVEN_KEY": "given-to-it"}, inherit=["CITY_KEY"]), allow=["variable"])
-    found = [answer(*tools, text=f"{each}_KEY") for each in ("CITY", "GIVEN", "OTHER")]
-    assert found == ["from-the-environment", "given-to-it", "none"]
+    values = [answer(*tools, text=f"{name}_KEY") for name in ("CITY", "GIVEN", "OTHER")]
+    assert values == ["from-the-environment", "given-to-it", "none"]
     sent = cloudpickle.dumps(tools)
     assert b"from-the-environment" not in sent and b"given-to-it" in sent
     assert "given-to-it" not in repr(tools)
@@ -325,16 +325,16 @@ def test_a_call_that_is_cancelled_leaves_the_others_alone(city: McpStdio) -> Non
     async def main() -> None:
         registry = ToolRegistry(*mcp_tools(city))
         slow = asyncio.create_task(registry.call(use("sleep", {"seconds": 0.5}), context()))
-        others = asyncio.create_task(registry.call(use("weather", {"city": "Oslo"}), context()))
+        weather = asyncio.create_task(registry.call(use("weather", {"city": "Oslo"}), context()))
         await asyncio.sleep(0.1)
         slow.cancel()
-        assert (await others).result.text == "rain in Oslo"
+        assert (await weather).result.text == "rain in Oslo"
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("settings", "reason"),
     [
         (7, r"server='7': must be McpStdio"),
         ("ftp://example.org", r"url.*must be an http"),
@@ -345,11 +345,11 @@ def test_a_call_that_is_cancelled_leaves_the_others_alone(city: McpStdio) -> Non
         ({"url": "http://h/", "token": "a", "http_client": print}, r"http_client.*cannot be combined"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_anything_starts(given: Any, reason: str) -> None:
+def test_settings_that_cannot_be_are_refused_before_anything_starts(settings: Any, reason: str) -> None:
     def make() -> Any:
-        if not isinstance(given, dict):
-            return mcp_tools(given)
-        return McpHttp(**given) if "url" in given else McpStdio(**given)
+        if not isinstance(settings, dict):
+            return mcp_tools(settings)
+        return McpHttp(**settings) if "url" in settings else McpStdio(**settings)
 
     with pytest.raises(ConfigError, match=reason):
         make()
@@ -357,25 +357,25 @@ def test_settings_that_cannot_be_are_refused_before_anything_starts(given: Any, 
 
 def test_parameters_of_the_mcp_package_are_settings_of_a_server(rough: Callable[..., McpStdio]) -> None:
     its = rough()
-    given = StdioServerParameters(command=its.command, args=list(its.args))
-    assert answer(mcp_tools(given, allow=["echo"])[0], text="a") == '{"text": "a"}'
+    parameters = StdioServerParameters(command=its.command, args=list(its.args))
+    assert answer(mcp_tools(parameters, allow=["echo"])[0], text="a") == '{"text": "a"}'
 
 
 # HTTP
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def started(port: int) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([sys.executable, CITY, "--http", str(port)])
 
     def listens() -> bool:
-        with socket.socket() as found:
-            return found.connect_ex(("127.0.0.1", port)) == 0
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
 
     until(listens)
     return process
@@ -471,8 +471,8 @@ def answering(call: Callable[[str], Any]) -> Iterator[ThreadingHTTPServer]:
                 return self.answer(special)
             status, special = special if isinstance(special, tuple) else (200, special)
             result = None if special else rough_mcp.answer(request)
-            found = {"result": result} if result else {"error": special or {"code": -32601, "message": "unknown"}}
-            return self.answer(status, {"jsonrpc": "2.0", "id": request["id"], **found})
+            outcome = {"result": result} if result else {"error": special or {"code": -32601, "message": "unknown"}}
+            return self.answer(status, {"jsonrpc": "2.0", "id": request["id"], **outcome})
 
         def answer(self, status: int, message: Mapping[str, Any] | None = None) -> None:
             body = json.dumps(message).encode() if message else b""
@@ -514,10 +514,10 @@ def test_a_call_that_the_server_has_is_not_repeated_when_another_does_not_reach_
 
     with answering(take) as server:
         try:
-            said = asyncio.run(main(server))
+            messages = asyncio.run(main(server))
         finally:
             ends.set()
-    assert [each.endswith("it may or may not have taken effect") for each in said] == [True, True], said
+    assert [message.endswith("it may or may not have taken effect") for message in messages] == [True, True], messages
 
 
 def test_a_call_is_repeated_when_the_server_forgot_the_session_and_not_when_a_tool_says_so() -> None:
@@ -540,12 +540,12 @@ def test_a_call_is_repeated_when_the_server_forgot_the_session_and_not_when_a_to
 
 
 def test_a_token_is_sent_and_a_refusal_says_its_status() -> None:
-    seen: list[str] = []
+    tokens_seen: list[str] = []
 
     class Refuses(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            seen.append(self.headers.get("Authorization", ""))
+            tokens_seen.append(self.headers.get("Authorization", ""))
             self.send_response(401)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -556,9 +556,9 @@ def test_a_token_is_sent_and_a_refusal_says_its_status() -> None:
     tokens = iter(["first-token", "second-token", "third-token"])
     with HTTPServer(("127.0.0.1", 0), Refuses) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        given = McpHttp(f"http://127.0.0.1:{server.server_port}/mcp?key=hidden", token=lambda: next(tokens))
+        server_settings = McpHttp(f"http://127.0.0.1:{server.server_port}/mcp?key=hidden", token=lambda: next(tokens))
         with pytest.raises(ToolServerError, match=r"/mcp': Server returned an error response \(HTTP 401\)"):
-            mcp_tools(given)
+            mcp_tools(server_settings)
         server.shutdown()
-    assert seen[:2] == ["Bearer first-token", "Bearer second-token"]
-    assert "hidden" not in repr(ToolServerError(given.label, "x"))
+    assert tokens_seen[:2] == ["Bearer first-token", "Bearer second-token"]
+    assert "hidden" not in repr(ToolServerError(server_settings.label, "x"))

@@ -102,21 +102,21 @@ def scripted(*steps: str | list[tuple[str, dict[str, Any]]]) -> FunctionModel:
         return number, steps[min(number, len(steps) - 1)]
 
     async def stream(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[Any]:
-        number, said = step(messages)
-        if isinstance(said, str):
-            for word in said.split(" "):
+        number, answer = step(messages)
+        if isinstance(answer, str):
+            for word in answer.split(" "):
                 yield f"{word} "
         else:
             yield {
                 index: DeltaToolCall(name=name, json_args=json.dumps(args), tool_call_id=f"c{number}{index}")
-                for index, (name, args) in enumerate(said)
+                for index, (name, args) in enumerate(answer)
             }
 
     def whole(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
-        number, said = step(messages)
-        if isinstance(said, str):
-            return ModelResponse(parts=[TextPart(f"{said} ")])
-        return ModelResponse(parts=[ToolCallPart(n, a, f"c{number}{index}") for index, (n, a) in enumerate(said)])
+        number, answer = step(messages)
+        if isinstance(answer, str):
+            return ModelResponse(parts=[TextPart(f"{answer} ")])
+        return ModelResponse(parts=[ToolCallPart(n, a, f"c{number}{index}") for index, (n, a) in enumerate(answer)])
 
     return FunctionModel(whole, stream_function=stream)
 
@@ -240,8 +240,8 @@ async def test_an_approval_is_decided_in_another_process(
         await stage.core.decide("r", call.call_id, decision)
         outcome = await stage.outcome("r")
         assert outcome.run.state == "completed", outcome.run.why
-        said, is_error = results(outcome)[1]
-        assert text[0] in said and is_error is text[1]
+        result_text, is_error = results(outcome)[1]
+        assert text[0] in result_text and is_error is text[1]
         assert ["look it", *done] == DONE and outcome.turn.text == "Done. "
 
 
@@ -457,17 +457,17 @@ async def test_an_output_of_a_type_is_json_and_a_refused_one_is_asked_for_again(
 
 
 async def test_a_run_can_have_a_type_tools_instructions_and_parameters_of_its_own() -> None:
-    seen: list[AgentInfo] = []
+    infos: list[AgentInfo] = []
 
     async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
-        seen.append(info)
+        infos.append(info)
         names = {tool.name for tool in info.function_tools}
-        if "weather" in names and len(seen) == 1:
+        if "weather" in names and len(infos) == 1:
             yield {0: DeltaToolCall(name="weather", json_args='{"city": "Oslo"}', tool_call_id="w")}
         else:
-            wrong = len(seen) == 2
+            wrong = len(infos) == 2
             city = '{"town": 1}' if wrong else '{"name": "Oslo"}'
-            yield {0: DeltaToolCall(name=info.output_tools[0].name, json_args=city, tool_call_id=f"o{len(seen)}")}
+            yield {0: DeltaToolCall(name=info.output_tools[0].name, json_args=city, tool_call_id=f"o{len(infos)}")}
 
     engine = PydanticAIEngine(Agent(FunctionModel(stream_function=stream), name="typed", instructions="Be kind."))
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -486,8 +486,8 @@ async def test_a_run_can_have_a_type_tools_instructions_and_parameters_of_its_ow
         outcome = await stage.outcome("r")
         assert outcome.run.state == "completed", outcome.run.why
         assert outcome.turn.text == '{"name":"Oslo"}' and results(outcome)[1][1]
-    assert seen[0].instructions == "Be kind.\n\nBe brief."
-    assert seen[0].model_settings == {"temperature": 0.5, "stop_sequences": ["END"], "max_tokens": 9}
+    assert infos[0].instructions == "Be kind.\n\nBe brief."
+    assert infos[0].model_settings == {"temperature": 0.5, "stop_sequences": ["END"], "max_tokens": 9}
     assert engine.not_taken("claude", {"verbosity": "low"}).keys() == {"model", "verbosity"}
 
 
@@ -516,7 +516,7 @@ async def test_limits_and_failures_are_errors_of_ours_and_the_session_stays_usab
 
 
 @pytest.mark.parametrize(
-    ("model", "code", "why"),
+    ("model", "code", "reason"),
     [
         ("claude/cut-once", None, "agent 'claude'"),
         ("claude/400-once", "refused", "the provider refuses the request"),
@@ -545,7 +545,7 @@ def no_model() -> Agent[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("agent", "why"),
+    ("agent", "reason"),
     [(no_model, "has no model"), ("nowhere:agent", "cannot be imported"), (lambda: 5, "must be an Agent")],
 )
 async def test_a_function_that_gives_no_agent_fails_the_run(agent: Any, reason: str) -> None:
@@ -556,9 +556,9 @@ async def test_a_function_that_gives_no_agent_fails_the_run(agent: Any, reason: 
 
 def test_an_engine_travels_unless_its_agent_holds_a_client() -> None:
     engine = PydanticAIEngine(agent_of("Hi", output_type=City), repeatable=["look"])
-    other = cloudpickle.loads(cloudpickle.dumps(engine))
-    assert other.agent.name == "tester" and other.build(SESSION)
-    assert other.engine_name == engine.engine_name and other.repeatable == ("look",)
+    copy = cloudpickle.loads(cloudpickle.dumps(engine))
+    assert copy.agent.name == "tester" and copy.build(SESSION)
+    assert copy.engine_name == engine.engine_name and copy.repeatable == ("look",)
     model = AnthropicModel("claude", provider=AnthropicProvider(api_key="sk-secret"))
     with pytest.raises(ConfigError, match="holds a client, which cannot travel: pass a function"):
         cloudpickle.dumps(PydanticAIEngine(Agent(model, name="t")))

@@ -157,11 +157,11 @@ def test_blocks_of_any_session_become_messages() -> None:
         System(text="new"),
         User(text="So?"),
     ]
-    asked, said, then = to_pydantic_ai(blocks)
-    assert asked.parts[0].part_kind == "system-prompt" and asked.parts[0].content == "new"
-    assert [part.part_kind for part in asked.parts] == ["system-prompt", "user-prompt"]
-    assert [part.part_kind for part in said.parts] == ["thinking", "text", "tool-call"]
-    assert said.parts[0] == ThinkingPart("Hm.", signature="c2ln", provider_name="anthropic")
+    request, response, then = to_pydantic_ai(blocks)
+    assert request.parts[0].part_kind == "system-prompt" and request.parts[0].content == "new"
+    assert [part.part_kind for part in request.parts] == ["system-prompt", "user-prompt"]
+    assert [part.part_kind for part in response.parts] == ["thinking", "text", "tool-call"]
+    assert response.parts[0] == ThinkingPart("Hm.", signature="c2ln", provider_name="anthropic")
     returned = then.parts[0]
     assert isinstance(returned, ToolReturnPart) and (returned.tool_name, returned.outcome) == ("look", "failed")
 
@@ -209,8 +209,8 @@ def test_a_history_is_loaded_and_saved_exactly_and_two_writers_do_not_interleave
     assert len(loaded) == 6 and wire(loaded[:4]) == wire(result.all_messages())
     second.save(AGENT.run_sync("Now", message_history=loaded))
     assert [turn.status for turn in manager.open("h1").turns()] == ["completed"] * 3
-    said = [{block.kind for block in message.blocks} for message in manager.open("h1").messages()]
-    assert said and {"unknown"} not in said, "what only Pydantic AI reads is no message"
+    kinds = [{block.kind for block in message.blocks} for message in manager.open("h1").messages()]
+    assert kinds and {"unknown"} not in kinds, "what only Pydantic AI reads is no message"
     manager.open("h1").import_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
     with pytest.raises(SessionChangedError, match="'h1' is 3 and not 2"):
         second.save(result)
@@ -225,8 +225,8 @@ def test_a_history_is_loaded_and_saved_exactly_and_two_writers_do_not_interleave
 
 
 def pays(messages: list[Any], info: Any) -> ModelResponse:
-    asked = messages[-1].parts[-1]
-    if isinstance(asked, UserPromptPart) and asked.content == "Pay.":
+    last_part = messages[-1].parts[-1]
+    if isinstance(last_part, UserPromptPart) and last_part.content == "Pay.":
         return ModelResponse(parts=[ToolCallPart("pay", {"euros": 1})])
     return ModelResponse(parts=[TextPart("Done.")])
 
@@ -247,22 +247,22 @@ def test_what_continues_a_saved_history_is_saved_once(manager: SessionManager, f
     history.load()
     if has_past:
         history.save(AGENT.run_sync("Hello", message_history=[]))
-    asked = DEFERRING.run_sync("Pay.", message_history=history.load())
-    assert isinstance(asked.output, DeferredToolRequests)
+    first = DEFERRING.run_sync("Pay.", message_history=history.load())
+    assert isinstance(first.output, DeferredToolRequests)
     with pytest.raises(InvalidInputError):
-        history.save(asked)
-    approvals = DeferredToolResults(approvals={call.tool_call_id: True for call in asked.output.approvals})
-    result = DEFERRING.run_sync(message_history=asked.all_messages(), deferred_tool_results=approvals)
-    given: Any = {"result": result, "new messages": result, "all messages": result.all_messages()}[form]
+        history.save(first)
+    approvals = DeferredToolResults(approvals={call.tool_call_id: True for call in first.output.approvals})
+    result = DEFERRING.run_sync(message_history=first.all_messages(), deferred_tool_results=approvals)
+    source: Any = {"result": result, "new messages": result, "all messages": result.all_messages()}[form]
     for _ in range(2):
-        history.save(given)
+        history.save(source)
         assert wire(history.load()) == wire(result.all_messages())
     if form == "new messages":
         history.save(result.new_messages())
         assert wire(history.load()) == wire(result.all_messages())
     later = DEFERRING.run_sync("Again", message_history=history.load())
-    for each in (later, later.new_messages(), later.all_messages(), result):
-        history.save(each)
+    for source in (later, later.new_messages(), later.all_messages(), result):
+        history.save(source)
     assert wire(history.load()) == wire(later.all_messages())
     assert len(history.session.turns()) == 2 + has_past
 

@@ -57,8 +57,8 @@ async def test_a_step_with_calls_whose_server_reports_no_tokens_is_counted(
     store, server_of = InMemoryStore(), StrictServer(name="any", provider=None, refusals=())
     await store.create(SessionRecord(session_id="s"))
     with QuirkServer(server_of.calls(), server_of.says("Both have sun.")) as server:
-        async with engine(server.base_url) as made:
-            core = SessionCore(SessionKey("s"), store, made, SessionConfig(), off_loop=inline)
+        async with engine(server.base_url) as built:
+            core = SessionCore(SessionKey("s"), store, built, SessionConfig(), off_loop=inline)
             await core.start(["Compare Paris and Rome."], run_id="run")
             outcome = await core.reads.wait("run")
             await core.engines.close(core.engines.remove_all())

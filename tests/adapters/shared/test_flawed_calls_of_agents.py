@@ -79,8 +79,8 @@ async def test_the_agents_sdk_gets_no_call_with_a_flaw(kind: Any, text: str, app
 async def test_a_handoff_with_a_flaw_hands_off_to_nobody() -> None:
     with LocalProvider(reply=tool_script([[("transfer_to_other", '{"why": ')], "Done."])) as provider:
         async with sdk.provided(OpenAIResponsesModel, provider) as model:
-            other = Agent(name="other", model=model, instructions="I am the other.")
-            stage = sdk.Stage(Agent(name="a", model=model, instructions="I am the first.", handoffs=[other]))
+            second_agent = Agent(name="other", model=model, instructions="I am the other.")
+            stage = sdk.Stage(Agent(name="a", model=model, instructions="I am the first.", handoffs=[second_agent]))
             outcome = await stage.run()
     assert outcome.run.state == "completed", outcome.run.why
     assert "I am the first." in provider.requests[-1].body["instructions"]
@@ -95,9 +95,9 @@ async def delegated(text: str, provider: LocalProvider, *, approval: bool, strea
     provider.reply = lambda messages: (inner if "I am the inner." in str(messages[0]) else outer)(messages)
     async with openai.AsyncOpenAI(base_url=provider.base_url, api_key="local", max_retries=0) as client:
         tools: list[Any] = [function_tool(delete_files, needs_approval=approval)]
-        other = Agent(name="other", model="local", instructions="I am the inner.", tools=tools)
-        seen: list[Any] = []
-        ask = other.as_tool("ask", "Asks.", on_stream=seen.append if streams else None)
+        inner_agent = Agent(name="other", model="local", instructions="I am the inner.", tools=tools)
+        streamed_events: list[Any] = []
+        ask = inner_agent.as_tool("ask", "Asks.", on_stream=streamed_events.append if streams else None)
         config = RunConfig(model_provider=OpenAIProvider(openai_client=client, use_responses=True))
         engine = AgentsSDKEngine(Agent(name="a", model="local", tools=[ask]), run_config=config)
         outcome = await sdk.Stage(engine).run()
@@ -142,9 +142,9 @@ def streamed(*steps: str) -> FunctionModel:
 @pytest.mark.parametrize("text", FLAWED)
 @pytest.mark.parametrize("approval", [False, True])
 async def test_pydantic_ai_calls_no_tool_with_a_flaw(text: str, approval: bool) -> None:
-    made = PydanticAgent(streamed(text), name="a")
-    made.tool_plain(requires_approval=approval)(delete_files)
-    async with pydantic_ai.Stage(PydanticAIEngine(made)) as stage:
+    agent = PydanticAgent(streamed(text), name="a")
+    agent.tool_plain(requires_approval=approval)(delete_files)
+    async with pydantic_ai.Stage(PydanticAIEngine(agent)) as stage:
         outcome = await stage.run("go")
         assert outcome.run.state == "completed", outcome.run.why
         assert deleted == []
@@ -195,8 +195,8 @@ async def test_nobody_is_asked_about_a_call_of_a_graph_with_a_flaw(text: str, ho
 
 @pytest.mark.parametrize("how", REVIEWS)
 async def test_of_parallel_calls_of_a_graph_only_the_whole_ones_wait(how: str) -> None:
-    asked = [("delete_files", FLAWED[0]), ("delete_files", '{"path": "/b"}')]
-    with LocalProvider(reply=tool_script([asked, "Done."])) as provider:
+    calls = [("delete_files", FLAWED[0]), ("delete_files", '{"path": "/b"}')]
+    with LocalProvider(reply=tool_script([calls, "Done."])) as provider:
         stage = langgraph_stage.Stage(LangGraphEngine(under_review(provider, how)))
         await stage.begin()
         async with asyncio.timeout(30):

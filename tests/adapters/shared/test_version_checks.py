@@ -75,11 +75,11 @@ def _packages(module: str) -> dict[str, str]:
     }
 
 
-def _check(error: FrameworkError, module: str, what: str) -> None:
+def _check(error: FrameworkError, module: str, subject: str) -> None:
     tested = _packages(module)
     assert error.package in tested
-    said = re.escape(what) + ".*" + re.escape(tested[error.package])
-    assert version(error.package) in str(error) and re.search(said, str(error)), str(error)
+    pattern = re.escape(subject) + ".*" + re.escape(tested[error.package])
+    assert version(error.package) in str(error) and re.search(pattern, str(error)), str(error)
 
 
 @pytest.mark.parametrize(("module", "source", "name"), list(_imported()))
@@ -98,17 +98,17 @@ def test_a_release_without_an_imported_name_is_one_error_with_both_versions(
 def test_a_release_without_a_parameter_is_one_error_with_both_versions(
     module: str, function: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = importlib.import_module(module)
+    imported = importlib.import_module(module)
     first, _, rest = function.partition(".")
-    held = getattr(made, first)
-    found = getattr(held, rest) if rest else held
-    signature = inspect.signature(found)
+    held = getattr(imported, first)
+    function_found = getattr(held, rest) if rest else held
+    signature = inspect.signature(function_found)
     parameters = [parameter for parameter in signature.parameters.values() if parameter.name != name]
     assert len(parameters) < len(signature.parameters)
     signatures = inspect.signature
 
     def moved(function: Any) -> inspect.Signature:
-        return signature.replace(parameters=parameters) if function == found else signatures(function)
+        return signature.replace(parameters=parameters) if function == function_found else signatures(function)
 
     monkeypatch.setattr("turnwise.adapters.version_checks.inspect.signature", moved)
     with pytest.raises(FrameworkError) as caught:
@@ -146,7 +146,7 @@ def test_the_extra_that_an_adapter_names_installs_its_framework() -> None:
         assert isinstance(call, ast.Call)
         package = ast.literal_eval(call.args[0])
         extra = next(ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg == "extra")
-        named = [re.split("[<>=]", each)[0] for each in extras["optional-dependencies"][extra]]
+        named = [re.split("[<>=]", requirement)[0] for requirement in extras["optional-dependencies"][extra]]
         assert package in named, f"{module}: extra {extra!r} has no {package}"
 
 

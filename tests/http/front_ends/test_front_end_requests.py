@@ -85,9 +85,9 @@ async def chat() -> AsyncSession:
 
 
 async def edit(
-    session: AsyncSession, text: str, message: str = "m1", *, resumed: bool = False, **given: Any
+    session: AsyncSession, text: str, message: str = "m1", *, resumed: bool = False, **values: Any
 ) -> AsyncExecutionHandle:
-    options = cast(RunOptions, given)
+    options = cast(RunOptions, values)
     return await ask(session, message, [User(text=text)], options, again=True, edits=True, resumed=resumed)
 
 
@@ -209,8 +209,8 @@ async def test_a_prompt_that_joined_a_run_is_asked_again_with_the_first_one() ->
     first, also, then = (User(text=text) for text in ("Look.", "Also this.", "And this."))
     assert await part_of(session, "turn-3.4") == ("turn-3", [first], [also])
     assert await part_of(session, "turn-3.5") == ("turn-3", [first, also], [then])
-    for other in ("turn-3", "turn-3.1", "turn-3.6", "turn-3.99", "turn-4.4"):
-        assert await part_of(session, other) is None, other
+    for message_id in ("turn-3", "turn-3.1", "turn-3.6", "turn-3.99", "turn-4.4"):
+        assert await part_of(session, message_id) is None, message_id
 
 
 async def test_an_id_like_that_of_a_joined_prompt_is_a_message_of_its_own_where_nothing_joined() -> None:
@@ -254,8 +254,8 @@ def test_histories_have_prompts_that_joined_a_run_where_they_did() -> None:
     turn = joined_turn()
     messages = ui_messages([turn], [])
     joined = [("turn-3.4", "Also this."), ("turn-3.5", "And this.")]
-    said = ["step-start|I look.|tool-look", "step-start|Done."]
-    assert shown(messages) == [("turn-3", "Look."), ("r.1", said[0]), *joined, ("r", said[1])]
+    parts = ["step-start|I look.|tool-look", "step-start|Done."]
+    assert shown(messages) == [("turn-3", "Look."), ("r.1", parts[0]), *joined, ("r", parts[1])]
     removed = Turn("s", replace(turn.record, removed=(Span("7", 4, 5),)), turn.cache)
     assert shown(ui_messages([removed], []))[2:3] == joined[1:]
     items = list(placed_output("r" * 24, turn.output, {}, removed=(4,), first=1, where=turn.record.output))
@@ -268,12 +268,15 @@ def test_histories_have_prompts_that_joined_a_run_where_they_did() -> None:
         ("message", "assistant", (6,), False),
     ]
     assert len({item.item["id"] for item in items}) == len(items)
-    assert [each["text"] for placed in items[2:4] for each in placed.item["content"]] == ["Also this.", "And this."]
+    assert [content["text"] for placed in items[2:4] for content in placed.item["content"]] == [
+        "Also this.",
+        "And this.",
+    ]
 
 
 async def decide(session: Session, *messages: Any, **more: Any) -> Any:
-    given = {"threadId": "s", "runId": "r", "state": {}, "tools": [], "context": [], "forwardedProps": {}}
-    body = RunAgentInput.model_validate({**given, "messages": messages, **more})
+    fields = {"threadId": "s", "runId": "r", "state": {}, "tools": [], "context": [], "forwardedProps": {}}
+    body = RunAgentInput.model_validate({**fields, "messages": messages, **more})
     return await deciding(cast(AsyncSession, session), decisions_of(body))
 
 
@@ -283,8 +286,8 @@ def resume(interrupt_id: str) -> dict[str, Any]:
 
 def calls(run_id: str, *call_ids: str) -> dict[str, Any]:
     function = {"name": "x", "arguments": "{}"}
-    found = [{"id": each, "type": "function", "function": function} for each in call_ids]
-    return {"id": f"{run_id}-0-0-text-1", "role": "assistant", "toolCalls": found}
+    tool_calls = [{"id": call_id, "type": "function", "function": function} for call_id in call_ids]
+    return {"id": f"{run_id}-0-0-text-1", "role": "assistant", "toolCalls": tool_calls}
 
 
 def result(call_id: str) -> dict[str, Any]:

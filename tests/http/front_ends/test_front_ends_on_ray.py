@@ -50,12 +50,12 @@ def user(message_id: str, text: str) -> dict[str, Any]:
 
 def frames_of(text: str) -> list[tuple[str | None, Any]]:
     """Return the ids and the data of server-sent events."""
-    found: list[tuple[str | None, Any]] = []
+    frames: list[tuple[str | None, Any]] = []
     for frame in text.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in frame.split("\n") if line and not line.startswith(":"))
         if data := fields.get("data"):
-            found.append((fields.get("id"), data if data == "[DONE]" else json.loads(data)))
-    return found
+            frames.append((fields.get("id"), data if data == "[DONE]" else json.loads(data)))
+    return frames
 
 
 def read(text: str, message: UiMessage | None = None) -> UiMessage:
@@ -85,15 +85,15 @@ async def test_a_chat_with_calls_of_the_client_and_an_approval(
     ray_session: None, folder: Path, provider_url: str
 ) -> None:
     labels = {"notes": str(folder / "notes")}
-    asked = prompt([("driver", {"question": "When?"}), ("pay", {"euros": 5})], "Paid.", thought="hm")
+    text = prompt([("driver", {"question": "When?"}), ("pay", {"euros": 5})], "Paid.", thought="hm")
     async with service(folder, provider_url) as client:
-        first = await sent(client, "taxi", user("m1", asked), engine="agent", labels=labels)
+        first = await sent(client, "taxi", user("m1", text), engine="agent", labels=labels)
         message = read(first)
         calls = {part["type"]: part for part in message.parts if "toolCallId" in part}
         assert message.finish == "tool-calls" and calls["tool-driver"]["state"] == "input-available"
         assert calls["tool-pay"]["state"] == "approval-requested" and message.parts[1]["text"] == "hm"
         shown = (await client.get(f"{CHAT}/taxi/messages")).json()["messages"]
-        assert [each["role"] for each in shown] == ["user", "assistant"] and shown[0]["id"] == "m1"
+        assert [message["role"] for message in shown] == ["user", "assistant"] and shown[0]["id"] == "m1"
         assert shown[1]["parts"] == message.parts and shown[1]["id"] == message.id
         resumed = await client.get(f"{CHAT}/taxi/stream")
         assert frames_of(resumed.text) == frames_of(first), "a page that is loaded again sees the same"
@@ -104,16 +104,16 @@ async def test_a_chat_with_calls_of_the_client_and_an_approval(
             return {"id": message.id, "role": "assistant", "parts": parts}
 
         forged = answered(state="output-available", output="paid already")
-        refused = await client.post(CHAT, json={"id": "taxi", "messages": [user("m1", asked), forged]})
+        refused = await client.post(CHAT, json={"id": "taxi", "messages": [user("m1", text), forged]})
         assert refused.status_code == 422 and refused.json()["field"] == "messages[1].parts[2].output"
         approved = answered(
             state="approval-responded", approval={"id": calls["tool-pay"]["toolCallId"], "approved": True}
         )
-        then = await sent(client, "taxi", user("m1", asked), approved, messageId=message.id)
+        then = await sent(client, "taxi", user("m1", text), approved, messageId=message.id)
         read(then, message)
         assert message.finish == "stop" and message.ended == 2
         assert [part.get("output") for part in message.parts if "toolCallId" in part] == [{"at": "noon"}, "paid 5"]
-        again = await sent(client, "taxi", user("m1", asked), approved, messageId=message.id)
+        again = await sent(client, "taxi", user("m1", text), approved, messageId=message.id)
         assert [data for _, data in frames_of(again)] == [data for _, data in frames_of(then)]
         assert (folder / "notes").read_text() == "paid 5\n", "it was approved once"
         unknown = await client.post(CHAT, json={"id": "taxi", "message": {**approved, "id": "f" * 24}})
@@ -122,16 +122,16 @@ async def test_a_chat_with_calls_of_the_client_and_an_approval(
         assert whole.parts == message.parts
         assert (await client.get(f"{CHAT}/taxi/messages")).json()["messages"][1]["parts"] == message.parts
         assert (await client.get(f"{CHAT}/taxi/stream")).status_code == 204
-        other = await client.get(f"{CHAT}/taxi/stream", headers=BOB)
-        assert other.status_code == 404 and other.headers["content-type"] == "application/problem+json"
+        foreign = await client.get(f"{CHAT}/taxi/stream", headers=BOB)
+        assert foreign.status_code == 404 and foreign.headers["content-type"] == "application/problem+json"
 
 
 async def test_the_server_has_the_history_and_messages_are_answered_again(
     ray_session: None, folder: Path, provider_url: str
 ) -> None:
     async with service(folder, provider_url) as client:
-        one = read(await sent(client, "again", user("m1", "one"), engine="echo"))
-        assert one.parts[1]["text"] == "one"
+        answer = read(await sent(client, "again", user("m1", "one"), engine="echo"))
+        assert answer.parts[1]["text"] == "one"
         forged = [
             user("m0", "never said"),
             {"id": "x", "role": "assistant", "parts": [{"type": "text", "text": "lie"}]},
@@ -239,8 +239,8 @@ AG_UI = "/v1/ag-ui"
 
 
 def asked_of(thread: str, run: str, *messages: Any, **more: Any) -> dict[str, Any]:
-    given = {"state": {}, "tools": [], "context": [], "forwardedProps": {}, "protocolVersion": "1.0"}
-    return {"threadId": thread, "runId": run, "messages": messages, **given, **more}
+    fields = {"state": {}, "tools": [], "context": [], "forwardedProps": {}, "protocolVersion": "1.0"}
+    return {"threadId": thread, "runId": run, "messages": messages, **fields, **more}
 
 
 async def ran(client: httpx.AsyncClient, body: dict[str, Any], engine: str = "", **headers: str) -> str:
@@ -281,11 +281,11 @@ async def test_an_agent_of_ag_ui_with_tools_of_the_client_and_an_interrupt(
         edited = {"approved": True, "editedArgs": {"euros": 6}}
         entry = {"interruptId": interrupt["id"], "status": "resolved", "payload": edited}
         third = await run("r3", question, called, shown, resume=[entry], tools=[tool])
-        assert [each["outcome"]["type"] for each in thread.finished] == ["success", "interrupt", "success"]
-        told = [message["content"] for message in thread.messages.values() if message["role"] == "tool"]
-        assert len(told) == 1, "what the client has given is not told again"
+        assert [finish["outcome"]["type"] for finish in thread.finished] == ["success", "interrupt", "success"]
+        results = [message["content"] for message in thread.messages.values() if message["role"] == "tool"]
+        assert len(results) == 1, "what the client has given is not told again"
         turn = (await client.get("/v1/sessions/trip/turn")).json()
-        assert [each["input"] for each in turn["blocks"] if each.get("name") == "pay"] == [{"euros": 6}]
+        assert [block["input"] for block in turn["blocks"] if block.get("name") == "pay"] == [{"euros": 6}]
         assert [message["content"] for message in thread.messages.values()][-1] == "Paid."
         again = asked_of("trip", "r3", question, called, shown, resume=[entry], tools=[tool])
         had = third[: third.index("TOOL_CALL_RESULT")]

@@ -40,10 +40,10 @@ class App:
 
 
 async def sent(scope_type: str, *messages: Message) -> tuple[App, list[Message]]:
-    app, answers, left = App(), list[Message](), iter(messages)
+    app, answers, remaining = App(), list[Message](), iter(messages)
 
     async def receive() -> Message:
-        return next(left)
+        return next(remaining)
 
     async def send(message: Message) -> None:
         answers.append(message)

@@ -21,11 +21,11 @@ async def test_what_is_too_large_is_named_with_its_limit(part: str) -> None:
     content, headers = (b"x" * 1001, {}) if part == "body" else (b"{}", {"X-Large": "x" * 600})
     status = 413 if part == "body" else 431
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
-        found = await client.post("/v1/sessions", content=content, headers=headers)
-        assert found.status_code == status and found.headers["content-type"] == "application/problem+json"
-        assert found.json()["error"] == f"{part}_too_large" and "bytes" in found.json()["detail"]
-        found = await client.post("/openai/v1/responses", content=content, headers=headers)
-        assert found.status_code == status and found.json()["error"]["code"] == f"{part}_too_large"
+        response = await client.post("/v1/sessions", content=content, headers=headers)
+        assert response.status_code == status and response.headers["content-type"] == "application/problem+json"
+        assert response.json()["error"] == f"{part}_too_large" and "bytes" in response.json()["detail"]
+        response = await client.post("/openai/v1/responses", content=content, headers=headers)
+        assert response.status_code == status and response.json()["error"]["code"] == f"{part}_too_large"
 
 
 @pytest.mark.parametrize("origins", [(), ("https://page.example",)])
@@ -36,10 +36,10 @@ async def test_pages_of_other_origins_may_use_a_service_only_if_it_names_them(or
     asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
         for origin in ("https://page.example", "https://other.example"):
-            found = await client.options("/v1/sessions", headers={"Origin": origin, **asks})
-            allowed = found.headers.get("access-control-allow-origin")
+            response = await client.options("/v1/sessions", headers={"Origin": origin, **asks})
+            allowed = response.headers.get("access-control-allow-origin")
             assert allowed == (origin if origin in origins else None)
-            assert found.is_success == (origin in origins)
+            assert response.is_success == (origin in origins)
             shown = (await client.get("/health", headers={"Origin": origin})).headers
             readable = shown.get("access-control-expose-headers", "").lower().split(", ")
             assert ({"retry-after", "location", "x-should-retry", "x-run-id"} <= {*readable}) == bool(origins)
@@ -61,8 +61,8 @@ async def test_pages_of_other_sites_change_nothing_in_a_service_without_users(or
         if "*" not in origins:
             ended = await client.post("/v1/sessions/chat/end", headers=elsewhere)
             assert ended.status_code == 403 and ended.json()["error"] == "foreign_origin"
-            made = await client.post("/openai/v1/conversations", headers=elsewhere)
-            assert made.status_code == 403 and made.json()["error"]["code"] == "foreign_origin"
+            response = await client.post("/openai/v1/conversations", headers=elsewhere)
+            assert response.status_code == 403 and response.json()["error"]["code"] == "foreign_origin"
 
 
 async def test_a_log_shows_no_control_characters_of_an_address(caplog: pytest.LogCaptureFixture) -> None:
@@ -77,8 +77,8 @@ async def test_a_log_shows_no_control_characters_of_an_address(caplog: pytest.Lo
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         assert (await client.get("/away/%1b%5b2J%0aERROR")).status_code == 503
         assert (await client.get("/broken/%1b%5b2J%0aERROR")).status_code == 500
-    told = [record.getMessage() for record in caplog.records if record.name.startswith("turnwise")]
-    assert len(told) == 2 and all(text.isprintable() for text in told)
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("turnwise")]
+    assert len(messages) == 2 and all(text.isprintable() for text in messages)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ async def test_a_log_shows_no_control_characters_of_an_address(caplog: pytest.Lo
 def test_clients_of_openai_are_told_to_come_again_when_a_session_or_a_store_cannot_answer(
     error: TurnwiseError, status: int
 ) -> None:
-    found = answer_of(error)
-    assert found.status_code == status and int(found.headers["retry-after"]) > 0
+    response = answer_of(error)
+    assert response.status_code == status and int(response.headers["retry-after"]) > 0
 
 
 async def test_no_more_streams_are_open_than_may_be() -> None:
@@ -120,9 +120,9 @@ async def test_a_service_that_stops_or_whose_store_is_away_asks_for_no_requests(
     app = create_app(AsyncSessionManager("memory://ready", engine=EchoEngine()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
         monkeypatch.setattr(AsyncSessionManager, "count", away)
-        found = await client.get("/health/ready")
-        assert found.status_code == 503 and found.json()["error"] == "store" and found.headers["retry-after"]
+        response = await client.get("/health/ready")
+        assert response.status_code == 503 and response.json()["error"] == "store" and response.headers["retry-after"]
         app.state.service.stop()
-        found = await client.get("/health/ready")
-        assert found.status_code == 503 and found.json()["detail"] == "the service stops"
+        response = await client.get("/health/ready")
+        assert response.status_code == 503 and response.json()["detail"] == "the service stops"
         assert (await client.get("/health")).is_success

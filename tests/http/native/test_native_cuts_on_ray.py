@@ -41,31 +41,31 @@ async def follow(
     app: FastAPI, path: str, last: str, rng: random.Random | None, cuts: list[int]
 ) -> list[dict[str, Any]]:
     """Return the events up to the one of kind `last`; with a `rng`, dropping the connection at random bytes."""
-    found: list[dict[str, Any]] = []
+    frames: list[dict[str, Any]] = []
 
     def is_whole() -> bool:
-        return bool(found) and found[-1]["event"] == "run_completed" and found[-1]["data"]["run_id"] == last
+        return bool(frames) and frames[-1]["event"] == "run_completed" and frames[-1]["data"]["run_id"] == last
 
     while not is_whole():
-        headers = {**SSE, "Last-Event-ID": found[-1]["id"]} if found else SSE
-        left = rng.randrange(20, 2500) if rng else 10**9
+        headers = {**SSE, "Last-Event-ID": frames[-1]["id"]} if frames else SSE
+        bytes_left = rng.randrange(20, 2500) if rng else 10**9
         reader = Frames()
         async with streamed(app, path, headers) as chunks:
             async for chunk in chunks:
-                found += reader.feed(chunk[:left])
-                left -= len(chunk)
-                cuts[0] += left <= 0
-                if left <= 0 or is_whole():
+                frames += reader.feed(chunk[:bytes_left])
+                bytes_left -= len(chunk)
+                cuts[0] += bytes_left <= 0
+                if bytes_left <= 0 or is_whole():
                     break
-    return found
+    return frames
 
 
 def check(whole: list[dict[str, Any]], pieces: list[dict[str, Any]], text: str, run_id: str) -> None:
-    assert [piece["id"] for piece in pieces] == [each["id"] for each in whole]
+    assert [piece["id"] for piece in pieces] == [frame["id"] for frame in whole]
     assert pieces == whole
-    numbers = [int(each["id"]) for each in whole]
+    numbers = [int(frame["id"]) for frame in whole]
     assert numbers == sorted(set(numbers))
-    deltas = [each["data"] for each in whole if each["event"] == "text_delta"]
+    deltas = [frame["data"] for frame in whole if frame["event"] == "text_delta"]
     assert "".join(delta["text"] for delta in deltas if delta["run_id"] == run_id) == text
 
 
@@ -99,7 +99,7 @@ async def test_a_thousand_cuts_lose_nothing_and_repeat_nothing(ray_session: None
                 check(run, run_cut, prompts[0], runs[0])
                 check(all_, all_cut, prompts[1], runs[1])
                 check(all_, all_cut, prompts[0], runs[0])
-                assert run == [each for each in all_ if each in run]
+                assert run == [frame for frame in all_ if frame in run]
 
 
 async def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(ray_session: None, tmp_path: Path) -> None:
@@ -117,19 +117,19 @@ async def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(ray_sess
                 cuts = 0
                 while not found or found[-1]["event"] != "run_completed":
                     last = {**SSE, "Last-Event-ID": found[-1]["id"]} if found else SSE
-                    left = rng.randrange(1, 30)
+                    frames_left = rng.randrange(1, 30)
                     url = f"{urls[-1]}/v1/runs/{run_id}/events"
                     async with client.stream("GET", url, headers=last) as response:
                         async for frame in frames(response):
                             found.append(frame)
-                            left -= 1
+                            frames_left -= 1
                             if cuts == 3:
                                 apps[0].state.service.stop()  # and the rest comes from the other one
                                 urls.append(second)
-                            elif left == 0:
+                            elif frames_left == 0:
                                 break
                     cuts += 1
-                whole = [each async for each in stream_of(client, f"{second}/v1/runs/{run_id}/events")]
+                whole = [frame async for frame in stream_of(client, f"{second}/v1/runs/{run_id}/events")]
         assert cuts > 5 and len(urls) > 1
         check(whole, found, prompt, run_id)
 

@@ -60,9 +60,9 @@ async def test_no_body_breaks_the_service(ray_session: None, tmp_path: Path) -> 
         for body in BODIES:
             answer = await client.post("/v1/sessions/chat/runs", content=body, headers=JSON)
             assert 400 <= answer.status_code < 500, (body[:80], answer.status_code, answer.text[:300])
-            found = answer.json()
+            problem = answer.json()
             assert answer.headers["content-type"] == "application/problem+json", body[:80]
-            assert found["status"] == answer.status_code and found["title"] and found["detail"], body[:80]
+            assert problem["status"] == answer.status_code and problem["title"] and problem["detail"], body[:80]
             assert len(answer.content) < 4000, body[:80]
         assert (await client.get("/v1/sessions/chat/turns")).json() == {"items": [], "next": None}
         plain = await client.post(
@@ -83,9 +83,9 @@ async def test_no_query_breaks_the_service(ray_session: None, tmp_path: Path) ->
         for query in QUERIES:
             answer = await client.get(f"/v1/sessions/chat/events?{query}")
             assert answer.status_code == 422 and answer.json()["detail"], query
-        others = ["cursor=x", "cursor=nan:1", "since=nan", "since=x", "status=gone", "order_by=title", "metadata=5"]
-        others += ["metadata=" + "[" * 5000, 'metadata={"a":NaN}', "metadata=%7B%22%5Cud800%22:1%7D", "agent=%00"]
-        for query in others:
+        queries = ["cursor=x", "cursor=nan:1", "since=nan", "since=x", "status=gone", "order_by=title", "metadata=5"]
+        queries += ["metadata=" + "[" * 5000, 'metadata={"a":NaN}', "metadata=%7B%22%5Cud800%22:1%7D", "agent=%00"]
+        for query in queries:
             answer = await client.get(f"/v1/sessions?{query}")
             assert answer.status_code == 422 and answer.json()["detail"], query
         for query in ("before=x", "before=1:1:1", "newest_first=maybe"):

@@ -45,8 +45,8 @@ async def opened(client: httpx.AsyncClient, session_id: str, **body: Any) -> str
 async def ran(client: httpx.AsyncClient, path: str, text: str, **options: Any) -> dict[str, Any]:
     response = await client.post(f"{path}/runs?wait_s=60", json={"prompt": text, **options})
     assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    run: dict[str, Any] = response.json()
+    return run
 
 
 async def test_sessions_are_opened_listed_changed_ended_and_deleted(ray_session: None, folder: Path) -> None:
@@ -55,8 +55,8 @@ async def test_sessions_are_opened_listed_changed_ended_and_deleted(ray_session:
         answer = await client.post("/v1/sessions", json=body)
         assert answer.json() == {"id": "one", "user_id": "ann", "agent": "travel"}
         assert answer.headers["location"] == "/v1/sessions/one"
-        other = await client.post("/v1/sessions", json={**body, "title": "Another"})
-        assert other.status_code == 422 and other.json()["error"] == "invalid_input"
+        refused = await client.post("/v1/sessions", json={**body, "title": "Another"})
+        assert refused.status_code == 422 and refused.json()["error"] == "invalid_input"
         assert (await client.post("/v1/sessions", json={**body, "title": "Other", "if_exists": "keep"})).is_success
         changed = await client.patch(
             "/v1/sessions/one", json={"title": "Ten days", "metadata": {"channel": None, "n": [1]}}
@@ -64,20 +64,20 @@ async def test_sessions_are_opened_listed_changed_ended_and_deleted(ray_session:
         assert changed.json()["title"] == "Ten days" and changed.json()["metadata"] == {"n": [1]}
         await opened(client, "two", agent="shop")
         listed = (await client.get("/v1/sessions?agent=travel")).json()
-        assert [each["id"] for each in listed["items"]] == ["one"] and listed["unreadable"] == []
+        assert [session["id"] for session in listed["items"]] == ["one"] and listed["unreadable"] == []
         first = (await client.get("/v1/sessions?limit=1")).json()
         second = (await client.get("/v1/sessions", params={"limit": 1, "cursor": first["cursor"]})).json()
         assert [page["items"][0]["id"] for page in (first, second)] == ["two", "one"]
         by_metadata = await client.get("/v1/sessions", params={"metadata": json.dumps({"n": [1]}), "title": "TEN"})
-        assert [each["id"] for each in by_metadata.json()["items"]] == ["one"]
+        assert [session["id"] for session in by_metadata.json()["items"]] == ["one"]
         assert (await client.get("/v1/count?agent=shop")).json() == {"sessions": 1}
         assert (await client.post("/v1/sessions/two/refresh")).status_code == 204
         assert (await client.post("/v1/sessions/two/end")).status_code == 204
         late = await client.post("/v1/sessions/two/runs", json={"prompt": "hello"})
         assert late.status_code == 409 and late.json()["error"] == "session_ended"
-        assert [each["id"] for each in (await client.get("/v1/sessions?status=ended")).json()["items"]] == ["two"]
-        gone = await client.request("DELETE", "/v1/sessions/two")
-        assert gone.json()["sessions"] == 1, gone.text
+        assert [session["id"] for session in (await client.get("/v1/sessions?status=ended")).json()["items"]] == ["two"]
+        deletion = await client.request("DELETE", "/v1/sessions/two")
+        assert deletion.json()["sessions"] == 1, deletion.text
         missing = await client.get("/v1/sessions/two")
         assert missing.status_code == 404 and missing.headers["content-type"] == "application/problem+json"
         assert missing.json() | {"detail": ""} == {
@@ -91,12 +91,12 @@ async def test_sessions_are_opened_listed_changed_ended_and_deleted(ray_session:
 
 
 async def test_a_session_that_was_deleted_and_made_again_is_the_new_one(ray_session: None, folder: Path) -> None:
-    async with in_process(folder) as client, in_process(folder) as other:
+    async with in_process(folder) as client, in_process(folder) as second_client:
         path = await opened(client, "again")
         await ran(client, path, "the first")
-        assert (await other.delete(path)).is_success
+        assert (await second_client.delete(path)).is_success
         assert (await client.post(f"{path}/runs", json={"prompt": "x"})).status_code == 404
-        await opened(other, "again")
+        await opened(second_client, "again")
         await ran(client, path, "the second")
         turns = (await client.get(f"{path}/turns")).json()["items"]
         assert [turn["text"] for turn in turns] == ["the second"]
@@ -125,7 +125,7 @@ async def test_runs_have_all_options_and_are_read_in_each_form(ray_session: None
         page = (await client.get(f"/v1/runs/{run['id']}/events?limit=2")).json()
         rest = (await client.get(f"/v1/runs/{run['id']}/events?after={page['next']}&wait_s=5")).json()
         assert page["items"] + rest["items"] == [
-            {**item, **each["data"]} for item, each in zip(page["items"] + rest["items"], events, strict=True)
+            {**item, **event["data"]} for item, event in zip(page["items"] + rest["items"], events, strict=True)
         ]
         assert rest["next"] is None
         last = {"Last-Event-ID": events[-2]["id"], **SSE}
@@ -140,19 +140,21 @@ async def test_runs_have_all_options_and_are_read_in_each_form(ray_session: None
         assert (await client.get(f"{path}/turn?turn_id=t-1")).json()["index"] == 0
         whole = (await client.get(f"{path}/turn?index=1&snapshot=true")).json()
         assert [block["kind"] for block in whole["blocks"]] == ["user", "text", "user", "user", "text"]
-        assert [each["kind"] for each in (await client.get(f"/v1/runs/{run['id']}/input")).json()["blocks"]] == ["user"]
+        assert [block["kind"] for block in (await client.get(f"/v1/runs/{run['id']}/input")).json()["blocks"]] == [
+            "user"
+        ]
         assert (await client.get(f"/v1/runs/{run['id']}/phase")).json() == {"phase": "completed"}
-        assert [each["kind"] for each in (await client.get(f"/v1/runs/{run['id']}/steps")).json()["items"]] == ["model"]
+        assert [step["kind"] for step in (await client.get(f"/v1/runs/{run['id']}/steps")).json()["items"]] == ["model"]
         assert len((await client.get(f"{path}/runs")).json()["items"]) == 2
         listed = (await client.get("/v1/runs?state=completed&limit=2")).json()
-        assert {each["session_id"] for each in listed["items"]} == {"runs"}
+        assert {run_listed["session_id"] for run_listed in listed["items"]} == {"runs"}
         child = await ran(client, path, "on behalf", parent=run["id"])
         children = (await client.get(f"/v1/runs?parent={run['id']}")).json()["items"]
-        assert [each["id"] for each in children] == [child["id"]]
+        assert [child_run["id"] for child_run in children] == [child["id"]]
         messages = (await client.get(f"{path}/messages?limit=2")).json()
         assert [message["text"] for message in messages["items"]] == ["on behalf", "on behalf"]
         before = (await client.get(f"{path}/messages?before={messages['cursor']}&newest_first=true")).json()
-        assert [each["role"] for each in before["items"]] == ["assistant", "user", "user", "assistant", "user"]
+        assert [message["role"] for message in before["items"]] == ["assistant", "user", "user", "assistant", "user"]
         taken = await client.post(f"{path}/runs", json={"prompt": "x", "turn_id": "t-1"})
         assert taken.status_code == 409 and taken.json()["error"] == "turn_id_taken"
         usage = (await client.get("/v1/usage")).json()
@@ -223,7 +225,7 @@ async def test_sessions_are_appended_to_forked_compacted_and_cleared(ray_session
         assert [page["items"][0]["name"], page["items"][0]["data"], page["next"]] == ["ticket", {"number": 1}, None]
         cleared = (await client.post(f"{path}/clear", json={"keep_last": 1})).json()
         assert cleared["turns"] == 1
-        assert [each["text"] for each in (await client.get(f"{path}/turns")).json()["items"]] == ["third"]
+        assert [turn["text"] for turn in (await client.get(f"{path}/turns")).json()["items"]] == ["third"]
         assert (await client.post(f"{path}/engine", json={"engine": "scripted"})).status_code == 204
         assert (await ran(client, path, "who"))["text"] == " ann"
         unknown = await client.post(f"{path}/engine", json={"engine": "none"})
@@ -249,7 +251,7 @@ async def test_what_a_summary_replaced_is_shown(ray_session: None, tmp_path: Pat
                 (summary,) = summaries
                 assert "They counted." in summary["text"]
                 expanded = (await client.post(f"{path}/expand", json={"summary": summary})).json()["blocks"]
-                assert [each["text"].split()[1] for each in expanded] == [str(n // 2) for n in range(len(expanded))]
+                assert [block["text"].split()[1] for block in expanded] == [str(n // 2) for n in range(len(expanded))]
                 assert expanded and not any(block in expanded for block in blocks)
                 forged = await client.post(f"{path}/expand", json={"summary": {**summary, "of": [["log", 0, 1]]}})
                 assert forged.status_code == 422 and forged.json()["error"] == "invalid_input"
@@ -263,7 +265,7 @@ async def test_calls_are_approved_rejected_and_provided(ray_session: None, folde
         async def waiting(steps: str) -> tuple[str, dict[str, Any]]:
             run = (await client.post(f"{path}/runs", json={"prompt": steps, **labels})).json()
             page: dict[str, Any] = {"next": 0, "items": []}
-            while not any(each["kind"] == "approval_requested" for each in page["items"]):
+            while not any(event["kind"] == "approval_requested" for event in page["items"]):
                 query = {"after": page["next"], "wait_s": 60}
                 page = (await client.get(f"/v1/runs/{run['id']}/events", params=query)).json()
             state = "running"  # a call is asked for while others may still be carried out
@@ -340,8 +342,8 @@ async def test_memories_are_saved_recalled_changed_and_forgotten(
         assert saved.status_code == 201
         odd = {"text": "The café is at 5/7 High Street.", "id": "notes/café: 100%", "aliases": ["the place"]}
         assert (await client.post(f"{path}/memory", json=odd)).json() == {"id": "notes/café: 100%"}
-        found = (await client.post(f"{path}/memory/recall", json={"query": "trains", "limit": 1})).json()["items"]
-        assert [found[0]["text"], found[0]["memory"], found[0]["category"]] == [
+        recalled = (await client.post(f"{path}/memory/recall", json={"query": "trains", "limit": 1})).json()["items"]
+        assert [recalled[0]["text"], recalled[0]["memory"], recalled[0]["category"]] == [
             "Ann loves trains.",
             "facts",
             "semantic",
@@ -349,27 +351,29 @@ async def test_memories_are_saved_recalled_changed_and_forgotten(
         narrow: dict[str, dict[str, Any]] = {"Ann loves trains.": {"types": ["preferences"], "category": "semantic"}}
         narrow |= {"goals": {"types": ["goals"]}, "episodes": {"category": "episodic"}, "earlier": {"as_of": 1.0}}
         for text, options in narrow.items():
-            found = (await client.post(f"{path}/memory/recall", json={"query": "trains", **options})).json()["items"]
-            assert [each["text"] for each in found] == ([text] if "types" in options and "category" in options else [])
+            recalled = (await client.post(f"{path}/memory/recall", json={"query": "trains", **options})).json()["items"]
+            assert [item["text"] for item in recalled] == (
+                [text] if "types" in options and "category" in options else []
+            )
         apart = (await client.post(f"{path}/memory/recall-apart", json={"query": "trains"})).json()
-        assert [each["id"] for each in apart["extracted"]] == [saved.json()["id"]] and apart["failed"] == {}
+        assert [item["id"] for item in apart["extracted"]] == [saved.json()["id"]] and apart["failed"] == {}
         place = f"{path}/memory/items/notes%2Fcaf%C3%A9%3A%20100%25"
         assert (await client.patch(place, json={"status": "resolved", "topic": "food"})).json() == {"found": True}
         listed = (await client.get(f"{path}/memory?category=semantic&limit=1")).json()
         rest = (await client.get(f"{path}/memory", params={"cursor": listed["cursor"]})).json()
-        items = {each["id"]: each for each in [*listed["items"], *rest["items"]]}
+        items = {item["id"]: item for item in [*listed["items"], *rest["items"]]}
         assert items["notes/café: 100%"]["status"] == "resolved" and items["notes/café: 100%"]["topic"] == "food"
         assert (await client.patch(place, json={})).status_code == 422
         text = "The bakery is at 9 Low Street."
         assert (await client.patch(place, json={"text": text, "status": "active"})).json() == {"found": True}
         again = (await client.post(f"{path}/memory/recall", json={"query": "Where is the bakery?"})).json()["items"]
         assert again[0]["text"] == text
-        gone = (await client.post(f"{path}/memory/recall", json={"query": "Where is the café?"})).json()["items"]
-        assert odd["text"] not in [each["text"] for each in gone]
-        one = {"id": saved.json()["id"]}
-        assert (await client.post(f"{path}/memory/pin", json=one)).json() == {"found": True}
+        remaining = (await client.post(f"{path}/memory/recall", json={"query": "Where is the café?"})).json()["items"]
+        assert odd["text"] not in [item["text"] for item in remaining]
+        pinned = {"id": saved.json()["id"]}
+        assert (await client.post(f"{path}/memory/pin", json=pinned)).json() == {"found": True}
         assert (await client.get(f"{path}/memory")).json()["items"]
-        assert (await client.post(f"{path}/memory/unpin", json=one)).json() == {"found": True}
+        assert (await client.post(f"{path}/memory/unpin", json=pinned)).json() == {"found": True}
         assert (await client.post(f"{path}/memory/delete", json={"ids": ["notes/café: 100%", "no"]})).json() == {
             "deleted": 1
         }
@@ -383,11 +387,11 @@ async def test_memories_are_saved_recalled_changed_and_forgotten(
         assert (await client.get(f"{path}/notes")).json() == {"content": "a plan"}
         assert (await client.patch(f"{path}/notes", json={"content": "and more"})).is_success
         assert (await client.delete(f"{path}/notes")).json() == {"found": True}
-        other = await client.post("/v1/sessions", json={"id": "remembering"}, headers=BOB)
-        assert other.is_success
+        response = await client.post("/v1/sessions", json={"id": "remembering"}, headers=BOB)
+        assert response.is_success
         assert (await client.get(f"{path}/memory", headers=BOB)).json()["items"] == []
-        gone = (await client.delete("/v1/user")).json()
-        assert gone["sessions"] >= 1 and gone["items"]["facts"] >= 1 and gone["verified"]
+        remaining = (await client.delete("/v1/user")).json()
+        assert remaining["sessions"] >= 1 and remaining["items"]["facts"] >= 1 and remaining["verified"]
         assert (await client.get("/v1/count")).json() == {"sessions": 0}
         assert (await client.get("/v1/count", headers=BOB)).json() == {"sessions": 1}
 
@@ -400,34 +404,37 @@ async def test_a_message_is_removed_by_its_place(ray_session: None, folder: Path
         for text in ("three", "four"):
             assert (await client.post(f"{path}/append", json={"prompt": text})).is_success
         listed = (await client.get(f"{path}/messages")).json()["items"]
-        for at in (2, 4, 5):
-            removed = await client.delete(f"{path}/messages/{listed[at]['place']}")
+        for index in (2, 4, 5):
+            removed = await client.delete(f"{path}/messages/{listed[index]['place']}")
             assert removed.json() == {"removed": 1}, removed.text
-        left = (await client.get(f"{path}/messages")).json()["items"]
-        assert [each["id"] for each in left] == [listed[at]["id"] for at in (0, 1, 3)]
+        remaining = (await client.get(f"{path}/messages")).json()["items"]
+        assert [message["id"] for message in remaining] == [listed[index]["id"] for index in (0, 1, 3)]
         turns = (await client.get(f"{path}/turns")).json()["items"]
         assert [turn["removed"] for turn in turns] == [[], [0]] and turns[1]["blocks"][0]["text"] == "two"
         for wrong, status in (("nothing", 422), ("1~5.0-1", 422), ("99~5.0-1", 404)):
             assert (await client.delete(f"{path}/messages/{wrong}")).status_code == status
-        theirs = await client.delete(f"{path}/messages/{listed[0]['place']}", headers=BOB)
-        assert theirs.status_code == 404
+        foreign = await client.delete(f"{path}/messages/{listed[0]['place']}", headers=BOB)
+        assert foreign.status_code == 404
         await ran(client, path, "five")
         (newest,) = (await client.get(f"{path}/turn?snapshot=true")).json()["blocks"][-2:-1]
         assert newest["text"] == "five"
 
 
 async def test_a_conversation_from_elsewhere_is_imported_and_exported(ray_session: None, folder: Path) -> None:
-    said = [{"role": "user", "content": "Where is the key?"}, {"role": "assistant", "content": "Under the mat."}]
+    conversation = [
+        {"role": "user", "content": "Where is the key?"},
+        {"role": "assistant", "content": "Under the mat."},
+    ]
     async with in_process(folder) as client:
         path = await opened(client, "imported")
         refusals: list[dict[str, Any]] = [
             {"messages": []},
             {"messages": [{"role": "wizard", "content": "Hm."}]},
             {"messages": [{"role": "user", "content": 5}]},
-            {"messages": said, "format": "xml"},
-            {"messages": said, "idempotency_key": ""},
-            {"messages": said, "after": -2},
-            {"messages": said, "memory": "sometimes"},
+            {"messages": conversation, "format": "xml"},
+            {"messages": conversation, "idempotency_key": ""},
+            {"messages": conversation, "after": -2},
+            {"messages": conversation, "memory": "sometimes"},
             {"format": "openai_chat"},
         ]
         for wrong in refusals:
@@ -435,41 +442,41 @@ async def test_a_conversation_from_elsewhere_is_imported_and_exported(ray_sessio
             assert refused.status_code == 422 and refused.headers["content-type"] == "application/problem+json", wrong
         assert (await client.get(f"{path}/turns")).json()["items"] == []
         for _ in range(2):
-            turn = (await client.post(f"{path}/import", json={"messages": said, "system": "Be brief."})).json()
+            turn = (await client.post(f"{path}/import", json={"messages": conversation, "system": "Be brief."})).json()
             assert (turn["index"], turn["run_id"], turn["text"]) == (0, None, "Under the mat.")
-        late = {"messages": said, "idempotency_key": "again", "after": -1, "memory": True}
+        late = {"messages": conversation, "idempotency_key": "again", "after": -1, "memory": True}
         refused = await client.post(f"{path}/import", json=late)
         assert refused.status_code == 409 and refused.json()["error"] == "turns_changed", refused.text
         shown = (await client.get(f"{path}/export")).json()
-        assert shown["format"] == "openai_chat" and shown["left_out"] == {} and shown["messages"][1:] == said
+        assert shown["format"] == "openai_chat" and shown["left_out"] == {} and shown["messages"][1:] == conversation
         assert shown["messages"][0] == {"role": "system", "content": "Be brief."}
-        others = (await client.get(f"{path}/export?format=anthropic")).json()
-        assert others["system"] == "Be brief." and [each["role"] for each in others["messages"]] == [
+        exported = (await client.get(f"{path}/export?format=anthropic")).json()
+        assert exported["system"] == "Be brief." and [message["role"] for message in exported["messages"]] == [
             "user",
             "assistant",
         ]
         assert (await client.get(f"{path}/export?format=xml")).status_code == 422
-        for theirs in (
-            await client.post(f"{path}/import", json={"messages": said, "idempotency_key": "k"}, headers=BOB),
+        for foreign in (
+            await client.post(f"{path}/import", json={"messages": conversation, "idempotency_key": "k"}, headers=BOB),
             await client.get(f"{path}/export", headers=BOB),
             await client.get("/v1/sessions/nobody/export"),
         ):
-            assert theirs.status_code == 404 and theirs.json()["error"] == "session_not_found"
+            assert foreign.status_code == 404 and foreign.json()["error"] == "session_not_found"
         assert (await ran(client, path, "And now?"))["state"] == "completed"
         after = (await client.get(f"{path}/export")).json()["messages"]
-        assert [each["content"] for each in after[3:]] == ["And now?", "And now?"]
+        assert [message["content"] for message in after[3:]] == ["And now?", "And now?"]
 
 
 async def test_a_run_without_a_session_leaves_nothing(ray_session: None, folder: Path) -> None:
-    async with in_process(folder) as client, in_process(folder) as other:
+    async with in_process(folder) as client, in_process(folder) as second_client:
         before = (await client.get("/v1/count")).json()
         done = await client.post("/v1/run?wait_s=60", json={"prompt": "hello", "metadata": {"a": 1}})
         assert done.status_code == 200 and done.json()["text"] == "hello"
         run_id = done.json()["id"]
         assert (await client.get(f"/v1/runs/{run_id}/wait")).json()["text"] == "hello"
         assert (await client.get(f"/v1/runs/{run_id}", headers=BOB)).status_code == 404
-        assert (await other.get(f"/v1/runs/{run_id}/wait")).json()["text"] == "hello", "of another process"
-        assert (await other.get(f"/v1/runs/{run_id}", headers=BOB)).status_code == 404
+        assert (await second_client.get(f"/v1/runs/{run_id}/wait")).json()["text"] == "hello", "of another process"
+        assert (await second_client.get(f"/v1/runs/{run_id}", headers=BOB)).status_code == 404
         named = await client.post("/v1/run?wait_s=60", json={"prompt": "who", "engine": "scripted"})
         assert named.json()["text"] == " ann"
         events = frames_of((await client.post("/v1/run", json={"prompt": "streamed"}, headers=SSE)).text)

@@ -24,32 +24,32 @@ def document() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def operations(document: dict[str, Any]) -> list[Operation]:
-    paths = [(path, found) for path, found in document["paths"].items() if path.startswith("/v1/")]
-    return [(path, verb, each) for path, found in paths for verb, each in found.items()]
+    paths = [(path, routes) for path, routes in document["paths"].items() if path.startswith("/v1/")]
+    return [(path, verb, operation) for path, routes in paths for verb, operation in routes.items()]
 
 
 def within(value: Any) -> Iterator[dict[str, Any]]:
     """Yield all objects in a JSON value."""
     if isinstance(value, dict):
         yield value
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from within(each)
+    for member in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from within(member)
 
 
 def test_each_route_says_what_it_does_and_which_problems_it_answers_with(operations: list[Operation]) -> None:
     assert len(operations) > 50
-    names = [each["operationId"] for _, _, each in operations]
+    names = [operation["operationId"] for _, _, operation in operations]
     assert len(names) == len(set(names)) and all(re.fullmatch(r"[a-z]+(_[a-z]+)*", name) for name in names)
-    for path, verb, each in operations:
+    for path, verb, operation in operations:
         where = f"{verb} {path}"
-        assert each["summary"] and not each["summary"].endswith("."), where
-        assert {"401", "422", "429", "503"} <= each["responses"].keys(), where
-        assert "404" in each["responses"] or "{" not in path, where
-        for status, answer in each["responses"].items():
+        assert operation["summary"] and not operation["summary"].endswith("."), where
+        assert {"401", "422", "429", "503"} <= operation["responses"].keys(), where
+        assert "404" in operation["responses"] or "{" not in path, where
+        for status, answer in operation["responses"].items():
             assert answer["description"], where
             if int(status) >= 400:
                 assert list(answer["content"]) == ["application/problem+json"], (where, status)
-        assert [name for name, answer in each["responses"].items() if int(name) < 300], where
+        assert [name for name, answer in operation["responses"].items() if int(name) < 300], where
 
 
 def test_the_page_about_http_names_each_route(operations: list[Operation]) -> None:
@@ -66,9 +66,9 @@ def test_the_page_about_http_names_each_route(operations: list[Operation]) -> No
 def test_every_reference_leads_somewhere_and_every_schema_is_one(document: dict[str, Any]) -> None:
     for each in within(document):
         if isinstance(reference := each.get("$ref"), str):
-            found: Any = document
+            target: Any = document
             for name in reference.removeprefix("#/").split("/"):
-                found = found[name]
+                target = target[name]
     for schema in document["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
 
@@ -77,8 +77,8 @@ def test_every_request_has_an_example_that_fits(document: dict[str, Any], operat
     def check(schema: dict[str, Any], example: Any) -> None:
         Draft202012Validator({**schema, "components": document["components"]}).validate(example)
 
-    for _path, _, each in operations:
-        if body := each.get("requestBody"):
+    for _path, _, operation in operations:
+        if body := operation.get("requestBody"):
             name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
             schema = document["components"]["schemas"][name]
             assert schema.get("examples"), name

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ray
 def move(folder: Path, to: Path) -> None:
     """Move the files of the store."""
     to.mkdir(exist_ok=True)
-    for file in [each for each in folder.iterdir() if each.name.startswith("chats.db")]:
+    for file in [entry for entry in folder.iterdir() if entry.name.startswith("chats.db")]:
         file.rename(to / file.name)
 
 

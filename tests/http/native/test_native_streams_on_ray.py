@@ -67,8 +67,8 @@ async def test_ids_may_have_any_characters(ray_session: None, folder: Path, pref
         ):
             for name in IDS:
                 path = await opened(client, name)
-                found = await client.get(path)
-                assert found.is_success and found.json()["id"] == name, (name, found.text)
+                response = await client.get(path)
+                assert response.is_success and response.json()["id"] == name, (name, response.text)
                 run = await client.post(f"{path}/runs?wait_s=60", json={"prompt": name})
                 assert run.json()["session_id"] == name and run.json()["text"] == name
                 assert run.headers["location"] == f"{prefix}/v1/runs/{run.json()['id']}"
@@ -95,8 +95,8 @@ async def test_a_run_outlives_its_client_unless_it_asks_otherwise(ray_session: N
                         break
                 return response.headers["x-run-id"]
 
-        kept = await left({})
-        assert await state_of(client, kept) == "completed"
+        kept_run = await left({})
+        assert await state_of(client, kept_run) == "completed"
         assert await state_of(client, await left(CANCEL)) == "cancelled"
 
         run = (await client.post(f"{path}/runs", json={"prompt": "word " * 3000})).json()
@@ -167,9 +167,9 @@ async def test_a_thousand_idle_streams_of_one_process_get_what_comes(ray_session
             writer.write(f"GET {path}/events?stream=true HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             await stream.readuntil(b"retry: 1000\n\n")
             ready.append(path)
-            found = Frames()
+            frames = Frames()
             while True:
-                for line in found.feed((await stream.readuntil(b"\n\n")).split(b"\r\n")[-1]):
+                for line in frames.feed((await stream.readuntil(b"\n\n")).split(b"\r\n")[-1]):
                     writer.close()
                     return line
 

@@ -26,11 +26,11 @@ def provider_url() -> Iterator[str]:
 async def routes_of(client: httpx.AsyncClient) -> list[tuple[str, str, Any]]:
     """Return the routes that name a session or a run: method, path, and the example of the body."""
     document = (await client.get("/openapi.json")).json()
-    found: list[tuple[str, str, Any]] = []
+    routes: list[tuple[str, str, Any]] = []
     for path, methods in document["paths"].items():
         if path.startswith(("/v1/sessions/{session_id}", "/v1/runs/{run_id}")):
-            found += [(method.upper(), path, example_of(document, route)) for method, route in methods.items()]
-    return found
+            routes += [(method.upper(), path, example_of(document, route)) for method, route in methods.items()]
+    return routes
 
 
 def example_of(document: Any, route: Mapping[str, Any]) -> Any:
@@ -49,7 +49,7 @@ async def waiting(client: httpx.AsyncClient, path: str, folder: Path) -> tuple[s
     page: Any = {"next": 0}
     while not calls:
         page = (await client.get(f"/v1/runs/{run_id}/events", params={"after": page["next"], "wait_s": 60})).json()
-        calls = [each for each in page["items"] if each["kind"] == "approval_requested"]
+        calls = [event for event in page["items"] if event["kind"] == "approval_requested"]
     return run_id, calls[0]["call_id"]
 
 
@@ -64,7 +64,7 @@ async def test_no_route_reaches_a_session_or_a_run_of_another_user(
         run_id, call_id = await waiting(client, path, tmp_path)
 
         async def state() -> list[Any]:
-            places = [path, *(f"{path}/{each}" for each in ("turns", "runs", "events", "memory", "notes"))]
+            places = [path, *(f"{path}/{name}" for name in ("turns", "runs", "events", "memory", "notes"))]
             places += [f"/v1/runs/{run_id}", f"/v1/runs/{run_id}/pending"]
             return [(await client.get(place)).json() for place in places]
 
@@ -81,13 +81,13 @@ async def test_no_route_reaches_a_session_or_a_run_of_another_user(
             assert answers[0] == answers[1], (method, pattern)
         assert len(routes) > 40 and await state() == before
 
-        mine = "/v1/sessions/bobs/memory"
+        memory_path = "/v1/sessions/bobs/memory"
         await client.post("/v1/sessions", json={"id": "bobs", "engine": "agent"}, headers=BOB)
         for method, place, change in (
-            ("PATCH", f"{mine}/items/{item}", {"text": "Bob's"}),
-            ("POST", f"{mine}/pin", {"id": item}),
-            ("POST", f"{mine}/unpin", {"id": item}),
+            ("PATCH", f"{memory_path}/items/{item}", {"text": "Bob's"}),
+            ("POST", f"{memory_path}/pin", {"id": item}),
+            ("POST", f"{memory_path}/unpin", {"id": item}),
         ):
             assert (await client.request(method, place, json=change, headers=BOB)).json() == {"found": False}, place
-        deleted = await client.post(f"{mine}/delete", json={"ids": [item]}, headers=BOB)
+        deleted = await client.post(f"{memory_path}/delete", json={"ids": [item]}, headers=BOB)
         assert deleted.json() == {"deleted": 0} and await state() == before

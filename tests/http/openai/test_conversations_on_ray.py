@@ -36,13 +36,13 @@ TOKENS = BearerTokens({"ann's-secret-token": "ann", "bob's-secret-token": "bob"}
 
 def reply(messages: Sequence[dict[str, Any]]) -> Any:
     """Call the tool `weather` if asked about it; else answer with the number of messages and the last one."""
-    asked = [message for message in messages if message["role"] not in ("system", "developer")]
-    last = asked[-1]
+    conversation = [message for message in messages if message["role"] not in ("system", "developer")]
+    last = conversation[-1]
     text = last["content"] if isinstance(last["content"], str) else last["content"][-1].get("text", "")
     if "weather" in text and last["role"] == "user":
         function = {"name": "weather", "arguments": '{"city": "Rome"}'}
-        return {"tool_calls": [{"id": f"call_{len(asked)}", "type": "function", "function": function}]}
-    return f"{len(asked)}: {text}"
+        return {"tool_calls": [{"id": f"call_{len(conversation)}", "type": "function", "function": function}]}
+    return f"{len(conversation)}: {text}"
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +69,10 @@ def checked(kind: Any, value: Any) -> Any:
 def test_a_conversation_is_created_changed_listed_and_deleted(service: Served) -> None:
     ann, bob = client_of(service, "ann"), client_of(service, "bob")
     message = {"role": "user", "content": "hello"}
-    made = checked(Conversation, ann.conversations.create(metadata={"topic": "rome"}, items=[message]))
-    assert made.metadata == {"topic": "rome"}
-    assert checked(Conversation, ann.conversations.retrieve(made.id)).to_dict() == made.to_dict()
-    changed = ann.conversations.update(made.id, metadata={"topic": "ostia"})
+    conversation = checked(Conversation, ann.conversations.create(metadata={"topic": "rome"}, items=[message]))
+    assert conversation.metadata == {"topic": "rome"}
+    assert checked(Conversation, ann.conversations.retrieve(conversation.id)).to_dict() == conversation.to_dict()
+    changed = ann.conversations.update(conversation.id, metadata={"topic": "ostia"})
     assert changed.metadata == {"topic": "ostia"}
     call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c1", "output": "seen"}
@@ -81,14 +81,14 @@ def test_a_conversation_is_created_changed_listed_and_deleted(service: Served) -
         "role": "assistant",
         "content": [{"type": "output_text", "text": "Hi.", "annotations": []}],
     }
-    added = checked(ConversationItemList, ann.conversations.items.create(made.id, items=[said, call, output]))
+    added = checked(ConversationItemList, ann.conversations.items.create(conversation.id, items=[said, call, output]))
     assert [item.type for item in added.data] == ["message", "function_call", "function_call_output"]
-    answer = ann.responses.create(model="local", input="and?", conversation=made.id)
-    assert answer.output_text == "4: and?" and answer.conversation and answer.conversation.id == made.id
-    items = list(ann.conversations.items.list(made.id, order="asc", limit=2))
+    answer = ann.responses.create(model="local", input="and?", conversation=conversation.id)
+    assert answer.output_text == "4: and?" and answer.conversation and answer.conversation.id == conversation.id
+    items = list(ann.conversations.items.list(conversation.id, order="asc", limit=2))
     for item in items:
         checked(ConversationItem, item)
-        again = ann.conversations.items.retrieve(item.id, conversation_id=made.id)
+        again = ann.conversations.items.retrieve(item.id, conversation_id=conversation.id)
         assert again.to_dict() == item.to_dict()
     assert [item.type for item in items] == [
         "message",
@@ -100,47 +100,47 @@ def test_a_conversation_is_created_changed_listed_and_deleted(service: Served) -
     ]
     assert [item.id for item in added.data] == [item.id for item in items[1:4]]
     assert items[-1].id == answer.output[0].id
-    newest_first = list(ann.conversations.items.list(made.id, limit=4))
+    newest_first = list(ann.conversations.items.list(conversation.id, limit=4))
     assert [item.id for item in newest_first] == [item.id for item in reversed(items)]
     for forbidden in (bob.conversations.retrieve, bob.conversations.delete, bob.conversations.items.list):
         with pytest.raises(openai.NotFoundError):
-            forbidden(made.id)
+            forbidden(conversation.id)
     with pytest.raises(openai.NotFoundError):
-        bob.responses.create(model="local", input="and?", conversation=made.id)
-    assert ann.conversations.delete(made.id).deleted
+        bob.responses.create(model="local", input="and?", conversation=conversation.id)
+    assert ann.conversations.delete(conversation.id).deleted
     for gone in (ann.conversations.retrieve, ann.conversations.delete, ann.conversations.items.list):
         with pytest.raises(openai.NotFoundError):
-            gone(made.id)
+            gone(conversation.id)
     with pytest.raises(openai.NotFoundError):
         ann.responses.retrieve(answer.id)
 
 
 def test_an_item_that_is_deleted_is_in_no_later_response_and_earlier_ones_stay(service: Served) -> None:
     ann, bob = client_of(service, "ann"), client_of(service, "bob")
-    made = ann.conversations.create(metadata={"topic": "rome"})
+    conversation = ann.conversations.create(metadata={"topic": "rome"})
     items = ann.conversations.items
-    first = ann.responses.create(model="local", input="one", conversation=made.id)
-    second = ann.responses.create(model="local", input="two", conversation=made.id)
+    first = ann.responses.create(model="local", input="one", conversation=conversation.id)
+    second = ann.responses.create(model="local", input="two", conversation=conversation.id)
     assert second.output_text == "3: two"
-    listed = [item.id for item in items.list(made.id, order="asc")]
+    listed = [item.id for item in items.list(conversation.id, order="asc")]
     with pytest.raises(openai.NotFoundError):
-        bob.conversations.items.delete(listed[0], conversation_id=made.id)
-    deleted = checked(Conversation, items.delete(listed[2], conversation_id=made.id))
-    assert (deleted.id, deleted.metadata) == (made.id, {"topic": "rome"})
-    for gone in (items.retrieve, items.delete):
+        bob.conversations.items.delete(listed[0], conversation_id=conversation.id)
+    deleted = checked(Conversation, items.delete(listed[2], conversation_id=conversation.id))
+    assert (deleted.id, deleted.metadata) == (conversation.id, {"topic": "rome"})
+    for call in (items.retrieve, items.delete):
         with pytest.raises(openai.NotFoundError):
-            gone(listed[2], conversation_id=made.id)
-    assert [item.id for item in items.list(made.id, order="asc")] == [*listed[:2], listed[3]]
-    assert [item.id for item in items.list(made.id, order="asc", after=listed[2])] == [listed[3]]
-    assert ann.responses.create(model="local", input="three", conversation=made.id).output_text == "3: three"
+            call(listed[2], conversation_id=conversation.id)
+    assert [item.id for item in items.list(conversation.id, order="asc")] == [*listed[:2], listed[3]]
+    assert [item.id for item in items.list(conversation.id, order="asc", after=listed[2])] == [listed[3]]
+    assert ann.responses.create(model="local", input="three", conversation=conversation.id).output_text == "3: three"
     assert ann.responses.retrieve(second.id).output_text == "3: two"
-    asked = list(ann.responses.input_items.list(second.id))
-    assert [item.id for item in asked] == [listed[2]], "what a response was given stays"
+    inputs = list(ann.responses.input_items.list(second.id))
+    assert [item.id for item in inputs] == [listed[2]], "what a response was given stays"
     assert ann.responses.retrieve(first.id).output[0].id == listed[1]
-    for item in items.list(made.id, order="asc"):
-        items.delete(item.id, conversation_id=made.id)
-    assert items.list(made.id).data == []
-    assert ann.responses.create(model="local", input="anew", conversation=made.id).output_text == "1: anew"
+    for item in items.list(conversation.id, order="asc"):
+        items.delete(item.id, conversation_id=conversation.id)
+    assert items.list(conversation.id).data == []
+    assert ann.responses.create(model="local", input="anew", conversation=conversation.id).output_text == "1: anew"
 
 
 def test_an_item_that_waits_is_deleted_and_a_call_goes_with_its_output(service: Served) -> None:
@@ -149,39 +149,41 @@ def test_an_item_that_waits_is_deleted_and_a_call_goes_with_its_output(service: 
     call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c1", "output": "seen"}
     messages = [{"role": "user", "content": text} for text in ("one", "two")]
-    made = ann.conversations.create(items=[*messages, call, output])
-    listed = [item.id for item in items.list(made.id, order="asc")]
-    items.delete(listed[0], conversation_id=made.id)
-    items.delete(listed[2], conversation_id=made.id)
-    assert [item.id for item in items.list(made.id)] == [listed[1]]
-    assert ann.responses.create(model="local", input="three", conversation=made.id).output_text == "2: three"
+    conversation = ann.conversations.create(items=[*messages, call, output])
+    listed = [item.id for item in items.list(conversation.id, order="asc")]
+    items.delete(listed[0], conversation_id=conversation.id)
+    items.delete(listed[2], conversation_id=conversation.id)
+    assert [item.id for item in items.list(conversation.id)] == [listed[1]]
+    assert ann.responses.create(model="local", input="three", conversation=conversation.id).output_text == "2: three"
 
 
 def test_an_item_is_not_deleted_while_a_response_runs_or_waits(service: Served) -> None:
     ann = client_of(service, "ann")
-    made = ann.conversations.create(items=[{"role": "user", "content": "one"}])
-    (item,) = ann.conversations.items.list(made.id)
-    running = ann.responses.create(model="stall", input="two", conversation=made.id, background=True)
+    conversation = ann.conversations.create(items=[{"role": "user", "content": "one"}])
+    (item,) = ann.conversations.items.list(conversation.id)
+    running = ann.responses.create(model="stall", input="two", conversation=conversation.id, background=True)
     with pytest.raises(openai.BadRequestError) as refused:
-        ann.conversations.items.delete(item.id, conversation_id=made.id)
+        ann.conversations.items.delete(item.id, conversation_id=conversation.id)
     assert refused.value.code == "conversation_locked"
     ann.responses.cancel(running.id)
-    ann.conversations.items.delete(item.id, conversation_id=made.id)
+    ann.conversations.items.delete(item.id, conversation_id=conversation.id)
     tool = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
-    ask = {"model": "local", "input": "The weather?", "conversation": made.id}
+    ask = {"model": "local", "input": "The weather?", "conversation": conversation.id}
     waiting = ann.responses.create(**ask, tools=[tool])
-    (asked, *_) = ann.conversations.items.list(made.id, order="asc")
+    (prompt, *_) = ann.conversations.items.list(conversation.id, order="asc")
     with pytest.raises(openai.BadRequestError, match="No tool output found"):
-        ann.conversations.items.delete(asked.id, conversation_id=made.id)
+        ann.conversations.items.delete(prompt.id, conversation_id=conversation.id)
     outputs = [{"type": "function_call_output", "call_id": waiting.output[0].call_id, "output": "Rain."}]
-    answer = ann.responses.create(model="local", input=outputs, conversation=made.id)
+    answer = ann.responses.create(model="local", input=outputs, conversation=conversation.id)
     # The last item first, as who goes back does: each delete takes one item off the list, whatever is sent without it.
     for kind in ("message", "function_call_output", "function_call", "message"):
-        newest = ann.conversations.items.list(made.id).data[0]
+        newest = ann.conversations.items.list(conversation.id).data[0]
         assert newest.type == kind
-        ann.conversations.items.delete(newest.id, conversation_id=made.id)
+        ann.conversations.items.delete(newest.id, conversation_id=conversation.id)
     assert answer.output_text == "5: Rain."
-    assert ann.responses.create(model="local", input="Well?", conversation=made.id).output_text.endswith(": Well?")
+    assert ann.responses.create(model="local", input="Well?", conversation=conversation.id).output_text.endswith(
+        ": Well?"
+    )
 
 
 @function_tool
@@ -205,14 +207,14 @@ async def test_the_agents_sdk_keeps_its_session_as_a_conversation(service: Serve
         assert kinds == ["message", "function_call", "function_call_output", "message", "message", "message"]
         assert len(await session.get_items(limit=2)) == 2
         streamed = Runner.run_streamed(agent, "How is the weather now?", session=session, run_config=quiet)
-        told = [event.data.type async for event in streamed.stream_events() if event.type == "raw_response_event"]
-        assert told.count("response.completed") == 2 and "response.output_text.delta" in told
+        types = [event.data.type async for event in streamed.stream_events() if event.type == "raw_response_event"]
+        assert types.count("response.completed") == 2 and "response.output_text.delta" in types
         assert streamed.final_output == "9: It is raining in Rome"
         for kind in ("message", "function_call_output", "function_call", "message"):
-            left = await session.get_items()
+            spoken = await session.get_items()
             popped = await session.pop_item()
-            assert popped == left[-1] and popped is not None and popped.get("type") == kind
-            assert await session.get_items() == left[:-1]
+            assert popped == spoken[-1] and popped is not None and popped.get("type") == kind
+            assert await session.get_items() == spoken[:-1]
         third = await Runner.run(agent, "Thanks again.", session=session, run_config=quiet)
         assert third.final_output == "7: Thanks again."
         await session.add_items([{"role": "user", "content": "and"}])
@@ -244,8 +246,8 @@ async def test_two_responses_at_once_in_one_conversation(service: Served) -> Non
         base_url=f"{service.url}/openai/v1", api_key="ann's-secret-token", max_retries=0
     ) as client:
         conversation = await client.conversations.create()
-        asked = [client.responses.create(model="slow", input=f"{n}", conversation=conversation.id) for n in range(4)]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        requests = [client.responses.create(model="slow", input=f"{n}", conversation=conversation.id) for n in range(4)]
+        answers = await asyncio.gather(*requests, return_exceptions=True)
         done = [answer for answer in answers if not isinstance(answer, BaseException)]
         refused = [answer for answer in answers if isinstance(answer, openai.BadRequestError)]
         assert (len(done), len(refused)) == (1, 3)

@@ -82,8 +82,8 @@ def native(text: str) -> Request:
 
 
 def asked_of(thread_id: str, *messages: Any, **more: Any) -> dict[str, Any]:
-    given = {"threadId": thread_id, "runId": "r", "state": {}, "tools": [], "context": [], "forwardedProps": {}}
-    return {**given, "messages": messages, **more}
+    fields = {"threadId": thread_id, "runId": "r", "state": {}, "tools": [], "context": [], "forwardedProps": {}}
+    return {**fields, "messages": messages, **more}
 
 
 ROUTES = [ui, regenerated, ag_ui, chat, chat_stream, response, native]
@@ -113,10 +113,10 @@ async def test_equal_requests_at_once_get_the_answer_of_the_first(
         assert len(runs) == 1
         assert all("word" in answer.text for answer in answers)
         path, body, headers = route("another text")
-        other = await clients[1].post(path, json=body, headers=headers)
+        response = await clients[1].post(path, json=body, headers=headers)
         if route is not regenerated:  # which takes the text of the message that it answers again
-            assert other.status_code in (409, 422), other.text
-            assert "conflict" in other.text, other.text
+            assert response.status_code in (409, 422), response.text
+            assert "conflict" in response.text, response.text
         if session := SESSIONS.get(route):
             turns = (await clients[0].get(f"/v1/sessions/{session}/turns")).json()["items"]
             assert len(turns) == 1, turns
@@ -169,14 +169,14 @@ async def test_a_tool_message_beside_a_decision_of_its_call_is_no_error(
     ray_session: None, tmp_path: Path, provider_url: str
 ) -> None:
     async with services(tmp_path, provider_url) as (client,):
-        said, interrupt = await asked_to_pay(client, "tool")
+        messages, interrupt = await asked_to_pay(client, "tool")
         entry = resolved(interrupt)
-        body = asked_of("tool", *said, of_tool(interrupt, '{"approved": true}'), resume=[entry])
+        body = asked_of("tool", *messages, of_tool(interrupt, '{"approved": true}'), resume=[entry])
         events = data_of(await ran(client, body))
         assert events[-1]["outcome"]["type"] == "success"
         assert said_in(events) == "Paid."
         assert data_of(await ran(client, body))[-1]["outcome"]["type"] == "success", "it may be repeated"
-        changed = asked_of("tool", *said, resume=[resolved(interrupt, approved=False)])
+        changed = asked_of("tool", *messages, resume=[resolved(interrupt, approved=False)])
         assert "call_decided" in await ran(client, changed, status=409)
 
 
@@ -184,9 +184,9 @@ async def test_a_new_message_beside_a_decision_is_answered(
     ray_session: None, tmp_path: Path, provider_url: str
 ) -> None:
     async with services(tmp_path, provider_url) as (client,):
-        said, interrupt = await asked_to_pay(client, "message")
+        messages, interrupt = await asked_to_pay(client, "message")
         news = {"id": "u2", "role": "user", "content": prompt("Noted, too.")}
-        body = asked_of("message", *said, news, resume=[resolved(interrupt)])
+        body = asked_of("message", *messages, news, resume=[resolved(interrupt)])
         for _ in range(2):
             events = data_of(await ran(client, body))
             assert events[-1]["outcome"]["type"] == "success" and said_in(events) == "Noted, too."
@@ -198,13 +198,15 @@ async def test_two_answers_to_one_question_are_refused_and_decide_nothing(
     ray_session: None, tmp_path: Path, provider_url: str
 ) -> None:
     async with services(tmp_path, provider_url) as (client,):
-        said, interrupt = await asked_to_pay(client, "twice")
+        messages, interrupt = await asked_to_pay(client, "twice")
         both = [resolved(interrupt), resolved(interrupt, approved=False)]
-        refused = await client.post("/v1/ag-ui/agent", json=asked_of("twice", *said, resume=both))
+        refused = await client.post("/v1/ag-ui/agent", json=asked_of("twice", *messages, resume=both))
         assert refused.status_code == 422 and "another answer" in refused.text
-        alone = await client.post("/v1/ag-ui/agent", json=asked_of("twice", *said, of_tool(interrupt, "paid already")))
+        alone = await client.post(
+            "/v1/ag-ui/agent", json=asked_of("twice", *messages, of_tool(interrupt, "paid already"))
+        )
         assert alone.status_code == 422, "a result of the client's is no approval"
-        assert data_of(await ran(client, asked_of("twice", *said, resume=both[:1])))[-1]["type"] == "RUN_FINISHED"
+        assert data_of(await ran(client, asked_of("twice", *messages, resume=both[:1])))[-1]["type"] == "RUN_FINISHED"
 
 
 async def test_nothing_beside_a_decision_of_use_chat_is_refused_or_lost(
@@ -214,8 +216,8 @@ async def test_nothing_beside_a_decision_of_use_chat_is_refused_or_lost(
         return {"id": message_id, "role": "user", "parts": [{"type": "text", "text": text}]}
 
     async with services(tmp_path, provider_url) as (client,):
-        asked = prompt([("driver", {"question": "When?"}), ("pay", {"euros": 5})], "Paid.")
-        first = await client.post("/v1/ui/chat", json={"id": "ui", "messages": [user("m1", asked)], "engine": "agent"})
+        text = prompt([("driver", {"question": "When?"}), ("pay", {"euros": 5})], "Paid.")
+        first = await client.post("/v1/ui/chat", json={"id": "ui", "messages": [user("m1", text)], "engine": "agent"})
         assert first.status_code == 200, first.text
         shown = (await client.get("/v1/ui/chat/ui/messages")).json()["messages"][-1]
         parts = {part["type"]: part for part in shown["parts"]}
@@ -235,8 +237,8 @@ async def test_nothing_beside_a_decision_of_use_chat_is_refused_or_lost(
         assert len((await client.get("/v1/sessions/ui/turns")).json()["items"]) == 2
         again = await client.post("/v1/ui/chat", json={"id": "ui", "messages": [whole]})
         assert again.status_code == 200, again.text
-        other = {**shown, "parts": [{"type": "step-start"}, {**driver, "output": "midnight"}, approved]}
-        refused = await client.post("/v1/ui/chat", json={"id": "ui", "messages": [other]})
+        changed = {**shown, "parts": [{"type": "step-start"}, {**driver, "output": "midnight"}, approved]}
+        refused = await client.post("/v1/ui/chat", json={"id": "ui", "messages": [changed]})
         assert refused.status_code == 409 and refused.json()["error"] == "call_decided", refused.text
         unknown = {**shown, "parts": [{"type": "step-start"}, {**driver, "toolCallId": "nobody's"}]}
         refused = await client.post("/v1/ui/chat", json={"id": "ui", "messages": [unknown]})

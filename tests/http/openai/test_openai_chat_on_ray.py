@@ -41,15 +41,15 @@ PIXEL = "data:image/png;base64,iVBORw0KGgo="
 
 
 @tool
-def look(at: str) -> str:
+def look(place: str) -> str:
     """Look at something."""
-    return f"saw {at}"
+    return f"saw {place}"
 
 
 def reply(messages: list[Message]) -> Any:
     """Do what the last message of the user says: a script of steps as JSON, or else repeat it."""
-    asked = [message["content"] for message in messages if message["role"] == "user"][-1]
-    text = asked if isinstance(asked, str) else next(part["text"] for part in asked if part["type"] == "text")
+    content = [message["content"] for message in messages if message["role"] == "user"][-1]
+    text = content if isinstance(content, str) else next(part["text"] for part in content if part["type"] == "text")
     return tool_script(json.loads(text))(messages) if text.startswith("[") else f"You said: {text}"
 
 
@@ -102,8 +102,8 @@ async def served(
     engines = {"main": engine, "slow": slow}
     store = f"sqlite:///{folder}/chats.db"
     async with AsyncSessionManager(store, engine=engines, placement=Packed(hosts=1)) as manager:
-        for found in await manager.list() if is_emptied else ():
-            chat = await manager.get(found.session_id, user_id=found.user_id)
+        for listed in await manager.list() if is_emptied else ():
+            chat = await manager.get(listed.session_id, user_id=listed.user_id)
             await chat.end()
             await chat.delete()
         app = create_app(manager, auth=TOKENS, settings=HttpSettings(**settings))
@@ -159,8 +159,8 @@ async def test_stateless_completions(ray_session: ModuleType, folder: Path, prov
         assert chunks[0].choices[0].delta.role == "assistant" and chunks[-2].choices[0].finish_reason == "stop"
         assert chunks[-1].usage and not chunks[-1].choices and {chunk.id for chunk in chunks} == {chunks[0].id}
 
-        seen: list[Any] = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
-        assert said(await create(model="local", messages=[{"role": "user", "content": seen}])) == (
+        content: list[Any] = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
+        assert said(await create(model="local", messages=[{"role": "user", "content": content}])) == (
             "You said: look",
             "stop",
         )
@@ -230,9 +230,9 @@ async def test_a_session_has_the_conversation(ray_session: ModuleType, folder: P
         assert said(first) == ("You said: three", "stop")
         assert (await create(model="local", messages=alone, extra_headers=key)).id == first.id
         assert (await service.texts("chat"))[4:] == ["three", "You said: three"], "the second one changed nothing"
-        with pytest.raises(openai.UnprocessableEntityError) as other:
+        with pytest.raises(openai.UnprocessableEntityError) as conflict:
             await create(model="local", messages=messages, extra_headers=key)
-        assert other.value.code == "idempotency_conflict"
+        assert conflict.value.code == "idempotency_conflict"
         with pytest.raises(openai.UnprocessableEntityError) as gone_on:
             await create(model="local", messages=messages)
         assert (gone_on.value.code, gone_on.value.param) == ("conflict", "messages")
@@ -240,8 +240,8 @@ async def test_a_session_has_the_conversation(ray_session: ModuleType, folder: P
         with pytest.raises(openai.UnprocessableEntityError, match=r"messages\[1\] does not continue the session"):
             await create(model="local", messages=other_start)
         async with service.client("chat", user="bob") as bob:
-            theirs = await bob.chat.completions.create(model="local", messages=alone)
-        assert said(theirs) == ("You said: three", "stop") and len(await service.texts("chat")) == 6
+            foreign = await bob.chat.completions.create(model="local", messages=alone)
+        assert said(foreign) == ("You said: three", "stop") and len(await service.texts("chat")) == 6
         chat = await service.manager.get("chat", user_id="ann")
         assert not any(isinstance(block, System) for message in await chat.messages() for block in message.blocks)
 
@@ -337,11 +337,11 @@ async def test_a_client_that_leaves_keeps_or_cancels_its_run(
                 await streamed(running)
         provider.requests.clear()
         async with service.client() as client:
-            left = await client.chat.completions.create(model="slow", messages=long, stream=True)
-            async for chunk in left:
+            answer = await client.chat.completions.create(model="slow", messages=long, stream=True)
+            async for chunk in answer:
                 if chunk.choices[0].delta.content:  # before that the provider may not have been asked yet
                     break
-            await left.close()
+            await answer.close()
 
             async def disconnected() -> bool:
                 return any(request.hung_up_at is not None for request in provider.requests)
@@ -406,10 +406,10 @@ async def test_what_is_not_supported_is_refused_by_name(
             with pytest.raises(openai.InternalServerError) as broken:
                 await create(model="main", messages=[{"role": "user", "content": "[broken"}])
             assert broken.value.status_code == 502 and broken.value.response.headers["x-should-retry"] == "false"
-            asked: Any = [{"role": "user", "content": script([("pay", {"euros": 5})], "done")}]
+            messages: Any = [{"role": "user", "content": script([("pay", {"euros": 5})], "done")}]
             for stream in (True, False):
                 with pytest.raises(openai.APIError, match="a person must approve the call of 'pay'") as waits:
-                    await streamed_or_whole(create, asked, stream=stream)
+                    await streamed_or_whole(create, messages, stream=stream)
                 assert waits.value.code == "approval_required"
 
 
@@ -445,9 +445,9 @@ async def test_an_agent_of_openai_s_agents_sdk_calls_its_own_tools(
             async with service.client(session_id) as client:
                 model = OpenAIChatCompletionsModel(model="local", openai_client=client)
                 agent = Agent(name="Guide", instructions="Be brief.", model=model, tools=[weather])
-                found = await Runner.run(agent, script(TWO_CALLS, "done"), run_config=RunConfig(tracing_disabled=True))
-                assert found.final_output == "done"
-                more = [*found.to_input_list(), {"role": "user", "content": "and you?"}]
+                result = await Runner.run(agent, script(TWO_CALLS, "done"), run_config=RunConfig(tracing_disabled=True))
+                assert result.final_output == "done"
+                more = [*result.to_input_list(), {"role": "user", "content": "and you?"}]
                 streaming = Runner.run_streamed(agent, more, run_config=RunConfig(tracing_disabled=True))  # type: ignore[arg-type]
                 async for _ in streaming.stream_events():
                     pass
@@ -476,9 +476,9 @@ async def test_a_server_that_stops_tells_its_clients_to_come_back(
         await until(begun)
         service.stop()
         for stopped in (streamed(running), waiting):
-            with pytest.raises(openai.APIError) as told:
+            with pytest.raises(openai.APIError) as caught:
                 await stopped
-            assert told.value.code == "server_stops"
+            assert caught.value.code == "server_stops"
         chat = await service.manager.get("chat", user_id="ann")
         run = await chat.execution((await chat.runs())[0].run_id)
         assert (await run.wait(WAIT_S)).text.startswith("You said: word word"), "it goes on"

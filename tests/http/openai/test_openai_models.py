@@ -31,9 +31,9 @@ def client_of(
         outer = FastAPI()
         outer.mount("/chat", app)
         app = outer
-    at = "http://service/chat/openai/v1" if mounted else "http://service/openai/v1"
+    base_url = "http://service/chat/openai/v1" if mounted else "http://service/openai/v1"
     http = openai.DefaultAsyncHttpxClient(transport=httpx2.ASGITransport(app))
-    return openai.AsyncOpenAI(base_url=at, api_key=key, http_client=http, max_retries=0)
+    return openai.AsyncOpenAI(base_url=base_url, api_key=key, http_client=http, max_retries=0)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ async def test_errors_are_those_of_openai_s_client() -> None:
 async def test_an_idempotency_key_is_refused_where_nothing_is_stored() -> None:
     async with client_of({"local": EchoEngine()}) as client:
         key: Any = {"extra_headers": {"Idempotency-Key": "k"}}
-        said: list[Any] = [{"role": "user", "content": "hello"}]
-        for asked in (
-            client.chat.completions.create(model="local", messages=said, **key),
+        messages: list[Any] = [{"role": "user", "content": "hello"}]
+        for request in (
+            client.chat.completions.create(model="local", messages=messages, **key),
             client.responses.create(model="local", input="hello", store=False, **key),
         ):
             with pytest.raises(openai.BadRequestError, match="would be answered anew") as refused:
-                await asked
+                await request
             assert (refused.value.code, refused.value.param) == ("idempotency_not_stored", "Idempotency-Key")

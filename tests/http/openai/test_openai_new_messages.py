@@ -33,11 +33,11 @@ def tool(text: str, call_id: str = "c1") -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def turns(*given: Any) -> Iterator[ChatMessage]:
+def turns(*specs: Any) -> Iterator[ChatMessage]:
     """Yield the messages of turns: a status, prompts, and answers."""
-    for index, (status, prompt, output) in enumerate(given):
-        prompts = [User(text=each) if isinstance(each, str) else each for each in prompt]
-        outputs = [Text(text=each) if isinstance(each, str) else each for each in output]
+    for index, (status, prompt, output) in enumerate(specs):
+        prompts = [User(text=text) if isinstance(text, str) else text for text in prompt]
+        outputs = [Text(text=text) if isinstance(text, str) else text for text in output]
         spans = cut([Span("1", 0, len(prompts) + len(outputs))], len(prompts))
         record = TurnRecord(index=index, status=status, prompt=spans[0], output=spans[1])
         yield from chat_messages_of("s", record, None, prompts, outputs)
@@ -84,14 +84,14 @@ def test_what_comes_after_the_session_s_messages_is_new(messages: Any, stored: A
 
 def test_attachments_belong_to_a_message() -> None:
     picture = {"type": "image_url", "image_url": {"url": PIXEL}}
-    asked = {
+    message = {
         "role": "user",
         "content": [{"type": "text", "text": "what is"}, picture, {"type": "text", "text": "this?"}],
     }
-    first = read_messages([asked])
+    first = read_messages([message])
     assert shown(first.blocks) == ["what is\nthis?", "image"] and is_alone(first)
     stored = ("completed", ["what is\nthis?", Image(data="aGk=", media_type="image/png")], ["a cat"])
-    assert shown(continued([asked, assistant("a cat"), user("why?")], stored).prompts) == ["why?"]
+    assert shown(continued([message, assistant("a cat"), user("why?")], stored).prompts) == ["why?"]
     with pytest.raises(OpenAIError, match=r"messages\[1\] does not continue the session"):
         continued([user("what is\nthis?"), assistant("a cat"), user("why?")], stored)
 
@@ -104,23 +104,23 @@ def test_results_are_for_the_run_that_waits() -> None:
         [*whole[:2], tool("seen"), tool("heard", "c2")],
         [tool("seen"), tool("heard", "c2")],
     ):
-        found = continued(messages, CALLING)
-        assert [result.text for result in found.results] == ["seen", "heard"][: len(found.results)] and found.results
-        assert not found.prompts and not found.repeats
+        new = continued(messages, CALLING)
+        assert [result.text for result in new.results] == ["seen", "heard"][: len(new.results)] and new.results
+        assert not new.prompts and not new.repeats
     with pytest.raises(OpenAIError, match="nothing may come after them"):
         continued([*whole, user("and?")], CALLING)
 
 
 def test_a_request_without_anything_new_repeats_the_last_one() -> None:
     for stored in ((HI, YOU), (HI, ("failed", ["and you?"], [])), (HI, ("running", ["and you?"], []))):
-        found = continued([user("hi"), assistant("hello there"), user("and you?")], *stored)
-        assert found.repeats and not found.after
-    found = continued([user("look"), assistant("let me", CALL), tool("seen")], CALLED)
-    assert found.repeats and found.after == {"c1"}
+        new = continued([user("hi"), assistant("hello there"), user("and you?")], *stored)
+        assert new.repeats and not new.after
+    new = continued([user("look"), assistant("let me", CALL), tool("seen")], CALLED)
+    assert new.repeats and new.after == {"c1"}
 
 
 @pytest.mark.parametrize(
-    ("messages", "stored", "param", "why"),
+    ("messages", "stored", "param", "reason"),
     [
         ([user("ho"), user("and you?")], (HI,), "messages[0]", "turn 0 of the session has another message there"),
         ([user("hi"), assistant("bye"), user("a")], (HI,), "messages[1]", "not what the assistant has said"),
@@ -162,12 +162,12 @@ def test_each_cut_of_a_conversation_continues_what_was_said_before_it() -> None:
     ]
     ends = {0: 0, 1: 2, 2: 6, 3: 8}
     for count, end in itertools.islice(ends.items(), 1, None):
-        found = continued(whole, *stored[:count])
-        assert found.prompts == read_messages(whole[end:]).blocks
+        new = continued(whole, *stored[:count])
+        assert new.prompts == read_messages(whole[end:]).blocks
 
 
 @pytest.mark.parametrize(
-    ("messages", "param", "why"),
+    ("messages", "param", "reason"),
     [
         ([{"role": "system", "content": "x"}], "messages", "no message of the user"),
         ([user("hi"), assistant("x")], "messages", "must be of the user or of a tool"),

@@ -90,14 +90,14 @@ class Log:
 
     def result(self, use: ToolUse, text: str = "seen", **values: Any) -> None:
         self.add(ToolStarted, call_id=use.call_id, name=use.name)
-        found = ToolResult(call_id=use.call_id, text=text, **values)
-        self.output.append(found)
-        self.add(ToolEnded, call_id=use.call_id, name=use.name, blocks=(found,), **values)
+        tool_result = ToolResult(call_id=use.call_id, text=text, **values)
+        self.output.append(tool_result)
+        self.add(ToolEnded, call_id=use.call_id, name=use.name, blocks=(tool_result,), **values)
 
     def provided(self, use: ToolUse) -> None:
-        found = ToolResult(call_id=use.call_id, text="given")
-        self.output.append(found)
-        self.add(CallDecided, call_id=use.call_id, verdict="provided", blocks=(found,))
+        tool_result = ToolResult(call_id=use.call_id, text="given")
+        self.output.append(tool_result)
+        self.add(CallDecided, call_id=use.call_id, verdict="provided", blocks=(tool_result,))
 
 
 def stored(events: Sequence[AnyEvent]) -> list[AnyEvent]:
@@ -113,10 +113,15 @@ def check(data: str) -> None:
 def sent(events: Sequence[AnyEvent], part: int = 0, after: int = -1) -> list[dict[str, Any]]:
     """Return the events of a response behind a number, checked."""
     answer = Answer("s", record(), part, model="local")
-    found = [told for event in events for each in answer.state.add(event) if (told := answer.sent(each, after))]
-    for _, data in found:
+    server_events = [
+        server_event
+        for event in events
+        for sent_event in answer.state.add(event)
+        if (server_event := answer.sent(sent_event, after))
+    ]
+    for _, data in server_events:
         check(json.dumps(data))
-    return [data for _, data in found]
+    return [data for _, data in server_events]
 
 
 def said(events: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:
@@ -153,7 +158,9 @@ def test_a_stream_that_was_cut_goes_on_where_it_was_cut(part: int) -> None:
             for events in (log.events, stored(log.events)):
                 both = [*live[: cut + 1], *sent(events, part, last["sequence_number"])]
                 assert said(both) == said(live), (seed, cut)
-                assert [each for each in both if "delta" not in each] == [each for each in live if "delta" not in each]
+                assert [event for event in both if "delta" not in event] == [
+                    event for event in live if "delta" not in event
+                ]
                 numbers = [event["sequence_number"] for event in both]
                 assert numbers == sorted(set(numbers)), (seed, cut)
 
@@ -162,17 +169,17 @@ def test_a_response_ends_where_its_client_is_asked_and_the_next_one_goes_on() ->
     log = usual(0)
     first, second = sent(log.events, 0), sent(log.events, 1)
     assert [first[-1]["type"], second[-1]["type"]] == ["response.completed"] * 2
-    one, two = first[-1]["response"], second[-1]["response"]
+    first_response, two = first[-1]["response"], second[-1]["response"]
     kinds = ["reasoning", "message", "mcp_call", "reasoning", "message", "function_call", "mcp_call"]
-    assert [item["type"] for item in one["output"]] == kinds
+    assert [item["type"] for item in first_response["output"]] == kinds
     assert [item["type"] for item in two["output"]] == ["reasoning", "message"]
-    assert one["output"][-1]["output"] == "seen" and two["previous_response_id"] == one["id"]
-    assert (one["usage"]["total_tokens"], two["usage"]["total_tokens"]) == (6, 12)
+    assert first_response["output"][-1]["output"] == "seen" and two["previous_response_id"] == first_response["id"]
+    assert (first_response["usage"]["total_tokens"], two["usage"]["total_tokens"]) == (6, 12)
     calls = FrozenDict({"ask": {"name": "ask", "wants": "result", "verdict": "provided"}})
     every = output_items(RUN, log.output, calls)  # type: ignore[arg-type]
     for item in (item for _, item in every if item["type"] != "function_call_output"):
         ITEM.validate_json(json.dumps(item), strict=True)
-    assert [item for part, item in every if part == 0] == one["output"]
+    assert [item for part, item in every if part == 0] == first_response["output"]
     assert [item for part, item in every if part == 1][1:] == two["output"]
     assert sent(log.events, 2) == []
 

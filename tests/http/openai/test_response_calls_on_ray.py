@@ -59,8 +59,8 @@ def reply(messages: Sequence[dict[str, Any]]) -> Any:
         return f"{len(messages)}: {text}"
     calls = []
     for name in text.split()[1:]:
-        made = {"name": name, "arguments": json.dumps({"city": "Rome"})}
-        calls.append({"id": f"call_{name}_{len(messages)}", "type": "function", "function": made})
+        function = {"name": name, "arguments": json.dumps({"city": "Rome"})}
+        calls.append({"id": f"call_{name}_{len(messages)}", "type": "function", "function": function})
     return {"content": "I look.", "tool_calls": calls}
 
 
@@ -113,22 +113,26 @@ def test_a_response_with_calls_is_continued_by_their_outputs(service: Served) ->
     assert first.status == "completed" and first.output_text == "I look."
     assert [item.type for item in first.output] == ["message", "function_call", "function_call"]
     assert json.loads(first.output[1].arguments) == {"city": "Rome"} and len(first.tools) == 2
-    given = outputs(first)
+    call_outputs = outputs(first)
     create, previous = ann.responses.create, {"model": "local", "previous_response_id": first.id}
     assert "No tool output found for function call call_weather" in refusal(create, input="well?", **previous)
-    assert "No tool output found for function call call_trains" in refusal(create, input=given[:1], **previous)
-    assert "No tool call found" in refusal(create, input=[*given, {**given[0], "call_id": "other"}], **previous)
-    assert "two outputs" in refusal(create, input=[*given, given[0]], **previous)
-    assert "send messages after" in refusal(create, input=[*given, {"role": "user", "content": "and?"}], **previous)
-    assert "temperature" in refusal(create, input=given, temperature=0.1, **previous)
+    assert "No tool output found for function call call_trains" in refusal(create, input=call_outputs[:1], **previous)
+    assert "No tool call found" in refusal(
+        create, input=[*call_outputs, {**call_outputs[0], "call_id": "other"}], **previous
+    )
+    assert "two outputs" in refusal(create, input=[*call_outputs, call_outputs[0]], **previous)
+    assert "send messages after" in refusal(
+        create, input=[*call_outputs, {"role": "user", "content": "and?"}], **previous
+    )
+    assert "temperature" in refusal(create, input=call_outputs, temperature=0.1, **previous)
     bob = client_of(service, "bob")
-    assert "not found" in refusal(bob.responses.create, input=given, **previous)
-    second = checked(create(input=given, tools=TOOLS, metadata={"n": "2"}, **previous))
+    assert "not found" in refusal(bob.responses.create, input=call_outputs, **previous)
+    second = checked(create(input=call_outputs, tools=TOOLS, metadata={"n": "2"}, **previous))
     assert second.output_text == "Results: sun weather, sun trains."
     assert (second.previous_response_id, second.metadata, first.metadata) == (first.id, {"n": "2"}, {"n": "1"})
     assert checked(ann.responses.retrieve(first.id)).to_dict() == first.to_dict()
     assert checked(ann.responses.retrieve(second.id)).to_dict() == second.to_dict()
-    assert create(input=given, **previous).id == second.id
+    assert create(input=call_outputs, **previous).id == second.id
     assert "provided" in refusal(create, input=outputs(first, "rain"), **previous)
     items = list(ann.responses.input_items.list(second.id, order="asc"))
     assert [(item.type, item.output) for item in items] == [
@@ -178,19 +182,19 @@ def test_responses_that_are_deleted_at_once_stay_deleted(service: Served) -> Non
             base_url=f"{service.url}/openai/v1", api_key="ann's-secret-token", max_retries=0
         ) as ann:
             conversation = await ann.conversations.create(metadata={"topic": "rome"})
-            asked: dict[str, Any] = {"model": "local", "conversation": conversation.id}
-            made = [await ann.responses.create(input=f"{number}", **asked) for number in range(4)]
+            settings: dict[str, Any] = {"model": "local", "conversation": conversation.id}
+            responses = [await ann.responses.create(input=f"{number}", **settings) for number in range(4)]
             change = ann.conversations.update(conversation.id, metadata={"place": "ostia"})
-            await asyncio.gather(change, *(ann.responses.delete(each.id) for each in made))
-            for each in made:
+            await asyncio.gather(change, *(ann.responses.delete(response.id) for response in responses))
+            for response in responses:
                 with pytest.raises(openai.NotFoundError):
-                    await ann.responses.retrieve(each.id)
+                    await ann.responses.retrieve(response.id)
             assert (await ann.conversations.retrieve(conversation.id)).metadata == {"place": "ostia"}
             with pytest.raises(openai.BadRequestError, match="are the service's"):
-                await ann.conversations.update(conversation.id, metadata={f"openai.deleted.{made[0].id}": "no"})
+                await ann.conversations.update(conversation.id, metadata={f"openai.deleted.{responses[0].id}": "no"})
             session = await service.manager.get(conversation.id.removeprefix("conv_"), user_id="ann")
             await session.update(metadata={"openai.deleted": 5})
-            assert (await ann.responses.create(input="on", **asked)).status == "completed"
+            assert (await ann.responses.create(input="on", **settings)).status == "completed"
 
     asyncio.run(delete())
 
@@ -200,8 +204,8 @@ def test_outputs_with_other_settings_than_those_of_their_calls_are_refused_by_na
     choice = {"type": "function", "name": "weather"}
     own = {"tools": TOOLS, "tool_choice": choice, "instructions": "Be brief.", "user": "u", "include": []}
     first = ann.responses.create(model="local", input="call weather", **own)
-    given = {"input": outputs(first), "previous_response_id": first.id}
-    other = {**TOOLS[0], "description": "Looks for something else."}
+    continuation = {"input": outputs(first), "previous_response_id": first.id}
+    changed_tool = {**TOOLS[0], "description": "Looks for something else."}
     schema = {**TOOLS[0], "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}
     for name, value in (
         ("store", False),
@@ -210,16 +214,16 @@ def test_outputs_with_other_settings_than_those_of_their_calls_are_refused_by_na
         ("tool_choice", "none"),
         ("tool_choice", "required"),
         ("tools", TOOLS[:1]),
-        ("tools", [other, TOOLS[1]]),
+        ("tools", [changed_tool, TOOLS[1]]),
         ("tools", [schema, TOOLS[1]]),
         ("instructions", "brief."),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
-            ann.responses.create(**given, **{name: value})
+            ann.responses.create(**continuation, **{name: value})
         assert refused.value.param == name, (name, value)
-    same = ann.responses.create(**given, **own)
+    same = ann.responses.create(**continuation, **own)
     assert same.output_text == "Results: sun weather."
-    assert ann.responses.create(**given, **{**own, "tool_choice": "auto"}).id == same.id
+    assert ann.responses.create(**continuation, **{**own, "tool_choice": "auto"}).id == same.id
 
 
 def test_a_streamed_call_is_continued_as_a_stream(service: Served) -> None:
@@ -238,45 +242,45 @@ def test_a_conversation_waits_for_outputs_and_goes_on_after_a_restart(store: str
     with served(store, **options) as service:
         ann = client_of(service)
         conversation = ann.conversations.create()
-        asked = {"model": "local", "conversation": conversation.id}
-        first = ann.responses.create(input="call weather", tools=TOOLS, **asked)
-        assert "No tool output found for function call" in refusal(ann.responses.create, input="well?", **asked)
+        settings = {"model": "local", "conversation": conversation.id}
+        first = ann.responses.create(input="call weather", tools=TOOLS, **settings)
+        assert "No tool output found for function call" in refusal(ann.responses.create, input="well?", **settings)
     with served(store, **options) as service:
         ann = client_of(service)
-        second = checked(ann.responses.create(input=outputs(first), **asked))
+        second = checked(ann.responses.create(input=outputs(first), **settings))
         assert second.output_text == "Results: sun weather." and second.conversation.id == conversation.id
         kinds = [item.type for item in ann.conversations.items.list(conversation.id, order="asc")]
         assert kinds == ["message", "message", "function_call", "function_call_output", "message"]
-        third = ann.responses.create(input="call weather", tools=TOOLS, **asked)
+        third = ann.responses.create(input="call weather", tools=TOOLS, **settings)
         assert ann.responses.cancel(third.id).status == "completed"
-        assert ann.responses.create(input="never mind", **asked).status == "completed"
-        ann.responses.create(input="call weather", tools=TOOLS, **asked)
+        assert ann.responses.create(input="never mind", **settings).status == "completed"
+        ann.responses.create(input="call weather", tools=TOOLS, **settings)
         assert ann.conversations.delete(conversation.id).deleted
 
 
 def test_outputs_that_are_sent_to_a_conversation_again_get_the_same_response(service: Served) -> None:
     ann = client_of(service)
     conversation = ann.conversations.create()
-    asked = {"model": "local", "conversation": conversation.id, "tools": TOOLS}
-    first = ann.responses.create(input="call weather", **asked)
-    given = [{**outputs(first)[0], "output": "call trains"}]
-    second = ann.responses.create(input=given, metadata={"n": "2"}, **asked)
+    settings = {"model": "local", "conversation": conversation.id, "tools": TOOLS}
+    first = ann.responses.create(input="call weather", **settings)
+    call_outputs = [{**outputs(first)[0], "output": "call trains"}]
+    second = ann.responses.create(input=call_outputs, metadata={"n": "2"}, **settings)
     assert [item.name for item in second.output if item.type == "function_call"] == ["trains"]
-    again = ann.responses.create(input=given, metadata={"n": "2"}, **asked)
+    again = ann.responses.create(input=call_outputs, metadata={"n": "2"}, **settings)
     assert again.to_dict() == second.to_dict()
     GO_ON.clear()
     ASKED.clear()
     held = outputs(second, "held")
-    third = ann.responses.create(input=held, background=True, **asked)
+    third = ann.responses.create(input=held, background=True, **settings)
     assert ASKED.wait(60)
-    again = ann.responses.create(input=held, background=True, **asked)
+    again = ann.responses.create(input=held, background=True, **settings)
     GO_ON.set()
     assert again.id == third.id and third.metadata == {}
-    again = ann.responses.create(input=held, **asked)
+    again = ann.responses.create(input=held, **settings)
     assert again.id == third.id and again.output_text == "Results: call trains, held trains."
-    assert "provided" in refusal(ann.responses.create, input=outputs(second, "rain"), **asked)
+    assert "provided" in refusal(ann.responses.create, input=outputs(second, "rain"), **settings)
     unknown = {"type": "function_call_output", "call_id": "other", "output": "sun"}
-    assert "No tool call found" in refusal(ann.responses.create, input=[unknown], **asked)
+    assert "No tool call found" in refusal(ann.responses.create, input=[unknown], **settings)
 
 
 def test_an_output_may_have_pictures_and_files(service: Served) -> None:
@@ -296,9 +300,9 @@ def test_an_output_may_have_pictures_and_files(service: Served) -> None:
 
 def test_calls_that_are_not_stored_are_made_again_from_the_whole_input(service: Served) -> None:
     ann = client_of(service)
-    asked = [{"role": "user", "content": "call weather"}]
-    first = checked(ann.responses.create(model="local", input=asked, tools=TOOLS, store=False))
-    whole = [*asked, *(item.to_dict() for item in first.output), *outputs(first)]
+    prompt = [{"role": "user", "content": "call weather"}]
+    first = checked(ann.responses.create(model="local", input=prompt, tools=TOOLS, store=False))
+    whole = [*prompt, *(item.to_dict() for item in first.output), *outputs(first)]
     second = checked(ann.responses.create(model="local", input=whole, tools=TOOLS, store=False))
     assert second.output_text == "Results: sun weather."
 
@@ -308,8 +312,8 @@ def test_tools_of_the_service_are_shown_and_approved(service: Served) -> None:
     first = checked(ann.responses.create(model="local", input="call look pay weather", tools=TOOLS))
     kinds = [item.type for item in first.output]
     assert kinds == ["message", "mcp_call", "mcp_approval_request", "function_call"]
-    seen, request = first.output[1], first.output[2]
-    assert (seen.output, seen.status, seen.name, request.name) == ("saw Rome", "completed", "look", "pay")
+    look, request = first.output[1], first.output[2]
+    assert (look.output, look.status, look.name, request.name) == ("saw Rome", "completed", "look", "pay")
     approval = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
     previous = {"model": "local", "previous_response_id": first.id}
     assert "No tool output found" in refusal(ann.responses.create, input=[approval], **previous)
@@ -320,10 +324,10 @@ def test_tools_of_the_service_are_shown_and_approved(service: Served) -> None:
     assert [item.type for item in second.output] == ["mcp_call", "message"]
     assert second.output_text == "Results: saw Rome, paid Rome, sun weather."
     assert second.output[0].approval_request_id == request.id
-    other = ann.responses.create(model="local", input="call pay")
-    rejection = {"approval_request_id": other.output[-1].id, "approve": False, "reason": "too dear"}
+    second_call = ann.responses.create(model="local", input="call pay")
+    rejection = {"approval_request_id": second_call.output[-1].id, "approve": False, "reason": "too dear"}
     rejected = ann.responses.create(
-        model="local", input=[{"type": "mcp_approval_response", **rejection}], previous_response_id=other.id
+        model="local", input=[{"type": "mcp_approval_response", **rejection}], previous_response_id=second_call.id
     )
     assert "rejected: too dear" in rejected.output_text
 
@@ -335,23 +339,25 @@ def test_a_kill_of_the_server_in_the_middle_of_a_stream_costs_no_event(ray_addre
     with LocalProvider(token_delay_s=0.1, reply=lambda _: TEXT) as provider:
         base = ["--model", "m", "--base-url", provider.base_url, "--port", "0", "--packed", "1"]
         words = [f"sqlite:///{tmp_path}/chats.db", *base]
-        seen: list[Any] = []
+        events: list[Any] = []
         with processes.served(*words, RAY_ADDRESS=ray_address) as running:
             with openai.OpenAI(base_url=f"{running.url}/openai/v1", api_key="none", max_retries=0) as client:
                 stream = client.responses.create(model="m", input="Tell me a story.", stream=True)
                 with contextlib.suppress(openai.APIError, httpx2.TransportError):
                     for event in stream:
-                        seen.append(event)
-                        if len(seen) == 9:
+                        events.append(event)
+                        if len(events) == 9:
                             os.kill(running.process.pid, signal.SIGKILL)
-            assert seen[-1].type == "response.output_text.delta"
+            assert events[-1].type == "response.output_text.delta"
         with processes.served(*words, RAY_ADDRESS=ray_address) as running:
-            made = seen[0].response.id
+            response_id = events[0].response.id
             with openai.OpenAI(base_url=f"{running.url}/openai/v1", api_key="none", max_retries=0) as client:
-                with client.responses.retrieve(made, stream=True, starting_after=seen[-1].sequence_number) as rest:
-                    seen += rest
-                assert checked(client.responses.retrieve(made)).output_text == TEXT
-        assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == TEXT
-        numbers = [event.sequence_number for event in seen]
-        assert numbers == sorted(set(numbers)) and seen[-1].type == "response.completed"
+                with client.responses.retrieve(
+                    response_id, stream=True, starting_after=events[-1].sequence_number
+                ) as rest:
+                    events += rest
+                assert checked(client.responses.retrieve(response_id)).output_text == TEXT
+        assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == TEXT
+        numbers = [event.sequence_number for event in events]
+        assert numbers == sorted(set(numbers)) and events[-1].type == "response.completed"
         assert len(provider.requests) == 1

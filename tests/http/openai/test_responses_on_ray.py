@@ -49,8 +49,8 @@ RELEASED = threading.Event()
 
 def reply(messages: Sequence[dict[str, Any]]) -> Any:
     """Answer as the last message asks: with calls, slowly, with thoughts, or with all messages that there are."""
-    asked = [message for message in messages if message["role"] not in ("system", "developer")]
-    last = asked[-1]
+    conversation = [message for message in messages if message["role"] not in ("system", "developer")]
+    last = conversation[-1]
     text = last["content"] if isinstance(last["content"], str) else last["content"][-1].get("text", "")
     if last["role"] == "tool":
         return f"The tool says {text}."
@@ -62,7 +62,7 @@ def reply(messages: Sequence[dict[str, Any]]) -> Any:
         return '{"city": "Rome", "people": 3}'
     if text.startswith("long"):
         return " ".join(f"word{number}" for number in range(int(text.split()[1])))
-    return f"{len(asked)}: " + " | ".join(str(message["content"]) for message in asked)
+    return f"{len(conversation)}: " + " | ".join(str(message["content"]) for message in conversation)
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +103,11 @@ def checked(response: Any) -> Any:
 
 
 def test_a_response_is_created_retrieved_and_deleted(ann: Any, bob: Any) -> None:
-    made = checked(ann.responses.create(model="local", input="hello", metadata={"a": "b" * 512}, temperature=0.5))
-    assert (made.status, made.output_text) == ("completed", "1: hello")
-    assert made.metadata == {"a": "b" * 512} and made.temperature == 0.5 and made.usage.total_tokens > 0
-    assert checked(ann.responses.retrieve(made.id)).to_dict() == made.to_dict()
-    items = ann.responses.input_items.list(made.id)
+    response = checked(ann.responses.create(model="local", input="hello", metadata={"a": "b" * 512}, temperature=0.5))
+    assert (response.status, response.output_text) == ("completed", "1: hello")
+    assert response.metadata == {"a": "b" * 512} and response.temperature == 0.5 and response.usage.total_tokens > 0
+    assert checked(ann.responses.retrieve(response.id)).to_dict() == response.to_dict()
+    items = ann.responses.input_items.list(response.id)
     assert [item.content[0].text for item in items.data] == ["hello"]
     for item in items.data:
         ITEM.validate_json(item.to_json(), strict=True)
@@ -118,18 +118,18 @@ def test_a_response_is_created_retrieved_and_deleted(ann: Any, bob: Any) -> None
         bob.responses.input_items.list,
     ):
         with pytest.raises(openai.NotFoundError):
-            forbidden(made.id)
-    ann.responses.delete(made.id)
+            forbidden(response.id)
+    ann.responses.delete(response.id)
     with pytest.raises(openai.NotFoundError):
-        ann.responses.retrieve(made.id)
+        ann.responses.retrieve(response.id)
 
 
 def test_responses_continue_each_other_and_fork(ann: Any) -> None:
     first = ann.responses.create(model="local", input="one")
     second = checked(ann.responses.create(model="local", input="two", previous_response_id=first.id))
     assert second.output_text == "3: one | 1: one | two" and second.previous_response_id == first.id
-    other = ann.responses.create(model="local", input="other", previous_response_id=first.id)
-    assert other.output_text == "3: one | 1: one | other"
+    fork = ann.responses.create(model="local", input="other", previous_response_id=first.id)
+    assert fork.output_text == "3: one | 1: one | other"
     third = ann.responses.create(model="local", input="three", previous_response_id=second.id)
     assert third.output_text.startswith("5: one | 1: one | two |")
     with pytest.raises(openai.BadRequestError) as refused:
@@ -182,41 +182,41 @@ def test_a_stream_without_an_end_is_resumed_at_seeded_points_with_every_event_on
     dice = random.Random(18)
     for _ in range(4):
         provider.token_delay_s = 0.01
-        made = ann.responses.create(model="local", input="long 50", background=True, stream=True)
-        with made as stream:
+        answer = ann.responses.create(model="local", input="long 50", background=True, stream=True)
+        with answer as stream:
             first = next(iter(stream))
-        made_id, seen, after = first.response.id, [first.to_dict()], first.sequence_number
-        while seen[-1]["type"] != "response.completed":
+        made_id, events, after = first.response.id, [first.to_dict()], first.sequence_number
+        while events[-1]["type"] != "response.completed":
             rest = ann.responses.retrieve(made_id, stream=True, starting_after=after)
             with rest as stream:
                 for _, event in zip(range(dice.randint(1, 12)), stream, strict=False):
-                    seen.append(event.to_dict())
+                    events.append(event.to_dict())
                     after = event.sequence_number
         provider.token_delay_s = 0.0
-        numbers = [event["sequence_number"] for event in seen]
+        numbers = [event["sequence_number"] for event in events]
         assert numbers == sorted(set(numbers))
-        text = "".join(event["delta"] for event in seen if event["type"] == "response.output_text.delta")
-        assert text == seen[-1]["response"]["output"][0]["content"][0]["text"]
-        once = [event["type"] for event in seen if event["type"] != "response.output_text.delta"]
+        text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        assert text == events[-1]["response"]["output"][0]["content"][0]["text"]
+        once = [event["type"] for event in events if event["type"] != "response.output_text.delta"]
         assert once == [
             *("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"),
             *("response.output_text.done", "response.content_part.done", "response.output_item.done"),
             "response.completed",
         ]
-        assert checked(ann.responses.retrieve(made_id)).to_dict() == seen[-1]["response"]
+        assert checked(ann.responses.retrieve(made_id)).to_dict() == events[-1]["response"]
 
 
 async def test_a_response_in_the_background_is_polled_and_cancelled(service: Served, provider: LocalProvider) -> None:
     async with openai.AsyncOpenAI(base_url=f"{service.url}/openai/v1", api_key="ann's-secret-token") as ann:
-        made = checked(await ann.responses.create(model="stall", input="hello", background=True))
-        assert made.background and made.status in ("queued", "in_progress")
-        assert checked(await ann.responses.retrieve(made.id)).status == "in_progress"
+        response = checked(await ann.responses.create(model="stall", input="hello", background=True))
+        assert response.background and response.status in ("queued", "in_progress")
+        assert checked(await ann.responses.retrieve(response.id)).status == "in_progress"
         with pytest.raises(openai.BadRequestError) as refused:
-            await ann.responses.create(model="local", input="and?", previous_response_id=made.id)
+            await ann.responses.create(model="local", input="and?", previous_response_id=response.id)
         assert refused.value.code == "previous_response_not_completed"
-        ended = checked(await ann.responses.cancel(made.id))
-        assert ended.status == "cancelled" and (await ann.responses.cancel(made.id)).status == "cancelled"
-        again = await ann.responses.create(model="local", input="and?", previous_response_id=made.id)
+        ended = checked(await ann.responses.cancel(response.id))
+        assert ended.status == "cancelled" and (await ann.responses.cancel(response.id)).status == "cancelled"
+        again = await ann.responses.create(model="local", input="and?", previous_response_id=response.id)
         assert again.status == "completed" and again.output_text.endswith("and?")
 
 
@@ -226,9 +226,9 @@ async def test_a_response_that_its_client_waits_for_is_cancelled_by_another(serv
         first = await anext(stream)
         assert first.type == "response.created"
         assert checked(await ann.responses.cancel(first.response.id)).status == "cancelled"
-        seen = [event async for event in stream]
+        events = [event async for event in stream]
         assert (await ann.responses.retrieve(first.response.id)).status == "cancelled"
-        assert seen[-1].type == "response.incomplete"
+        assert events[-1].type == "response.incomplete"
         talk = (await ann.conversations.create()).id
         waiting = asyncio.create_task(ann.responses.create(model="stall", input="hello", conversation=talk))
         while (response_id := await running_in(ann, talk)) is None:
@@ -259,11 +259,11 @@ def test_a_failed_response_says_why_and_a_cut_one_is_incomplete(ann: Any) -> Non
 
 def test_a_response_that_is_not_stored_leaves_nothing_and_can_continue_a_stored_one(ann: Any, service: Served) -> None:
     before = service.call(service.manager.count(user_id="ann"))
-    made = checked(ann.responses.create(model="local", input="hello", store=False))
-    assert made.output_text == "1: hello" and made.store is False
+    response = checked(ann.responses.create(model="local", input="hello", store=False))
+    assert response.output_text == "1: hello" and response.store is False
     with pytest.raises(openai.NotFoundError):
-        ann.responses.retrieve(made.id)
-    history = [{"role": "user", "content": "hello"}, *made.output, {"role": "user", "content": "again"}]
+        ann.responses.retrieve(response.id)
+    history = [{"role": "user", "content": "hello"}, *response.output, {"role": "user", "content": "again"}]
     with ann.responses.stream(model="local", input=history, store=False) as stream:
         stream.until_done()
         assert stream.get_final_response().output_text == "3: hello | 1: hello | again"
@@ -276,10 +276,10 @@ def test_a_response_that_is_not_stored_leaves_nothing_and_can_continue_a_stored_
 
 
 def test_reasoning_is_shown_and_sent_back(ann: Any) -> None:
-    made = checked(ann.responses.create(model="local", input="think", include=["reasoning.encrypted_content"]))
-    assert [item.type for item in made.output] == ["reasoning", "message"]
-    assert made.output[0].summary[0].text == "First this, then that. " and made.output[0].encrypted_content
-    history = [{"role": "user", "content": "think"}, *made.output, {"role": "user", "content": "well?"}]
+    response = checked(ann.responses.create(model="local", input="think", include=["reasoning.encrypted_content"]))
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert response.output[0].summary[0].text == "First this, then that. " and response.output[0].encrypted_content
+    history = [{"role": "user", "content": "think"}, *response.output, {"role": "user", "content": "well?"}]
     again = ann.responses.create(model="local", input=history)
     assert again.output_text == "3: think | So it is. | well?"
     assert [item.type for item in ann.responses.input_items.list(again.id, order="asc")] == [
@@ -302,15 +302,15 @@ def test_pictures_files_and_instructions_reach_the_model(ann: Any, provider: Loc
         {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"},
     ]
     developer = {"role": "developer", "content": "Be kind."}
-    made = ann.responses.create(
+    response = ann.responses.create(
         model="local", input=[developer, {"role": "user", "content": parts}], instructions="Be brief."
     )
     sent = provider.requests[-1].body["messages"]
     system = " ".join(str(message["content"]) for message in sent if message["role"] in ("system", "developer"))
     assert "Be brief." in system and "Be kind." in system
     assert [part["type"] for part in sent[-1]["content"]] == ["text", "image_url", "file"]
-    assert made.instructions == "Be brief."
-    items = list(ann.responses.input_items.list(made.id, order="asc"))
+    assert response.instructions == "Be brief."
+    items = list(ann.responses.input_items.list(response.id, order="asc"))
     assert [part.type for part in items[-1].content] == ["input_text", "input_image", "input_file"]
     for item in items:
         ITEM.validate_json(item.to_json(), strict=True)
@@ -320,9 +320,9 @@ def test_a_conversation_may_use_several_models_and_all_get_the_instructions(ann:
     conversation = ann.conversations.create()
     for model, own in (("local", ""), ("strict", "Be strict.\n\n"), ("local", "")):
         kind = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
-        asked = {"model": model, "conversation": conversation.id, "input": kind, "instructions": "Be brief."}
-        made = ann.responses.create(**asked)
-        assert made.model == model
+        settings = {"model": model, "conversation": conversation.id, "input": kind, "instructions": "Be brief."}
+        response = ann.responses.create(**settings)
+        assert response.model == model
         sent = provider.requests[-1].body["messages"]
         assert sent[0]["content"] == f"{own}Be kind.\n\nBe brief." and len(sent) > 1
     with pytest.raises(openai.NotFoundError) as refused:
@@ -340,38 +340,40 @@ def test_a_request_that_is_refused_or_forked_leaves_the_engine_of_the_session(an
         return engine
 
     conversation = ann.conversations.create()
-    asked, session_id = {"conversation": conversation.id}, conversation.id.removeprefix("conv_")
-    ann.responses.create(model="local", input="hello", **asked)
-    running = ann.responses.create(model="local", input="hold", background=True, **asked)
+    settings, session_id = {"conversation": conversation.id}, conversation.id.removeprefix("conv_")
+    ann.responses.create(model="local", input="hello", **settings)
+    running = ann.responses.create(model="local", input="hold", background=True, **settings)
     with pytest.raises(openai.BadRequestError) as locked:
-        ann.responses.create(model="strict", input="hello", **asked)
+        ann.responses.create(model="strict", input="hello", **settings)
     assert locked.value.code == "conversation_locked" and engine_of(session_id) == "local"
     RELEASED.set()
     with ann.responses.retrieve(running.id, stream=True) as stream:
         assert [event.type for event in stream][-1] == "response.completed"
     with pytest.raises(openai.BadRequestError):
-        ann.responses.create(model="strict", input="hello", temperature=-1, **asked)
+        ann.responses.create(model="strict", input="hello", temperature=-1, **settings)
     assert engine_of(session_id) == "local"
 
     first = ann.responses.create(model="local", input="one")
     second = ann.responses.create(model="local", input="two", previous_response_id=first.id)
     fork = ann.responses.create(model="strict", input="other", previous_response_id=first.id)
-    sessions = [service.call(service.manager.execution(each.id[5:29], user_id="ann")) for each in (second, fork)]
+    sessions = [
+        service.call(service.manager.execution(response.id[5:29], user_id="ann")) for response in (second, fork)
+    ]
     assert [engine_of(session.session_id) for session in sessions] == ["local", "strict"]
 
     durable = {"extra_headers": {"X-Session-Id": "engines"}}
-    said = {"role": "user", "content": "hello"}
-    ann.chat.completions.create(model="local", messages=[said], **durable)
-    other = [{"role": "user", "content": "other"}, {"role": "assistant", "content": "x"}, said]
+    prompt = {"role": "user", "content": "hello"}
+    ann.chat.completions.create(model="local", messages=[prompt], **durable)
+    other_messages = [{"role": "user", "content": "other"}, {"role": "assistant", "content": "x"}, prompt]
     with pytest.raises(openai.UnprocessableEntityError):
-        ann.chat.completions.create(model="strict", messages=other, **durable)
+        ann.chat.completions.create(model="strict", messages=other_messages, **durable)
     assert engine_of("engines") == "local"
 
 
 def test_a_stream_whose_store_fails_ends_with_an_error_and_is_resumed(
     ann: Any, service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = ann.responses.create(model="local", input="hello")
+    response = ann.responses.create(model="local", input="hello")
     whole = AsyncExecutionHandle.events
 
     async def events(self: AsyncExecutionHandle) -> AsyncIterator[AnyEvent]:
@@ -381,13 +383,13 @@ def test_a_stream_whose_store_fails_ends_with_an_error_and_is_resumed(
                 raise StoreError("store s: no answer")
 
     monkeypatch.setattr(AsyncExecutionHandle, "events", events)
-    with ann.responses.retrieve(made.id, stream=True) as stream:
+    with ann.responses.retrieve(response.id, stream=True) as stream:
         *_, last = stream
     assert isinstance(last, ResponseErrorEvent) and (last.type, last.code) == ("error", "store")
     EVENT.validate_json(last.to_json(), strict=True)
     assert "no answer" in last.message
     monkeypatch.undo()
-    assert follow(service, made.id, last.sequence_number)[-1]["type"] == "response.completed"
+    assert follow(service, response.id, last.sequence_number)[-1]["type"] == "response.completed"
 
 
 def test_a_fault_of_the_service_is_answered_in_openai_s_form(
@@ -404,25 +406,25 @@ def test_a_fault_of_the_service_is_answered_in_openai_s_form(
 
 
 def test_what_a_query_may_say_is_supported_or_refused_by_name(ann: Any) -> None:
-    made = ann.responses.create(model="local", input="think")
-    shown = [ann.responses.retrieve(made.id, include=include).output[0] for include in ([], [ENCRYPTED])]
+    response = ann.responses.create(model="local", input="think")
+    shown = [ann.responses.retrieve(response.id, include=include).output[0] for include in ([], [ENCRYPTED])]
     assert [bool(item.encrypted_content) for item in shown] == [False, True]
     conversation = ann.conversations.create(items=[{"role": "user", "content": "hello"}])
     (item,) = ann.conversations.items.list(conversation.id)
     added = {"conversation_id": conversation.id, "items": [{"role": "user", "content": "hello"}]}
-    for call, given in (
-        (ann.responses.retrieve, {"response_id": made.id}),
-        (ann.responses.input_items.list, {"response_id": made.id}),
+    for call, arguments in (
+        (ann.responses.retrieve, {"response_id": response.id}),
+        (ann.responses.input_items.list, {"response_id": response.id}),
         (ann.conversations.items.list, {"conversation_id": conversation.id}),
         (ann.conversations.items.retrieve, {"conversation_id": conversation.id, "item_id": item.id}),
         (ann.conversations.items.create, added),
     ):
-        assert call(**given, include=[ENCRYPTED])
+        assert call(**arguments, include=[ENCRYPTED])
         with pytest.raises(openai.BadRequestError) as refused:
-            call(**given, include=["message.output_text.logprobs"])
+            call(**arguments, include=["message.output_text.logprobs"])
         assert refused.value.param == "include[0]", call
         with pytest.raises(openai.BadRequestError) as refused:
-            call(**given, extra_query={"colour": "red"})
+            call(**arguments, extra_query={"colour": "red"})
         assert (refused.value.param, refused.value.code) == ("colour", "unknown_parameter"), call
     assert len(list(ann.conversations.items.list(conversation.id))) == 2
 
@@ -485,10 +487,10 @@ def test_every_field_of_openai_is_supported_or_refused_by_name(ann: Any) -> None
     every = get_type_hints(response_create_params.ResponseCreateParamsNonStreaming)
     assert set(every) == {*UNSUPPORTED, *SUPPORTED}
     answer = checked(ann.responses.create(**SUPPORTED))
-    told = answer.to_dict()
+    fields = answer.to_dict()
     same = ("instructions", "max_output_tokens", "metadata", "model", "prompt_cache_key", "safety_identifier")
     for name in (*same, "service_tier", "temperature", "top_p", "text", "user"):
-        assert told[name] == SUPPORTED[name], name
+        assert fields[name] == SUPPORTED[name], name
     for name, value in UNSUPPORTED.items():
         with pytest.raises(openai.BadRequestError) as refused:
             ann.responses.create(model="local", input="hello", extra_body={name: value})
@@ -584,10 +586,10 @@ def test_a_client_that_leaves_keeps_its_response_unless_it_says_otherwise(
         made_id = next(events).response.id
         while next(events).type != "response.output_text.delta":
             pass
-    while (found := ann.responses.retrieve(made_id)).status == "in_progress":
+    while (response := ann.responses.retrieve(made_id)).status == "in_progress":
         pass
-    assert checked(found).status == status
-    assert (len(found.output_text.split()) == 30) == (status == "completed")
+    assert checked(response).status == status
+    assert (len(response.output_text.split()) == 30) == (status == "completed")
 
 
 async def test_responses_that_continue_one_response_at_once_are_forks(service: Served) -> None:
@@ -595,8 +597,8 @@ async def test_responses_that_continue_one_response_at_once_are_forks(service: S
         base_url=f"{service.url}/openai/v1", api_key="ann's-secret-token", max_retries=0
     ) as ann:
         first = await ann.responses.create(model="local", input="one")
-        asked = [ann.responses.create(model="local", input=f"{n}", previous_response_id=first.id) for n in range(4)]
-        answers = await asyncio.gather(*asked)
+        requests = [ann.responses.create(model="local", input=f"{n}", previous_response_id=first.id) for n in range(4)]
+        answers = await asyncio.gather(*requests)
         assert [answer.output_text for answer in answers] == [f"3: one | 1: one | {n}" for n in range(4)]
         assert len({answer.id for answer in answers}) == 4
 

@@ -57,12 +57,12 @@ class App:
         length = [] if scope["path"] == "/endless" else [(b"content-length", b"5")]
         await send({"type": "http.response.start", "status": 200, "headers": length})
         if scope["path"] == "/endless":
-            gone = asyncio.ensure_future(until_it_leaves(receive))
-            while not gone.done():
+            client_gone = asyncio.ensure_future(until_it_leaves(receive))
+            while not client_gone.done():
                 sent = asyncio.ensure_future(
                     send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
                 )
-                await asyncio.wait({gone, sent}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({client_gone, sent}, return_when=asyncio.FIRST_COMPLETED)
                 sent.cancel()
             self.left.set()
             return
@@ -198,13 +198,13 @@ async def answer_of_somebody_else(port: int) -> None:
 )
 async def test_a_full_server_closes_what_waits_for_its_client(begin: bytes) -> None:
     async with serving(App(), max_connections=8) as port:
-        others = []
+        idle = []
         for _ in range(8):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(begin)
-            others.append((reader, writer))
+            idle.append((reader, writer))
         await answer_of_somebody_else(port)
-        for _, writer in others:
+        for _, writer in idle:
             writer.close()
 
 
@@ -221,7 +221,7 @@ async def test_a_server_that_answers_as_many_as_it_may_says_so() -> None:
             refused = await answer_to(port, b"GET / HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
             assert error_of(refused) == (503, "too_many_connections")
         app.go_on.set()
-        assert all(each.endswith(b"hello") for each in await asyncio.gather(*busy))
+        assert all(response.endswith(b"hello") for response in await asyncio.gather(*busy))
 
 
 @pytest.mark.parametrize(
@@ -277,17 +277,17 @@ def of_mcp() -> socket.socket:
 @pytest.mark.parametrize("bound", [of_serve, of_console, of_mcp])
 def test_no_answer_waits_for_an_acknowledgement(bound: Callable[[], socket.socket]) -> None:
     async def accepted(listener: socket.socket) -> bool:
-        made: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        is_nodelay: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         class Protocol(asyncio.Protocol):
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                found = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-                made.set_result(bool(found))
+                nodelay = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                is_nodelay.set_result(bool(nodelay))
                 transport.close()
 
         async with await asyncio.get_running_loop().create_server(Protocol, sock=listener):
             with socket.create_connection(listener.getsockname()[:2]):
-                return await asyncio.wait_for(made, END_S)
+                return await asyncio.wait_for(is_nodelay, END_S)
 
     with bound() as listener:
         assert asyncio.run(accepted(listener))
@@ -336,8 +336,8 @@ def test_half_open_connections_lock_nobody_out(
 
 
 def port_in(log: Path) -> int:
-    _, at, rest = log.read_text().partition("http://127.0.0.1:")
-    return int(rest.partition("/")[0]) if at and "/" in rest else 0
+    _, separator, rest = log.read_text().partition("http://127.0.0.1:")
+    return int(rest.partition("/")[0]) if separator and "/" in rest else 0
 
 
 def status_of(port: int, path: str) -> int:

@@ -88,5 +88,5 @@ def test_a_message_is_written_again_when_its_interval_is_over(stream: io.StringI
             break
     fail()
     handler.close()
-    first, *_, told, last = stream.getvalue().splitlines()
-    assert first == last == "ERROR service: it failed" and told.startswith(f"{first} [")
+    first, *_, summary, last = stream.getvalue().splitlines()
+    assert first == last == "ERROR service: it failed" and summary.startswith(f"{first} [")

@@ -64,12 +64,12 @@ async def test_a_service_does_not_look_for_garbage_among_what_it_has_imported(mo
         async def serve(self, sockets: list[socket.socket]) -> None:
             frozen.append(gc.get_freeze_count())
 
-    monkeypatch.setattr(processes, "_Server", lambda made, ready: Server())
-    made = assemble(*load(store="memory://frozen", engines={"main": {"object": "serve_objects:engine"}}))
+    monkeypatch.setattr(processes, "_Server", lambda assembly, ready: Server())
+    assembly = assemble(*load(store="memory://frozen", engines={"main": {"object": "serve_objects:engine"}}))
     gc.unfreeze()
     try:
         with socket.create_server(("127.0.0.1", 0)) as bound:
-            await processes._serve(made, bound, lambda: None)
+            await processes._serve(assembly, bound, lambda: None)
     finally:
         gc.unfreeze()
     assert frozen[0] > 100_000
@@ -85,14 +85,14 @@ def test_a_worker_whose_replacement_does_not_start_is_replaced_later(
 
     def ready() -> None:
         Path(config.store).touch()
-        killed.extend(each.pid or 0 for each in multiprocessing.active_children())
+        killed.extend(worker.pid or 0 for worker in multiprocessing.active_children())
         os.kill(killed[0], signal.SIGKILL)
 
     with socket.create_server(("127.0.0.1", 0)) as bound:
         _Workers(config, source, bound, ready).run()
-    told = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     assert len(killed) == 2
-    assert ["did not start" in text for text in told] == [False, True], told
+    assert ["did not start" in text for text in messages] == [False, True], messages
 
 
 async def test_a_service_on_the_loopback_of_ipv6_answers_there() -> None:

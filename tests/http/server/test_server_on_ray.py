@@ -92,9 +92,9 @@ def test_no_secret_is_in_what_it_prints_or_logs(ray_address: str, tmp_path: Path
         assert client.get("/v1/sessions?token=ann-has-a-secret-token").status_code == 401
         assert client.get("/v1/nothing", headers=right).status_code == 404
         assert service.stop() == 0
-    said = "".join(service.printed) + (tmp_path / "log.txt").read_text(encoding="utf-8")
+    output = "".join(service.printed) + (tmp_path / "log.txt").read_text(encoding="utf-8")
     for secret in ("ann-has-a-secret-token", "a-guessed-token", "sk-of-the-model"):
-        assert secret not in said
+        assert secret not in output
 
 
 def test_half_open_connections_lock_no_user_out(ray_address: str, tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_half_open_connections_lock_no_user_out(ray_address: str, tmp_path: Path
         httpx.Client(base_url=service.url, timeout=60, headers=headers) as client,
     ):
         for number, _ in enumerate(half_open(urlsplit(service.url).port or 0, 3 * 256)):
-            with httpx.Client(base_url=service.url, timeout=60, headers=headers) as other:
-                assert other.post("/v1/sessions", json={"id": f"chat-{number}"}).is_success
-                ran = other.post(f"/v1/sessions/chat-{number}/runs?wait_s=60", json={"prompt": "hello"})
+            with httpx.Client(base_url=service.url, timeout=60, headers=headers) as second_client:
+                assert second_client.post("/v1/sessions", json={"id": f"chat-{number}"}).is_success
+                ran = second_client.post(f"/v1/sessions/chat-{number}/runs?wait_s=60", json={"prompt": "hello"})
                 assert ran.json()["state"] == "completed"
         assert client.get("/v1/count").json() == {"sessions": 12}
         assert service.stop() == 0

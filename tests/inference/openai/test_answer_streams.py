@@ -122,8 +122,8 @@ def text_of(block: Block) -> str:
 
 
 def pieces_of(name: str, pieces: Sequence[str]) -> list[Mapping[str, Any]]:
-    _, begun, event, what = STREAMS[name]
-    if what == "call":
+    _, begun, event, kind = STREAMS[name]
+    if kind == "call":
         pieces = ['{"text": "', *pieces, '"}']
     return [*begun, *map(event, pieces)]
 
@@ -206,8 +206,8 @@ ABOUT: dict[str, Any] = {"session_id": "s", "at": 0.0, "run_id": "0" * 24, "turn
 def deltas(pieces: Sequence[str]) -> list[Any]:
     """Return the events of a run that streams these pieces."""
     ended = RunCompleted(seq=len(pieces) + 2, blocks=(Text(text="".join(pieces)),), **ABOUT)
-    said = [TextDelta(seq=seq, text=piece, **ABOUT) for seq, piece in enumerate(pieces, 2)]
-    return [RunStarted(seq=1, **ABOUT), *said, ended]
+    text_deltas = [TextDelta(seq=seq, text=piece, **ABOUT) for seq, piece in enumerate(pieces, 2)]
+    return [RunStarted(seq=1, **ABOUT), *text_deltas, ended]
 
 
 READERS: dict[str, Callable[[Sequence[Any]], object]] = {
@@ -220,13 +220,13 @@ READERS: dict[str, Callable[[Sequence[Any]], object]] = {
 
 @pytest.mark.parametrize("reader", READERS)
 def test_many_deltas_of_a_run_are_read_in_linear_time(reader: str) -> None:
-    made: dict[int, list[Any]] = {}
+    events_by_size: dict[int, list[Any]] = {}
 
     def work(pieces: list[str]) -> None:
-        if len(pieces) not in made:
+        if len(pieces) not in events_by_size:
             first = '{"text": "' if reader == "partials" else ""
-            made[len(pieces)] = deltas([first, *pieces, '"}' if first else ""])
-        READERS[reader](made[len(pieces)])
+            events_by_size[len(pieces)] = deltas([first, *pieces, '"}' if first else ""])
+        READERS[reader](events_by_size[len(pieces)])
 
     assert growth(work) < MOST
 
@@ -327,8 +327,8 @@ def test_what_only_an_event_about_the_whole_says_is_not_lost(
     events: list[Any], blocks: list[Block], emitted: str
 ) -> None:
     answer = ResponsesAnswer()
-    found, parts = read(answer, events)
-    assert found == blocks
+    blocks_read, parts = read(answer, events)
+    assert blocks_read == blocks
     assert shown(parts) == emitted
     assert answer.refusal == ("No." if emitted == "No." else "")
 
@@ -409,12 +409,14 @@ def test_usage_that_is_split_grows_or_ends_with_zeros_is_counted(reported: list[
     read(answer, [chat(usage=usage) for usage in reported])
     assert answer.usage == TOKENS
     names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
-    other = ResponsesAnswer()
+    responses_answer = ResponsesAnswer()
     for usage in reported:
-        told = usage and {names.get(name, name.replace("prompt", "input")): value for name, value in usage.items()}
-        other.add({"type": "response.in_progress", "response": {"usage": told}})
-    other.add(completed(usage=None))
-    assert other.usage == TOKENS
+        reported_usage = usage and {
+            names.get(name, name.replace("prompt", "input")): value for name, value in usage.items()
+        }
+        responses_answer.add({"type": "response.in_progress", "response": {"usage": reported_usage}})
+    responses_answer.add(completed(usage=None))
+    assert responses_answer.usage == TOKENS
 
 
 def test_usage_of_anthropic_is_not_overwritten_by_later_zeros() -> None:

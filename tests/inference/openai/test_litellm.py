@@ -111,15 +111,15 @@ def raw() -> Iterator[QuirkServer]:
 @pytest.fixture(scope="module")
 def asked_elsewhere() -> Iterator[tuple[str, list[str]]]:
     """A proxy for LiteLLM's requests to other hosts: its URL, and the requests."""
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            asked.append(self.rfile.readline().decode())
+            requests.append(self.rfile.readline().decode())
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        yield f"http://127.0.0.1:{server.server_address[1]}", requests
         server.shutdown()
 
 
@@ -166,8 +166,8 @@ def as_before(provider: LocalProvider, raw: QuirkServer) -> Iterator[None]:
 
 
 def engine(proxy: LiteLLM, model: str, **settings: Any) -> OpenAIEngine:
-    given = {"provider": "litellm", "api_key": KEY, "max_retries": 0, **settings}
-    return OpenAIEngine(model, base_url=proxy.base_url, **given)
+    options = {"provider": "litellm", "api_key": KEY, "max_retries": 0, **settings}
+    return OpenAIEngine(model, base_url=proxy.base_url, **options)
 
 
 class Chat:
@@ -196,9 +196,9 @@ class Chat:
         """Wait until the run has emitted text; return it."""
         after = 0
         while True:
-            found, after, done = await self.core.reads.events(after, run_id=run_id, timeout_s=30)
-            if said := [event.text for event in found if isinstance(event, TextDelta)]:
-                return "".join(said)
+            events, after, done = await self.core.reads.events(after, run_id=run_id, timeout_s=30)
+            if texts := [event.text for event in events if isinstance(event, TextDelta)]:
+                return "".join(texts)
             assert not done
 
 
@@ -227,9 +227,9 @@ def play(
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("upstream", LIKE_OPENAI)
 def test_text_is_streamed_and_counted(upstream: str, api: API, proxy: LiteLLM, provider: LocalProvider) -> None:
-    said, context = answer(engine(proxy, f"{upstream}/local", api=api), "Hello, who are you?")
+    blocks, context = answer(engine(proxy, f"{upstream}/local", api=api), "Hello, who are you?")
     text = "You said: Hello, who are you? (message 1 of our conversation)"
-    assert (said, context.text) == ([Text(text=text)], text)
+    assert (blocks, context.text) == ([Text(text=text)], text)
     assert len(context.parts) > 5
     assert context.stop_reason == "stop"
     assert context.usage and context.usage.output_tokens
@@ -294,17 +294,24 @@ def test_a_picture_reaches_the_upstream(upstream: str, proxy: LiteLLM, provider:
 
 def anthropic(*contents: dict[str, Any], reason: str = "end_turn") -> tuple[int, str, bytes]:
     """Return a stream of Anthropic's: texts, thoughts and calls."""
-    said: list[dict[str, Any]] = [
+    server_events: list[dict[str, Any]] = [
         {"type": "message_start", "message": {"id": "msg_1", "role": "assistant", "content": [], "usage": {}}}
     ]
     for index, content in enumerate(contents):
         start, deltas = dict(content["start"]), content["deltas"]
-        said.append({"type": "content_block_start", "index": index, "content_block": start})
-        said += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
-        said.append({"type": "content_block_stop", "index": index})
-    said.append({"type": "message_delta", "delta": {"stop_reason": reason}, "usage": {"output_tokens": 7}})
-    said.append({"type": "message_stop"})
-    return 200, EVENTS, b"".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n".encode() for one in said)
+        server_events.append({"type": "content_block_start", "index": index, "content_block": start})
+        server_events += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
+        server_events.append({"type": "content_block_stop", "index": index})
+    server_events.append({"type": "message_delta", "delta": {"stop_reason": reason}, "usage": {"output_tokens": 7}})
+    server_events.append({"type": "message_stop"})
+    return (
+        200,
+        EVENTS,
+        b"".join(
+            f"event: {server_event['type']}\ndata: {json.dumps(server_event)}\n\n".encode()
+            for server_event in server_events
+        ),
+    )
 
 
 def anthropic_text(text: str) -> dict[str, Any]:
@@ -347,7 +354,10 @@ def test_thoughts_of_claude_go_back_with_their_signature(proxy: LiteLLM, raw: Qu
         thought, *calls = request["messages"][1]["content"]
         assert thought == {"type": "thinking", "thinking": "Both, then.", "signature": "EuYBCkQYAiJA=="}
         assert [call["input"] for call in calls] == [{"at": "Paris"}, {"at": "Rome"}]
-        assert [each["content"] for each in request["messages"][2]["content"][:2]] == ["Sun in Paris", "Sun in Rome"]
+        assert [content["content"] for content in request["messages"][2]["content"][:2]] == [
+            "Sun in Paris",
+            "Sun in Rome",
+        ]
 
 
 def gemini(*parts: dict[str, Any]) -> tuple[int, str, bytes]:
@@ -412,8 +422,8 @@ def test_a_cancel_in_the_middle_reaches_the_upstream(api: API, proxy: LiteLLM, p
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_temporary_refusal_is_retried(status: int, api: API, proxy: LiteLLM, provider: LocalProvider) -> None:
-    said, _ = answer(engine(proxy, f"openai/{api}/{status}-once", api=api, max_retries=1), "Hello")
-    assert said == [Text(text="You said: Hello (message 1 of our conversation)")]
+    blocks, _ = answer(engine(proxy, f"openai/{api}/{status}-once", api=api, max_retries=1), "Hello")
+    assert blocks == [Text(text="You said: Hello (message 1 of our conversation)")]
     assert len(provider.requests) == 2
 
 
@@ -450,9 +460,9 @@ def test_an_answer_that_breaks_off_keeps_its_text_and_the_session_continues(
         outcome = await chat.ask("Hello, who are you?")
         state = "completed" if (fault, upstream, api) in HIDDEN else "failed"
         assert outcome.run.state == state, outcome.run.why
-        told = [event.text for event in (await chat.core.reads.events())[0] if isinstance(event, TextDelta)]
-        assert outcome.turn and outcome.turn.text == "".join(told)
-        assert told and "You said: Hello, ".startswith(outcome.turn.text)
+        texts = [event.text for event in (await chat.core.reads.events())[0] if isinstance(event, TextDelta)]
+        assert outcome.turn and outcome.turn.text == "".join(texts)
+        assert texts and "You said: Hello, ".startswith(outcome.turn.text)
         chat.core.use(engine(proxy, "openai/local", api=api), SessionConfig())
         assert "message 3 " in await chat.say("And now?")
 
@@ -548,15 +558,15 @@ class City(BaseModel):
 def test_a_run_with_tools_can_have_a_typed_answer(
     upstream: str, api: API, proxy: LiteLLM, provider: LocalProvider
 ) -> None:
-    asked = {"output": output_record(City, 1)}
+    options = {"output": output_record(City, 1)}
     provider.reply = tool_script([[("look", {"at": "Paris"})], '{"name": "Paris", "is_sunny": true}'])
 
     async def story(chat: Chat) -> None:
-        outcome = await chat.ask("What of Paris?", **asked)
+        outcome = await chat.ask("What of Paris?", **options)
         assert outcome.run.state == "completed" and outcome.turn, outcome.run.why
         assert City.model_validate_json(outcome.turn.text) == City(name="Paris", is_sunny=True)
         provider.reply = "It is sunny."
-        failed = await chat.ask("And Rome?", **asked)
+        failed = await chat.ask("And Rome?", **options)
         assert failed.run.state == "failed" and "no JSON object" in str(failed.run.why)
         assert await chat.say("Say it in words.") == "It is sunny."
 
@@ -590,21 +600,21 @@ CHANGED = {
 """The results of quirks behind LiteLLM that turnwise handles differently without it."""
 
 
-@pytest.mark.parametrize("quirk", [one for one in QUIRKS if one.api == "chat"], ids=lambda quirk: quirk.name)
+@pytest.mark.parametrize("quirk", [quirk for quirk in QUIRKS if quirk.api == "chat"], ids=lambda quirk: quirk.name)
 def test_a_quirk_behind_litellm_leads_to_an_answer_or_a_typed_error(
     quirk: Quirk, proxy: LiteLLM, raw: QuirkServer
 ) -> None:
     raw.serve((quirk.status, quirk.content_type, quirk.served), HEALTHY)
     chosen = engine(proxy, "groq/local")
-    said: Sequence[Block] = []
+    blocks: Sequence[Block] = []
     try:
-        said, _ = answer(chosen, "Hello")
-        outcome = "answer" if without_signatures(said) == without_signatures(quirk.blocks) else "another answer"
+        blocks, _ = answer(chosen, "Hello")
+        outcome = "answer" if without_signatures(blocks) == without_signatures(quirk.blocks) else "another answer"
     except EngineError as error:
         outcome = "error" if len(str(error)) < 1000 else str(error)
     assert outcome == CHANGED.get(quirk.name, "error" if quirk.error else "answer")
-    results = [ToolResult(call_id=use.call_id, text="Sun") for use in said if isinstance(use, ToolUse)]
-    history = [User(text="Hello"), *repair([*said, *results], why="it broke off", interrupted=True)]
+    results = [ToolResult(call_id=use.call_id, text="Sun") for use in blocks if isinstance(use, ToolUse)]
+    history = [User(text="Hello"), *repair([*blocks, *results], why="it broke off", interrupted=True)]
     raw.serve(HEALTHY)
     again, _ = answer(chosen, *history, User(text="And now?"))
     assert again == HI

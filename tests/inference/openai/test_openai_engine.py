@@ -106,13 +106,13 @@ def test_the_responses_api_is_sent_the_same_in_its_format(provider: LocalProvide
     )
     answer(engine, System(text="Be long."), "Hello", Text(text="Hi, th", interrupted=True), "And?")
     (record,) = provider.requests
-    said = {"type": "output_text", "text": "Hi, th [interrupted]"}
+    text = {"type": "output_text", "text": "Hi, th [interrupted]"}
     assert record.body == {
         "model": "local",
         "instructions": "Be brief.",
         "input": [
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
-            {"type": "message", "role": "assistant", "content": [said]},
+            {"type": "message", "role": "assistant", "content": [text]},
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And?"}]},
         ],
         "stream": True,
@@ -150,10 +150,10 @@ def test_tools_are_declared_in_the_format_of_the_api(provider: LocalProvider, ap
     run(engine_of(provider, api=api, extra={"tools": [search]}), use, tools)
     first = {"name": "weather", "description": "Looks.", "parameters": parameters}
     second = {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}}
-    told: list[dict[str, Any]] = [{"type": "function", "function": first}, {"type": "function", "function": second}]
+    declared: list[dict[str, Any]] = [{"type": "function", "function": first}, {"type": "function", "function": second}]
     if api == "responses":
-        told = [{"type": "function", **function, "strict": False} for function in (first, second)]
-    assert provider.requests[0].body["tools"] == [*told, search]
+        declared = [{"type": "function", **function, "strict": False} for function in (first, second)]
+    assert provider.requests[0].body["tools"] == [*declared, search]
 
 
 def test_late_thoughts_are_put_before_the_text() -> None:
@@ -241,14 +241,14 @@ def looped(provider: LocalProvider, *blocks: Block | str, **settings: Any) -> tu
     """Answer the model's calls with "sun" until it makes none; return all blocks, and the usage of each call."""
 
     async def use(runner: OpenAIRunner, _: Recorder) -> tuple[list[Block], list[Usage | None]]:
-        said: list[Block] = []
+        output: list[Block] = []
         spent: list[Usage | None] = []
-        while not said or isinstance(said[-1], ToolResult):
+        while not output or isinstance(output[-1], ToolResult):
             context = Recorder()
-            said += await runner.run(turn(*blocks, *said), context)
+            output += await runner.run(turn(*blocks, *output), context)
             spent.append(context.usage)
-            said += [ToolResult(call_id=use.call_id, text="sun") for use in said[-2:] if isinstance(use, ToolUse)]
-        return said, spent
+            output += [ToolResult(call_id=use.call_id, text="sun") for use in output[-2:] if isinstance(use, ToolUse)]
+        return output, spent
 
     done: tuple[list[Block], list[Usage | None]] = run(engine_of(provider, **settings), use)[0]
     return done
@@ -257,30 +257,30 @@ def looped(provider: LocalProvider, *blocks: Block | str, **settings: Any) -> tu
 def test_reasoning_is_sent_back_unchanged_after_tool_calls_and_in_later_turns() -> None:
     script = tool_script([[("look", {"at": "Paris"}), ("look", {"at": "Rome"})], "Sun."], reasoning="Let me see.")
     with LocalProvider(reply=script) as provider:
-        said, spent = looped(provider, "Weather?", api="responses")
-        again, _ = looped(provider, "Weather?", *said, "And now?", api="responses")
-    assert [block.kind for block in said] == [
+        output, spent = looped(provider, "Weather?", api="responses")
+        again, _ = looped(provider, "Weather?", *output, "And now?", api="responses")
+    assert [block.kind for block in output] == [
         *("thinking", "tool_use", "tool_use", "tool_result", "tool_result"),
         *("thinking", "text"),
     ]
-    assert [block.kind for block in again] == [block.kind for block in said]
+    assert [block.kind for block in again] == [block.kind for block in output]
     assert [usage and usage.calls for usage in spent] == [1, 1]
-    thoughts = [block for block in [*said, *again] if isinstance(block, Thinking)]
+    thoughts = [block for block in [*output, *again] if isinstance(block, Thinking)]
     packed = [unpack_reasoning(thought.signature) for thought in thoughts]
-    assert len({found.id for found in filter(None, packed)}) == 4
+    assert len({reasoning.id for reasoning in filter(None, packed)}) == 4
     sent = [item for item in provider.requests[-1].body["input"] if item["type"] == "reasoning"]
     summary = [{"type": "summary_text", "text": "Let me see."}]
     assert sent == [
-        {"type": "reasoning", "id": found.id, "encrypted_content": found.encrypted_content, "summary": summary}
-        for found in filter(None, packed[:3])
+        {"type": "reasoning", "id": reasoning.id, "encrypted_content": reasoning.encrypted_content, "summary": summary}
+        for reasoning in filter(None, packed[:3])
     ]
     assert all(record.finished for record in provider.requests)
 
 
 def test_reasoning_without_text_is_sent_back() -> None:
     with LocalProvider(reply=tool_script([[("look", {})], "Sun."])) as provider:
-        said, _ = looped(provider, "Weather?", api="responses", extra={"reasoning": {"effort": "high"}})
-    assert [block.kind for block in said] == ["thinking", "tool_use", "tool_result", "thinking", "text"]
+        output, _ = looped(provider, "Weather?", api="responses", extra={"reasoning": {"effort": "high"}})
+    assert [block.kind for block in output] == ["thinking", "tool_use", "tool_result", "thinking", "text"]
     (sent,) = [item for item in provider.requests[-1].body["input"] if item["type"] == "reasoning"]
     assert sent["summary"] == []
 
@@ -302,8 +302,8 @@ def test_reasoning_that_the_provider_refuses_is_left_out(provider: LocalProvider
 
 
 def test_reasoning_of_another_model_is_not_sent(provider: LocalProvider) -> None:
-    other = Thinking(text="Hm.", signature=pack_reasoning("rs_1", "gAAAA", "another-model"))
-    answer(engine_of(provider, api="responses"), "Hello", other, Text(text="Hi"), "And?")
+    foreign = Thinking(text="Hm.", signature=pack_reasoning("rs_1", "gAAAA", "another-model"))
+    answer(engine_of(provider, api="responses"), "Hello", foreign, Text(text="Hi"), "And?")
     assert [item["type"] for item in provider.requests[0].body["input"]] == ["message"] * 3
 
 
@@ -382,8 +382,8 @@ def test_a_frame_describes_the_fixed_part_of_requests(
 
 
 def test_a_frame_has_no_system_prompt_if_the_conversations_is_sent(provider: LocalProvider, api: str) -> None:
-    kept = SystemPrompt("Kept.", if_present="keep")
-    plain, keeping = engine_of(provider, api=api), engine_of(provider, api=api, middleware=[kept])
+    keep_prompt = SystemPrompt("Kept.", if_present="keep")
+    plain, keeping = engine_of(provider, api=api), engine_of(provider, api=api, middleware=[keep_prompt])
     for engine in (plain, keeping):
         assert held(engine, provider, System(text="Be long."), "Hello").system == "Be long."
         assert engine.frame() == RequestFrame(model="local")
@@ -484,7 +484,7 @@ def test_a_malformed_reply_fails_its_turn_only(provider: LocalProvider, api: str
 
 
 @pytest.mark.parametrize(
-    ("model", "why"),
+    ("model", "reason"),
     [
         ("400", "Error code: 400 - You asked for a 400; the provider refuses the request: see its message"),
         ("401", "Error code: 401 - You asked for a 401; check api_key= or OPENAI_API_KEY"),
@@ -527,7 +527,7 @@ def test_an_unreachable_server_is_an_error_that_names_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "why"),
+    ("model", "reason"),
     [
         ("hang", "sent nothing within timeout_s=0.1, retries included"),
         ("stall", "sent nothing for timeout_s=0.1 within"),
@@ -554,7 +554,7 @@ def test_retries_have_a_limit(provider: LocalProvider, api: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deltas", "why"),
+    ("deltas", "reason"),
     [
         ([calling(id="a", arguments="{}")], "has no name"),
         ([calling(id="a", name="look", arguments=5)], "malformed stream .(arguments|delta) is not a string"),
@@ -579,15 +579,15 @@ def test_tool_calls_that_are_not_a_list_are_an_error() -> None:
 @pytest.mark.parametrize("text", ['{"at": "P', '{"at": NaN}', "[1]", "Paris", '{"at": "\\ud800"}'])
 def test_arguments_that_are_not_a_json_object_are_refused_and_the_model_can_retry(text: str, api: str) -> None:
     with LocalProvider(reply=tool_script([[("look", text)], "Sun."])) as provider:
-        said, _ = looped(provider, "Weather?", api=api)
-    assert isinstance(use := said[0], ToolUse)
+        output, _ = looped(provider, "Weather?", api=api)
+    assert isinstance(use := output[0], ToolUse)
     assert use.input == {"unparsed": text}
-    assert said[-1] == Text(text="Sun.")
+    assert output[-1] == Text(text="Sun.")
 
 
 @pytest.mark.parametrize("text", ["", '{"at": "Paris, France"}'])
 def test_a_call_that_is_cut_off_has_a_flaw_that_says_so(text: str, api: str) -> None:
-    calls = [{"id": at, "function": {"name": "look", "arguments": text}} for at in "abc"]
+    calls = [{"id": call_id, "function": {"name": "look", "arguments": text}} for call_id in "abc"]
     with LocalProvider(reply={"content": "Well:", "tool_calls": calls}) as provider:
         blocks, context = answer(engine_of(provider, "length", api=api))
     assert context.text == "Well:"

@@ -111,8 +111,8 @@ def test_azure_requests_use_its_paths(api: Any, api_version: str | None, target:
         azure = AzureOpenAI(endpoint=server.base_url.removesuffix("/v1"), api_version=api_version)
         chosen = engine_at(server, api=api, base_url=None, azure=azure, api_key="azure-key", provider="azure")
         assert answer(chosen)[0] == HI
-        asked, headers = server.heads[0]
-    assert asked == target
+        requested, headers = server.heads[0]
+    assert requested == target
     assert headers[header].removeprefix("Bearer ") == "azure-key"
 
 
@@ -155,9 +155,9 @@ def test_a_server_without_schemas_gets_the_schema_in_the_instructions() -> None:
         answer(engine_at(server, provider="deepseek", system="Be brief.").answering(schema))
         (request,) = server.requests
     assert request["response_format"] == {"type": "json_object"}
-    told = request["messages"][0]
-    assert told["role"] == "system" and told["content"].startswith("Be brief.\n\nAnswer with one JSON object")
-    assert told["content"].endswith(json.dumps(schema))
+    message = request["messages"][0]
+    assert message["role"] == "system" and message["content"].startswith("Be brief.\n\nAnswer with one JSON object")
+    assert message["content"].endswith(json.dumps(schema))
 
 
 def test_an_azure_endpoint_must_be_a_url() -> None:
@@ -289,9 +289,14 @@ def test_an_engine_for_typed_answers_has_no_tools(api: Any) -> None:
     properties = {"n": {"type": "integer"}}
     schema = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
     engine = OpenAIEngine("m", api=api, tools=[external_tool("look", "Look.", {"type": "object"})], extra={"seed": 1})
-    other = engine.answering(schema)
-    assert not other.registry.definitions() and other.model == "m" and other.extra and other.extra["seed"] == 1
-    output = OutputType.read(other.output_type)
+    typed_engine = engine.answering(schema)
+    assert (
+        not typed_engine.registry.definitions()
+        and typed_engine.model == "m"
+        and typed_engine.extra
+        and typed_engine.extra["seed"] == 1
+    )
+    output = OutputType.read(typed_engine.output_type)
     assert output and output.schema == freeze(schema) and output.retries is None
     assert engine.registry.definitions() and not engine.output_type
 

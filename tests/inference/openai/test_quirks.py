@@ -27,34 +27,37 @@ from turnwise.memory.conversation.transcript import repair
 def test_a_quirk_leads_to_the_answer_or_to_an_error_with_the_servers_message(quirk: Quirk) -> None:
     with QuirkServer((quirk.status, quirk.content_type, quirk.served), HEALTHY[quirk.api]) as server:
         chosen = engine_at(server, api=quirk.api, provider=quirk.provider)
-        said: Sequence[Block]
+        blocks: Sequence[Block]
         if quirk.error is None:
-            said, _ = answer(chosen, "Hello")
-            assert said == quirk.blocks
+            blocks, _ = answer(chosen, "Hello")
+            assert blocks == quirk.blocks
         else:
             error, context = failure(chosen, "Hello")
             assert re.search(quirk.error, str(error)), error
             assert len(str(error)) < 1000
             assert context.text == quirk.told
-            said = [Text(text=context.text)] if context.text else []
+            blocks = [Text(text=context.text)] if context.text else []
         # The conversation goes on with a healthy server.
-        results = [ToolResult(call_id=use.call_id, text="Sun") for use in said if isinstance(use, ToolUse)]
-        history = [User(text="Hello"), *repair([*said, *results], why="it broke off", interrupted=True)]
+        results = [ToolResult(call_id=use.call_id, text="Sun") for use in blocks if isinstance(use, ToolUse)]
+        history = [User(text="Hello"), *repair([*blocks, *results], why="it broke off", interrupted=True)]
         again, _ = answer(chosen, *history, User(text="And now?"))
         assert again == HI
 
 
-@given(cut=st.integers(min_value=0, max_value=400), quirk=st.sampled_from([one for one in QUIRKS if one.status == 200]))
+@given(
+    cut=st.integers(min_value=0, max_value=400),
+    quirk=st.sampled_from([quirk for quirk in QUIRKS if quirk.status == 200]),
+)
 def test_an_answer_cut_anywhere_is_an_error_or_lost_nothing_that_matters(cut: int, quirk: Quirk) -> None:
     served = quirk.served[:cut]
     with QuirkServer((200, quirk.content_type, served)) as server:
         chosen = engine_at(server, api=quirk.api, provider=quirk.provider)
         try:
-            said, context = answer(chosen, "Hello")
+            blocks, context = answer(chosen, "Hello")
         except EngineError:
             return
         # Only where nothing that was cut off mattered.
-        assert [block for block in said if isinstance(block, Text)] == [
+        assert [block for block in blocks if isinstance(block, Text)] == [
             block for block in quirk.blocks if isinstance(block, Text)
         ]
         assert context.stop_reason or b"[DONE]" in served
@@ -124,9 +127,9 @@ def test_a_refused_default_field_is_left_out_from_then_on(
         assert fields == [first, then, then]  # it is remembered
 
 
-@pytest.mark.parametrize("said", ["Encrypted content is not supported with this model.", "Unknown field: include"])
-def test_encrypted_reasoning_is_not_requested_again_from_a_model_without_it(said: str) -> None:
-    with QuirkServer(refusal(said), HEALTHY["responses"]) as server:
+@pytest.mark.parametrize("message", ["Encrypted content is not supported with this model.", "Unknown field: include"])
+def test_encrypted_reasoning_is_not_requested_again_from_a_model_without_it(message: str) -> None:
+    with QuirkServer(refusal(message), HEALTHY["responses"]) as server:
         chosen = engine_at(server, api="responses")
         for _ in range(2):
             assert answer(chosen, "Hello")[0] == HI
@@ -137,16 +140,16 @@ def test_encrypted_reasoning_is_not_requested_again_from_a_model_without_it(said
 def test_a_schema_keyword_that_gemini_refuses_is_left_out_of_tools(name: str) -> None:
     schema = {"type": "object", "properties": {"const": {"type": "string", name: "date"}}}
     words = f"Unknown name \"{name}\" at 'tools[0].function_declarations[0].parameters': Cannot find field."
-    asked = external_tool("look", "Looks.", schema)
+    look_tool = external_tool("look", "Looks.", schema)
     with QuirkServer(refusal(words), HEALTHY["chat"]) as server:
 
         async def use(runner: OpenAIRunner, context: Recorder) -> None:
             for _ in range(2):
                 assert await runner.run(turn("Hello"), context) == HI
 
-        run(engine_at(server), use, [asked.definition])
+        run(engine_at(server), use, [look_tool.definition])
         properties = [request["tools"][0]["function"]["parameters"]["properties"] for request in server.requests]
-        assert [name in each["const"] for each in properties] == [True, False, False]
+        assert [name in parameter["const"] for parameter in properties] == [True, False, False]
         assert properties[1]["const"]["type"] == "string"  # a property of that name stays
 
 
@@ -181,11 +184,11 @@ def outcome(quirk: Quirk) -> str:
     """Return the result of a quirk in one line."""
     with QuirkServer((quirk.status, quirk.content_type, quirk.served)) as server:
         try:
-            said, _ = answer(engine_at(server, api=quirk.api, provider=quirk.provider), "Hello")
+            blocks, _ = answer(engine_at(server, api=quirk.api, provider=quirk.provider), "Hello")
         except EngineError as error:
             is_right = quirk.error is not None and re.search(quirk.error, str(error))
             return f"{type(error).__name__ if is_right else 'WRONG'}: {str(error)[:160]!r}"
-    return "answer" if said == quirk.blocks else f"WRONG: {said}"
+    return "answer" if blocks == quirk.blocks else f"WRONG: {blocks}"
 
 
 def main() -> None:

@@ -17,14 +17,14 @@ from turnwise.memory.providers.openai_responses import pack_reasoning
 
 def event(kind: str, **values: Any) -> Any:
     """Return an event of the Responses API, checked with the client library."""
-    found = {"type": kind, "sequence_number": 0, **values}
-    pydantic.TypeAdapter(ResponseStreamEvent).validate_python(found)
-    return found
+    fields = {"type": kind, "sequence_number": 0, **values}
+    pydantic.TypeAdapter(ResponseStreamEvent).validate_python(fields)
+    return fields
 
 
 def response(**values: Any) -> dict[str, Any]:
-    given = {"id": "r", "object": "response", "created_at": 0, "model": "m", "output": [], "tools": []}
-    return {**given, "parallel_tool_calls": True, "tool_choice": "auto", **values}
+    fields = {"id": "r", "object": "response", "created_at": 0, "model": "m", "output": [], "tools": []}
+    return {**fields, "parallel_tool_calls": True, "tool_choice": "auto", **values}
 
 
 def thought(text: str, part: int) -> Any:

@@ -35,8 +35,8 @@ def look(at: str, unit: Literal["C"] = "C", span: tuple[int, int] | None = None)
 
 
 def engine(strict: StrictServer, model: str = "local", **settings: Any) -> OpenAIEngine:
-    given: dict[str, Any] = {"api": strict.api, "max_retries": 0, **(strict.settings or {}), **settings}
-    return OpenAIEngine(model, system="You know the weather.", tools=[look], **given)
+    options: dict[str, Any] = {"api": strict.api, "max_retries": 0, **(strict.settings or {}), **settings}
+    return OpenAIEngine(model, system="You know the weather.", tools=[look], **options)
 
 
 def script(strict: StrictServer) -> list[Answer]:
@@ -61,16 +61,16 @@ async def converse(strict: StrictServer, chosen: OpenAIEngine) -> None:
         assert outcome.turn or outcome.run.why
         return outcome.turn.text if outcome.run.state == "completed" and outcome.turn else str(outcome.run.why)
 
-    with QuirkServer(before.calls(), before.says("Both have sun.")) as other:
-        core = SessionCore(SessionKey(SESSION), store, engine(before, base_url=other.base_url))
+    with QuirkServer(before.calls(), before.says("Both have sun.")) as server_before:
+        core = SessionCore(SessionKey(SESSION), store, engine(before, base_url=server_before.base_url))
         assert await ask("begun", "Compare Paris and Rome.") == "Both have sun."
         core.use(chosen, SessionConfig())
         assert "the model broke down" in await ask("failed", "Say it in French.")
         await core.append(["In one word."], "key")
         assert await ask("called", "Now.") == "Soleil."
         assert "the model broke down" in await ask("failed after results", "Look again.")
-        seen: list[str | Image] = [DOT] if strict.takes_images else []
-        assert await ask("seen", "And this?", *seen) == "A dot."
+        pictures: list[str | Image] = [DOT] if strict.takes_images else []
+        assert await ask("seen", "And this?", *pictures) == "A dot."
         assert await ask("last", "Thank you.") == "Bye."
         assert await core.ownership.leave()
     await check_session(store, SESSION)
@@ -91,6 +91,6 @@ def test_a_strict_server_accepts_a_whole_conversation(strict: StrictServer, name
 
 def test_the_endpoints_page_lists_what_each_server_refuses() -> None:
     page = (Path(__file__).parents[3] / "docs/endpoints.md").read_text(encoding="utf-8")
-    told = [f"- *{one.name}*: {'; '.join(refusal.what for refusal in one.refusals)}" for one in STRICT]
-    assert [line for line in page.splitlines() if line.startswith("- *")] == told
-    assert all(refusal.source.startswith("https://") for one in STRICT for refusal in one.refusals)
+    lines = [f"- *{strict.name}*: {'; '.join(refusal.what for refusal in strict.refusals)}" for strict in STRICT]
+    assert [line for line in page.splitlines() if line.startswith("- *")] == lines
+    assert all(refusal.source.startswith("https://") for strict in STRICT for refusal in strict.refusals)

@@ -175,14 +175,14 @@ def test_an_answer_by_tool_that_is_no_json_object_is_sent_back(text: str, api: s
 
 
 def test_a_tool_that_has_a_parameter_of_that_name_is_called() -> None:
-    seen: list[str] = []
+    received: list[str] = []
 
     @tool
     def read(unparsed: str) -> str:
         """Read."""
-        seen.append(unparsed)
+        received.append(unparsed)
         return "read"
 
     with LocalProvider(reply=tool_script([[("read", '{"unparsed": "{"}')], "Done."])) as provider:
         play(engine_of(provider, tools=[read]), "Read.")
-    assert seen == ["{"]
+    assert received == ["{"]

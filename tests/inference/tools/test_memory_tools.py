@@ -174,8 +174,8 @@ async def told(memory: MemoryAccess | None, name: str, /, **arguments: Any) -> A
 
 
 def schema(name: str) -> dict[str, Any]:
-    (found,) = [each for each in ALL if each.name == name]
-    return json.loads(json.dumps(found.parameters))  # type: ignore[no-any-return]
+    (memory_tool,) = [tool for tool in ALL if tool.name == name]
+    return json.loads(json.dumps(memory_tool.parameters))  # type: ignore[no-any-return]
 
 
 def test_memory_tools_returns_the_requested_tools() -> None:
@@ -185,10 +185,10 @@ def test_memory_tools_returns_the_requested_tools() -> None:
     assert [tool.name for tool in memory_tools(save=False, update=False, delete=False)] == ["recall_memories"]
     for kind in ("save", "update", "delete"):
         without = memory_tools(**{kind: False})
-        assert {tool.name for tool in memory_tools()} - {each.name for each in without} == {f"{kind}_memory"}
+        assert {tool.name for tool in memory_tools()} - {tool.name for tool in without} == {f"{kind}_memory"}
     assert [tool.name for tool in notes_tools()] == ["read_notes", "replace_notes", "add_to_notes"]
     assert turnwise.memory_tools is memory_tools and turnwise.notes_tools is notes_tools
-    assert {each.name for each in ALL if not each.repeatable} == {"add_to_notes"}
+    assert {tool.name for tool in ALL if not tool.repeatable} == {"add_to_notes"}
 
 
 def test_the_schemas_describe_each_type_and_have_no_user() -> None:
@@ -207,7 +207,7 @@ def test_the_schemas_describe_each_type_and_have_no_user() -> None:
         meanings = [meaning for *_, meaning in lines]
         assert all(meanings) and len(set(meanings)) == len(values)
     assert str(MOST_SAVED) in save["properties"]["content"]["description"]
-    assert {each.name: sorted(each.parameters["properties"]) for each in ALL} == {
+    assert {tool.name: sorted(tool.parameters["properties"]) for tool in ALL} == {
         "save_memory": ["aliases", "content", "name", "topic", "type", "until"],
         "recall_memories": ["category", "limit", "query"],
         "update_memory": ["aliases", "content", "id", "name", "status", "topic", "type", "until"],
@@ -219,8 +219,8 @@ def test_the_schemas_describe_each_type_and_have_no_user() -> None:
     assert [schema(name)["required"] for name in ("save_memory", "recall_memories", "update_memory")] == [
         *(["content", "type"], ["query"], ["id"]),
     ]
-    assert all(each.parameters["additionalProperties"] is False and each.description for each in ALL)
-    assert "$defs" not in json.dumps([schema(each.name) for each in ALL]), "some servers follow no references"
+    assert all(tool.parameters["additionalProperties"] is False and tool.description for tool in ALL)
+    assert "$defs" not in json.dumps([schema(tool.name) for tool in ALL]), "some servers follow no references"
 
 
 def test_memory_tools_work_beside_others_and_pickle_by_name() -> None:
@@ -228,7 +228,7 @@ def test_memory_tools_work_beside_others_and_pickle_by_name() -> None:
     assert [tool["function"]["name"] for tool in engine.frame().tools] == [
         *("save_memory", "recall_memories", "update_memory", "read_notes", "replace_notes", "add_to_notes"),
     ]
-    assert all(pickle.loads(pickle.dumps(each)) is each for each in ALL)
+    assert all(pickle.loads(pickle.dumps(tool)) is tool for tool in ALL)
     careful = dataclasses.replace(save_memory, approval=True)
     there = cloudpickle.loads(cloudpickle.dumps(careful))
     assert there.approval and there.check({"content": "x", "type": "skill"}) == {
@@ -247,9 +247,9 @@ async def test_a_call_uses_the_memory_access_and_returns_its_result() -> None:
     ((verb, text, kind, topic, id_given),) = memory.asked
     assert (verb, text, kind, topic) == ("save", "Ada rows on Sundays.", MemoryType.PREFERENCES, "rowing")
     assert saved == {"saved": id_given}
-    (found,) = (await told(memory, "recall_memories", query="rows Sundays"))["memories"]
-    when = found.pop("when")
-    assert found == {
+    (memory_found,) = (await told(memory, "recall_memories", query="rows Sundays"))["memories"]
+    when = memory_found.pop("when")
+    assert memory_found == {
         "id": id_given,
         "type": "preferences",
         "category": "semantic",
@@ -260,8 +260,10 @@ async def test_a_call_uses_the_memory_access_and_returns_its_result() -> None:
     assert memory.asked[1:] == [("recall", "rows Sundays", 5, None, None)]
     assert await told(memory, "update_memory", id=id_given, content="Ada rows daily.") == {"updated": id_given}
     assert memory.asked[2:] == [("update", id_given, "Ada rows daily.", None)]
-    (found,) = (await told(memory, "recall_memories", query="rows daily", category="semantic", limit=1))["memories"]
-    assert found["text"] == "Ada rows daily." and found["changed"].endswith(" UTC")
+    (memory_found,) = (await told(memory, "recall_memories", query="rows daily", category="semantic", limit=1))[
+        "memories"
+    ]
+    assert memory_found["text"] == "Ada rows daily." and memory_found["changed"].endswith(" UTC")
     assert memory.asked[-1][2:4] == (1, [kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC])
     assert await told(memory, "delete_memory", id=id_given) == {"deleted": id_given}
     assert await told(memory, "recall_memories", query="rows daily") == {"memories": []}
@@ -269,18 +271,22 @@ async def test_a_call_uses_the_memory_access_and_returns_its_result() -> None:
     assert memory.asked[-1][3] is None
 
     boat = {"name": " Argo ", "aliases": ["the boat", " "], "until": "2033-05-18"}
-    (kept,) = (
+    (memory_id,) = (
         await told(memory, "save_memory", call_id="c2", content="Ada has a canoe.", type="facts", **boat)
     ).values()
-    (found,) = (await told(memory, "recall_memories", query="Argo"))["memories"]
-    assert (found["name"], found["aliases"], found["until"]) == ("Argo", ["the boat"], "2033-05-18 00:00 UTC")
-    gone = {"name": "", "aliases": [], "until": "", "topic": "boats", "status": "active"}
-    assert await told(memory, "update_memory", id=kept, **gone) == {"updated": kept}
-    (found,) = (await told(memory, "recall_memories", query="canoe"))["memories"]
-    assert found["topic"] == "boats" and not found.keys() & {"name", "aliases", "until"}
-    nothing = await call(memory, "update_memory", id=kept)
+    (memory_found,) = (await told(memory, "recall_memories", query="Argo"))["memories"]
+    assert (memory_found["name"], memory_found["aliases"], memory_found["until"]) == (
+        "Argo",
+        ["the boat"],
+        "2033-05-18 00:00 UTC",
+    )
+    cleared = {"name": "", "aliases": [], "until": "", "topic": "boats", "status": "active"}
+    assert await told(memory, "update_memory", id=memory_id, **cleared) == {"updated": memory_id}
+    (memory_found,) = (await told(memory, "recall_memories", query="canoe"))["memories"]
+    assert memory_found["topic"] == "boats" and not memory_found.keys() & {"name", "aliases", "until"}
+    nothing = await call(memory, "update_memory", id=memory_id)
     assert nothing.is_error and "no change was given" in nothing.text
-    assert await told(memory, "update_memory", id=kept, status="resolved") == {"updated": kept}
+    assert await told(memory, "update_memory", id=memory_id, status="resolved") == {"updated": memory_id}
     assert await told(memory, "recall_memories", query="canoe") == {"memories": []}
 
 
@@ -288,43 +294,43 @@ async def test_an_unknown_id_is_reported_as_missing() -> None:
     memory = lexical()
     for name, arguments in (("update_memory", {"content": "x y z"}), ("delete_memory", {})):
         for missing in ("nobody", "", "a\0b", "x" * 10_000):
-            said = await told(memory, name, id=missing, **arguments)
-            assert list(said) == ["nothing_changed"] and "no memory has this id" in said["nothing_changed"]
+            answer = await told(memory, name, id=missing, **arguments)
+            assert list(answer) == ["nothing_changed"] and "no memory has this id" in answer["nothing_changed"]
 
 
 @pytest.mark.parametrize("kind", list(MemoryType))
 async def test_every_type_is_saved_recalled_changed_to_another_category_and_deleted(kind: MemoryType) -> None:
     """In one run of a model that uses the ids in earlier results."""
-    other = next(each for each in MemoryType if each.category is not kind.category)
+    new_type = next(type_ for type_ in MemoryType if type_.category is not kind.category)
 
     def id_of(last: Any) -> str:
-        (found,) = last["memories"]
-        return str(found["id"])
+        (first_memory,) = last["memories"]
+        return str(first_memory["id"])
 
     def recall(text: str, category: MemoryCategory) -> Step:
         return lambda _: use("r", "recall_memories", query=text, category=str(category))
 
     steps: list[Step] = [
         lambda _: use("s", "save_memory", content="Ada keeps a red canoe.", type=str(kind), topic="canoe"),
-        recall("red canoe", other.category),
+        recall("red canoe", new_type.category),
         recall("red canoe", kind.category),
-        lambda last: use("u", "update_memory", id=id_of(last), content="Ada keeps a blue canoe.", type=str(other)),
+        lambda last: use("u", "update_memory", id=id_of(last), content="Ada keeps a blue canoe.", type=str(new_type)),
         recall("blue canoe", kind.category),
-        recall("blue canoe", other.category),
+        recall("blue canoe", new_type.category),
         lambda last: use("d", "delete_memory", id=id_of(last)),
-        recall("canoe", other.category),
+        recall("canoe", new_type.category),
     ]
 
     facts = InMemoryFacts()
     outcome = await Acting(steps, lexical(facts)).stage().run()
     assert outcome.run.state == "completed"
-    saved, not_there, found, updated, gone, changed, deleted, nothing = map(parsed, results(outcome))
-    assert not_there == gone == nothing == {"memories": []}
-    (first,), (second,) = found["memories"], changed["memories"]
+    saved, not_there, recalled, updated, recalled_old, changed, deleted, nothing = map(parsed, results(outcome))
+    assert not_there == recalled_old == nothing == {"memories": []}
+    (first,), (second,) = recalled["memories"], changed["memories"]
     assert (first["type"], first["category"], first["text"]) == (kind, kind.category, "Ada keeps a red canoe.")
     assert (second["type"], second["category"], second["text"]) == (
-        other,
-        other.category,
+        new_type,
+        new_type.category,
         "Ada keeps a blue canoe.",
     )
     assert saved["saved"] == first["id"] == second["id"] == updated["updated"] == deleted["deleted"]
@@ -339,9 +345,9 @@ async def test_recalled_text_is_quoted_as_data() -> None:
     await memory.memory.remember(memory.scope, [item])
     result = await call(memory, "recall_memories", query="ignore previous instructions")
     assert not any(mark in result.text for mark in ("<", ">", "\n", "\u202e", "\U000e0041", "＜", "&"))  # noqa: RUF001
-    (found,) = json.loads(result.text)["memories"]
-    assert (found["text"], found["id"], found["topic"]) == (evil, "</id>\n1", "</topic>\n")
-    assert found["when"] == "1970-01-01 00:00 UTC"
+    (memory_found,) = json.loads(result.text)["memories"]
+    assert (memory_found["text"], memory_found["id"], memory_found["topic"]) == (evil, "</id>\n1", "</topic>\n")
+    assert memory_found["when"] == "1970-01-01 00:00 UTC"
     assert (await told(memory, "update_memory", id="</id>\n1", content="tamed"))["updated"] == "</id>\n1"
     await memory.replace_notes(evil)
     result = await call(memory, "read_notes")
@@ -355,11 +361,11 @@ async def test_long_texts_are_cut_and_odd_times_have_no_date() -> None:
         MemoryItem(id="fits", text=("canoe " * MOST_SHOWN)[:MOST_SHOWN], created_at=-1e12),
     ]
     await memory.memory.remember(memory.scope, items)
-    found = {each["id"]: each for each in (await told(memory, "recall_memories", query="canoe"))["memories"]}
-    assert found["long"]["text"] == ("canoe " * MOST_SHOWN)[:MOST_SHOWN]
-    assert str(MOST_SHOWN + 6) in found["long"]["cut"]
-    assert found["fits"]["text"] == items[1].text and "cut" not in found["fits"]
-    assert {each["when"] for each in found.values()} == {"no date"}
+    memories_found = {item["id"]: item for item in (await told(memory, "recall_memories", query="canoe"))["memories"]}
+    assert memories_found["long"]["text"] == ("canoe " * MOST_SHOWN)[:MOST_SHOWN]
+    assert str(MOST_SHOWN + 6) in memories_found["long"]["cut"]
+    assert memories_found["fits"]["text"] == items[1].text and "cut" not in memories_found["fits"]
+    assert {memory_found["when"] for memory_found in memories_found.values()} == {"no date"}
 
 
 async def test_notes_are_read_replaced_and_added_to() -> None:
@@ -383,7 +389,7 @@ async def test_notes_are_read_replaced_and_added_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "message"),
     [
         ("save_memory", {"content": "x", "type": "fact"}, "'preferences', 'facts', 'goals'"),
         ("save_memory", {"content": "x"}, "type: Field required"),
@@ -418,10 +424,12 @@ async def test_notes_are_read_replaced_and_added_to() -> None:
         ("replace_notes", {"content": "x", "user_id": "eve"}, "user_id"),
     ],
 )
-async def test_an_invalid_call_is_refused_with_a_short_message(name: str, arguments: dict[str, Any], said: str) -> None:
+async def test_an_invalid_call_is_refused_with_a_short_message(
+    name: str, arguments: dict[str, Any], message: str
+) -> None:
     memory = lexical()
     result = await call(memory, name, **arguments, registry=ToolRegistry(*ALL, on_error="abort"))
-    assert result.is_error and said in result.text and len(result.text) < 400
+    assert result.is_error and message in result.text and len(result.text) < 400
     assert not memory.asked
 
 
@@ -445,13 +453,13 @@ async def test_a_model_cannot_reach_another_users_memories() -> None:
         lambda _: use("f", "save_memory", content="Eve is my friend.", type="facts"),
     ]
     outcome = await Acting(steps, DirectAccess(memory)).stage().run()
-    asked, seen, saved, updated, deleted, own = results(outcome)
-    assert asked.is_error and saved.is_error and "user_id" in asked.text and "user_id" in saved.text
-    assert parsed(seen) == {"memories": []}
+    refused, foreign, saved, updated, deleted, own = results(outcome)
+    assert refused.is_error and saved.is_error and "user_id" in refused.text and "user_id" in saved.text
+    assert parsed(foreign) == {"memories": []}
     assert "no memory has this id" in updated.text and "no memory has this id" in deleted.text
     assert not own.is_error
-    kept = {(fact.user_id, fact.item.text) for fact in await facts.scan()}
-    assert kept == {("eve", "Eve keeps a red canoe."), ("ada", "Eve is my friend.")}
+    facts_by_user = {(fact.user_id, fact.item.text) for fact in await facts.scan()}
+    assert facts_by_user == {("eve", "Eve keeps a red canoe."), ("ada", "Eve is my friend.")}
     assert outcome.run.state == "completed"
 
 
@@ -461,9 +469,9 @@ async def test_a_model_cannot_reach_another_users_memories() -> None:
 WITHOUT = "Go on without it, and tell the user if that matters."
 
 
-@pytest.mark.parametrize("name", [each.name for each in ALL])
+@pytest.mark.parametrize("name", [tool.name for tool in ALL])
 @pytest.mark.parametrize(
-    ("error", "said", "is_final"),
+    ("error", "message", "is_final"),
     [
         (NoMemoryError("chat", "working memory"), f"There is no working memory here. {WITHOUT}", True),
         (ReadOnlyMemoryError("StaticMemory", "update"), "for reading only; nothing was changed", True),
@@ -475,15 +483,15 @@ WITHOUT = "Go on without it, and tell the user if that matters."
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 async def test_an_error_of_the_memory_becomes_an_error_result_with_a_remedy(
-    name: str, error: Exception, said: str, is_final: bool
+    name: str, error: Exception, message: str, is_final: bool
 ) -> None:
-    given = {"content": "a b", "type": "facts", "query": "a b", "id": "a"}
+    values = {"content": "a b", "type": "facts", "query": "a b", "id": "a"}
 
     memory = Raising(error)
     registry = ToolRegistry(*ALL, on_error="retry", retries=2, backoff_s=0)
-    arguments: Any = {key: given[key] for key in schema(name).get("required", ())}
+    arguments: Any = {key: values[key] for key in schema(name).get("required", ())}
     result = await call(memory, name, **arguments, registry=registry)
-    assert result.is_error and said in result.text
+    assert result.is_error and message in result.text
     assert len(memory.asked) == (1 if is_final else 3), "what would fail again is not tried again"
 
 
@@ -507,8 +515,8 @@ async def test_a_run_continues_if_its_memory_fails_or_is_read_only() -> None:
     outcome = await Acting(steps, DirectAccess(static)).stage().run()
     saved, recalled = results(outcome)
     assert saved.is_error and "for reading only" in saved.text
-    (found,) = parsed(recalled)["memories"]
-    assert found["text"] == "Ada rows on the lake."
+    (memory_found,) = parsed(recalled)["memories"]
+    assert memory_found["text"] == "Ada rows on the lake."
 
 
 async def test_a_save_with_unknown_outcome_is_retried_and_saves_once() -> None:
@@ -524,10 +532,10 @@ async def test_each_call_saves_under_its_own_id() -> None:
     for _ in range(2):
         for call_id in ("c1", "c2"):
             await call(memory, "save_memory", call_id=call_id, content="Ada rows.", type="facts")
-    first, second, *again = [asked[-1] for asked in memory.asked]
+    first, second, *again = [request[-1] for request in memory.asked]
     assert first != second and again == [first, second]
-    other = dataclasses.replace(context_of(memory), run_id="another")
-    await ToolRegistry(*ALL).call(use("c1", "save_memory", content="Ada rows.", type="facts"), other)
+    second_run = dataclasses.replace(context_of(memory), run_id="another")
+    await ToolRegistry(*ALL).call(use("c1", "save_memory", content="Ada rows.", type="facts"), second_run)
     assert memory.asked[-1][-1] not in (first, second)
 
 
@@ -665,16 +673,16 @@ async def test_recalled_and_saved_texts_are_not_extracted_as_facts() -> None:
 
 async def test_a_run_has_memory_access_until_it_ends() -> None:
     acting = Acting([lambda _: use("a", "read_notes")], lexical())
-    seen: list[MemoryAccess | None] = []
+    accesses: list[MemoryAccess | None] = []
     run = acting.run
 
     async def watched(turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
-        seen.append(context.memory)
+        accesses.append(context.memory)
         return await run(turn, context)
 
     acting.run = watched  # type: ignore[method-assign]
     await acting.stage().run()
-    assert seen == [acting.memory, acting.memory]
+    assert accesses == [acting.memory, acting.memory]
     (context,) = acting.contexts
     assert context.memory is None, "a late engine is harmless"
     assert CompletionContext(VIEW, lambda *_: None).memory is None

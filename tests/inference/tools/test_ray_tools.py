@@ -29,14 +29,14 @@ def context() -> ToolContext:
     return ToolContext(session=SESSION, run_id="r1", turn_index=0, call_id="c1")
 
 
-def start(made: Tool, /, **arguments: Any) -> asyncio.Task[ToolOutcome]:
-    use = ToolUse(call_id="c1", name=made.name, input=arguments)
-    return asyncio.create_task(ToolRegistry(made, backoff_s=0).call(use, context()))
+def start(remote_tool: Tool, /, **arguments: Any) -> asyncio.Task[ToolOutcome]:
+    use = ToolUse(call_id="c1", name=remote_tool.name, input=arguments)
+    return asyncio.create_task(ToolRegistry(remote_tool, backoff_s=0).call(use, context()))
 
 
-def call(made: Tool, /, **arguments: Any) -> ToolOutcome:
+def call(remote_tool: Tool, /, **arguments: Any) -> ToolOutcome:
     async def main() -> ToolOutcome:
-        return await start(made, **arguments)
+        return await start(remote_tool, **arguments)
 
     return asyncio.run(main())
 
@@ -47,14 +47,19 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
-def whereabouts(text: str, told: ToolContext, times: int = 2) -> dict[str, Any]:
+def whereabouts(text: str, tool_context: ToolContext, times: int = 2) -> dict[str, Any]:
     """Say it, and where.
 
     Args:
         text: what to say
     """
-    assert not told.cancelled.is_set()
-    return {"said": text * times, "user": told.session.user_id, "try": told.try_number, "pid": os.getpid()}
+    assert not tool_context.cancelled.is_set()
+    return {
+        "said": text * times,
+        "user": tool_context.session.user_id,
+        "try": tool_context.try_number,
+        "pid": os.getpid(),
+    }
 
 
 def fail(how: str, marks: str = "") -> str:
@@ -91,11 +96,11 @@ class Counter:
             raise ValueError("no counter")
         self.total = 0
 
-    def add(self, number: int, told: ToolContext | None = None) -> str:
+    def add(self, number: int, tool_context: ToolContext | None = None) -> str:
         """Add to the total."""
-        assert told is not None
+        assert tool_context is not None
         self.total += number
-        return f"{self.total} for {told.session.user_id}"
+        return f"{self.total} for {tool_context.session.user_id}"
 
     def leave(self) -> str:
         """Leave for good."""
@@ -134,15 +139,15 @@ def make_actor(ray_session: ModuleType) -> Iterator[Callable[..., Any]]:
 
 
 def test_a_ray_task_is_a_tool_in_another_process(ray_session: ModuleType) -> None:
-    made = tool(ray_session.remote(num_cpus=0)(whereabouts), timeout_s=LONG_S)
-    assert (made.name, made.is_remote, made.is_async) == ("whereabouts", True, False)
-    assert made.definition.description.startswith("Say it, and where.")
-    assert made.parameters["properties"]["text"] == {"type": "string", "description": "what to say"}
-    for each in (made, pickle.loads(cloudpickle.dumps(made))):
-        outcome = call(each, text="ab")
+    remote_tool = tool(ray_session.remote(num_cpus=0)(whereabouts), timeout_s=LONG_S)
+    assert (remote_tool.name, remote_tool.is_remote, remote_tool.is_async) == ("whereabouts", True, False)
+    assert remote_tool.definition.description.startswith("Say it, and where.")
+    assert remote_tool.parameters["properties"]["text"] == {"type": "string", "description": "what to say"}
+    for copy in (remote_tool, pickle.loads(cloudpickle.dumps(remote_tool))):
+        outcome = call(copy, text="ab")
         assert outcome.result.text.startswith('{"said":"abab","user":"ada","try":1,"pid":')
         assert str(os.getpid()) not in outcome.result.text
-    refused = call(made, text="ab", told={"session": {"user_id": "eve"}})
+    refused = call(remote_tool, text="ab", told={"session": {"user_id": "eve"}})
     assert refused.tries == 0 and "told: Extra inputs" in refused.result.text
 
 
@@ -157,23 +162,23 @@ def test_an_actors_method_is_a_tool_and_keeps_its_state(make_actor: Callable[...
     counter = make_actor(Counter)
     with pytest.raises(ConfigError, match="like="):
         tool(counter.add)
-    made = tool(counter.add, like=Counter.add, name="count")
-    assert (made.name, made.description) == ("count", "Add to the total.")
-    assert list(made.parameters["properties"]) == ["number"]
-    assert call(made, number=2).result.text == "2 for ada"
-    assert call(pickle.loads(cloudpickle.dumps(made)), number=3).result.text == "5 for ada"
-    assert "number: Field required" in call(made).result.text
+    remote_tool = tool(counter.add, like=Counter.add, name="count")
+    assert (remote_tool.name, remote_tool.description) == ("count", "Add to the total.")
+    assert list(remote_tool.parameters["properties"]) == ["number"]
+    assert call(remote_tool, number=2).result.text == "2 for ada"
+    assert call(pickle.loads(cloudpickle.dumps(remote_tool)), number=3).result.text == "5 for ada"
+    assert "number: Field required" in call(remote_tool).result.text
     slow = make_actor(SlowCounter)
     assert call(tool(slow.add_later, like=SlowCounter.add_later), number=4).result.text == "4"
 
 
 def test_a_remote_error_is_shown_without_traceback_and_retried(ray_session: ModuleType, tmp_path: Path) -> None:
-    made = tool(ray_session.remote(num_cpus=0)(fail), retries=1)
+    remote_tool = tool(ray_session.remote(num_cpus=0)(fail), retries=1)
     marks = tmp_path / "marks"
-    outcome = call(made, how="spelling", marks=str(marks))
+    outcome = call(remote_tool, how="spelling", marks=str(marks))
     assert (outcome.result.text, outcome.result.is_error, outcome.tries) == ("KeyError: 'spelling'", True, 2)
     assert marks.read_text(encoding="utf-8") == "xx"
-    refused = call(made, how="tool")
+    refused = call(remote_tool, how="tool")
     assert (refused.result.text, refused.tries) == ("use the {English} name", 1)
 
 
@@ -181,12 +186,12 @@ def test_the_death_of_a_worker_is_an_error_result(ray_session: ModuleType, make_
     task = call(tool(ray_session.remote(num_cpus=0, max_retries=0)(fail)), how="exit")
     assert task.result.is_error and task.result.text.startswith("WorkerCrashedError: ")
     counter = make_actor(Counter)
-    gone = call(tool(counter.leave, like=Counter.leave))
-    assert gone.result.text == "ActorDiedError: The actor died unexpectedly before finishing this task."
+    left_outcome = call(tool(counter.leave, like=Counter.leave))
+    assert left_outcome.result.text == "ActorDiedError: The actor died unexpectedly before finishing this task."
     broken = make_actor(Counter, broken=True)
     unborn = call(tool(broken.add, like=Counter.add), number=1)
     assert unborn.result.text.startswith("ActorDiedError: The actor died because of an error raised in its creation")
-    for outcome in (task, gone, unborn):
+    for outcome in (task, left_outcome, unborn):
         assert not any(word in outcome.result.text for word in ("Traceback", "pid", "ip=", "\n", "\x1b"))
 
 
@@ -199,8 +204,8 @@ async def test_a_cancel_and_a_timeout_reach_tools_on_ray(
     lingering = ray_session.remote(num_cpus=0)(linger) if kind == "task" else make_actor(Counter).linger
 
     def calling_for(timeout_s: float) -> asyncio.Task[ToolOutcome]:
-        made = tool(lingering, like=linger if kind == "task" else Counter.linger, timeout_s=timeout_s)
-        return start(made, begun=str(begun), ended=str(ended))
+        remote_tool = tool(lingering, like=linger if kind == "task" else Counter.linger, timeout_s=timeout_s)
+        return start(remote_tool, begun=str(begun), ended=str(ended))
 
     if by == "cancel":
         calling = calling_for(LONG_S)

@@ -126,22 +126,22 @@ async def test_a_call_of_another_run_s_tool_gets_an_error_result() -> None:
 async def test_an_idempotency_key_covers_instructions_and_tools() -> None:
     stage = Stage(Extended([[Text(text="done")]], ToolRegistry()))
     await stage.create()
-    asked: dict[str, Any] = {"idempotency_key": "k", "instructions": "Be brief.", "tools": TOOLS}
-    first = await stage.core.start(["go"], run_id="r1", **asked)
-    assert await stage.core.start(["go"], run_id="r2", **asked) == first
-    for other in ({"instructions": "Be long."}, {"tools": record_of_tools([WEATHER])}, {"instructions": None}):
+    options: dict[str, Any] = {"idempotency_key": "k", "instructions": "Be brief.", "tools": TOOLS}
+    first = await stage.core.start(["go"], run_id="r1", **options)
+    assert await stage.core.start(["go"], run_id="r2", **options) == first
+    for changes in ({"instructions": "Be long."}, {"tools": record_of_tools([WEATHER])}, {"instructions": None}):
         with pytest.raises(IdempotencyConflictError):
-            await stage.core.start(["go"], run_id="r3", **{**asked, **other})
+            await stage.core.start(["go"], run_id="r3", **{**options, **changes})
 
 
-@pytest.mark.parametrize("asked", [{"instructions": "Be brief."}, {"tools": TOOLS}])
-async def test_an_engine_that_does_not_say_that_it_takes_them_refuses_them(asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"instructions": "Be brief."}, {"tools": TOOLS}])
+async def test_an_engine_that_does_not_say_that_it_takes_them_refuses_them(options: dict[str, Any]) -> None:
     stage = Stage(EchoEngine())
     await stage.create()
     with pytest.raises(
-        InvalidInputError, match=rf"^{next(iter(asked))}=.*EchoEngine does not support .* see Extensible"
+        InvalidInputError, match=rf"^{next(iter(options))}=.*EchoEngine does not support .* see Extensible"
     ):
-        await stage.core.start(["go"], run_id="run", **asked)
+        await stage.core.start(["go"], run_id="run", **options)
     assert await stage.core.reads.runs() == []
 
 
@@ -178,10 +178,10 @@ def test_each_request_has_the_run_s_instructions_and_tools_behind_the_engine_s(a
 
         run(engine, ask, engine.registry.definitions())
         sent = server.requests[-1]
-    told = "You are Ann.\n\nBe brief." if has_own else "You are Bob.\n\nBe brief."
-    assert (sent["instructions"] if api == "responses" else sent["messages"][0]["content"]) == told
-    declared = [each.get("function", each) for each in sent["tools"]]
-    assert [each["name"] for each in declared] == [*(["look"] if has_own else []), "weather", "time"]
+    instructions = "You are Ann.\n\nBe brief." if has_own else "You are Bob.\n\nBe brief."
+    assert (sent["instructions"] if api == "responses" else sent["messages"][0]["content"]) == instructions
+    declared = [entry.get("function", entry) for entry in sent["tools"]]
+    assert [declaration["name"] for declaration in declared] == [*(["look"] if has_own else []), "weather", "time"]
     assert declared[-1]["description"] == "The time in a city." and declared[-1]["parameters"]["required"] == ["city"]
 
 
@@ -220,18 +220,18 @@ async def test_a_run_s_instructions_and_tools_count_in_its_window() -> None:
     assert compactor.of_run(plain) is compactor
     text, schemas = "Be brief. " * 100, len(json.dumps(TOOLS))
     for own, least in (({"instructions": text}, len(text)), ({"tools": TOOLS}, schemas)):
-        asked = replace(plain, run_id=str(least), **own)
+        run_record = replace(plain, run_id=str(least), **own)
         for _ in range(2):
-            taken = compactor.of_run(asked).budget.overhead - compactor.budget.overhead
+            taken = compactor.of_run(run_record).budget.overhead - compactor.budget.overhead
             assert least <= taken < least + 100, "counted in bytes until something is decided"
-    asked = replace(plain, tools=TOOLS)
+    run_record = replace(plain, tools=TOOLS)
     exact = Compactor(Trim(), OpenAIEngine("gpt-4.1"), SessionConfig(), inline)
     await exact.count_exactly()
-    assert 0 < exact.of_run(asked).budget.overhead - exact.budget.overhead <= schemas + 100
+    assert 0 < exact.of_run(run_record).budget.overhead - exact.budget.overhead <= schemas + 100
 
 
 @pytest.mark.parametrize(
-    ("given", "field", "why"),
+    ("tools", "field", "reason"),
     [
         ("weather", "tools", "must be a list of tools"),
         ({"weather": WEATHER}, "tools", "must be a list of tools"),
@@ -242,9 +242,9 @@ async def test_a_run_s_instructions_and_tools_count_in_its_window() -> None:
         ([external_tool("big", "x" * 1_000_000, CITY)], "tools", "at most 1000000 bytes"),
     ],
 )
-def test_wrong_tools_are_refused_in_the_caller(given: Any, field: str, reason: str) -> None:
+def test_wrong_tools_are_refused_in_the_caller(tools: Any, field: str, reason: str) -> None:
     with pytest.raises(InvalidInputError, match=f"^{field}=.*{reason}"):
-        record_of_tools(given)
+        record_of_tools(tools)
 
 
 def test_the_record_of_tools_is_json_and_imports_check_its_form() -> None:
@@ -268,11 +268,11 @@ async def test_longer_instructions_than_a_prompt_may_be_are_refused() -> None:
 
 
 async def test_a_choice_that_forces_a_call_of_a_run_s_tool_holds_for_the_first_step_only() -> None:
-    seen: list[tuple[Any, Any]] = []
+    choices: list[tuple[Any, Any]] = []
 
     class Watching(Extended):
         async def run(self, turn: Any, context: Any) -> Any:
-            seen.append((context.params.get("tool_choice"), dict(context.tools) == TOOLS))
+            choices.append((context.params.get("tool_choice"), dict(context.tools) == TOOLS))
             return await super().run(turn, context)
 
         def not_taken(self, model: Any, params: Any) -> dict[str, str]:
@@ -284,4 +284,4 @@ async def test_a_choice_that_forces_a_call_of_a_run_s_tool_holds_for_the_first_s
     stage.new_core()
     await stage.core.decide("run", "c1", provided("rain"))
     await stage.outcome()
-    assert seen == [("required", True), ("auto", True)]
+    assert choices == [("required", True), ("auto", True)]

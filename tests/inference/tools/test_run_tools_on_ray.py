@@ -59,8 +59,10 @@ def test_a_killed_run_that_waits_for_its_caller_s_tools_goes_on_with_them(
         later = chat.run("and now?", instructions="Be long.")
         assert later.info().tools == {} and later.wait(WAIT_S).text == "done"
         bodies = [request.body for request in provider.requests]
-        told = [body["instructions"] if api == "responses" else body["messages"][0]["content"] for body in bodies]
-        assert told[:2] == ["Be brief."] * 2 and told[2:] == ["Be long."] * 2
+        instructions = [
+            body["instructions"] if api == "responses" else body["messages"][0]["content"] for body in bodies
+        ]
+        assert instructions[:2] == ["Be brief."] * 2 and instructions[2:] == ["Be long."] * 2
         assert [len(body.get("tools", ())) for body in bodies] == [1, 1, 0, 0]
         with pytest.raises(InvalidInputError, match=r"tools\[0\]='look'.*pass it to the engine"):
             chat.run("look", tools=[look])
@@ -69,7 +71,7 @@ def test_a_killed_run_that_waits_for_its_caller_s_tools_goes_on_with_them(
     if not is_encrypted:
         audit(manager, "chat", user_id="ann")
     else:
-        assert b"Be brief." not in b"".join(each.read_bytes() for each in tmp_path.glob("chats.db*"))
+        assert b"Be brief." not in b"".join(file.read_bytes() for file in tmp_path.glob("chats.db*"))
 
 
 async def test_run_once_takes_them_too_and_another_engine_refuses_them(ray_session: Any, tmp_path: Path) -> None:

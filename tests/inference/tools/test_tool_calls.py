@@ -103,10 +103,15 @@ def test_a_registry_cannot_be_changed() -> None:
 
 
 @tool
-def whoami(question: str, told: ToolContext, maybe: ToolContext | None = None) -> dict[str, Any]:
+def whoami(question: str, tool_context: ToolContext, maybe: ToolContext | None = None) -> dict[str, Any]:
     """Say who asks."""
-    assert maybe is told
-    return {"user": told.session.user_id, "key": told.idempotency_key, "turn": told.turn_index, "call": told.call_id}
+    assert maybe is tool_context
+    return {
+        "user": tool_context.session.user_id,
+        "key": tool_context.idempotency_key,
+        "turn": tool_context.turn_index,
+        "call": tool_context.call_id,
+    }
 
 
 def test_the_context_comes_from_the_session_and_never_from_arguments() -> None:
@@ -119,25 +124,25 @@ def test_the_context_comes_from_the_session_and_never_from_arguments() -> None:
 
 
 def test_the_context_has_the_call_and_the_attempt() -> None:
-    seen = []
+    attempts = []
 
     @tool(retries=2)
-    def flaky(told: Annotated[ToolContext, "given"]) -> str:
-        seen.append((told.try_number, told.call_id, told.idempotency_key))
+    def flaky(tool_context: Annotated[ToolContext, "given"]) -> str:
+        attempts.append((tool_context.try_number, tool_context.call_id, tool_context.idempotency_key))
         raise ConnectionError("down")
 
     registry = ToolRegistry(flaky, backoff_s=0)
     asyncio.run(registry.call(use("flaky", call_id="c7"), context()))
-    assert seen == [(number, "c7", "r1/c7") for number in (1, 2, 3)]
+    assert attempts == [(number, "c7", "r1/c7") for number in (1, 2, 3)]
 
 
 def test_a_pickled_context_has_a_signal_that_is_never_set() -> None:
-    told = context(labels={"a": "b"})
-    told.cancelled.set()
-    for pickled in (pickle.dumps(told), cloudpickle.dumps(told)):
+    tool_context = context(labels={"a": "b"})
+    tool_context.cancelled.set()
+    for pickled in (pickle.dumps(tool_context), cloudpickle.dumps(tool_context)):
         again = pickle.loads(pickled)
-        assert again == told and not again.cancelled.is_set()
-        told.cancelled.set()
+        assert again == tool_context and not again.cancelled.is_set()
+        tool_context.cancelled.set()
         assert not again.cancelled.is_set()
 
 
@@ -187,8 +192,8 @@ def test_a_plain_function_that_returns_a_coroutine_is_awaited() -> None:
 
 
 def test_approval_is_a_setting_or_a_function_and_true_if_that_fails() -> None:
-    def is_dear(arguments: Mapping[str, Any], told: ToolContext) -> bool:
-        return arguments["price"] > 10 or told.session.user_id != "ada"
+    def is_dear(arguments: Mapping[str, Any], tool_context: ToolContext) -> bool:
+        return arguments["price"] > 10 or tool_context.session.user_id != "ada"
 
     buy = tool(plain, name="buy", approval=is_dear)
     assert later.needs_approval({}, context())
@@ -315,10 +320,10 @@ async def test_a_cancel_ends_a_pause_at_once_and_a_set_signal_ends_retries() -> 
     async with asyncio.timeout(LONG_S):
         with pytest.raises(asyncio.CancelledError):
             await calling
-    told = context()
-    told.cancelled.set()
+    tool_context = context()
+    tool_context.cancelled.set()
     async with asyncio.timeout(LONG_S):
-        assert (await registry.call(use("flaky"), told)).tries == 1
+        assert (await registry.call(use("flaky"), tool_context)).tries == 1
     assert len(calls) == 2
 
 
@@ -334,9 +339,9 @@ async def test_a_synchronous_tool_that_times_out_is_signalled_and_its_late_resul
     signals, release, ended = [], threading.Event(), threading.Event()
 
     @tool(timeout_s=0.05, retries=1)
-    def stuck(told: ToolContext) -> str:
-        signals.append(told.cancelled)
-        if told.try_number == 2:
+    def stuck(tool_context: ToolContext) -> str:
+        signals.append(tool_context.cancelled)
+        if tool_context.try_number == 2:
             return "second"
         release.wait(LONG_S)
         ended.set()
@@ -355,11 +360,11 @@ async def test_timeouts_end_coroutines_with_an_error_result(own: bool) -> None:
     """Acceptance 31, for coroutines that react to the cancel, and for those that ignore it."""
     ends = []
 
-    async def polite(told: ToolContext) -> str:
+    async def polite(tool_context: ToolContext) -> str:
         try:
             await asyncio.sleep(LONG_S)
         finally:
-            ends.append(told.cancelled.is_set())
+            ends.append(tool_context.cancelled.is_set())
         return "late"
 
     async def stubborn() -> str:
@@ -383,9 +388,9 @@ def test_cancelling_a_call_signals_its_thread_and_does_not_wait() -> None:
     started, release, told_so = threading.Event(), threading.Event(), threading.Event()
 
     @tool
-    def stuck(told: ToolContext) -> str:
+    def stuck(tool_context: ToolContext) -> str:
         started.set()
-        if told.cancelled.wait(LONG_S):
+        if tool_context.cancelled.wait(LONG_S):
             told_so.set()
         release.wait(LONG_S)
         return "late"
@@ -400,7 +405,7 @@ def test_cancelling_a_call_signals_its_thread_and_does_not_wait() -> None:
             assert done and calling.cancelled()
             await until(told_so.is_set)
             release.set()
-            await until(lambda: not any(each.name == "turnwise-call" for each in threading.enumerate()))
+            await until(lambda: not any(thread.name == "turnwise-call" for thread in threading.enumerate()))
             await asyncio.sleep(0)  # its late result has come by now
 
     asyncio.run(main())
@@ -410,56 +415,56 @@ def test_cancelling_a_call_signals_its_thread_and_does_not_wait() -> None:
 async def test_cancelling_a_call_cancels_its_coroutine_and_does_not_wait() -> None:
     """Acceptance 9, with a coroutine that delays the cancel."""
     started, release = threading.Event(), asyncio.Event()
-    seen: list[Any] = []
+    states: list[Any] = []
 
     @tool
-    async def stubborn(told: ToolContext) -> str:
+    async def stubborn(tool_context: ToolContext) -> str:
         try:
             started.set()
             await asyncio.sleep(LONG_S)
         except asyncio.CancelledError:
-            seen.append(told.cancelled.is_set())
+            states.append(tool_context.cancelled.is_set())
             await release.wait()
-            seen.append("late")
+            states.append("late")
         return "late"
 
     async with stuck_call(ToolRegistry(stubborn), started) as calling:
         calling.cancel()
         done, _ = await asyncio.wait({calling}, timeout=LONG_S)
         assert done and calling.cancelled()
-        await until(lambda: seen)
-        assert seen == [True]
+        await until(lambda: states)
+        assert states == [True]
         release.set()
-        await until(lambda: len(seen) == 2)
+        await until(lambda: len(states) == 2)
 
 
 async def test_a_runs_signal_reaches_the_tool_but_not_the_other_way() -> None:
     started = threading.Event()
 
     @tool
-    async def patient(told: ToolContext) -> str:
+    async def patient(tool_context: ToolContext) -> str:
         started.set()
-        await told.cancelled.wait_async()
+        await tool_context.cancelled.wait_async()
         return "stopped"
 
-    told = context()
-    calling = asyncio.create_task(ToolRegistry(patient).call(use("patient"), told))
+    tool_context = context()
+    calling = asyncio.create_task(ToolRegistry(patient).call(use("patient"), tool_context))
     await until(started.is_set)
-    told.cancelled.set()
+    tool_context.cancelled.set()
     assert (await calling).result.text == "stopped"
 
-    told = context()
-    kept = []
+    tool_context = context()
+    signals = []
 
     @tool
-    def keep(told: ToolContext) -> str:
-        assert not told.cancelled.is_set()
-        kept.append(told.cancelled)
+    def keep(tool_context: ToolContext) -> str:
+        assert not tool_context.cancelled.is_set()
+        signals.append(tool_context.cancelled)
         return "x"
 
-    await ToolRegistry(keep).call(use("keep"), told)
-    assert kept[0].is_set(), "what it left running learns that nobody waits"
-    assert not told.cancelled.is_set() and not told.cancelled._listeners
+    await ToolRegistry(keep).call(use("keep"), tool_context)
+    assert signals[0].is_set(), "what it left running learns that nobody waits"
+    assert not tool_context.cancelled.is_set() and not tool_context.cancelled._listeners
 
 
 def test_stuck_tools_block_neither_other_tools_nor_the_end_of_the_loop() -> None:

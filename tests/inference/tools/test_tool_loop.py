@@ -49,8 +49,8 @@ class Scripted:
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)
-        said = len([message for message in Ledger(turn.output).messages() if message.role == "assistant"])
-        return self.script[min(said, len(self.script) - 1)]
+        answer_count = len([message for message in Ledger(turn.output).messages() if message.role == "assistant"])
+        return self.script[min(answer_count, len(self.script) - 1)]
 
 
 class Stage:
@@ -573,10 +573,10 @@ async def test_a_run_that_was_killed_between_asking_for_an_approval_and_waiting_
     stage.new_core()
     await stage.start()
     await stage.until(stage.awaits)
-    asked = [store for store in kills if "c1" in (run := await store.run("run")).calls and run.state == "running"]
-    assert len(asked) == 1, "the call was recorded, and the run does not wait yet"
+    stores = [store for store in kills if "c1" in (run := await store.run("run")).calls and run.state == "running"]
+    assert len(stores) == 1, "the call was recorded, and the run does not wait yet"
     again = Stage(engine, on_lost="resume")
-    again.store = asked[0]
+    again.store = stores[0]
     core = again.new_core()
     while (run := await core.reads.run("run")).state == "running":
         await asyncio.sleep(0.01)

@@ -151,8 +151,8 @@ def test_models_enums_literals_and_defaults_of_all_kinds_have_a_schema() -> None
 
     assert answer(visit, place={"city": "Bath"}, colours=["red"]) == "Bath GB red walk None True []"
     assert "default" not in visit.parameters["properties"]["extra"]
-    given = {"place": {"city": "Bonn", "country": "DE"}, "colours": ["blue"], "mode": "drive", "note": "n"}
-    assert answer(visit, **given, extra=1, tags=["t"]) == "Bonn DE blue drive n False ['t']"
+    arguments = {"place": {"city": "Bonn", "country": "DE"}, "colours": ["blue"], "mode": "drive", "note": "n"}
+    assert answer(visit, **arguments, extra=1, tags=["t"]) == "Bonn DE blue drive n False ['t']"
 
 
 def test_parameters_may_have_names_that_pydantic_fields_may_not() -> None:
@@ -174,25 +174,25 @@ def test_an_alias_is_what_the_model_sees() -> None:
 
 
 def test_each_attempt_gets_new_arguments_as_plain_json() -> None:
-    seen = []
+    received = []
 
     @tool(retries=1)
     def collect(items: Any, pairs: Annotated[list[list[int]], Field(strict=True)]) -> str:
-        seen.append((items, [list(pair) for pair in pairs]))
+        received.append((items, [list(pair) for pair in pairs]))
         items["list"].append("changed")
         pairs[0].append(9)
         raise RuntimeError("again")
 
     error(collect, {"backoff_s": 0}, items={"list": ["a"]}, pairs=[[1, 2]])
-    assert seen == [({"list": ["a", "changed"]}, [[1, 2]])] * 2
+    assert received == [({"list": ["a", "changed"]}, [[1, 2]])] * 2
 
 
 def test_methods_instances_and_partial_functions_are_tools() -> None:
     shelf = Shelf("a", "ab", "b")
     assert answer(tool(shelf.count), prefix="a") == "2"
-    seen = tool(shelf, name="book")
-    assert (seen.name, seen.description) == ("book", "Return the book there.")
-    assert answer(seen, at=2) == "b"
+    book_tool = tool(shelf, name="book")
+    assert (book_tool.name, book_tool.description) == ("book", "Return the book there.")
+    assert answer(book_tool, at=2) == "b"
 
     def owned(owner: str, what: str, how: str = "well") -> str:
         """Own it."""
@@ -257,13 +257,13 @@ def test_an_unbound_method_a_bad_name_and_bad_settings_are_config_errors() -> No
 
 
 def test_an_external_tool_has_a_schema_and_no_function() -> None:
-    asked = external_tool("ask", "Ask a person.", {"type": "object", "properties": {"q": {"type": "string"}}})
-    assert asked.is_external and not find.is_external
-    assert asked.definition.parameters == {"type": "object", "properties": {"q": {"type": "string"}}}
+    ask_tool = external_tool("ask", "Ask a person.", {"type": "object", "properties": {"q": {"type": "string"}}})
+    assert ask_tool.is_external and not find.is_external
+    assert ask_tool.definition.parameters == {"type": "object", "properties": {"q": {"type": "string"}}}
     assert external_tool("go", "Go.", Place).parameters["required"] == ("city",)
     with pytest.raises(TypeError, match="ExecutionHandle"):
-        asked("q")
-    assert "by the caller" in error(asked, {"on_error": "retry"})
+        ask_tool("q")
+    assert "by the caller" in error(ask_tool, {"on_error": "retry"})
 
 
 def test_the_arguments_of_an_external_tool_are_checked_too() -> None:
@@ -334,7 +334,7 @@ def loop_of_lists() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("value", "why"), [(object(), "object"), ([object()], "list"), (b"\xff", "bytes"), (loop_of_lists(), "list")]
+    ("value", "reason"), [(object(), "object"), ([object()], "list"), (b"\xff", "bytes"), (loop_of_lists(), "list")]
 )
 def test_a_result_that_is_not_json_is_an_error_without_a_retry(value: Any, reason: str) -> None:
     calls = []
@@ -409,9 +409,9 @@ def test_module_level_tools_pickle_by_name_and_others_by_value() -> None:
         assert answer(again, query="q") == "q"
         bound = pickle.loads(dumps(tool(Shelf("a", "ab").count)))
         assert answer(bound, prefix="a") == "2"
-        asked = external_tool("ask", "Ask.", {"type": "object"})
-        assert pickle.loads(dumps(asked)) == asked
-        registry = ToolRegistry(find, plain_tool, asked, later, allow=["find"], timeout_s=None, on_error="abort")
+        ask_tool = external_tool("ask", "Ask.", {"type": "object"})
+        assert pickle.loads(dumps(ask_tool)) == ask_tool
+        registry = ToolRegistry(find, plain_tool, ask_tool, later, allow=["find"], timeout_s=None, on_error="abort")
         assert pickle.loads(dumps(registry)) == registry
 
 

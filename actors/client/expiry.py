@@ -17,7 +17,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     TurnwiseError,
 )
-from turnwise.memory.archive.expiry import PAGE, Swept, archived, damaged, kept, sweep_session
+from turnwise.memory.archive.expiry import PAGE, Swept, archived, damaged, not_deleted, sweep_session
 from turnwise.memory.archive.file import ArchiveFile
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.base import SessionStore
@@ -64,7 +64,7 @@ def _ask(
         # Remove the file only if nothing was deleted; otherwise it may be the only copy of the session.
         if file and isinstance(error, _REFUSALS) and (yield AwaitStep(partial(_is_there, store, session))):
             yield AwaitStep(partial(asyncio.to_thread, file.remove))
-        return kept(session.key, error)
+        return not_deleted(session.key, error)
     return Swept(deleted=(session.key,), archived=(session.key,) if file else ())
 
 

@@ -38,21 +38,21 @@ def pickled(value: object) -> bytes:
 
 class _Walk:
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, bytes]] = {}
+        self._digests: dict[int, tuple[object, bytes]] = {}
         """Digests by object; the objects are held, so that no id comes twice."""
         self._under_way: dict[int, int] = {}
 
     def digest(self, value: object) -> bytes:
         if value is None or type(value) in _PLAIN:
             return _hash(type(value).__name__, repr(value).encode("utf-8", "surrogatepass"))
-        if entry := self._known.get(id(value)):
+        if entry := self._digests.get(id(value)):
             return entry[1]
         if (depth := self._under_way.get(id(value))) is not None:
             return _hash("again", str(len(self._under_way) - depth).encode())
         self._under_way[id(value)] = len(self._under_way)
         digest = _hash(*self._parts(value))
         del self._under_way[id(value)]
-        self._known[id(value)] = value, digest
+        self._digests[id(value)] = value, digest
         return digest
 
     def _parts(self, value: Any) -> Iterable[str | bytes]:  # noqa: PLR0911, PLR0912 - one for each kind

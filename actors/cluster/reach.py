@@ -83,11 +83,11 @@ def presence(actor: Any) -> Presence:
     if entry is None or entry[0] < now - AGAIN_S / 2:
         if len(_presences) > _MANY:
             _presences.clear()
-        entry = _presences[actor_id] = now, _look(actor_id)
+        entry = _presences[actor_id] = now, _ask_ray(actor_id)
     return entry[1]
 
 
-def _look(actor_id: str) -> Presence:
+def _ask_ray(actor_id: str) -> Presence:
     try:
         record = ray._private.state.actors(actor_id)  # noqa: SLF001 - the public way needs the dashboard
     except Exception as error:  # noqa: BLE001 - it raises classes of several kinds where Ray itself is away

@@ -111,7 +111,7 @@ class Attempt:
         self._timer: asyncio.TimerHandle | None = None
         self._call = run.spent
         """The run's usage at the start of the last model call."""
-        self._asked: TurnRecord | None = run.turn
+        self._turn_of_call: TurnRecord | None = run.turn
         """What the open model call was given; None if no call is open."""
         self._model = run.record.model
         self._limit: int | None = None
@@ -347,7 +347,7 @@ class Attempt:
         if limit is not None and spent.calls >= limit:
             raise LimitError(f"the run has called the model {limit} times: raise max_steps=", "step_limit")
         self._call, self._announces, self._limit = spent, True, limit
-        self._asked = self.run.turn
+        self._turn_of_call = self.run.turn
         self.run.unbilled += Usage(calls=1)
         self.stop_reason = None
         self._end_part()
@@ -358,7 +358,7 @@ class Attempt:
     def end_call(self, answer: Sequence[Block] = ()) -> NewEvent:
         if answer:
             self._count_call(answer, is_whole=True)
-        self._asked = None
+        self._turn_of_call = None
         used = self.run.spent - self._call
         seconds, usage = round(used.seconds, 6), replace(used, seconds=0.0)
         values = {"call": self._call.calls, "seconds": seconds, "usage": usage, "stop_reason": self.stop_reason}
@@ -372,7 +372,7 @@ class Attempt:
             is_whole: see `unreported`. An engine that does not announce its calls may have called no model, so its
                 whole answers are not counted.
         """
-        turn, self._asked = self._asked, None
+        turn, self._turn_of_call = self._turn_of_call, None
         reported = self.run.spent - self._call
         is_reported = reported.input_tokens or reported.output_tokens
         if turn is None or (is_whole and (is_reported or not self._announces)):

@@ -48,11 +48,11 @@ async def ask(
         answer = await checked(lambda: runner.run(shown, context))
         return answer
     except asyncio.CancelledError:
-        context.count(request, context.said, is_whole=False)
+        context.count(request, context.output, is_whole=False)
         raise
     finally:
-        if answer is not None or context.said:
-            context.count(request, answer or context.said, is_whole=answer is not None)
+        if answer is not None or context.output:
+            context.count(request, answer or context.output, is_whole=answer is not None)
         if isinstance(runner, Closable):
             await _close(runner, grace_s)
 
@@ -72,7 +72,7 @@ class CompletionContext:
         self.calls: Mapping[str, CallState] = {}
         self.memory: MemoryAccess | None = None
         self.stop_reason: str | None = None
-        self.said: list[Block] = []
+        self.output: list[Block] = []
         """What was emitted of the answer."""
         self._reported = Usage()
         self._model: str | None = None
@@ -82,7 +82,7 @@ class CompletionContext:
 
     def emit(self, part: str | Block) -> None:
         """Keep it for `count`: a completion has no followers."""
-        self.said.append(Text(text=part) if isinstance(part, str) else part)
+        self.output.append(Text(text=part) if isinstance(part, str) else part)
 
     def count(self, request: Sequence[Block], answer: Sequence[Block], *, is_whole: bool) -> None:
         """Bill the tokens that the provider has not reported, once; see `unreported`."""

@@ -53,8 +53,8 @@ class Swept:
         )
 
 
-def kept(key: SessionKey, error: TurnwiseError) -> Swept:
-    """Return the outcome of a session that was kept because of this error."""
+def not_deleted(key: SessionKey, error: TurnwiseError) -> Swept:
+    """Return the outcome of a session that stays because of this error."""
     if isinstance(error, SessionBusyError):
         return Swept(busy=(key,))
     if isinstance(error, SessionChangedError | SessionFencedError):
@@ -65,7 +65,7 @@ def kept(key: SessionKey, error: TurnwiseError) -> Swept:
 
 
 def damaged(page: Page[SessionRecord]) -> Swept:
-    """Return the outcome of a page's expired sessions whose records cannot be read. They are kept."""
+    """Return the outcome of a page's expired sessions whose records cannot be read. They are not deleted."""
     reason = "its record cannot be read, so it was neither exported nor deleted: delete it, or restore it from a backup"
     return Swept(failed=dict.fromkeys(page.unreadable, reason))
 
@@ -105,7 +105,7 @@ async def sweep(
 async def sweep_session(
     store: SessionStore, session: SessionRecord, archive: Path | None, history: HistoryStore | None = None
 ) -> Swept:
-    """Delete a session under a new epoch, so that it is kept if another process opens it meanwhile."""
+    """Delete a session under a new epoch, so that it stays if another process opens it meanwhile."""
     key, file = session.key, None
     try:
         activation = await store.activate(key)
@@ -124,7 +124,7 @@ async def sweep_session(
     except TurnwiseError as error:
         if isinstance(error, SessionFencedError) and file:
             await asyncio.to_thread(file.remove)
-        return kept(key, error)
+        return not_deleted(key, error)
     return Swept(deleted=(key,), archived=(key,) if file else ())
 
 

@@ -59,7 +59,7 @@ class SessionImport:
         self._run_ids: set[str] = set()
         self._keys: set[str] = set()
         self._event_keys: set[str] = set()
-        self._told = 0
+        self._event_blocks = 0
         """How many positions of blocks the events have named."""
         self._turn = self._run = -1
         self._seq = 0
@@ -202,8 +202,8 @@ class SessionImport:
                 line.refuse(f"event {event.seq} names blocks that do not exist, or blocks twice")
             if max((stop for _, _, stop in places), default=0) > self._size:
                 line.refuse(f"event {event.seq} names blocks that do not exist")
-        self._told += sum(stop - start for start, stop in places_of(event))
-        if self._told > 4 * self._size:
+        self._event_blocks += sum(stop - start for start, stop in places_of(event))
+        if self._event_blocks > 4 * self._size:
             line.refuse("its events name more than four times as many blocks as there are")
         self._seq = event.seq
         named = {name: self._run_id(getattr(event, name)) for name in RUN_IDS if hasattr(event, name)}

@@ -57,7 +57,7 @@ def checked_block(line: Line) -> Block:
         block = decode(line.text())
         encode(block)
     except (ValueError, RecursionError) as error:
-        line.refuse(f"no block: {_said(error)}")
+        line.refuse(f"no block: {_error_text(error)}")
     if isinstance(block, Recalled):
         line.refuse("a recalled block is part of requests, never of a history")
     if isinstance(block, Summary) and max(len(block.of), len(block.folded)) > MAX_SPANS:
@@ -198,7 +198,7 @@ def _check_once(line: Line, spans: Iterable[Span]) -> None:
         line.refuse("a turn has a block twice")
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return why a line has no block. Does not quote the line."""
     if isinstance(error, TurnwiseError) or not hasattr(error, "errors"):
         return str(error)[:200]

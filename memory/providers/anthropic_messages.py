@@ -26,7 +26,16 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.providers.anthropic import encode, is_kept
 from turnwise.memory.providers.openai_chat import ERROR
-from turnwise.memory.providers.parts import UnreadableError, kept, mapping, parts, pop_text, refuse, said, text
+from turnwise.memory.providers.parts import (
+    UnreadableError,
+    assistant_text,
+    mapping,
+    parts,
+    pop_text,
+    refuse,
+    text,
+    unknown_block,
+)
 from turnwise.memory.providers.validation import ANTHROPIC
 
 _AS_IT_IS = replace(ANTHROPIC, user_begins=False, user_ends=False)
@@ -78,7 +87,7 @@ def _part(kind: str, part: Mapping[str, Any], place: str, role: str) -> list[Any
         case "text", "assistant":
             cited = part.get("citations") or ()
             items = tuple(FrozenDict(freeze(mapping(citation, f"{place}.citations"))) for citation in cited)
-            return [said(text(part, "text", place)), *([Citations(items=items)] if items else [])]
+            return [assistant_text(text(part, "text", place)), *([Citations(items=items)] if items else [])]
         case "thinking", "assistant":
             return [Thinking(text=text(part, "thinking", place), signature=part.get("signature"))]
         case "redacted_thinking", "assistant":
@@ -95,7 +104,7 @@ def _part(kind: str, part: Mapping[str, Any], place: str, role: str) -> list[Any
         case (("thinking" | "redacted_thinking" | "tool_use" | "tool_result" | "image" | "document"), _):
             raise UnreadableError(f"{place}.type", kind, f"a message of the {role} has no such part: leave it out")
         case _:
-            return [kept("anthropic", part)]
+            return [unknown_block("anthropic", part)]
 
 
 def _result(part: Mapping[str, Any], place: str) -> ToolResult:

@@ -35,8 +35,8 @@ def arranged(blocks: Iterable[Block], rules: Rules) -> list[Message]:
             block for message, is_idle in pairs for block in message.blocks if not (is_idle and _is_aside(block))
         )
     sides = [message.role for message in messages if any(map(rules.sends, message.blocks))]
-    first = [_said(BEGIN)] if rules.user_begins and sides[:1] == ["assistant"] else []
-    last = [_said(CONTINUE)] if rules.user_ends and sides[-1:] == ["assistant"] else []
+    first = [_assistant_text(BEGIN)] if rules.user_begins and sides[:1] == ["assistant"] else []
+    last = [_assistant_text(CONTINUE)] if rules.user_ends and sides[-1:] == ["assistant"] else []
     return [*first, *messages, *last]
 
 
@@ -60,7 +60,7 @@ def between_prompts(blocks: Sequence[Block], *, is_answered: bool = False) -> li
     return [*first, *blocks, *last]
 
 
-def _said(text: str) -> Message:
+def _assistant_text(text: str) -> Message:
     return Message("user", (User(text=text),))
 
 

@@ -7,7 +7,16 @@ from typing import Any
 
 from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.providers.openai_chat import ERROR, encode
-from turnwise.memory.providers.parts import UnreadableError, arguments, file, mapping, parts, picture, said, text
+from turnwise.memory.providers.parts import (
+    UnreadableError,
+    arguments,
+    assistant_text,
+    file,
+    mapping,
+    parts,
+    picture,
+    text,
+)
 from turnwise.memory.providers.validation import CHAT
 
 
@@ -39,9 +48,9 @@ def _message(message: Mapping[str, Any]) -> list[AnyBlock]:
         case "system" | "developer":
             return [System(text=_texts(message.get("content"), ".content"))]
         case "user":
-            return [_asked(*part) for part in parts(message.get("content"), ".content", "text")]
+            return [_user_part(*part) for part in parts(message.get("content"), ".content", "text")]
         case "assistant":
-            return _said(message)
+            return _assistant_blocks(message)
         case "tool":
             content = _texts(message.get("content"), ".content")
             is_error = content.startswith(ERROR)
@@ -52,7 +61,7 @@ def _message(message: Mapping[str, Any]) -> list[AnyBlock]:
             raise UnreadableError(".role", role, reason)
 
 
-def _asked(kind: str, part: Mapping[str, Any], place: str) -> AnyBlock:
+def _user_part(kind: str, part: Mapping[str, Any], place: str) -> AnyBlock:
     match kind:
         case "text":
             return User(text=text(part, "text", place))
@@ -64,7 +73,7 @@ def _asked(kind: str, part: Mapping[str, Any], place: str) -> AnyBlock:
             raise UnreadableError(f"{place}.type", kind, "must be text, image_url or file: leave the part out")
 
 
-def _said(message: Mapping[str, Any]) -> list[AnyBlock]:
+def _assistant_blocks(message: Mapping[str, Any]) -> list[AnyBlock]:
     content, thought = message.get("content"), message.get("reasoning_content")
     spoken = "" if content is None else _texts(content, ".content")
     spoken += message["refusal"] if isinstance(message.get("refusal"), str) else ""
@@ -81,7 +90,7 @@ def _said(message: Mapping[str, Any]) -> list[AnyBlock]:
     if not (spoken or uses):
         raise UnreadableError("", message, "an answer needs content or tool_calls: leave the message out")
     thoughts = [Thinking(text=thought)] if isinstance(thought, str) and thought else []
-    return [*thoughts, *([said(spoken)] if spoken else []), *uses]
+    return [*thoughts, *([assistant_text(spoken)] if spoken else []), *uses]
 
 
 def _call(call: Mapping[str, Any], place: str) -> ToolUse:

@@ -110,14 +110,14 @@ def read_messages(messages: Any, format: str | None = None, *, system: str | Non
         raise InvalidInputError(f"messages[{index}]{error.at}", shown(error.value), error.why) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(
-            f"messages[{index}]", shown(messages[index]), f"it cannot be read: {_why(error)}"
+            f"messages[{index}]", shown(messages[index]), f"it cannot be read: {_reason_of(error)}"
         ) from None
     conversation = _with_one_system(blocks, places)
     _check(conversation)
     return conversation
 
 
-def _why(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return str(error.errors(include_url=False, include_context=False)[0]["msg"]).removeprefix("Value error, ")
     return str(error) or type(error).__name__

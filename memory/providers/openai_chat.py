@@ -216,11 +216,11 @@ def arguments_of(use: ToolUse) -> str:
 
 
 def _tool_message(result: ToolResult, profile: Profile) -> dict[str, Any]:
-    text = PARAGRAPH.join(filter(None, (result.text, *map(_told, filter(CHAT.sends, result.blocks)))))
+    text = PARAGRAPH.join(filter(None, (result.text, *map(_part_text, filter(CHAT.sends, result.blocks)))))
     return {"role": "tool", "tool_call_id": _id(result.call_id, profile), "content": ERROR * result.is_error + text}
 
 
-def _told(block: Content) -> str:
+def _part_text(block: Content) -> str:
     """Return the text of a result's block in the tool's message."""
     if not isinstance(block, Text) and _is_shown(block):
         return f"[{described(block)}: in the next message]"

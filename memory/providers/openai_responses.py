@@ -102,8 +102,8 @@ def encode(
     read = (block for block in blocks if rules.sends(block) or isinstance(block, Citations))
     for message in fit(arranged(read, rules), rules):
         if message.role == "user":
-            items += _asked(message.blocks, apart=apart)
-        elif output := _said(message.blocks):
+            items += _user_items(message.blocks, apart=apart)
+        elif output := _assistant_items(message.blocks):
             items += _placed(output, _reasoning(message.blocks, thought_of, model))
     return system_of(blocks) or None, items
 
@@ -148,7 +148,7 @@ def _parted(text: str, lengths: Sequence[int]) -> list[str]:
     return [text] if text else []
 
 
-def _said(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+def _assistant_items(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     text = text_of(blocks)
     parts = [{"type": "output_text", "text": text}]
     items: list[dict[str, Any]] = [{"type": "message", "role": "assistant", "content": parts}] if text else []
@@ -159,7 +159,7 @@ def _call(use: ToolUse) -> dict[str, Any]:
     return {"type": "function_call", "call_id": use.call_id, "name": use.name, "arguments": arguments_of(use)}
 
 
-def _asked(blocks: Sequence[Block], *, apart: bool) -> list[dict[str, Any]]:
+def _user_items(blocks: Sequence[Block], *, apart: bool) -> list[dict[str, Any]]:
     items = [_output(block) for block in blocks if isinstance(block, ToolResult)]
     prompts = [block for block in blocks if not isinstance(block, ToolResult)]
     messages = [_joined(map(_part, prompt)) for prompt in (prompts_apart(prompts) if apart else [prompts])]

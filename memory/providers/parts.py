@@ -53,7 +53,7 @@ def parts(content: Any, place: str, kind: str) -> Iterator[tuple[str, Mapping[st
         yield text(entry, "type", f"{place}[{number}]"), entry, f"{place}[{number}]"
 
 
-def said(text: str) -> Text:
+def assistant_text(text: str) -> Text:
     """Return a text of the model; the mark of one that was cut short is taken off."""
     return Text(text=text.removesuffix(INTERRUPTED), interrupted=text.endswith(INTERRUPTED))
 
@@ -106,7 +106,7 @@ def file(item: Mapping[str, Any], place: str) -> Document:
     return Document(name=name or "file", data=match[2] if match else data, media_type=media_type)
 
 
-def kept(format: str, item: Mapping[str, Any]) -> AnyBlock:
+def unknown_block(format: str, item: Mapping[str, Any]) -> AnyBlock:
     """Return an item of a kind that turnwise does not know: it is stored unchanged, and never sent."""
     try:
         return Unknown(stored_kind=f"{format}.{item.get('type')}", payload=FrozenDict(freeze(dict(item))))

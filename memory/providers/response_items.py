@@ -22,14 +22,14 @@ from turnwise.memory.providers.openai_responses import BETWEEN, encode, pack_rea
 from turnwise.memory.providers.parts import (
     UnreadableError,
     arguments,
+    assistant_text,
     file,
-    kept,
     mapping,
     parts,
     picture,
     pop_text,
-    said,
     text,
+    unknown_block,
 )
 from turnwise.memory.providers.validation import RESPONSES
 
@@ -56,11 +56,11 @@ def read(items: Sequence[Any]) -> Iterator[list[AnyBlock]]:
     Raises:
         UnreadableError: it is not valid.
     """
-    said_before = _Place()
+    texts_before = _Place()
     for item in items:
         record = mapping(item, "")
-        blocks = _item(record, said_before.number)
-        said_before.add(blocks)
+        blocks = _item(record, texts_before.number)
+        texts_before.add(blocks)
         yield blocks
 
 
@@ -97,7 +97,7 @@ def _item(item: Mapping[str, Any], before: int) -> list[AnyBlock]:
                 "", item, "what it refers to is kept by OpenAI: send the item itself, or leave it out"
             )
         case str():
-            return [kept("openai_responses", item)]
+            return [unknown_block("openai_responses", item)]
         case kind:
             raise UnreadableError(".type", kind, "must name the kind of the item, such as message or function_call")
 
@@ -109,7 +109,7 @@ def _message(item: Mapping[str, Any]) -> list[AnyBlock]:
     blocks: list[AnyBlock] = []
     for kind, part, place in parts(item.get("content"), ".content", "input_text"):
         if role == "assistant" and kind in ("output_text", "input_text", "refusal"):
-            blocks.append(said(text(part, "refusal" if kind == "refusal" else "text", place)))
+            blocks.append(assistant_text(text(part, "refusal" if kind == "refusal" else "text", place)))
         elif role == "user":
             block = _part(kind, part, place)
             blocks.append(User(text=block.text) if isinstance(block, Text) else block)

@@ -291,7 +291,7 @@ def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) 
         InvalidRequestError: names the message, the block in it, and the call's id if there is one.
         UnsupportedBlockError: the same for an image or document.
     """
-    places = list(_said(messages, rules))
+    places = list(_sent_blocks(messages, rules))
     if not places:
         raise InvalidRequestError(rules.name, 0, 0, "empty", "there is nothing to send: add a prompt")
     if rules.user_begins and _is_assistant(places[0]):
@@ -320,7 +320,7 @@ def _is_assistant(place: _At) -> bool:
     return place.block.role == "assistant"
 
 
-def _said(messages: Sequence[Message], rules: Rules) -> Iterator[_At]:
+def _sent_blocks(messages: Sequence[Message], rules: Rules) -> Iterator[_At]:
     """Yield the blocks that are sent, in order."""
     for index, message in enumerate(messages):
         if not message.blocks:

@@ -215,8 +215,8 @@ class _Load:
         self._name = name
         self._done = threading.Event()
         self._waited = False
-        self._found: tiktoken.Encoding | None = None
-        self._why = "loading took too long"
+        self._encoding: tiktoken.Encoding | None = None
+        self._failure = "loading took too long"
         self.has_warned = False
         threading.Thread(target=self._run, name=f"turnwise-vocabulary-{name}", daemon=True).start()
 
@@ -224,18 +224,20 @@ class _Load:
         try:
             import tiktoken
 
-            self._found = tiktoken.get_encoding(self._name)
+            self._encoding = tiktoken.get_encoding(self._name)
         except Exception as error:  # noqa: BLE001 - network, disk or file errors: bytes are counted instead
-            self._why = f"{type(error).__name__}: {error}"[:300]
+            self._failure = f"{type(error).__name__}: {error}"[:300]
         self._done.set()
 
     def vocabulary(self, model: str, timeout_s: float) -> tiktoken.Encoding:
         self._done.wait(0 if self._waited else timeout_s)
         self._waited = True
-        if self._found is None:
+        if self._encoding is None:
             remedy = "put it into TIKTOKEN_CACHE_DIR, or pass a TokenCounter, such as ByteCounter"
-            raise ConfigError("model", model, f"its vocabulary {self._name} cannot be loaded ({self._why}): {remedy}")
-        return self._found
+            raise ConfigError(
+                "model", model, f"its vocabulary {self._name} cannot be loaded ({self._failure}): {remedy}"
+            )
+        return self._encoding
 
 
 _loads: dict[str, _Load] = {}

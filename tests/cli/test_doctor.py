@@ -64,14 +64,14 @@ def test_what_is_well_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         code, findings = look(url, "--base-url", provider.base_url)
     assert code == 0
     assert (
-        findings["store"]["said"].endswith(f"schema version {SCHEMA.version}, 1 session")
+        findings["store"]["message"].endswith(f"schema version {SCHEMA.version}, 1 session")
         and findings["store"]["state"] == "ok"
     )
-    assert findings["store owner"]["said"] == "no Ray has the file open"
+    assert findings["store owner"]["message"] == "no Ray has the file open"
     assert findings["key"]["state"] == findings["endpoint"]["state"] == findings["disk"]["state"] == "ok"
     assert (findings["ray"]["state"], findings["workers"]["state"]) == ("warn", "unknown")
     assert "ray start --head" in findings["ray"]["do"]
-    assert "fastapi" in findings["[http]"]["said"]
+    assert "fastapi" in findings["[http]"]["message"]
     assert not {"[test]", "[dev]"} & set(findings), "these are of turnwise's own developers"
     assert {path.name for path in tmp_path.iterdir()} == before
 
@@ -83,12 +83,12 @@ def test_a_refused_key_and_a_silent_endpoint_fail(tmp_path: Path, monkeypatch: p
     assert (code, findings["key"]["state"]) == (1, "fail")
     code, findings = look("--base-url", provider.base_url)
     assert (code, findings["endpoint"]["state"]) == (1, "fail")
-    assert "does not answer" in findings["endpoint"]["said"] and "OPENAI_BASE_URL" in findings["endpoint"]["do"]
+    assert "does not answer" in findings["endpoint"]["message"] and "OPENAI_BASE_URL" in findings["endpoint"]["do"]
 
 
 def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     _, findings = look(f"sqlite:///{tmp_path}/none.db")
-    assert findings["store"]["state"] == "warn" and "there is no file" in findings["store"]["said"]
+    assert findings["store"]["state"] == "warn" and "there is no file" in findings["store"]["message"]
     code, findings = look(f"sqlite:///{tmp_path}/no/none.db")
     assert (code, findings["store"]["state"]) == (1, "fail")
     assert list(tmp_path.iterdir()) == []
@@ -103,21 +103,21 @@ def test_tables_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     connection.close()
     code, findings = look(url)
     assert (code, findings["store"]["state"]) == (int(state == "fail"), state)
-    assert f"version {version}" in findings["store"]["said"]
+    assert f"version {version}" in findings["store"]["message"]
 
 
 @pytest.mark.parametrize("url", ["mysql://host/name", "sqlite://chats.db", "chats.db"])
 def test_a_wrong_url_fails(url: str) -> None:
     code, findings = look(url)
     assert (code, findings["store"]["state"]) == (1, "fail")
-    assert "sqlite:///path/to/file.db" in findings["store"]["said"]
+    assert "sqlite:///path/to/file.db" in findings["store"]["message"]
 
 
 def test_a_ray_that_is_not_there_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     code, findings = look()
     assert (code, findings["ray"]["state"]) == (1, "fail")
-    assert "RAY_ADDRESS" in findings["ray"]["said"] and "ray start --head" in findings["ray"]["said"]
+    assert "RAY_ADDRESS" in findings["ray"]["message"] and "ray start --head" in findings["ray"]["message"]
 
 
 @pytest.mark.parametrize("command", ["chat", "tail", "top"])
@@ -177,7 +177,7 @@ def test_what_a_process_finds_is_judged(
 ) -> None:
     monkeypatch.setattr(doctor, "facts", lambda *_: Facts(**{**WELL, **facts}))
     _, findings = look()
-    assert (findings[check]["state"], message in findings[check]["said"]) == (state, True), findings[check]
+    assert (findings[check]["state"], message in findings[check]["message"]) == (state, True), findings[check]
     assert bool(findings[check]["do"]) == (state != "ok")
     assert facts or not {"versions", "imports"} & set(findings), "what is as it should be there is not worth a line"
 
@@ -204,7 +204,7 @@ def test_who_may_use_a_ray_is_said(monkeypatch: pytest.MonkeyPatch, has_token: b
     monkeypatch.setattr(diagnosis, "ask_workers", lambda *_: {"node": "died"})
     _, findings = look("--start-ray")
     assert findings["ray access"]["state"] == state
-    assert (findings["workers"]["state"], findings["workers"]["said"]) == ("fail", "a worker on node cannot look: died")
+    assert (findings["workers"]["state"], findings["workers"]["message"]) == ("fail", "a worker on node cannot look: died")
 
 
 def test_where_the_holder_of_a_file_cannot_be_asked_for_that_is_said(
@@ -215,7 +215,7 @@ def test_where_the_holder_of_a_file_cannot_be_asked_for_that_is_said(
     assert look(url)[1]["store owner"]["state"] == "unknown"
     monkeypatch.setattr(doctor, "running_owner", lambda _: RayId("10.0.0.1:6379", "a session"))
     finding = look(url)[1]["store owner"]
-    assert finding["state"] == "warn" and "the Ray at 10.0.0.1:6379, which had it open last" in finding["said"]
+    assert finding["state"] == "warn" and "the Ray at 10.0.0.1:6379, which had it open last" in finding["message"]
 
 
 def test_people_get_a_line_for_each_check(tmp_path: Path) -> None:

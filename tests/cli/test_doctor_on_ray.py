@@ -42,15 +42,15 @@ def test_the_workers_are_asked_and_may_lack_the_key(
         code, findings = look(url, "--base-url", provider.base_url, RAY_ADDRESS=ray_address, NO_PROXY="127.0.0.1")
     assert code == 1
     by_check = {finding["check"]: finding for finding in findings}
-    assert by_check["ray"]["state"] == "ok" and ray_address in by_check["ray"]["said"]
-    assert by_check["ray resources"]["said"].endswith("for its processes")
-    assert by_check["key"]["state"] == "fail" and "workers on" in by_check["key"]["said"]
-    assert "is missing, and is needed" in by_check["key"]["said"]
+    assert by_check["ray"]["state"] == "ok" and ray_address in by_check["ray"]["message"]
+    assert by_check["ray resources"]["message"].endswith("for its processes")
+    assert by_check["key"]["state"] == "fail" and "workers on" in by_check["key"]["message"]
+    assert "is missing, and is needed" in by_check["key"]["message"]
     assert "OPENAI_API_KEY where `ray start` runs" in by_check["key"]["do"]
     assert by_check["endpoint"]["state"] == "ok"
     assert (
         by_check["store owner"]["state"] == "ok"
-        and "the one that programs here join" in by_check["store owner"]["said"]
+        and "the one that programs here join" in by_check["store owner"]["message"]
     )
     code, findings = look(url, RAY_ADDRESS="", OPENAI_API_KEY="")
     (owner,) = [finding for finding in findings if finding["check"] == "store owner"]
@@ -65,5 +65,5 @@ def test_it_starts_a_ray_if_it_is_told_to() -> None:
     assert code == 0, findings
     assert states(findings, "key") == ["ok"] and states(findings, "ray") == ["ok"]
     assert all(
-        "workers on" in finding["said"] for finding in findings if finding["check"] in ("key", "endpoint", "disk")
+        "workers on" in finding["message"] for finding in findings if finding["check"] in ("key", "endpoint", "disk")
     )

@@ -288,7 +288,7 @@ async def test_recalls_go_over_a_socket_and_by_ray_while_the_memorys_process_is_
 
     async def recall_until_connected(connected_before: object = None) -> object:
         """Recall until that goes over a new connection; return it."""
-        line = remote._lines[asyncio.get_running_loop()]
+        line = remote._links[asyncio.get_running_loop()]
         while line.connection() is None or line._connection is connected_before:
             await recall()
             await asyncio.sleep(0.05)

@@ -75,7 +75,7 @@ async def test_calls_of_users_do_not_wait_for_each_other_and_deletions_stay() ->
     assert not (given.done() or asked.done() or forgotten.done())
     memory.goes_on.set()
     assert await given == ["1"] and await forgotten == 1 and not memory.kept
-    assert await asked and not host._gifts
+    assert await asked and not host._pending_saves
 
 
 class Slow(LexicalMemory):

@@ -107,7 +107,7 @@ class MemoryHost:
         self._sweeping: asyncio.Task[None] | None = None
         self._batches_profiles = False
         """Whether the memory, once it is open, is `BatchedProfiled`."""
-        self._gifts: dict[str, set[asyncio.Future[Collection[str]]]] = {}
+        self._pending_saves: dict[str, set[asyncio.Future[Collection[str]]]] = {}
         """What a memory that is not `Batched` is being given, by user."""
         self._erasing: dict[Hashable, asyncio.Task[Erasure]] = {}
         """What is being erased: who asks for the same again waits for the same."""
@@ -159,15 +159,15 @@ class MemoryHost:
         self._catch_up_soon(memory)
         if isinstance(memory, Batched):
             return cast(Collection[str], await self._writes.ask((scope, items)))
-        gift = asyncio.ensure_future(memory.remember(scope, items))
-        gifts = self._gifts.setdefault(scope.user_id, set())
-        gifts.add(gift)
+        save = asyncio.ensure_future(memory.remember(scope, items))
+        saves = self._pending_saves.setdefault(scope.user_id, set())
+        saves.add(save)
         try:
-            return await gift
+            return await save
         finally:
-            gifts.discard(gift)
-            if not gifts:
-                self._gifts.pop(scope.user_id, None)
+            saves.discard(save)
+            if not saves:
+                self._pending_saves.pop(scope.user_id, None)
 
     async def do_recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
         memory = await self._memory()
@@ -214,7 +214,7 @@ class MemoryHost:
         return await memory.list_items(scope, types=types, cursor=cursor, limit=limit)
 
     async def do_forget(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> int:
-        memory = await self._behind_gifts(scope)
+        memory = await self._after_saves(scope)
         count = await memory.forget(scope, ids, **_turn(turn_index))
         self._catch_up_soon(memory)
         return count
@@ -227,27 +227,27 @@ class MemoryHost:
         return await asyncio.shield(erasing)
 
     async def _erase(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
-        return await erase(await self._behind_gifts(scope), scope, ids, **_turn(turn_index))
+        return await erase(await self._after_saves(scope), scope, ids, **_turn(turn_index))
 
-    async def _behind_gifts(self, scope: Scope) -> LongTermMemory:
+    async def _after_saves(self, scope: Scope) -> LongTermMemory:
         """Return the memory once it has what the user was given before, so that what is then forgotten stays so."""
         memory = await self._memory()
         if isinstance(memory, Batched):
             await self._writes.ask(None)
-        elif gifts := self._gifts.get(scope.user_id):
-            await asyncio.wait(set(gifts))
+        elif saves := self._pending_saves.get(scope.user_id):
+            await asyncio.wait(set(saves))
         return memory
 
-    async def _write_many(self, batch: Sequence[_Gift | None]) -> Sequence[Any]:
+    async def _write_many(self, batch: Sequence[_Save | None]) -> Sequence[Any]:
         """Give a memory that is `Batched` what it is to remember. Who asked with None waits for what came before."""
         memory = cast(Batched, await self._memory())
-        gifts = [gift for gift in batch if gift is not None]
+        saves = [save for save in batch if save is not None]
         try:
-            answers: list[Any] = await memory.remember_many(gifts) if gifts else []
+            answers: list[Any] = await memory.remember_many(saves) if saves else []
         except Exception as error:  # noqa: BLE001 - it is for those who gave, and not for those who wait
-            answers = [error] * len(gifts)
+            answers = [error] * len(saves)
         remaining = iter(answers)
-        return [None if gift is None else next(remaining) for gift in batch]
+        return [None if save is None else next(remaining) for save in batch]
 
     async def _recall_many(
         self, batch: Sequence[Recall]
@@ -322,7 +322,7 @@ def _open(settings: bytes | Kept) -> LongTermMemory:
     return memory
 
 
-_Gift = tuple[Scope, Sequence[MemoryItem]]
+_Save = tuple[Scope, Sequence[MemoryItem]]
 
 
 def _turn(index: int | None) -> dict[str, Any]:

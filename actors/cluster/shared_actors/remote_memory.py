@@ -105,7 +105,7 @@ class RemoteMemory:
     def _set_up(self) -> None:
         self._may_make = not self._is_local  # else only who has the files may
         self._actor: Any = None
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+        self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, _Link] = WeakKeyDictionary()
         self._failures = 0
         self._rests_until = 0.0
 
@@ -204,8 +204,8 @@ class RemoteMemory:
 
     async def close(self) -> None:
         """Close this event loop's connection. The actor stays, since it serves others too."""
-        if line := self._lines.pop(asyncio.get_running_loop(), None):
-            await line.close()
+        if link := self._links.pop(asyncio.get_running_loop(), None):
+            await link.close()
 
     async def _ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         if (left_s := self._rests_until - time.monotonic()) > 0:
@@ -238,8 +238,8 @@ class RemoteMemory:
             raise LongTermMemoryError(f"{self.name}: its process cannot be reached ({error})") from error
 
     async def _recall(self, request: bytes) -> Any:
-        line = self._lines.setdefault(asyncio.get_running_loop(), _Line(self._listen))
-        if connection := line.connection():
+        link = self._links.setdefault(asyncio.get_running_loop(), _Link(self._listen))
+        if connection := link.connection():
             try:
                 return pickle.loads(await connection.ask(request))
             except ConnectionError:  # its process has ended: Ray starts another, and says so if it cannot
@@ -286,7 +286,7 @@ class RemoteMemory:
         )
 
 
-class _Line:
+class _Link:
     """The connection of one event loop to the process of a memory's actor, if that is on the same machine.
 
     It is opened behind the first recall, which nobody holds up for it, and again if it was lost, `LOOK_S` apart.
@@ -406,4 +406,4 @@ _FILES_LOST = "the node with its files is lost: open a manager with it where the
 _RECALLS = ("recall", "recall_with_profile")
 _GIVEN_UP = (*_RECALLS, "remember", "list_items")
 """What the actor ends when its caller waits no longer. What deletes or changes an item goes on."""
-_PER_PROCESS = ("_actor", "_lines", "_may_make", "_failures", "_rests_until")
+_PER_PROCESS = ("_actor", "_links", "_may_make", "_failures", "_rests_until")

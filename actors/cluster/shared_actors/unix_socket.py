@@ -74,7 +74,7 @@ class Connection:
     def __init__(self) -> None:
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._messages = _Messages(self._take, self._lose)
+        self._messages = _Messages(self._on_message, self._on_end)
 
     @classmethod
     async def open(cls, path: Path) -> Connection:
@@ -111,11 +111,11 @@ class Connection:
         """Let go of it. What is under way raises ConnectionError."""
         self._messages.close()
 
-    def _take(self, number: int, message: bytes) -> None:
+    def _on_message(self, number: int, message: bytes) -> None:
         if (answer := self._waiting.get(number)) and not answer.done():
             answer.set_result(message)
 
-    def _lose(self, error: Exception | None) -> None:
+    def _on_end(self, error: Exception | None) -> None:
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(ConnectionError(f"the connection is lost ({error or 'it was closed'})"))
@@ -125,10 +125,10 @@ class _Messages(asyncio.Protocol):
     """Sends messages over a connection, and hands on those that come, and that the connection is lost."""
 
     def __init__(self, take: Callable[[int, bytes], None], lose: Callable[[Exception | None], None]) -> None:
-        self._take = take
-        self._lose = lose
+        self._on_message = take
+        self._on_end = lose
         self._transport: Any = None
-        self._came = bytearray()
+        self._received = bytearray()
 
     @property
     def is_open(self) -> bool:
@@ -138,23 +138,23 @@ class _Messages(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._came += data
-        while len(self._came) >= _HEADER.size:
-            size, number = _HEADER.unpack_from(self._came)
+        self._received += data
+        while len(self._received) >= _HEADER.size:
+            size, number = _HEADER.unpack_from(self._received)
             end = _HEADER.size + size
-            if len(self._came) < end:
+            if len(self._received) < end:
                 return
-            message = bytes(self._came[_HEADER.size : end])
-            del self._came[:end]
-            self._take(number, message)
+            message = bytes(self._received[_HEADER.size : end])
+            del self._received[:end]
+            self._on_message(number, message)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._lose(error)
+        self._on_end(error)
 
     def send(self, number: int, message: bytes) -> None:
         if self._transport is None:
-            self._lose(None)
+            self._on_end(None)
         else:
             self._transport.write(_HEADER.pack(len(message), number) + message)
 

@@ -267,7 +267,7 @@ class OpenAIEngine:
             raise EngineError(str(error)) from error
         base_url, query = _without_query(base_url)
         settings: dict[str, Any] = {
-            "api_key": (_asked(api_key) if callable(api_key) else api_key) or _NO_KEY,
+            "api_key": (_async_key(api_key) if callable(api_key) else api_key) or _NO_KEY,
             "default_headers": self.default_headers,
             "default_query": {**query, **(self.default_query or {})} or None,
             "timeout": openai.Timeout(max(self.begins_within_s, self.timeout_s), connect=self.connect_timeout_s),
@@ -302,7 +302,7 @@ def _without_query(base_url: str | None) -> tuple[str | None, dict[str, str]]:
     return base_url and urlunsplit(parts._replace(query="")), dict(parse_qsl(parts.query, keep_blank_values=True))
 
 
-def _asked(api_key: Callable[[], str | Awaitable[str]]) -> Callable[[], Awaitable[str]]:
+def _async_key(api_key: Callable[[], str | Awaitable[str]]) -> Callable[[], Awaitable[str]]:
     """Return the key function as an asynchronous one, as the client needs; a synchronous one runs in a thread."""
 
     async def ask() -> str:

@@ -188,9 +188,9 @@ class ResponsesAnswer:
         if item_id in self._by_id:
             return self._by_id[item_id]
         newest = self._newest.get((place, kind))
-        return self._known(newest if newest and not (item_id and newest.id) else None, kind, item_id, place)
+        return self._item_for(newest if newest and not (item_id and newest.id) else None, kind, item_id, place)
 
-    def _known(self, item: _Item | None, kind: str, item_id: str, place: int | None) -> _Item:
+    def _item_for(self, item: _Item | None, kind: str, item_id: str, place: int | None) -> _Item:
         """Return the item, with this id if it had none; a new one if there is none."""
         if item is None:
             item = _Item(kind, place=place)
@@ -217,7 +217,7 @@ class ResponsesAnswer:
             near = [candidate for candidate in reversed(like) if candidate.place == place]
             near += [candidate for candidate in like if is_done and None in (candidate.place, place)]
             item = next((candidate for candidate in near if candidate.may_be(received, is_done=is_done)), None)
-        item = self._known(item, kind, item_id, place)
+        item = self._item_for(item, kind, item_id, place)
         if call_id:
             self._by_id[call_id] = item
         item.update(received, is_done=is_done)
@@ -275,7 +275,7 @@ class _Item:
     call_id: str = ""
     name: str = ""
     arguments: GrowingText = field(default_factory=GrowingText)
-    given: str = ""
+    full_arguments: str = ""
     """The arguments with which the item began; those that are streamed count."""
     shown: int = 0
     """How many characters of the arguments were emitted."""
@@ -297,10 +297,10 @@ class _Item:
 
     def end_arguments(self) -> str:
         """End the arguments; return what is new, such as those with which the item began if none came later."""
-        return self.arguments.end() if self.arguments else self.arguments.complete(self.given)
+        return self.arguments.end() if self.arguments else self.arguments.complete(self.full_arguments)
 
     def may_be(self, received: Mapping[str, Any], *, is_done: bool) -> bool:
-        """Return whether this is a given item at its place. Some servers give the whole item an id of its own."""
+        """Return whether this is the received item. Some servers give the whole item an id of its own."""
         if self.call_id and string(received, "call_id"):
             return False
         return not (self.id and string(received, "id")) or (is_done and self._begins(received))
@@ -316,7 +316,7 @@ class _Item:
     def update(self, item: Mapping[str, Any], *, is_done: bool) -> None:
         if self.kind == "function_call":
             self.call_id, self.name = string(item, "call_id") or self.call_id, string(item, "name") or self.name
-            self.given = self.given or whole(arguments_of(item))
+            self.full_arguments = self.full_arguments or whole(arguments_of(item))
         elif self.kind == "reasoning" and is_done:
             self.id = string(item, "id") or self.id
             self.encrypted_content = string(item, "encrypted_content") or self.encrypted_content

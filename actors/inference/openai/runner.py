@@ -272,7 +272,7 @@ class OpenAIRunner:
     ) -> tuple[Stream, Form | None]:
         """Send the request; return the stream of the answer, and the form that was requested."""
         client = self._client.with_options(default_headers=headers) if headers else self._client
-        form, request = await self._made(blocks, output)
+        form, request = await self._prepared(blocks, output)
         while True:
             try:
                 async with asyncio.timeout(
@@ -291,11 +291,13 @@ class OpenAIRunner:
                 if message and (without_thoughts := self._api.without_thoughts(request, message)):
                     request = without_thoughts
                 elif message and self._api.adapt(message, form):
-                    form, request = await self._made(blocks, output)
+                    form, request = await self._prepared(blocks, output)
                 else:
                     raise self._refused(error) from self._safe(error)
 
-    async def _made(self, blocks: Sequence[Block], output: OutputType | None) -> tuple[Form | None, Mapping[str, Any]]:
+    async def _prepared(
+        self, blocks: Sequence[Block], output: OutputType | None
+    ) -> tuple[Form | None, Mapping[str, Any]]:
         """Return the request. That of a long conversation is made by a thread, so that it holds no other session up."""
         if len(blocks) <= _AT_ONCE:
             return self._request(blocks, output)

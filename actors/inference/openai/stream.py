@@ -33,7 +33,7 @@ class AnswerStream:
     def __init__(self, response: httpx2.Response, on_line: Callable[[], None]) -> None:
         self._response = response
         self._on_line = on_line
-        self._other: deque[str] = deque(maxlen=_MOST_LINES)
+        self._other_lines: deque[str] = deque(maxlen=_MOST_LINES)
         """Lines that do not belong to an event."""
         self.is_done = False
         """Whether the server marked the end, by `[DONE]` or by sending one object instead of a stream."""
@@ -55,7 +55,7 @@ class AnswerStream:
                 name = value.strip() if field == "event" else name
                 data += [value] * (field == "data")
             elif line.strip():
-                self._other.append(line[:_MOST_CHARS])
+                self._other_lines.append(line[:_MOST_CHARS])
             else:
                 for event in self._event(name, data):
                     yield event
@@ -67,9 +67,9 @@ class AnswerStream:
         with suppress(ValueError):  # without a blank line after it, the last event may be complete or cut off
             for event in self._event(name, data):
                 yield event
-        if not has_events and self._other:
+        if not has_events and self._other_lines:
             self.is_done = True
-            yield self._whole("\n".join(self._other))
+            yield self._whole("\n".join(self._other_lines))
 
     def _event(self, name: str, data: list[str]) -> list[Mapping[str, Any]]:
         text = "\n".join(data).strip()

@@ -420,12 +420,12 @@ def _suspects(blocks: Sequence[Block], known: frozenset[Content]) -> list[frozen
 def _without(turn: Turn, refused: frozenset[Content]) -> Turn:
     """Return the turn with a text in place of each refused attachment of a tool result."""
 
-    def why(block: Image | Document) -> str | None:
+    def flaw_of(block: Image | Document) -> str | None:
         return "the provider refused it" if block in refused else None
 
     if not refused:
         return turn
-    return turn.showing([block.replacing(why) if isinstance(block, ToolResult) else block for block in turn.blocks])
+    return turn.showing([block.replacing(flaw_of) if isinstance(block, ToolResult) else block for block in turn.blocks])
 
 
 def _with(turn: Turn, answer: Sequence[AnyBlock]) -> Turn:

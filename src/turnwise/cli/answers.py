@@ -34,7 +34,7 @@ class Answers:
         self._is_shared = out.is_terminal and notes.is_terminal
         self._in_text = self._in_thought = False
         """What the cursor stands behind, on a line that has not ended."""
-        self._said = False
+        self._has_text = False
         """Whether text of the present model call is on the screen."""
         self._held = ""
         """A carriage return at the end of a piece, which may belong to the next line feed."""
@@ -64,9 +64,9 @@ class Answers:
             case events.RunQueued():
                 self.note("another run of this session is active: the prompt waits behind it")
             case events.ModelCallStarted():
-                if self._said:
+                if self._has_text:
                     self.note("the model is asked again: what it has just said is void")
-                self._said = False
+                self._has_text = False
                 self.wait()
             case events.ThinkingDelta():
                 self._thought(event.text)
@@ -131,7 +131,7 @@ class Answers:
                     self._call(block.name, block.input)
                 case ToolResult():
                     self._outcome(block, "")
-        self._said = False
+        self._has_text = False
 
     def end_line(self) -> None:
         """Begin a new line if the cursor stands behind text; stop what shows that something goes on."""
@@ -161,7 +161,7 @@ class Answers:
         self._stop_waiting()
         if self._in_thought:
             self.end_line()
-        self._in_text = self._said = True
+        self._in_text = self._has_text = True
         self._write(self._out, text)
 
     def _write(self, console: Console, text: str, style: str = "") -> None:
@@ -171,11 +171,11 @@ class Answers:
 
     def _end_call(self, blocks: Sequence[AnyBlock]) -> None:
         """Note the calls that the model asks for; print its text if no delta of it was seen."""
-        if not self._said:
+        if not self._has_text:
             self._text(answer_text(blocks))
         self._calls |= {block.call_id: block for block in blocks if isinstance(block, ToolUse)}
         self.end_line()
-        self._said = False
+        self._has_text = False
 
     def _end_run(self, event: events.RunEnded) -> None:
         match event:

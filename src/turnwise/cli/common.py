@@ -128,7 +128,7 @@ class Commands(TyperGroup):
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            typer.echo(f"error: {_said(error)}", err=True)
+            typer.echo(f"error: {_message_of(error)}", err=True)
             raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -359,7 +359,7 @@ def missing(kind: str, id: str, there: list[str]) -> NotFoundError:
     return NotFoundError(f"there is no {kind} {id!r}{hint}")
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """Return an error in one line."""
     if isinstance(error, TurnNotFoundError):
         reason = "`turnwise show STORE SESSION` lists those it has (a discarded turn leaves a gap)"

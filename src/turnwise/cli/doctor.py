@@ -44,7 +44,7 @@ class Finding:
 
     check: str
     state: State
-    said: str
+    message: str
     do: str = ""
     """What to do about it."""
 
@@ -83,7 +83,7 @@ def _show(findings: Sequence[Finding]) -> None:
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         line = Text.assemble(
-            (f"{finding.state:<7} ", STYLES[finding.state]), f"{finding.check:<{width}}  ", one_line(finding.said)
+            (f"{finding.state:<7} ", STYLES[finding.state]), f"{finding.check:<{width}}  ", one_line(finding.message)
         )
         out.print(line, soft_wrap=True)
         if finding.do:

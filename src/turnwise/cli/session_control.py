@@ -278,7 +278,7 @@ async def _acting(place: _Place, id: str, *, may: str = "") -> AsyncIterator[tup
     Raises:
         TurnwiseError: there is no such session or run, or it cannot be changed from here; the message says how.
     """
-    _aim(place.store)
+    _set_ray_address(place.store)
     from turnwise.actors.client.attachment import NoEngine, live
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.cluster.ray_runtime import will_start
@@ -289,7 +289,7 @@ async def _acting(place: _Place, id: str, *, may: str = "") -> AsyncIterator[tup
             if may == "decide":
                 await _run_of(session, run_id, _IDLE)
             await _check_open_runs(session, may, is_alone=True)
-        _join()  # on the main thread, where Ray wants to be started
+        _connect_ray()  # on the main thread, where Ray wants to be started
         attached = await asyncio.to_thread(live, session)
         if attached is not None:
             yield attached, run_id
@@ -320,7 +320,7 @@ async def _find(
     return await manager.get(handle.session_id, user_id=user), handle.run_id
 
 
-def _aim(store: str) -> None:
+def _set_ray_address(store: str) -> None:
     """Name, by Ray's variables, the Ray that has a SQLite file open. Call it before Ray is imported."""
     path = file_of(store)
     if path is None or os.environ.get(RAY_ADDRESS):
@@ -332,7 +332,7 @@ def _aim(store: str) -> None:
         os.environ |= variables_of(owner.address)
 
 
-def _join() -> None:
+def _connect_ray() -> None:
     """Connect to the Ray that is named, or to that of this machine; start one if there is none."""
     from turnwise.actors.cluster.ray_runtime import connect
 

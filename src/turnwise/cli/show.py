@@ -90,7 +90,7 @@ async def _show(
         if as_sent:
             content = await _sent(session, which)
         elif which is not None:
-            content = await _one(session, which)
+            content = await _turn_of(session, which)
         else:
             content = await _whole(session, last)
     if as_json:
@@ -133,7 +133,7 @@ async def _first_of(session: AsyncSession, end: int, count: int) -> int:
     return 0
 
 
-async def _one(session: AsyncSession, which: str) -> Turn:
+async def _turn_of(session: AsyncSession, which: str) -> Turn:
     """Return a turn by its index, its id, or the id of its run."""
     from turnwise.memory.stores.reading import read_runs
 
@@ -170,7 +170,7 @@ async def _sent(session: AsyncSession, which: str | None) -> Sent:
             raise NotFoundError(f"session {session.id!r} has no run, so nothing was sent")
         run_id = started[-1].run_id
     else:
-        turn = await _one(session, which)
+        turn = await _turn_of(session, which)
         if turn.run_id is None:
             raise ConfigError("--as-sent", which, f"no run of session {session.id!r} has this turn yet")
         run_id = turn.run_id

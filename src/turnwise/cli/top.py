@@ -160,14 +160,14 @@ class Rate:
     """Tokens a second over the last `RATE_S` seconds. Runs tell their tokens when they commit, so it comes in steps."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, int]] = deque()
 
     def add(self, snapshot: Snapshot) -> float:
         """Return the rate, with this snapshot as the newest."""
-        self._seen.append((snapshot.at, snapshot.tokens))
-        while len(self._seen) > 2 and self._seen[1][0] <= snapshot.at - RATE_S:  # noqa: PLR2004 - one before the window
-            self._seen.popleft()
-        (began, before), (now, tokens) = self._seen[0], self._seen[-1]
+        self._samples.append((snapshot.at, snapshot.tokens))
+        while len(self._samples) > 2 and self._samples[1][0] <= snapshot.at - RATE_S:  # noqa: PLR2004 - one before the window
+            self._samples.popleft()
+        (began, before), (now, tokens) = self._samples[0], self._samples[-1]
         return max(0, tokens - before) / (now - began) if now > began else 0.0
 
 

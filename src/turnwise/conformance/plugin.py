@@ -36,14 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def _asked(config: pytest.Config) -> Iterator[tuple[Kind, str]]:
+def _requested(config: pytest.Config) -> Iterator[tuple[Kind, str]]:
     for kind in get_args(Kind):
         yield from ((kind, name) for name in config.getoption(f"turnwise_{kind.replace('-', '_')}"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect no files if only laws were asked for."""
-    if any(_asked(config)) and config.args_source is not pytest.Config.ArgsSource.ARGS:
+    if any(_requested(config)) and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = []
     _REPORTS.clear()
 
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add the laws in front of the tests."""
     laws: list[pytest.Item] = []
-    for kind, name in _asked(config):
+    for kind, name in _requested(config):
         group = _Laws.from_parent(session, name=f"{kind} {name}", kind=kind, make_name=name)
         laws += group.collect()
     items[:0] = laws

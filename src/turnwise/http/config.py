@@ -249,16 +249,16 @@ class Source:
     def __init__(self, name: str | None, text: str, overrides: Mapping[str, Any]) -> None:
         self._name = name
         self._text = text
-        self._given = overrides
+        self._overrides = overrides
 
     def error(self, path: KeyPath, value: object, reason: str) -> ConfigError:
         """Return the error about a key: it names the file's line, or the variable, that has the key."""
         key = ".".join(map(str, path)) or "the configuration"
         for size in range(len(path), 0, -1):
             variable = PREFIX + "__".join(map(str, path[:size])).upper()
-            if variable in os.environ and path[0] not in self._given:
+            if variable in os.environ and path[0] not in self._overrides:
                 return ConfigError(f"{variable}: {key}", value, reason)
-        if self._name and path[:1] and path[0] not in self._given:
+        if self._name and path[:1] and path[0] not in self._overrides:
             line = line_of(self._text, path)
             return ConfigError(f"{self._name}:{line}: {key}" if line else f"{self._name}: {key}", value, reason)
         return ConfigError(key, value, reason)

@@ -37,14 +37,14 @@ class _Replica:
     """
 
     async def __init__(self, config: ServiceConfig, source: Source) -> None:  # type: ignore[misc] # as Serve takes it
-        self._made = assemble(config, source)
-        await self._made.manager.__aenter__()
+        self._assembly = assemble(config, source)
+        await self._assembly.manager.__aenter__()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return self._made.app
+        return self._assembly.app
 
     async def __del__(self) -> None:
-        if assembly := getattr(self, "_made", None):
+        if assembly := getattr(self, "_assembly", None):
             assembly.service.stop()
             await assembly.manager.close()
 

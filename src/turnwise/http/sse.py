@@ -131,7 +131,7 @@ class EventStream(Response):
         self._caller = caller
         self._room = room.pop_all() if room else caller.room()
         self._chunks = chunks
-        self._left = on_leave
+        self._on_leave = on_leave
         self._retry_ms = retry_ms
         self._farewell = farewell
         self._is_sending = False
@@ -178,8 +178,8 @@ class EventStream(Response):
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if client_gone in done and not sending.done():
-                    if self._left and not service.stopping.is_set():
-                        self._left()
+                    if self._on_leave and not service.stopping.is_set():
+                        self._on_leave()
                     return
                 if stop in done and not sending.done():
                     sending.cancel()

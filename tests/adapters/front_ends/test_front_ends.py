@@ -405,7 +405,7 @@ def test_a_stream_ends_at_a_call_that_had_begun_or_while_another_one_had(name: s
     log.add(ApprovalRequested, call_id="pay", name="pay", input=PAY.input, wants="approval")
     encoder = ENCODERS[name]()
     frames = encoded(encoder, log.events)
-    assert not encoder.waiting and dict(encoder.asked) == {"pay": "approval"}, "the other one has no result yet"
+    assert not encoder.waiting and dict(encoder.waiting_calls) == {"pay": "approval"}, "the other one has no result yet"
     streamed = b"".join(front_end_stream(cast(ExecutionHandle, Held(log.events)), ENCODERS[name]()))
     assert streamed == b"".join(frame.encode() for frame in [*frames, *encoder.stop()])
     log.result(LOOK)

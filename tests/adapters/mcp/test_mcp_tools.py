@@ -97,7 +97,7 @@ def test_tools_are_called_as_ours_by_one_server_for_all(city: McpStdio, notes: P
     assert answer(named("city_pay_fine", tools), euros=3) == "paid 3 euros"
     assert "'city' is a required property" in error(weather)
     assert notes.read_text().splitlines()[1:] == ["weather Rome", "pay 3"]
-    assert error(named("city_fail", tools), reason="it rains").endswith("fail: it rains")
+    assert error(named("city_fail", tools), why="it rains").endswith("fail: it rains")
 
     copy: Tool = pickle.loads(cloudpickle.dumps(named("city_pid", mcp_tools(city, prefix="city_"))))
     same = named("pid", mcp_tools(McpStdio(sys.executable, [CITY, str(notes)])))

@@ -179,9 +179,9 @@ class AgentsSDKEngine:
 
     def build(self, session: SessionView) -> AgentRunner:
         """Return a runner with its own copies of the agent and of those that it hands off to."""
-        return AgentRunner(self, self._made(), session)
+        return AgentRunner(self, self._agent(), session)
 
-    def _made(self) -> Agent[Any]:
+    def _agent(self) -> Agent[Any]:
         agent: Any = self.agent
         if isinstance(agent, str):
             module, _, name = agent.partition(":")
@@ -344,7 +344,7 @@ class AgentRunner:
         model = agent.model if isinstance(agent.model, str) else getattr(agent.model, "name", "")
         blocks = as_said(RESPONSES.spare(blocks_said, keep=turn.asked))
         items = encode(blocks, model or get_default_model())[1]
-        return [_said(item) if item.get("role") == "assistant" else item for item in items]
+        return [_plain_message(item) if item.get("role") == "assistant" else item for item in items]
 
     def _of_run(self, context: RunContext) -> RunConfig:
         passed_on = {name: context.params[name] for name in _PASSED_ON if name in context.params}
@@ -420,7 +420,7 @@ class JsonAnswer(AgentOutputSchemaBase):
         return json_str
 
 
-def _said(item: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_message(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message of the assistant in the form that all models of the SDK take: it has no id."""
     return {"role": "assistant", "content": "".join(part["text"] for part in item["content"])}
 

@@ -61,7 +61,7 @@ class _Unsure:
     """The items before it."""
 
 
-class _Known:
+class _ChangeLog:
     """The items, as far as an event loop has read their changes."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class TurnwiseSession:
         self._session = session
         self._if_busy = if_busy
         self._lease_s = lease_s
-        self._known: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Known] = weakref.WeakKeyDictionary()
+        self._logs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _ChangeLog] = weakref.WeakKeyDictionary()
 
     async def get_items(self, limit: int | None = None, *, wrapper: Any = None) -> list[Item]:
         """Return the newest `limit` items, oldest first; all if it is None and the settings have none.
@@ -226,9 +226,9 @@ class TurnwiseSession:
                 pass
 
     @property
-    def _of_loop(self) -> _Known:
+    def _of_loop(self) -> _ChangeLog:
         """What this event loop has read."""
-        return self._known.setdefault(asyncio.get_running_loop(), _Known())
+        return self._logs.setdefault(asyncio.get_running_loop(), _ChangeLog())
 
     async def _change(self, wrapper: Any, change: Callable[[list[Item]], dict[str, Any] | None]) -> list[Item]:
         """Store the change that `change` makes of the items, once no other run has the session; return those items."""
@@ -255,12 +255,12 @@ class TurnwiseSession:
                 self._check_waits(log)
             await asyncio.sleep(_WAIT_S)
 
-    def _check_waits(self, log: _Known) -> None:
+    def _check_waits(self, log: _ChangeLog) -> None:
         """Raise SessionInUseError unless this object waits for the run that has the session."""
         if self._if_busy == "reject":
             raise SessionInUseError(self.session_id, log.open)
 
-    def _is_over(self, log: _Known) -> bool:
+    def _is_over(self, log: _ChangeLog) -> bool:
         """Return whether the run that has the session has ended without saying so, or is taken for dead."""
         task = _TASKS.get(log.open or "")
         if task is None and log.made_by == _process():
@@ -278,7 +278,7 @@ class TurnwiseSession:
         log.apply([turn]) if turn.index == log.turn else await self._read()
         return change["id"] in self._of_loop.ids
 
-    async def _read(self) -> _Known:
+    async def _read(self) -> _ChangeLog:
         """Read what has changed since the last look."""
         while True:
             log = self._of_loop

@@ -243,7 +243,7 @@ class _Part:
     """The data of a redacted thought."""
     call_id: str = ""
     name: str = ""
-    given: str = ""
+    full_input: str = ""
     """The JSON of the arguments with which the call began, if it has some; those of its deltas count."""
     citations: list[Any] = field(default_factory=list)
 
@@ -309,7 +309,11 @@ class MessagesAnswer:
                 case "tool_use":
                     blocks.append(
                         tool_use(
-                            index, answer_part.call_id, answer_part.name, text or answer_part.given, is_cut=self.is_cut
+                            index,
+                            answer_part.call_id,
+                            answer_part.name,
+                            text or answer_part.full_input,
+                            is_cut=self.is_cut,
                         )
                     )
         return blocks
@@ -330,7 +334,7 @@ class MessagesAnswer:
             case "tool_use":
                 begun.call_id, begun.name = string(content, "id"), string(content, "name")
                 call_input = content.get("input")  # filled only by servers that do not stream
-                begun.given = (
+                begun.full_input = (
                     call_input if isinstance(call_input, str) else json.dumps(call_input) if call_input else ""
                 )
         return []
@@ -356,7 +360,7 @@ class MessagesAnswer:
         ended = self._parts.get(index, _Part(""))
         text = ended.text.end()
         if ended.kind == "tool_use":
-            text = text or ("" if ended.text else ended.text.add(ended.given))
+            text = text or ("" if ended.text else ended.text.add(ended.full_input))
             return [text] if text and ended.name == self._answer_tool else []
         return [Thinking(text=text) if ended.kind == "thinking" else text] if text else []
 

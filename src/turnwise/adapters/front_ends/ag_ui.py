@@ -100,7 +100,7 @@ class AgUiEncoder(FrontEndEncoder):
                 self._waits.pop(piece.id, None)
             case "denied" | "result":
                 self._waits.pop(piece.id, None)
-                if piece.id not in self._given:
+                if piece.id not in self._answered:
                     yield _result(piece)
             case "calls_ended":
                 self._message, self._streamed = None, []

@@ -187,7 +187,7 @@ class Answers:
         self._undecided: set[str] = set()
         """Those of which it is not known whether they are made or wait."""
         self._running: set[str] = set()
-        self._asked: dict[str, Wants] = {}
+        self._waiting_calls: dict[str, Wants] = {}
         self._extra: set[str] = set()
         """Calls that the model has not made, such as the question whether a budget may be exceeded."""
         self._own: set[str] = set()
@@ -196,12 +196,12 @@ class Answers:
     @property
     def waiting(self) -> Mapping[str, Wants]:
         """The calls that wait for somebody, if all others of the answer have been made; else empty."""
-        return self.asked if not (self._undecided or self._running) else {}
+        return self.waiting_calls if not (self._undecided or self._running) else {}
 
     @property
-    def asked(self) -> Mapping[str, Wants]:
+    def waiting_calls(self) -> Mapping[str, Wants]:
         """The calls that wait for somebody, whatever else the run does."""
-        return {} if self.is_ended else self._asked
+        return {} if self.is_ended else self._waiting_calls
 
     def begun_again(self) -> Piece:
         """Return the piece with which a stream begins behind a call that waited."""
@@ -227,9 +227,9 @@ class Answers:
         else:
             events, self._held = [*self._held, event], []
             for run_event in events:
-                yield from self._told(run_event)
+                yield from self._pieces_of(run_event)
 
-    def _told(self, event: AnyEvent) -> Iterator[Piece]:  # noqa: PLR0912 - a table of events
+    def _pieces_of(self, event: AnyEvent) -> Iterator[Piece]:  # noqa: PLR0912 - a table of events
         if not event.live:
             self.seq, self._pieces = event.seq, 0
         if not self.is_begun:
@@ -258,7 +258,7 @@ class Answers:
                     yield from self._show(call_id, name, arguments)
                 for calls in (self._undecided, self._running):  # it may have begun, and ask whether to go on
                     calls.discard(call_id)
-                self._asked[call_id] = wants
+                self._waiting_calls[call_id] = wants
                 yield self._piece("asked", call_id, reason or "", wants=wants, input=arguments)
             case CallDecided():
                 yield from self._decided(event)
@@ -266,7 +266,9 @@ class Answers:
                 yield from self._void()
                 if self._has_lost():
                     yield from self._reset(_STORED)
-                elif (read_attempt := self._seen("text")) > self._attempt:  # it has read at least a part of a reset
+                elif (
+                    read_attempt := self._attempt_read("text")
+                ) > self._attempt:  # it has read at least a part of a reset
                     yield from self._reset(read_attempt)
                 self._next()
             case CustomEvent(name=name):
@@ -286,7 +288,7 @@ class Answers:
 
     # Texts and thoughts
 
-    def _at(
+    def _piece_at(
         self, track: TextTrack, kind: Kind, number: int, offset: int, *, text: str = "", attempt: int | None = None
     ) -> Piece:
         attempt = self._attempt if attempt is None else attempt
@@ -299,7 +301,7 @@ class Answers:
         if event.text and not (parts and parts[-1].is_open and parts[-1].index == event.index):
             yield from self._close(track)
             parts.append(_Part(len(parts) + 1, event.index))
-            yield self._at(track, "opened", parts[-1].number, 0)
+            yield self._piece_at(track, "opened", parts[-1].number, 0)
         if event.text:
             yield from self._say(track, event.text)
         if event.final:
@@ -309,13 +311,13 @@ class Answers:
         part = self._parts[track][-1]
         part.text.add(text)
         self._sums[track] = _sum(text, self._sums[track])
-        yield self._at(track, "said", part.number, len(part.text), text=text)
+        yield self._piece_at(track, "said", part.number, len(part.text), text=text)
 
     def _close(self, track: TextTrack) -> Iterator[Piece]:
         parts = self._parts[track]
         if parts and parts[-1].is_open:
             parts[-1].is_open = False
-            yield self._at(track, "closed", parts[-1].number, _CLOSED)
+            yield self._piece_at(track, "closed", parts[-1].number, _CLOSED)
 
     def _void(self) -> Iterator[Piece]:
         """Take back what was streamed of an answer, if anything was."""
@@ -340,7 +342,7 @@ class Answers:
         Args:
             is_whole: whether the blocks are all that was said; else the rest of it was not kept.
         """
-        texts_said = _said(blocks)
+        texts_said = _spoken_texts(blocks)
         texts = {track: [text for said_track, text in texts_said if said_track == track] for track in self._parts}
         differs = any(not _continues(parts, texts[track]) for track, parts in self._parts.items())
         if is_whole and (differs or self._has_other(texts)):
@@ -352,7 +354,7 @@ class Answers:
             if number > len(parts):
                 yield from self._close(track)
                 parts.append(_Part(number, -1))
-                yield self._at(track, "opened", parts[-1].number, 0)
+                yield self._piece_at(track, "opened", parts[-1].number, 0)
             if rest := text[len(parts[number - 1].text) :]:
                 yield from self._say(track, rest)
         yield from self._close("thought")
@@ -383,17 +385,17 @@ class Answers:
                 continue
             if cursor[1:3] > (self._attempt, len(parts)):
                 for number in range(1, cursor[2] + 1):
-                    yield self._at(track, "opened", number, 0, attempt=cursor[1])
-                    yield self._at(track, "closed", number, _CLOSED, attempt=cursor[1])
+                    yield self._piece_at(track, "opened", number, 0, attempt=cursor[1])
+                    yield self._piece_at(track, "closed", number, _CLOSED, attempt=cursor[1])
 
-    def _seen(self, track: TextTrack) -> int:
+    def _attempt_read(self, track: TextTrack) -> int:
         """Return which attempt at this answer the reader has seen."""
         cursor = self._after.text if track == "text" else self._after.thought
         return cursor[1] if cursor and cursor[0] == self._answer else 0
 
     def _has_lost(self) -> bool:
         """Return whether the reader has seen a part of this answer that is neither stored nor taken back."""
-        attempt = self._seen("text")
+        attempt = self._attempt_read("text")
         for cursor in (self._after.text, self._after.thought):
             if cursor and cursor[0] == self._answer and cursor[1] >= max(attempt, self._attempt) and cursor[2]:
                 return True
@@ -404,7 +406,7 @@ class Answers:
     def _answered(self, blocks: Sequence[Block]) -> Iterator[Piece]:
         yield from self._end_texts(blocks, is_whole=True)
         self._next()
-        self._open, self._undecided, self._running, self._asked = set(), set(), set(), {}
+        self._open, self._undecided, self._running, self._waiting_calls = set(), set(), set(), {}
         yield from self._others(blocks)
 
     def _others(self, blocks: Sequence[Block]) -> Iterator[Piece]:
@@ -442,7 +444,7 @@ class Answers:
         was_open = bool(self._open)
         for calls in (self._open, self._undecided, self._running):
             calls.discard(call_id)
-        self._asked.pop(call_id, None)
+        self._waiting_calls.pop(call_id, None)
         if was_open and not self._open:
             yield self._piece("calls_ended")
 
@@ -450,7 +452,7 @@ class Answers:
         call_id = event.call_id
         if call_id not in self._calls:
             return
-        self._asked.pop(call_id, None)
+        self._waiting_calls.pop(call_id, None)
         if event.verdict == "rejected":
             result = next((block for block in event.blocks if isinstance(block, ToolResult)), None)
             yield self._piece("denied", call_id, result.plain if result else "", block=result)
@@ -475,7 +477,7 @@ class Answers:
         yield self._piece("ended", event.run_id or "", event=event)
 
 
-def _said(blocks: Sequence[Block]) -> list[tuple[TextTrack, str]]:
+def _spoken_texts(blocks: Sequence[Block]) -> list[tuple[TextTrack, str]]:
     """Return the texts and thoughts as they are streamed: what nothing stands between is one."""
     pieces: list[tuple[TextTrack, list[str]]] = []
     continues = False

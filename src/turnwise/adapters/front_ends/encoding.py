@@ -66,7 +66,7 @@ class FrontEndEncoder(ABC):
         self._behind = frozenset(behind)
         self._begins = () if self._behind else cursor.begins
         """Where the stream begins that this one goes on with: see `Cursor.begun`."""
-        self._given = frozenset[str]()
+        self._answered = frozenset[str]()
         """The calls that waited where the stream begins, and whose results the client has, or has given."""
         self._answers = Answers(Cursor(cursor.events, cursor.text, cursor.thought))
         self._is_stopped = False
@@ -82,9 +82,9 @@ class FrontEndEncoder(ABC):
         return {} if self._behind else self._answers.waiting
 
     @property
-    def asked(self) -> Mapping[str, Wants]:
+    def waiting_calls(self) -> Mapping[str, Wants]:
         """The calls that wait for somebody, and for what, also if the run does something else."""
-        return {} if self._behind else self._answers.asked
+        return {} if self._behind else self._answers.waiting_calls
 
     def add(self, event: AnyEvent) -> list[Frame]:
         """Take the run's next event; return the frames that it leads to."""
@@ -104,14 +104,14 @@ class FrontEndEncoder(ABC):
 
     def _begin(self) -> list[Frame]:
         """Begin the stream behind calls that waited, at which another one ended."""
-        waiting_calls = self._answers.asked
+        waiting_calls = self._answers.waiting_calls
         bits = {call_id: 1 << number for number, call_id in enumerate(waiting_calls)}
         if self._begins:
-            self._given = frozenset(call_id for call_id, bit in bits.items() if self._begins[1] & bit)
+            self._answered = frozenset(call_id for call_id, bit in bits.items() if self._begins[1] & bit)
         else:
             own = {call_id for call_id in self._behind if waiting_calls.get(call_id) == "result"}
-            self._given = frozenset(waiting_calls) & (self._had | own)
-        bits_given = sum(bit for call_id, bit in bits.items() if call_id in self._given)
+            self._answered = frozenset(waiting_calls) & (self._had | own)
+        bits_given = sum(bit for call_id, bit in bits.items() if call_id in self._answered)
         ended = list(self._frames(self._answers.stopped()))  # of which a reader may lack the last ones
         self._cursor.begun = self._answers.seq, bits_given
         begun = list(self._frames(self._answers.begun_again()))

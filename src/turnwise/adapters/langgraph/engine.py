@@ -180,9 +180,9 @@ class _GraphRunner:
 
     def __init__(self, engine: LangGraphEngine, graph: Any) -> None:
         self._engine = engine
-        self._given = graph
+        self._source = graph
         self._graph: Any = None
-        self._made: Any = None
+        self._own_saver: Any = None
         """The checkpointer that a function made for this runner."""
         self._converter = Converter()
         if isinstance(graph, Pregel | StateGraph):
@@ -199,7 +199,7 @@ class _GraphRunner:
             Suspend: an interrupt waits for a decision.
         """
         if self._graph is None:
-            self._graph = self._ready(await self._given())
+            self._graph = self._ready(await self._source())
         engine = self._engine
         settings = GraphSettings(
             graph=self._graph,
@@ -228,7 +228,7 @@ class _GraphRunner:
 
     async def close(self) -> None:
         """Close the checkpointer that a function made for this runner, if it can be closed."""
-        saver, self._made = self._made, None
+        saver, self._own_saver = self._own_saver, None
         if hasattr(saver, "aclose"):
             await saver.aclose()
         elif hasattr(saver, "close"):
@@ -251,10 +251,10 @@ class _GraphRunner:
         saver = self._engine.checkpointer
         if saver is None or _is_saver(saver):
             return saver
-        self._made = saver()
-        if not _is_saver(self._made):
-            raise ConfigError("checkpointer", self._made, f"{shown(saver)} must return a checkpointer")
-        return self._made
+        self._own_saver = saver()
+        if not _is_saver(self._own_saver):
+            raise ConfigError("checkpointer", self._own_saver, f"{shown(saver)} must return a checkpointer")
+        return self._own_saver
 
 
 def _imported(place: str) -> Any:

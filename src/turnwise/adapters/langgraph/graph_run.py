@@ -136,11 +136,11 @@ class GraphRun:
         self._context = context
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._thread = self._thread_of(turn.id)
-        self._known: set[str] = set()
+        self._known_ids: set[str] = set()
         """Ids of messages that the channel had, whether they are recorded, are to be, or not."""
         self._open: list[Unrecorded] = []
         """The graph's messages that are not recorded yet."""
-        self._said: dict[str, str] = {}
+        self._recorded_texts: dict[str, str] = {}
         """The texts of the run's messages, by their ids, as they were last in the channel."""
         self._in_place: set[str] = set()
         """Ids of messages that the graph has put in the place of all others."""
@@ -172,7 +172,7 @@ class GraphRun:
         """Return the last of what the graph answered; see `InferenceRunner.run`."""
         RUN.set(self)
         try:
-            graph_input = await self._given()
+            graph_input = await self._graph_input()
             for _ in range(MOST_FLAWED):
                 await self._stream(graph_input)
                 if not await self._wait_if_interrupted():
@@ -191,7 +191,7 @@ class GraphRun:
             self._emit_results()
             if isinstance(self._stopped, Suspend):
                 raise self._stopped from None
-            raise self._stopped or _ours(error) from error
+            raise self._stopped or _translated(error) from error
         if self._stopped:
             raise self._stopped
         if answer := self._answer():
@@ -202,7 +202,7 @@ class GraphRun:
 
     def _answer(self) -> list[AnyBlock]:
         """Return what is left to record of the graph's final state."""
-        if blocks := self._left():
+        if blocks := self._unrecorded():
             return blocks
         last = next((message for message in reversed(self._messages) if isinstance(message, AIMessage)), None)
         if last is not None and last.id in self._in_place:
@@ -213,7 +213,7 @@ class GraphRun:
 
     # What the graph is given
 
-    async def _given(self) -> Any:
+    async def _graph_input(self) -> Any:
         """Return the graph's input: the conversation, the decisions about interrupts, or None to go on."""
         saver = self._graph.checkpointer
         checkpoint = None if saver is None else await saver.aget_tuple(self._config)
@@ -236,7 +236,7 @@ class GraphRun:
         messages = self._settings.converter.messages(between_prompts(blocks, is_answered=bool(self._turn.output)))
         for number, message in enumerate(messages):
             message.id = f"{_HISTORY}{number}"
-            self._known.add(message.id)
+            self._known_ids.add(message.id)
         return {self._settings.key: messages}
 
     async def _end_open_calls(self) -> None:
@@ -262,7 +262,7 @@ class GraphRun:
         self._messages = _messages(state.values, self._settings.key)
         for message in self._messages:
             if (message.id or "").startswith(_HISTORY):
-                self._known.add(cast(str, message.id))
+                self._known_ids.add(cast(str, message.id))
         await self._add(self._messages, recorded=_Recorded(Ledger(self._turn.output).blocks()))
         questions = [Question.of(interrupt) for interrupt in state.interrupts]
         if not all(self._is_decided(question.id) for question in questions):  # a process was lost before it waited
@@ -355,7 +355,7 @@ class GraphRun:
     def _show(self, message: BaseMessage) -> None:
         """Stream a piece of a message that a model is saying."""
         self._raw.add(message)
-        if not isinstance(message, AIMessage) or message.id in self._known:
+        if not isinstance(message, AIMessage) or message.id in self._known_ids:
             return
         if self._live not in (None, message.id):
             return
@@ -382,12 +382,12 @@ class GraphRun:
             if message is not None and is_speech(message):
                 entry.blocks = self._blocks(message)
                 self._remember(block for block in entry.blocks if isinstance(block, ToolUse))
-                self._said[entry.message_id] = message.text
-        for message_id, text in self._said.items():
+                self._recorded_texts[entry.message_id] = message.text
+        for message_id, text in self._recorded_texts.items():
             message = present.get(message_id)
             if message is None or message.text in ("", text) or getattr(message, "tool_calls", None):
                 continue
-            self._said[message_id] = message.text  # its earlier text is recorded
+            self._recorded_texts[message_id] = message.text  # its earlier text is recorded
             self._open.append(Unrecorded(message_id, [Text(text=message.text)]))
 
     async def _add(self, messages: Sequence[BaseMessage], *, recorded: _Recorded | None = None) -> None:
@@ -396,30 +396,30 @@ class GraphRun:
         Args:
             recorded: the run's output, for messages that an earlier process may have recorded.
         """
-        had_messages = bool(self._known)
+        had_messages = bool(self._known_ids)
         for message in messages:
             if message.id is None:
                 message.id = str(uuid4())
-            if message.id not in self._known and isinstance(message, AIMessage):
+            if message.id not in self._known_ids and isinstance(message, AIMessage):
                 make_whole(message)
-            if message.id not in self._known and recorded and is_speech(message):
+            if message.id not in self._known_ids and recorded and is_speech(message):
                 blocks = self._blocks(message)
                 if recorded.has(blocks):
-                    self._known.add(message.id)
-                    self._said[message.id] = message.text
-        new, in_place = behind(messages, lambda message: message.id in self._known, had_messages=had_messages)
+                    self._known_ids.add(message.id)
+                    self._recorded_texts[message.id] = message.text
+        new, in_place = behind(messages, lambda message: message.id in self._known_ids, had_messages=had_messages)
         self._in_place |= {cast(str, message.id) for message in in_place}
-        self._known |= {cast(str, message.id) for message in messages}
+        self._known_ids |= {cast(str, message.id) for message in messages}
         for message in new:
             if isinstance(message, ToolMessage):
                 self._add_result(message)
             elif is_speech(message):
                 if self._open:
                     await self._flush()
-                self._said[cast(str, message.id)] = message.text
+                self._recorded_texts[cast(str, message.id)] = message.text
                 self._open.append(Unrecorded(cast(str, message.id), self._blocks(message)))
 
-    def _left(self) -> list[AnyBlock]:
+    def _unrecorded(self) -> list[AnyBlock]:
         """Return the blocks of messages that are not recorded, and that the graph has not removed."""
         return [block for entry in self._open if not entry.is_gone for block in entry.blocks]
 
@@ -468,7 +468,7 @@ class GraphRun:
 
     async def _flush(self) -> None:
         """Record the blocks that are not recorded yet."""
-        if self._left():
+        if self._unrecorded():
             await self._commit([], [], {})
 
     async def _commit(
@@ -484,7 +484,7 @@ class GraphRun:
         await asyncio.sleep(0)  # calls of one answer begin in one iteration of the loop
         self._committing = None
         commits, self._commits = self._commits, []
-        spoken, entries, self._open = self._left(), self._open, []
+        spoken, entries, self._open = self._unrecorded(), self._open, []
         blocks: list[Block] = [*spoken, *(block for some, _, _ in commits for block in some)]
         events: list[NewEvent] = []
         if answer := [block for block in blocks if block.role == "assistant"]:
@@ -500,7 +500,7 @@ class GraphRun:
 
     def _emit_results(self) -> None:
         """Keep results that were not recorded, when the run is cut off."""
-        for block in [*self._left(), *(block for blocks, _, _ in self._commits for block in blocks)]:
+        for block in [*self._unrecorded(), *(block for blocks, _, _ in self._commits for block in blocks)]:
             if isinstance(block, ToolUse | ToolResult):  # texts and thoughts were streamed
                 self._context.emit(block)
 
@@ -716,7 +716,7 @@ class GraphRun:
         for message in reversed(messages):
             ids = [call["id"] or "" for call in message.tool_calls] if isinstance(message, AIMessage) else []
             if call_id in ids:
-                if message.id not in self._known:
+                if message.id not in self._known_ids:
                     await self._add(messages)
                 return _Place(self._own_id(cast(str, message.id), call_id), ids.index(call_id), len(ids))
         return None
@@ -886,7 +886,7 @@ _REFUSALS = (400, 413, 422)
 _TOO_LONG = ("context_length_exceeded", "context window", "maximum context length", "prompt is too long")
 
 
-def _ours(error: Exception) -> Exception:
+def _translated(error: Exception) -> Exception:
     """Return a graph's error as one of ours."""
     if isinstance(error, TurnwiseError | GraphBubbleUp):
         return error

@@ -89,7 +89,7 @@ class Converter:
     """Converts conversations one after the other. What it converted for the last one is kept for the next."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, ...], tuple[Message, list[BaseMessage]]] = {}
+        self._converted: dict[tuple[int, ...], tuple[Message, list[BaseMessage]]] = {}
         """Messages by the identities of their blocks, which are held, so that no identity comes twice."""
 
     def messages(self, blocks: Sequence[Block]) -> list[BaseMessage]:
@@ -97,11 +97,11 @@ class Converter:
         system = system_of(blocks)
         messages: list[BaseMessage] = [SystemMessage(system)] if system is not None else []
         names = {block.call_id: block.name for block in blocks if isinstance(block, ToolUse)}
-        earlier, self._kept = self._kept, {}
+        earlier, self._converted = self._converted, {}
         for group in messages_of(blocks):
             key = tuple(map(id, group.blocks))
             converted = earlier.get(key) or (group, _of_group(group, names))
-            self._kept[key] = converted
+            self._converted[key] = converted
             messages += [message.model_copy() for message in converted[1]]
         return messages
 
@@ -383,7 +383,7 @@ def _blocks(message: BaseMessage) -> Iterator[AnyBlock]:
     elif isinstance(message, RemoveMessage):
         raise TypeError("a RemoveMessage has no content: apply it first")
     elif isinstance(message, AIMessage):
-        yield from _restored(list(_said(message)), hints)
+        yield from _restored(list(_assistant_blocks(message)), hints)
     else:
         is_text = isinstance(message.content, str)
         parts: Any = [{"type": "text", "text": message.content}] if is_text else message.content_blocks
@@ -426,13 +426,13 @@ def _with_hint(block: AnyBlock, hint: Mapping[str, Any] | None) -> AnyBlock:
     return decode(json.dumps(fields))
 
 
-def _said(message: AIMessage) -> Iterator[AnyBlock]:
+def _assistant_blocks(message: AIMessage) -> Iterator[AnyBlock]:
     """Yield the blocks of an assistant's message: thoughts, texts with their citations, calls."""
     own = [hint["alone"] for hint in message.additional_kwargs.get(HINTS) or () if _is_alone(hint)]
     has_own_citations = any(block.get("kind") == "citations" for block in own)
     parts = cast("list[dict[str, Any]]", message.content_blocks)
     for part in parts:
-        for block in _said_part(part, message.response_metadata.get("model_provider")):
+        for block in _assistant_part(part, message.response_metadata.get("model_provider")):
             if not (isinstance(block, Citations) and has_own_citations):
                 yield block
     for call in message.tool_calls:
@@ -453,7 +453,7 @@ _CALLS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use", "func
 """Types of content blocks that are among the message's own calls, too."""
 
 
-def _said_part(part: Mapping[str, Any], provider: str | None) -> Iterator[AnyBlock]:
+def _assistant_part(part: Mapping[str, Any], provider: str | None) -> Iterator[AnyBlock]:
     """Yield the blocks of a content block of the assistant."""
     value = part.get("value") if part.get("type") == "non_standard" else part
     kind = value.get("type") if isinstance(value, Mapping) else None

@@ -82,7 +82,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
     def __init__(self, url: str, *, serde: SerializerProtocol | None = None) -> None:
         super().__init__(serde=serde)
         self._threads = GraphThreads(open_checkpoints(url))
-        self._url, self._given = resolve_own_url(url), serde  # a relative path is that of this process, also there
+        self._url, self._serde = resolve_own_url(url), serde  # a relative path is that of this process, also there
         self._loop = LoopThread(redact(url))
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._url.startswith("memory:"):
             raise TypeError("TurnwiseSaver('memory://') lives in its process and cannot be sent to another: use SQLite")
-        return partial(TurnwiseSaver, serde=self._given), (self._url,)
+        return partial(TurnwiseSaver, serde=self._serde), (self._url,)
 
     def __copy__(self) -> Self:
         """Return a saver with the same connections, for LangGraph, which gives it a serializer with an allowlist."""
@@ -440,7 +440,7 @@ class _Listed:
         bounds = [get_checkpoint_id(before) if before else None, f"{self._id}\1" if self._id else None]
         self.before = min((bound for bound in bounds if bound), default=None)
         self._filter = filter or {}
-        self._left = limit
+        self._remaining = limit
         self.more = limit is None or limit > 0
 
     def chosen(self, page: Sequence[Stored], last: str | None) -> Iterator[Stored]:
@@ -451,9 +451,9 @@ class _Listed:
                 break
             if all(stored.metadata.get(name) == value for name, value in self._filter.items()):
                 yield stored
-                if self._left is not None:
-                    self._left -= 1
-                    if not self._left:
+                if self._remaining is not None:
+                    self._remaining -= 1
+                    if not self._remaining:
                         self.more = False
                         return
         self.before, self.more = last, last is not None

@@ -403,7 +403,7 @@ class GraphThreads:
             if isinstance(dumped, tuple) and len(dumped[1]) <= INLINE_BYTES:
                 refs[channel] = [INLINE, *codec.seal(dumped)]
                 continue
-            channel_known = await self._known(memory, channel, before.get(channel), codec)
+            channel_known = await self._channel_elements(memory, channel, before.get(channel), codec)
             elements = dumped if isinstance(dumped, list) else [dumped]
             spans, new = place(elements, channel_known, ends.get(channel, 0))
             refs[channel] = [LIST, *spans] if isinstance(dumped, list) else [VALUE, spans[0]]
@@ -425,7 +425,7 @@ class GraphThreads:
             memory.remember(id, stored.header["channel_versions"], stored.refs)
         return memory.checkpoints[id]
 
-    async def _known(self, memory: _Memory | None, channel: str, before: Ref | None, codec: Codec) -> Known:
+    async def _channel_elements(self, memory: _Memory | None, channel: str, before: Ref | None, codec: Codec) -> Known:
         """Return what is known of a channel's elements; if nothing is, after reading those of the parent."""
         if memory is None:
             return Known()

@@ -91,15 +91,15 @@ class CallQuestions:
     def keep(self, count: int | None = None) -> None:
         """Have the first of the call's answers stored with the node's next interrupt; all of them by default."""
         if positions := self._positions[:count]:
-            self._node.kept = max(self._node.kept, positions[-1] + 1)
-            self._send([(RESUME, self._node.answers[: self._node.kept])])
+            self._node.stored_answers = max(self._node.stored_answers, positions[-1] + 1)
+            self._send([(RESUME, self._node.answers[: self._node.stored_answers])])
 
     def raised(self, error: GraphInterrupt) -> GraphInterrupt:
         """Return the error to raise for an interrupt of the call: it names the call, and is numbered as its node's."""
         answers = self._node.answers
         own, numbered = (_interrupt_id(self._namespace, len(some_answers)) for some_answers in (self._answers, answers))
         if answers:
-            self._node.kept = len(answers)
+            self._node.stored_answers = len(answers)
             self._send([(RESUME, list(answers))])  # an interrupt's id says how many answers are stored before it
         interrupts: Sequence[Any] = error.args[0] if error.args else ()
         return GraphInterrupt(
@@ -146,7 +146,7 @@ class _Node:
 
     answers: Sequence[Any]
     next: int
-    kept: int = 0
+    stored_answers: int = 0
     """How many answers are stored with the next interrupt. One that its interrupt refuses is not."""
 
     @classmethod

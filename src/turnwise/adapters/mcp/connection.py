@@ -187,7 +187,7 @@ class _Link:
         """The status of the last refusal by HTTP."""
         self._not_found: list[_Said | None] = []
         """What the server said with each status 404 by which it refused the session; None if it was no JSON-RPC."""
-        self._said = ""
+        self._stderr = ""
         """What the server wrote to standard error last."""
         self._cause: BaseException | None = None
         self._ended = False
@@ -376,7 +376,7 @@ class _Link:
                     await self._stop_listening()
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - told to those who wait for the link
             self._cause = _root(error)
-            self.why = self._said_of(self._cause)
+            self.why = self._reason_of(self._cause)
         finally:
             timer.cancel()
             self._ended = True
@@ -427,7 +427,7 @@ class _Link:
         self._closing.set()
 
     def _on_error_output(self, text: str) -> None:
-        self._said = (self._said + text)[-_KEPT:]
+        self._stderr = (self._stderr + text)[-_KEPT:]
 
     async def _note_status(self, response: httpx2.Response) -> None:
         if response.status_code >= 400:  # noqa: PLR2004 - the statuses of refusals
@@ -437,14 +437,14 @@ class _Link:
                 if refusal is None or refusal[0] != types.METHOD_NOT_FOUND:  # which may have this status too
                     self._not_found.append(refusal)
 
-    def _said_of(self, error: BaseException) -> str:
+    def _reason_of(self, error: BaseException) -> str:
         if isinstance(error, MCPError):
             return "it ended before it answered" if error.code == types.CONNECTION_CLOSED else self.refused(error)
         return f"{type(error).__name__}: {error}"
 
     def _with_last_words(self) -> str:
         """Return why the link could not be opened, with what the server wrote."""
-        lines = [line.strip() for line in self._said.splitlines() if line.strip()]
+        lines = [line.strip() for line in self._stderr.splitlines() if line.strip()]
         last_line = f"; it wrote: {lines[-1]}" if lines else ""
         rubbish = "; it writes to its standard output what is no message" if self._rubbish else ""
         return redacted(f"{self.why}{last_line}{rubbish}", self._server.secrets)
@@ -613,10 +613,10 @@ class _Bearer(httpx2.Auth):
         self._token = token
 
     async def async_auth_flow(self, request: httpx2.Request) -> Any:
-        request.headers["Authorization"] = f"Bearer {await self._asked()}"
+        request.headers["Authorization"] = f"Bearer {await self._value()}"
         yield request
 
-    async def _asked(self) -> str:
+    async def _value(self) -> str:
         if isinstance(self._token, str):
             return self._token
         if inspect.iscoroutinefunction(self._token):

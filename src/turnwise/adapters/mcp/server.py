@@ -119,17 +119,17 @@ def mcp_server(manager: AsyncSessionManager, *, user_id: str, memory: LongTermMe
     )
     server: MCPServer[Any] = MCPServer("turnwise", instructions=instructions, log_level="WARNING")
     for tool in (_list_sessions(manager, user_id), _show_session(manager, user_id)):
-        server.add_tool(_told(tool), annotations=_READS)
+        server.add_tool(_with_tool_errors(tool), annotations=_READS)
     if may_write:
-        server.add_tool(_told(_send(manager, user_id)), annotations=_ADDS)
+        server.add_tool(_with_tool_errors(_send(manager, user_id)), annotations=_ADDS)
     if memory:
-        server.add_tool(_told(_recall(memory, user_id)), annotations=_READS)
+        server.add_tool(_with_tool_errors(_recall(memory, user_id)), annotations=_READS)
     if memory and may_write:
-        server.add_tool(_told(_save(memory, user_id)), annotations=_ADDS)
+        server.add_tool(_with_tool_errors(_save(memory, user_id)), annotations=_ADDS)
     return server
 
 
-def _told(tool: Callable[Arguments, Awaitable[Result]]) -> Callable[Arguments, Awaitable[Result]]:
+def _with_tool_errors(tool: Callable[Arguments, Awaitable[Result]]) -> Callable[Arguments, Awaitable[Result]]:
     """Return the tool with its errors as such as its caller is told."""
 
     @wraps(tool)

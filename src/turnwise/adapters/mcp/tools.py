@@ -82,8 +82,8 @@ def mcp_tools(
     """
     its = server_of(server)
     listed = {declared.name: declared for declared in waited(its, lambda connection: connection.tools())}
-    chosen = set(listed) if allow is None else _known("allow", allow, listed)
-    chosen -= _known("deny", deny, listed)
+    chosen = set(listed) if allow is None else _checked_names("allow", allow, listed)
+    chosen -= _checked_names("deny", deny, listed)
     options: dict[str, Any] = {"timeout_s": timeout_s, "retries": retries}
     approval, may_repeat = _approval(approve, listed), _may_repeat(repeatable, listed)
     tools = [
@@ -147,7 +147,7 @@ def mcp_documents(server: McpServer | StdioServerParameters | str, *uris: str) -
 # Settings
 
 
-def _known(setting: str, names: Iterable[str], listed: Collection[str]) -> set[str]:
+def _checked_names(setting: str, names: Iterable[str], listed: Collection[str]) -> set[str]:
     chosen = {names} if isinstance(names, str) else set(names)
     if unknown := sorted(chosen.difference(listed)):
         raise ConfigError(setting, unknown[0], f"is no tool of the server; its tools are {sorted(listed)}")
@@ -158,11 +158,11 @@ def _approval(approve: Approve, listed: Collection[str]) -> Callable[[types.Tool
     if isinstance(approve, bool):
         return lambda _: approve
     if isinstance(approve, Mapping):
-        _known("approve", approve, listed)
+        _checked_names("approve", approve, listed)
         return lambda tool: approve.get(tool.name, False)
     if callable(approve):
         return approve
-    named = _known("approve", approve, listed)
+    named = _checked_names("approve", approve, listed)
     return lambda tool: tool.name in named
 
 
@@ -173,7 +173,7 @@ def _may_repeat(repeatable: bool | Collection[str] | None, listed: Collection[st
         )
     if isinstance(repeatable, bool):
         return lambda _: repeatable
-    named = _known("repeatable", repeatable, listed)
+    named = _checked_names("repeatable", repeatable, listed)
     return lambda tool: tool.name in named
 
 

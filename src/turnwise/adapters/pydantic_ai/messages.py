@@ -195,8 +195,8 @@ def _blocks(
         case ThinkingPart():
             blocks = [_thought(part, dumped)]
         case ToolCallPart():
-            fields = _kept(dumped, ("id", "provider_details", "tool_kind"))
-            signature = pack_attached(KIND, part=fields | _kept(dumped, ("provider_name",))) if fields else None
+            fields = _fields_of(dumped, ("id", "provider_details", "tool_kind"))
+            signature = pack_attached(KIND, part=fields | _fields_of(dumped, ("provider_name",))) if fields else None
             blocks = [use_of(part, is_cut=is_cut, signature=signature)]
         case _:
             blocks = [_unknown(part=dumped, side=side)]
@@ -213,11 +213,11 @@ def _thought(part: ThinkingPart, dumped: Mapping[str, Any]) -> Thinking:
             return Thinking(redacted=part.signature)
         if part.id is None:
             return Thinking(text=part.content, signature=part.signature)
-    fields = _kept(dumped, _SIGNED)
+    fields = _fields_of(dumped, _SIGNED)
     return Thinking(text=part.content, signature=pack_attached(KIND, part=fields) if fields else None)
 
 
-def _kept(dumped: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _fields_of(dumped: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: dumped[name] for name in names if dumped.get(name) is not None}
 
 

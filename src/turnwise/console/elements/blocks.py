@@ -26,11 +26,11 @@ def show_block(block: AnyBlock, user: str = "User") -> None:
     """Show a block, as text only."""
     match block:
         case User():
-            _said("mine", user, block.text)
+            _message("mine", user, block.text)
         case System():
             _folded("note", "Instructions", block.text)
         case Text():
-            _said("answer", "Answer, interrupted" if block.interrupted else "Answer", block.text)
+            _message("answer", "Answer, interrupted" if block.interrupted else "Answer", block.text)
         case Thinking():
             _folded("thought", "Thoughts", block.text or "(not readable)")
         case ToolUse():
@@ -54,7 +54,7 @@ def show_block(block: AnyBlock, user: str = "User") -> None:
                 tag("span", "soft", "cleared" if getattr(block, "stored_kind", "") == "cleared" else block.kind)
 
 
-def _said(classes: str, who: str, text: str) -> None:
+def _message(classes: str, who: str, text: str) -> None:
     with tag("div", f"said {classes}"):
         tag("div", "who", who)
         long_text(text)

@@ -68,7 +68,9 @@ class Frame:
     def show_error(self, error: Exception) -> None:
         """Show what went wrong with something that the viewer asked for."""
         with self.client.content:
-            ui.notify(_why(error), type="negative", position="top", multi_line=True, close_button="Close", timeout=8000)
+            ui.notify(
+                _message_of(error), type="negative", position="top", multi_line=True, close_button="Close", timeout=8000
+            )
 
     def show(self, trouble: str | None) -> None:
         """Show above the page what is wrong, until it is none."""
@@ -99,7 +101,7 @@ class Frame:
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 log_unexpected(error)
                 again_s, pause_s = pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
-                self.show(f"{_why(error)} Trying again.")
+                self.show(f"{_message_of(error)} Trying again.")
             if again_s is None:
                 return
             with suppress(TimeoutError):
@@ -116,7 +118,7 @@ def log_unexpected(error: Exception) -> None:
         _log.error("a page of the console failed, and tries again", exc_info=error)
 
 
-def _why(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     message = plain(str(error)).strip() if isinstance(error, TurnwiseError) else ""
     return (
         f"{message[:1].upper()}{message[1:600]}{'' if message.endswith('.') else '.'}"

@@ -37,7 +37,7 @@ class _Memories:
 
     def __init__(self, frame: Frame, filters: dict[str, str]) -> None:
         self._frame = frame
-        self._wanted = filters
+        self._filters = filters
         self._cursor: str | None = None
         self._session: AsyncSession | None = None
 
@@ -57,19 +57,19 @@ class _Memories:
         self._more = button("Show more", self._next, "hidden")
 
     def _field(self, name: str, label: str) -> None:
-        field = ui.input(label, value=self._wanted[name], on_change=lambda e: self._want(name, e.value or ""))
+        field = ui.input(label, value=self._filters[name], on_change=lambda e: self._set_filter(name, e.value or ""))
         field.props("outlined dense clearable debounce=300")
 
-    def _want(self, name: str, value: str) -> None:
-        self._wanted[name] = value
-        ui.navigate.history.replace(self._frame.viewer.url("memories", **self._wanted))
+    def _set_filter(self, name: str, value: str) -> None:
+        self._filters[name] = value
+        ui.navigate.history.replace(self._frame.viewer.url("memories", **self._filters))
         self._frame.wake.set()
 
     async def refresh(self) -> float | None:
         """Read and show the items; again only when something else is wanted."""
-        filters = dict(self._wanted)
+        filters = dict(self._filters)
         items, cursor, reason = await self._read(filters)
-        if filters == self._wanted:
+        if filters == self._filters:
             self._list.clear()
             with self._list:
                 self._show(items)
@@ -162,7 +162,7 @@ class _Memories:
             self._frame.wake.set()
 
     async def _forget(self) -> None:
-        user = self._wanted["user"].strip()
+        user = self._filters["user"].strip()
         if not user:
             return
         reason = (

@@ -49,7 +49,7 @@ async def sessions_page(q: str = "", user: str = "", agent: str = "", status: st
 class _Sessions:
     def __init__(self, frame: Frame, filters: dict[str, str]) -> None:
         self._frame = frame
-        self._wanted = filters
+        self._filters = filters
         self._cursors: list[str | None] = [None]
         """Where this page begins, and those before it."""
         self._next: str | None = None
@@ -70,8 +70,10 @@ class _Sessions:
                 self._field("user", "User")
             self._field("agent", "Agent")
             kinds = {"": "Any status", "active": "Active", "ended": "Ended"}
-            chosen = self._wanted["status"] if self._wanted["status"] in kinds else ""
-            select = ui.select(kinds, value=chosen, label="Status", on_change=lambda e: self._want("status", e.value))
+            chosen = self._filters["status"] if self._filters["status"] in kinds else ""
+            select = ui.select(
+                kinds, value=chosen, label="Status", on_change=lambda e: self._set_filter("status", e.value)
+            )
             select.props("outlined dense options-dense")
         with tag("div", "card panel"):
             with tag("table", "list"):
@@ -85,13 +87,13 @@ class _Sessions:
             self._later = button("Next page", self._forward, disabled=True)
 
     def _field(self, name: str, label: str) -> None:
-        field = ui.input(label, value=self._wanted[name], on_change=lambda e: self._want(name, e.value or ""))
+        field = ui.input(label, value=self._filters[name], on_change=lambda e: self._set_filter(name, e.value or ""))
         field.props("outlined dense clearable debounce=300")
 
-    def _want(self, name: str, value: str) -> None:
-        self._wanted[name] = value
+    def _set_filter(self, name: str, value: str) -> None:
+        self._filters[name] = value
         self._cursors = [None]
-        ui.navigate.history.replace(self._frame.viewer.url("sessions", **self._wanted))
+        ui.navigate.history.replace(self._frame.viewer.url("sessions", **self._filters))
         self._frame.wake.set()
 
     def _back(self) -> None:
@@ -112,7 +114,7 @@ class _Sessions:
     async def refresh(self) -> float:
         """Show what the store says now."""
         began = time.monotonic()
-        filters, cursor = dict(self._wanted), self._cursors[-1]
+        filters, cursor = dict(self._filters), self._cursors[-1]
         viewer = self._frame.viewer
         query: dict[str, Any] = {
             "user_id": (filters["user"].strip() or None) if viewer.sees_all else viewer.user_id,
@@ -125,7 +127,7 @@ class _Sessions:
         at_once = asyncio.Semaphore(_LOOKS)
         rows = await asyncio.gather(*(self._row(session, at_once) for session in sessions))
         total = await viewer.manager.count(**query)
-        if filters == self._wanted and cursor == self._cursors[-1]:
+        if filters == self._filters and cursor == self._cursors[-1]:
             self._next = page.cursor
             self._show(rows, total, len(page.unreadable))
         return max(REFRESH_S, _PAUSES * (time.monotonic() - began))
@@ -167,7 +169,9 @@ class _Sessions:
                 self._rows = [(key, self._make(row)) for key, row in zip(keys, rows, strict=True)]
         for (_, cells), row in zip(self._rows, rows, strict=True):
             self._fill(cells, row)
-        replace_text(self._empty, "No session matches." if any(self._wanted.values()) else "There are no sessions yet.")
+        replace_text(
+            self._empty, "No session matches." if any(self._filters.values()) else "There are no sessions yet."
+        )
         self._empty.classes(add="hidden") if rows else self._empty.classes(remove="hidden")
         self._able(self._earlier, len(self._cursors) > 1)
         self._able(self._later, self._next is not None)

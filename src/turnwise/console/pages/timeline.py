@@ -37,7 +37,7 @@ _MINUTE = 60
 
 
 @dataclass(frozen=True)
-class _Line:
+class _Row:
     at: float
     name: str
     text: str = ""
@@ -73,7 +73,7 @@ def show_timeline(record: RunRecord, steps: Sequence[Step], events: Sequence[Any
         tag("p", "soft", f"and {number(len(lines) - _MOST)} more")
 
 
-def _steps(steps: Sequence[Step]) -> list[_Line]:
+def _steps(steps: Sequence[Step]) -> list[_Row]:
     depths: dict[str, int] = {}
     lines = []
     for step in steps:
@@ -81,18 +81,18 @@ def _steps(steps: Sequence[Step]) -> list[_Line]:
         for name in filter(None, (step.id, step.call_id)):
             depths[name] = depth
         name = {"model": "Model", "tool": f"Tool {step.name}", "step": step.name}[step.kind]
-        lines.append(_Line(step.started_at, name, step=step, depth=depth))
+        lines.append(_Row(step.started_at, name, step=step, depth=depth))
     return lines
 
 
-def _notes(events: Sequence[AnyEvent], steps: Sequence[Step]) -> list[_Line]:
+def _notes(events: Sequence[AnyEvent], steps: Sequence[Step]) -> list[_Row]:
     inner = {name for step in steps for name in (step.id, step.call_id) if name}
     lines = []
     for event in events:
         name, text = _note(event)
         if name:
             depth = 1 if getattr(event, "step", None) in inner else 0
-            lines.append(_Line(event.at, name, text, depth=depth))
+            lines.append(_Row(event.at, name, text, depth=depth))
     return lines
 
 
@@ -122,7 +122,7 @@ _NOTES: Mapping[type[Event], Callable[[Any], tuple[str, str]]] = {
 }
 
 
-def _show(line: _Line, began: float, whole: float) -> None:
+def _show(line: _Row, began: float, whole: float) -> None:
     step = line.step
     with tag("li", "inner" if line.depth else ""):
         with tag("div", "row"):

@@ -44,32 +44,32 @@ async def usage_page(user: str = "", agent: str = "") -> None:
 class _UsagePage:
     def __init__(self, frame: Frame, filters: dict[str, str]) -> None:
         self._frame = frame
-        self._wanted = filters
+        self._filters = filters
 
     def build(self) -> None:
         tag("h1", "", "Usage")
         with tag("div", "filters two", role="search"):
             names = {"user": "User", "agent": "Agent"} if self._frame.viewer.sees_all else {"agent": "Agent"}
             for name, label in names.items():
-                field = ui.input(label, value=self._wanted[name])
-                field.on_value_change(lambda e, name=name: self._want(name, e.value or ""))
+                field = ui.input(label, value=self._filters[name])
+                field.on_value_change(lambda e, name=name: self._set_filter(name, e.value or ""))
                 field.props("outlined dense clearable debounce=300")
         self._body = tag("div", "", aria_live="polite")
 
-    def _want(self, name: str, value: str) -> None:
-        self._wanted[name] = value
-        ui.navigate.history.replace(self._frame.viewer.url("usage", **self._wanted))
+    def _set_filter(self, name: str, value: str) -> None:
+        self._filters[name] = value
+        ui.navigate.history.replace(self._frame.viewer.url("usage", **self._filters))
         self._frame.wake.set()
 
     async def refresh(self) -> float:
         """Read and show what was used."""
-        chosen, viewer = dict(self._wanted), self._frame.viewer
+        chosen, viewer = dict(self._filters), self._frame.viewer
         user = (chosen["user"].strip() or None) if viewer.sees_all else viewer.user_id
         filters: dict[str, Any] = {"user_id": user, "agent": chosen["agent"].strip() or None}
         total = await viewer.manager.usage(**filters)
         sessions = await viewer.manager.list(order_by="updated_at", limit=_SESSIONS, **filters)
         runs, are_all = await self._runs(filters)
-        if chosen == self._wanted:
+        if chosen == self._filters:
             self._body.clear()
             with self._body:
                 self._show(total, list(sessions), runs, are_all)

@@ -104,7 +104,7 @@ async def ask(
                 return await session.run(*blocks, **named)
             return await _ask_again(session, turn, message_id, blocks, named, again=again, resumed=resumed)
         except (SessionBusyError, TurnIdTakenError) as error:
-            taken = await _found(session, free)
+            taken = await _turn_named(session, free)
             if taken and turn is None:  # the same request has just come twice
                 return await _repeated(session, taken, message_id, blocks)
             if started := await _of_key(session, blocks, options):
@@ -168,7 +168,7 @@ async def turn_of(session: AsyncSession, message_id: str) -> Turn | None:
 async def part_of(session: AsyncSession, message_id: str) -> tuple[str, list[Block], list[Block]] | None:
     """Return the message that a turn was started with, the prompts before this one, and this one: see `ui_messages`."""
     named = _PART.fullmatch(message_id)
-    turn = await _found(session, named[1]) if named else None
+    turn = await _turn_named(session, named[1]) if named else None
     if named is None or turn is None:
         return None
     blocks, place = turn.new_blocks, int(named[2])
@@ -192,14 +192,14 @@ async def _newest(session: AsyncSession, message_id: str, discarded: Collection[
     newest = None
     for number in count():
         name = f"{message_id}~{number}" if number else message_id
-        turn = await _found(session, name)
+        turn = await _turn_named(session, name)
         if turn is None and name not in discarded:
             return newest, name
         newest = turn or newest
     raise AssertionError
 
 
-async def _found(session: AsyncSession, name: str) -> Turn | None:
+async def _turn_named(session: AsyncSession, name: str) -> Turn | None:
     """Return the turn of an id, or of an index in the form that `message_id_of` gives it."""
     index = _INDEX.fullmatch(name)
     for which in (name, int(index[1])) if index else (name,):

@@ -148,7 +148,7 @@ async def _started(
     headers = {"Location": location, "X-Run-Id": execution.run_id}
     if streams:
         events = _events(execution, last_event_id(request))
-        return EventStream(caller, events, on_leave=_left(caller, execution), room=room, headers=headers)
+        return EventStream(caller, events, on_leave=_canceller(caller, execution), room=room, headers=headers)
     if wait_s is None:
         return _json(RunStarted.of(execution), 202, headers)
     result = await _waited(caller, request, execution, wait_s, "settled", room=room)
@@ -169,7 +169,7 @@ async def _waited(
     room: ExitStack | None = None,
 ) -> RunResult:
     work = _result(execution, min(wait_s, caller.service.settings.max_wait_s), until)
-    result = await wait_for(request, caller, work, on_leave=_left(caller, execution), room=room)
+    result = await wait_for(request, caller, work, on_leave=_canceller(caller, execution), room=room)
     return result or await _result(execution, 0.0, until)
 
 
@@ -187,7 +187,7 @@ async def _result(execution: AsyncExecutionHandle, timeout_s: float, until: Unti
     return RunResult.ended(execution, turn, None)
 
 
-def _left(caller: Asks, execution: AsyncExecutionHandle) -> Callable[[], None] | None:
+def _canceller(caller: Asks, execution: AsyncExecutionHandle) -> Callable[[], None] | None:
     if caller.on_disconnect == "keep" or execution.dropped:  # then it is another client's run
         return None
     work = "the cancellation of a run whose client disconnected"
@@ -306,7 +306,7 @@ async def list_run_events(
     after = last_event_id(request, after)
     if streams:
         execution, page = await caller.on_run(run_id, lambda execution: _first_page(execution, after))
-        return EventStream(caller, _events(execution, after, page), on_leave=_left(caller, execution))
+        return EventStream(caller, _events(execution, after, page), on_leave=_canceller(caller, execution))
     wait_s = min(wait_s, caller.service.settings.max_wait_s)
     work = caller.on_run(run_id, lambda execution: execution.event_page(after, limit, wait_s=wait_s))
     events = await wait_for(request, caller, work) if wait_s else await work
@@ -336,7 +336,7 @@ async def _events(execution: AsyncExecutionHandle, after: int, page: Any = None)
 async def follow_partials(run_id: InPath, caller: Asks) -> Response:
     """For runs with `output`. Each event has the whole object so far; the last one is complete."""
     execution, _ = await caller.on_run(run_id, lambda execution: _first_page(execution, 0))
-    return EventStream(caller, _partials(execution), on_leave=_left(caller, execution))
+    return EventStream(caller, _partials(execution), on_leave=_canceller(caller, execution))
 
 
 async def _partials(execution: AsyncExecutionHandle) -> AsyncGenerator[bytes, None]:

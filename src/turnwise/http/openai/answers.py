@@ -86,7 +86,7 @@ class Answer:
             "metadata": metadata_of(labels) if is_first else dict(state.said.get("metadata", {})),
             "store": self._stored,
             "model": self._model,
-            **_asked(run),
+            **_request_fields(run),
         }
 
     def _error(self) -> dict[str, Any] | None:
@@ -101,7 +101,7 @@ class Answer:
         return {"reason": "content_filter" if is_filtered else "max_output_tokens"}
 
 
-def _asked(run: RunRecord) -> dict[str, Any]:
+def _request_fields(run: RunRecord) -> dict[str, Any]:
     """Return what the request asked for."""
     params: dict[str, Any] = plain_json("params", dict(run.params), MOST_JSON)
     return {

@@ -66,7 +66,7 @@ _PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ChatRequest:
     """A request: who makes it, and what it says."""
 
     caller: Caller
@@ -113,7 +113,7 @@ async def create(
     """
     body.check()
     chat, model = read_messages(body.messages), chosen(caller, body.model)
-    completion_request = _Asked(caller, body, chat, model, await _options(body, chat, model))
+    completion_request = _ChatRequest(caller, body, chat, model, await _options(body, chat, model))
     with caller.room() as room:
         try:
             if x_session_id is None:
@@ -126,13 +126,15 @@ async def create(
         return await _respond(request, completion_request, answering, room)
 
 
-async def _respond(request: Request, completion_request: _Asked, answering: _Answering, room: ExitStack) -> Response:
+async def _respond(
+    request: Request, completion_request: _ChatRequest, answering: _Answering, room: ExitStack
+) -> Response:
     """Return the answer when it is whole, or stream it."""
     caller, body = completion_request.caller, completion_request.body
     headers = {RUN_ID: answering.execution.run_id}
     if answering.is_stored:
         headers[SESSION_ID] = header_of_id(answering.execution.session_id)
-    on_leave = _left(caller, answering)
+    on_leave = _canceller(caller, answering)
     if body.stream:
         farewell = encode(json.dumps(body_of(503, _STOPS, code="server_stops")))
         chunks = _chunks(caller, body, answering)
@@ -168,7 +170,7 @@ async def _options(body: CreateCompletion, chat: Chat, model: Chosen) -> RunOpti
     return options
 
 
-async def _stateless(completion_request: _Asked) -> _Answering:
+async def _stateless(completion_request: _ChatRequest) -> _Answering:
     """Start a run of which nothing is stored."""
     target: dict[str, Any] = {"user_id": completion_request.caller.user_id, "engine": completion_request.model.engine}
     execution = await completion_request.caller.manager.run_once(
@@ -178,7 +180,7 @@ async def _stateless(completion_request: _Asked) -> _Answering:
     return _Answering(execution, completion, is_stored=False, has_tools=bool(completion_request.body.tools))
 
 
-async def _durable(completion_request: _Asked, session_id: str, key: str | None) -> _Answering:
+async def _durable(completion_request: _ChatRequest, session_id: str, key: str | None) -> _Answering:
     """Start the run that answers a request within a session, continue the one that waits, or find it."""
     body, options = completion_request.body, completion_request.options
     session = await _session(completion_request, session_id)
@@ -198,7 +200,7 @@ async def _durable(completion_request: _Asked, session_id: str, key: str | None)
         raise
 
 
-async def _in_session(completion_request: _Asked, session: AsyncSession, options: RunOptions) -> _Answering:
+async def _in_session(completion_request: _ChatRequest, session: AsyncSession, options: RunOptions) -> _Answering:
     """Start the run that answers a request, continue the one that waits, or find the one that it repeats."""
     caller, body, engine = completion_request.caller, completion_request.body, completion_request.model.engine
     new = news(completion_request.chat, [] if is_alone(completion_request.chat) else await _messages(session))
@@ -277,7 +279,7 @@ async def _last(session: AsyncSession) -> _Repeated:
     return _Repeated(execution, await execution.info(), turn.asked)
 
 
-async def _session(completion_request: _Asked, session_id: str) -> AsyncSession:
+async def _session(completion_request: _ChatRequest, session_id: str) -> AsyncSession:
     """Return the session of a request; a new one only if its first run can start."""
     caller = completion_request.caller
     try:
@@ -343,7 +345,7 @@ def _check_same(body: CreateCompletion, options: RunOptions, run: RunRecord) -> 
             raise invalid(name if name in type(body).model_fields else "max_tokens", reason)
 
 
-def _left(caller: Caller, answering: _Answering) -> Callable[[], Any] | None:
+def _canceller(caller: Caller, answering: _Answering) -> Callable[[], Any] | None:
     """Return what to do when the client leaves. Without a session nobody could get the answer any more."""
     if answering.is_stored and caller.on_disconnect == "keep":
         return None

@@ -42,7 +42,7 @@ class Approval:
 
 
 @dataclass(slots=True)
-class Given:
+class ResponseInput:
     """What a client has sent, in order."""
 
     blocks: list[Block] = field(default_factory=list)
@@ -59,18 +59,18 @@ class Given:
         return bool(self.outputs or self.approvals)
 
 
-def read_input(request_input: str | Sequence[Any]) -> Given:
+def read_input(request_input: str | Sequence[Any]) -> ResponseInput:
     """Return the input of a response.
 
     Raises:
         OpenAIError: an item is not valid or is not supported; the error names the item.
     """
     if isinstance(request_input, str):
-        return Given(blocks=[User(text=request_input)])
+        return ResponseInput(blocks=[User(text=request_input)])
     return read_items(request_input, "input")
 
 
-def read_items(items: Sequence[Any], param: str, *, answers: bool = True) -> Given:
+def read_items(items: Sequence[Any], param: str, *, answers: bool = True) -> ResponseInput:
     """Return the items of a request.
 
     Args:
@@ -100,16 +100,16 @@ def _parts_of(item: Any) -> int:
 
 class _Reader:
     def __init__(self, answers: bool) -> None:
-        self.given = Given()
+        self.result = ResponseInput()
         self._answers = answers
         self._calls: set[str] = set()
         """The ids of calls that are among the items."""
 
-    def whole(self) -> Given:
+    def whole(self) -> ResponseInput:
         """Return what was read. Instructions are one block, since the last block replaces those before it."""
-        if texts := self.given.instructions:
-            self.given.blocks.insert(0, System(text="\n\n".join(texts)))
-        return self.given
+        if texts := self.result.instructions:
+            self.result.blocks.insert(0, System(text="\n\n".join(texts)))
+        return self.result
 
     def read(self, item: Any, place: str) -> None:
         if not isinstance(item, Mapping):
@@ -146,13 +146,13 @@ class _Reader:
         if not blocks:
             raise invalid(f"{place}.content", "must not be empty")
         if role in ("system", "developer"):
-            self.given.instructions += [block.text for block in blocks if isinstance(block, User)]
+            self.result.instructions += [block.text for block in blocks if isinstance(block, User)]
             return
         if role == "assistant" and item.get("status") == "incomplete":
             blocks[-1] = Text(text=getattr(blocks[-1], "text", ""), interrupted=True)
         if role == "user":  # a picture belongs to the text before it
             blocks.sort(key=lambda block: not isinstance(block, User))
-        self.given.blocks += blocks
+        self.result.blocks += blocks
 
     def _part(self, part: Any, place: str, role: str) -> Block:
         if not isinstance(part, Mapping):
@@ -177,24 +177,24 @@ class _Reader:
             raise invalid(f"{place}.summary", "must be a list of parts")
         if encrypted is None:
             texts = [_text(part, "text", f"{place}.summary[{number}]") for number, part in enumerate(summary)]
-            self.given.blocks += [Thinking(text=text) for text in texts]
+            self.result.blocks += [Thinking(text=text) for text in texts]
             return
         try:
-            self.given.blocks += unpack(_text(item, "encrypted_content", place))
+            self.result.blocks += unpack(_text(item, "encrypted_content", place))
         except ValueError as error:
             raise invalid(f"{place}.encrypted_content", str(error)) from None
 
     def _call(self, item: Mapping[str, Any], place: str) -> None:
         call_id, name = _text(item, "call_id", place), _text(item, "name", place)
         self._calls.add(call_id)
-        self.given.blocks.append(ToolUse(call_id=call_id, name=name, input=_arguments(item, place)))
+        self.result.blocks.append(ToolUse(call_id=call_id, name=name, input=_arguments(item, place)))
 
     def _output(self, item: Mapping[str, Any], place: str) -> None:
         call_id = _text(item, "call_id", place)
         result = _result(call_id, item.get("output"), f"{place}.output")
         if call_id in self._calls or not self._answers:
-            self.given.blocks.append(result)
-        elif self.given.outputs.setdefault(call_id, result) is not result:
+            self.result.blocks.append(result)
+        elif self.result.outputs.setdefault(call_id, result) is not result:
             raise invalid(place, f"There are two outputs of the call {call_id}.")
 
     def _server_call(self, item: Mapping[str, Any], place: str) -> None:
@@ -204,7 +204,7 @@ class _Reader:
         if error is None and not isinstance(output, str):
             raise invalid(f"{place}.output", "must be a text: a call that has not ended cannot be sent back")
         text = output if isinstance(output, str) else json.dumps(error, ensure_ascii=False)
-        self.given.blocks += [use, ToolResult(call_id=call_id, text=text, is_error=error is not None)]
+        self.result.blocks += [use, ToolResult(call_id=call_id, text=text, is_error=error is not None)]
 
     def _approval(self, item: Mapping[str, Any], place: str) -> None:
         approve, reason = item.get("approve"), item.get("reason")
@@ -212,7 +212,7 @@ class _Reader:
             raise invalid(f"{place}.approve", "must be true or false")
         if reason is not None and not isinstance(reason, str):
             raise invalid(f"{place}.reason", "must be a text")
-        self.given.approvals.append(Approval(_text(item, "approval_request_id", place), approve, reason or ""))
+        self.result.approvals.append(Approval(_text(item, "approval_request_id", place), approve, reason or ""))
 
 
 def _text(item: Mapping[str, Any], name: str, place: str) -> str:

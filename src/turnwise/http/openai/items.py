@@ -63,7 +63,7 @@ def function_call(id: str, use: ToolUse, status: str = "completed") -> Item:
 def function_call_output(id: str, result: ToolResult) -> Item:
     """Return the output of a call."""
     texts = [Text(text=result.text)] if result.text else []
-    output = [_given(block) for block in (*texts, *result.blocks)] if result.blocks else result.text
+    output = [_content_part(block) for block in (*texts, *result.blocks)] if result.blocks else result.text
     return {
         "id": id,
         "type": "function_call_output",
@@ -268,9 +268,9 @@ def placed_prompt(prompt: Spans, blocks: Sequence[AnyBlock], removed: Container[
 def _prompt_item(block: AnyBlock, id_of: Any) -> Item | None:  # noqa: PLR0911 - a table
     match block:
         case User() | Summary() | Image() | Document():
-            return _asked(id_of, "user", _given(block))
+            return _input_item(id_of, "user", _content_part(block))
         case System():
-            return _asked(id_of, "system", _given(block))
+            return _input_item(id_of, "system", _content_part(block))
         case Text(text=text):
             return message(id_of("msg"), text, "incomplete" if block.interrupted else "completed")
         case Thinking():
@@ -283,11 +283,11 @@ def _prompt_item(block: AnyBlock, id_of: Any) -> Item | None:  # noqa: PLR0911 -
             return None
 
 
-def _asked(id_of: Any, role: str, part: Item) -> Item:
+def _input_item(id_of: Any, role: str, part: Item) -> Item:
     return {"id": id_of("msg"), "type": "message", "role": role, "status": "completed", "content": [part]}
 
 
-def _given(block: User | Summary | System | Text | Image | Document) -> Item:
+def _content_part(block: User | Summary | System | Text | Image | Document) -> Item:
     """Return a block as a part of a message, or of an output."""
     if isinstance(block, Image):
         return {"type": "input_image", "detail": "auto", "image_url": block.url or data_uri(block), "file_id": None}

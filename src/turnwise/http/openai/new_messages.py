@@ -33,7 +33,7 @@ class New:
 
 
 @dataclass(slots=True)
-class _Said:
+class _Group:
     """A block of the user, with all that was answered to it. The first of a conversation may have no block."""
 
     block: AnyBlock | None
@@ -72,7 +72,7 @@ def news(chat: Chat, stored: Iterable[ChatMessage]) -> New:
     if is_alone(chat):
         results = [block for block in chat.blocks if isinstance(block, ToolResult)]
         return New(results=results) if results else New(prompts=list(chat.blocks))
-    had, sent = _had(stored), _given(chat)
+    had, sent = _stored_groups(stored), _sent_groups(chat)
     last = _matched(had, sent)
     if last < 0:
         return New(prompts=list(chat.blocks))
@@ -99,9 +99,9 @@ def _last_results(answer: Sequence[AnyBlock]) -> list[ToolResult]:
     return results
 
 
-def _had(stored: Iterable[ChatMessage]) -> list[_Said]:
+def _stored_groups(stored: Iterable[ChatMessage]) -> list[_Group]:
     """Return what the session has. A turn that has not completed is left out if the next one repeats its prompts."""
-    turns: list[list[_Said]] = []
+    turns: list[list[_Group]] = []
     number = None
     for message in stored:
         whole = message.turn_status not in ("failed", "cancelled", "interrupted")
@@ -110,33 +110,33 @@ def _had(stored: Iterable[ChatMessage]) -> list[_Said]:
             turns.append([])
         for block in message.blocks:
             if block.role == "user":
-                turns[-1].append(_Said(block, message.turn_index, whole))
+                turns[-1].append(_Group(block, message.turn_index, whole))
             elif block.role != "system":
                 if not turns[-1]:
-                    turns[-1].append(_Said(None, message.turn_index, whole))
+                    turns[-1].append(_Group(None, message.turn_index, whole))
                 turns[-1][-1].answer.append(block)
-    groups: list[_Said] = []
-    for turn, then in zip_longest(turns, turns[1:], fillvalue=list[_Said]()):
+    groups: list[_Group] = []
+    for turn, then in zip_longest(turns, turns[1:], fillvalue=list[_Group]()):
         messages, next_said = [[message.block for message in part] for part in (turn, then)]
         if not (turn and not turn[0].is_whole and messages == next_said):
             groups += turn
     return groups
 
 
-def _given(chat: Chat) -> list[_Said]:
-    groups: list[_Said] = []
+def _sent_groups(chat: Chat) -> list[_Group]:
+    groups: list[_Group] = []
     for block, place in zip(chat.blocks, chat.places, strict=True):
         if block.role == "user":
-            groups.append(_Said(block, place))
+            groups.append(_Group(block, place))
         else:
             if not groups:
-                groups.append(_Said(None, place))
+                groups.append(_Group(None, place))
             groups[-1].answer.append(block)
             groups[-1].places.append(place)
     return groups
 
 
-def _matched(had: Sequence[_Said], sent: Sequence[_Said]) -> int:
+def _matched(had: Sequence[_Group], sent: Sequence[_Group]) -> int:
     """Return the number of the last of `sent` that the session has; -1 if it has nothing.
 
     Raises:
@@ -154,7 +154,7 @@ def _matched(had: Sequence[_Said], sent: Sequence[_Said]) -> int:
     return index
 
 
-def _check_answer(had: _Said, sent: _Said, *, is_last: bool) -> None:
+def _check_answer(had: _Group, sent: _Group, *, is_last: bool) -> None:
     """Raise OpenAIError if a request has other answers than the session."""
     place = sent.places[0] if sent.places else sent.place
     if not had.text().startswith(sent.text()):
@@ -170,12 +170,12 @@ def _check_answer(had: _Said, sent: _Said, *, is_last: bool) -> None:
             raise _conflict(place, f"the call {call_id!r} has no result there")
 
 
-def _new_results(had: _Said, sent: _Said) -> Iterable[ToolResult]:
+def _new_results(had: _Group, sent: _Group) -> Iterable[ToolResult]:
     stored_results = had.results()
     return (result for call_id, result in sent.results().items() if call_id not in stored_results)
 
 
-def _differs(had: _Said, sent: _Said | None) -> OpenAIError:
+def _differs(had: _Group, sent: _Group | None) -> OpenAIError:
     if sent is None:
         return _conflict(None, f"the session has gone on with turn {had.place}, which the request does not have")
     return _conflict(sent.place, f"turn {had.place} of the session has another message there")

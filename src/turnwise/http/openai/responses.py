@@ -22,7 +22,7 @@ from turnwise.http.openai.ids import is_hidden, response_id as id_of
 from turnwise.http.openai.inputs import read_input
 from turnwise.http.openai.items import ENCRYPTED, output_items, prompt_items
 from turnwise.http.openai.pages import Asked, Including, page_of
-from turnwise.http.openai.start_response import DELETED, Found, find, load, newest, start
+from turnwise.http.openai.start_response import DELETED, RunResponse, find, load, newest, start
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
 
@@ -105,7 +105,7 @@ async def delete(response_id: str, caller: Asks) -> Response:
     return _deleted(response_id)
 
 
-async def _is_newest(caller: Caller, response: Found) -> bool:
+async def _is_newest(caller: Caller, response: RunResponse) -> bool:
     """Return whether no later response has the run of this one.
 
     Raises:
@@ -117,7 +117,7 @@ async def _is_newest(caller: Caller, response: Found) -> bool:
     return response.part == last.part
 
 
-async def _is_last(caller: Caller, session: AsyncSession, response: Found) -> bool:
+async def _is_last(caller: Caller, session: AsyncSession, response: RunResponse) -> bool:
     """Return whether all other responses of its run were deleted."""
     count = (await newest(caller, response.execution)).part + 1
     other_ids = {id_of(response.execution.run_id, part) for part in range(count)} - {response.id}
@@ -152,14 +152,14 @@ async def input_items(
     return JSONResponse(page_of(items, page))
 
 
-async def _find(caller: Caller, id: str) -> Found:
+async def _find(caller: Caller, id: str) -> RunResponse:
     response = await find(caller, id)
     if response is None:
         raise not_found("Response", id)
     return response
 
 
-async def _settled(caller: Caller, response: Found) -> Answer:
+async def _settled(caller: Caller, response: RunResponse) -> Answer:
     """Return a response when it has ended, or as it is after the longest wait."""
     with suppress(RunEndedError, WaitTimeoutError):
         await response.execution.wait(caller.service.settings.max_wait_s, until="settled")
@@ -169,7 +169,7 @@ async def _settled(caller: Caller, response: Found) -> Answer:
 
 
 async def _events(
-    caller: Caller, response: Found, answer: Answer, after: int
+    caller: Caller, response: RunResponse, answer: Answer, after: int
 ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
     """Yield the events of a response behind a number, up to its last one."""
     async for event in response.execution.events():
@@ -181,19 +181,19 @@ async def _events(
     _end_if_left(caller, response, answer)
 
 
-def _end_if_left(caller: Caller, response: Found, answer: Answer) -> None:
+def _end_if_left(caller: Caller, response: RunResponse, answer: Answer) -> None:
     """Cancel the run of a response that waits for its client but is not stored."""
     if not response.stored and (answer.state.waiting or answer.state.requests):
         cancelled = response.execution.cancel("the response was not to be stored, so nobody can continue it")
         caller.service.spawn(cancelled, "the end of a response that is not stored")
 
 
-def _streamed(caller: Caller, response: Found, after: int, room: ExitStack | None = None) -> Response:
+def _streamed(caller: Caller, response: RunResponse, after: int, room: ExitStack | None = None) -> Response:
     on_leave = _cancelling(caller, response) if caller.on_disconnect == "cancel" else None
     return EventStream(caller, _chunks(caller, response, after), on_leave=on_leave, retry_ms=None, room=room)
 
 
-def _cancelling(caller: Caller, response: Found) -> Callable[[], None]:
+def _cancelling(caller: Caller, response: RunResponse) -> Callable[[], None]:
     """Return what cancels a response whose client has left."""
 
     def left() -> None:
@@ -203,7 +203,7 @@ def _cancelling(caller: Caller, response: Found) -> Callable[[], None]:
     return left
 
 
-async def _chunks(caller: Caller, response: Found, after: int) -> AsyncGenerator[bytes, None]:
+async def _chunks(caller: Caller, response: RunResponse, after: int) -> AsyncGenerator[bytes, None]:
     answer, last = response.answer(), after
     try:
         async for kind, data in _events(caller, response, answer, after):

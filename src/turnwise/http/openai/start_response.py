@@ -28,7 +28,7 @@ from turnwise.http.openai.answers import Answer
 from turnwise.http.openai.errors import OpenAIError, check_no_key, invalid, not_found
 from turnwise.http.openai.fields import CreateResponse, FunctionTool, check_same
 from turnwise.http.openai.ids import hidden_session, is_hidden, response_id, run_of, session_of
-from turnwise.http.openai.inputs import Given
+from turnwise.http.openai.inputs import ResponseInput
 from turnwise.http.openai.models import REQUESTED, Chosen, chosen, frame_of, model_of, run_on
 from turnwise.http.openai.projection import CONTINUES, Projection
 from turnwise.http.openai.run_events import events_so_far
@@ -42,7 +42,7 @@ DELETED = "openai.deleted."
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RunResponse:
     """A response: a run's handle and record, and which part of the run it is."""
 
     execution: AsyncExecutionHandle
@@ -64,7 +64,7 @@ class Found:
         return Answer(self.execution.session_id, self.run, self.part, **how)
 
 
-async def find(caller: Caller, id: str) -> Found | None:
+async def find(caller: Caller, id: str) -> RunResponse | None:
     """Return a response of the caller's; None if there is none."""
     place = run_of(id)
     if place is None:
@@ -76,11 +76,11 @@ async def find(caller: Caller, id: str) -> Found | None:
         info = await session.info()
     except (NotFoundError, InvalidIdError):
         return None
-    response = Found(execution, run, place[1], model_of(caller, run))
+    response = RunResponse(execution, run, place[1], model_of(caller, run))
     return None if f"{DELETED}{id}" in info.session.metadata else response
 
 
-async def load(response: Found) -> Answer:
+async def load(response: RunResponse) -> Answer:
     """Return a response as it is now. Waits for nothing."""
     answer = response.answer()
     async with aclosing(events_so_far(response.execution)) as events:
@@ -111,7 +111,7 @@ async def conversation(caller: Caller, id: str) -> AsyncSession:
     raise not_found("Conversation", id)
 
 
-async def start(caller: Caller, body: CreateResponse, request_input: Given, key: str | None) -> Found:
+async def start(caller: Caller, body: CreateResponse, request_input: ResponseInput, key: str | None) -> RunResponse:
     """Start a response, or continue the one that waits; durable on return unless it is not to be stored.
 
     Args:
@@ -139,7 +139,7 @@ async def start(caller: Caller, body: CreateResponse, request_input: Given, key:
 
 
 async def _options(
-    caller: Caller, body: CreateResponse, request_input: Given, choice: Chosen, key: str | None
+    caller: Caller, body: CreateResponse, request_input: ResponseInput, choice: Chosen, key: str | None
 ) -> RunOptions:
     named = {REQUESTED: body.model} if body.model is not None else {}
     options = RunOptions(labels={**body.labels(), **named}, params=body.params(), model=choice.model)
@@ -158,7 +158,7 @@ def _tools(body: CreateResponse) -> list[Tool]:
     return tools
 
 
-def _instructions(caller: Caller, request_input: Given, choice: Chosen) -> list[str]:
+def _instructions(caller: Caller, request_input: ResponseInput, choice: Chosen) -> list[str]:
     """Return the system messages of a request if the engine would send its own system prompt in their place."""
     frame = frame_of(caller.manager.engines.get(choice.engine))
     return request_input.instructions if frame and frame.system else []
@@ -175,16 +175,20 @@ def _tool(function: FunctionTool, param: str) -> Tool:
         raise invalid(f"{param}.parameters" if is_tool_name(function.name) else f"{param}.name", str(error)) from None
 
 
-async def _once(caller: Caller, blocks: Sequence[Block], options: RunOptions, engine: str | None) -> Found:
+async def _once(caller: Caller, blocks: Sequence[Block], options: RunOptions, engine: str | None) -> RunResponse:
     check_no_key(options.get("idempotency_key"), "send it with store true")
     execution = await caller.manager.run_once(*blocks, user_id=caller.user_id, engine=engine, **options)
     run = await execution.info()
-    return Found(execution, run, 0, model_of(caller, run), stored=False)
+    return RunResponse(execution, run, 0, model_of(caller, run), stored=False)
 
 
 async def _run(
-    caller: Caller, session: AsyncSession, request_input: Given, options: RunOptions, choice: Chosen | None = None
-) -> Found:
+    caller: Caller,
+    session: AsyncSession,
+    request_input: ResponseInput,
+    options: RunOptions,
+    choice: Chosen | None = None,
+) -> RunResponse:
     """Start a run of a session.
 
     Args:
@@ -195,12 +199,16 @@ async def _run(
     else:
         execution = await run_on(caller, session, choice.engine, request_input.blocks, options)
     run = await execution.info()
-    return Found(execution, run, 0, model_of(caller, run))
+    return RunResponse(execution, run, 0, model_of(caller, run))
 
 
 async def _first(
-    caller: Caller, session: AsyncSession, request_input: Given, options: RunOptions, choice: Chosen | None = None
-) -> Found:
+    caller: Caller,
+    session: AsyncSession,
+    request_input: ResponseInput,
+    options: RunOptions,
+    choice: Chosen | None = None,
+) -> RunResponse:
     """Start the first run of a session that was made for it; delete the session if the run is refused."""
     try:
         return await _run(caller, session, request_input, options, choice)
@@ -213,8 +221,8 @@ async def _first(
 
 
 async def _in_conversation(
-    caller: Caller, body: CreateResponse, request_input: Given, options: RunOptions, choice: Chosen | None
-) -> Found:
+    caller: Caller, body: CreateResponse, request_input: ResponseInput, options: RunOptions, choice: Chosen | None
+) -> RunResponse:
     session = await conversation(caller, body.conversation_id or "")
     if request_input.is_answer:
         run_id = (await session.info()).active_run_id
@@ -231,23 +239,23 @@ async def _in_conversation(
         raise await busy(caller, session, error.run_id) from None
 
 
-async def newest(caller: Caller, execution: AsyncExecutionHandle) -> Found:
+async def newest(caller: Caller, execution: AsyncExecutionHandle) -> RunResponse:
     """Return the last response of a run."""
     response, state = await _whole(caller, execution)
     return replace(response, part=state.newest)
 
 
-async def _asking(caller: Caller, execution: AsyncExecutionHandle, request_input: Given) -> Found:
+async def _asking(caller: Caller, execution: AsyncExecutionHandle, request_input: ResponseInput) -> RunResponse:
     """Return the response of a run that ended with the calls of these outputs, also if they were brought before."""
     response, state = await _whole(caller, execution)
     names = [*request_input.outputs, *(approval.request_id for approval in request_input.approvals)]
     return replace(response, part=state.parts.get(names[0], state.newest))
 
 
-async def _whole(caller: Caller, execution: AsyncExecutionHandle) -> tuple[Found, Projection]:
+async def _whole(caller: Caller, execution: AsyncExecutionHandle) -> tuple[RunResponse, Projection]:
     """Return all of a run, as if it were the parts before a response."""
     run = await execution.info()
-    response = Found(execution, run, _NONE, model_of(caller, run))
+    response = RunResponse(execution, run, _NONE, model_of(caller, run))
     return response, (await load(response)).state
 
 
@@ -265,8 +273,8 @@ async def busy(caller: Caller, session: AsyncSession, run_id: str) -> OpenAIErro
 
 
 async def _after(
-    caller: Caller, body: CreateResponse, request_input: Given, options: RunOptions, choice: Chosen | None
-) -> Found:
+    caller: Caller, body: CreateResponse, request_input: ResponseInput, options: RunOptions, choice: Chosen | None
+) -> RunResponse:
     previous = body.previous_response_id or ""
     response = await find(caller, previous)
     if response is None:
@@ -298,7 +306,7 @@ async def _after(
     return await _first(caller, fork, request_input, options, choice)
 
 
-async def _fork(caller: Caller, session: AsyncSession, response: Found, options: RunOptions) -> AsyncSession:
+async def _fork(caller: Caller, session: AsyncSession, response: RunResponse, options: RunOptions) -> AsyncSession:
     """Return a new session that continues after a response."""
     key = options.get("idempotency_key")
     session_id = hidden_session(key and f"{response.id}\n{key}")
@@ -311,8 +319,8 @@ async def _fork(caller: Caller, session: AsyncSession, response: Found, options:
 
 
 async def _continue(
-    caller: Caller, response: Found, body: CreateResponse, request_input: Given, options: RunOptions
-) -> Found:
+    caller: Caller, response: RunResponse, body: CreateResponse, request_input: ResponseInput, options: RunOptions
+) -> RunResponse:
     """Give a run the results and decisions that it waits for. May be repeated: a second time changes nothing."""
     state = (await load(response)).state
     if state.status is None:
@@ -346,7 +354,7 @@ async def _continue(
                 await execution.reject(request or "", approval.reason)
     except CallDecidedError as error:
         raise invalid("input", str(error), "call_decided") from None
-    return Found(execution, await execution.info(), response.part + 1, response.model)
+    return RunResponse(execution, await execution.info(), response.part + 1, response.model)
 
 
 def _no_previous(id: str) -> OpenAIError:
@@ -354,7 +362,7 @@ def _no_previous(id: str) -> OpenAIError:
     return invalid("previous_response_id", reason, "previous_response_not_found")
 
 
-def _unknown_output(request_input: Given) -> OpenAIError:
+def _unknown_output(request_input: ResponseInput) -> OpenAIError:
     if request_input.outputs:
         return _unknown_call(next(iter(request_input.outputs)))
     return not_found("Approval request", request_input.approvals[0].request_id)

@@ -56,7 +56,7 @@ class LocalProvider:
         self.port = port
         self.requests: list[RecordedRequest] = []
         self._arrived = threading.Condition()
-        self._asked: Counter[str] = Counter()
+        self._request_counts: Counter[str] = Counter()
         self._connections = 0
         self._open: set[asyncio.StreamWriter] = set()
         self._cached: dict[str, int] = {}
@@ -211,8 +211,8 @@ class LocalProvider:
         name = record.headers.get("x-fault") or str(model).rpartition("/")[2]
         fault = name.removesuffix("-once")
         if fault != name:
-            self._asked[f"{name} {model}"] += 1
-            if self._asked[f"{name} {model}"] > 1:
+            self._request_counts[f"{name} {model}"] += 1
+            if self._request_counts[f"{name} {model}"] > 1:
                 return ""
         if re.fullmatch("[45][0-9][0-9]", fault):
             reason = f"The model `{model}` does not exist" if fault == "404" else f"You asked for a {fault}"

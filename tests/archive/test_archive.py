@@ -267,7 +267,7 @@ def without_places(block: Block) -> Block:
     return block.model_copy(update={"of": (), "folded": ()}) if isinstance(block, Summary) else block
 
 
-async def test_a_session_longer_than_a_page_is_imported_whole_and_can_be_continued() -> None:
+async def test_a_session_of_several_pages_is_imported_whole_and_continues() -> None:
     """Case 45: the audit holds after the import, after the next run, and after a fork of it."""
 
     store, target = InMemoryStore(), InMemoryStore()

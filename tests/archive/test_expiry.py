@@ -307,7 +307,7 @@ async def test_a_session_that_cannot_be_exported_is_kept_and_others_are_swept(tm
     await store.close()
 
 
-async def test_a_refresh_counts_as_use_and_a_delete_can_require_an_unchanged_session() -> None:
+async def test_a_refresh_counts_as_use_and_deletes_can_require_no_change() -> None:
     store, times = InMemoryStore(), iter(range(1000, 2000))
     await put(store, "s")
     core = SessionCore(SessionKey("s"), store, EchoEngine(), clock=lambda: float(next(times)))

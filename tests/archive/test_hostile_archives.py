@@ -377,7 +377,7 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_archive_of_an_impossible_session_is_refused_and_its_line_is_named(attack: str) -> None:
+def test_an_archive_of_an_impossible_session_is_refused_by_its_line(attack: str) -> None:
     lines, line, reason = ATTACKS[attack]
     error = play(try_archive(lines))
     assert error is not None, "it was imported, and the session worked"
@@ -474,7 +474,7 @@ async def most_calls() -> int:
 
 
 @pytest.mark.timeout(60)
-async def test_turns_with_the_most_spans_can_run_and_do_not_block_the_event_loop(
+async def test_turns_with_the_most_spans_run_without_blocking_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a plain run with a quarter of the spans, of which a quarter is checked at once."""

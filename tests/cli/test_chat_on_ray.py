@@ -79,7 +79,7 @@ def session_of(terminal: Terminal) -> str:
 
 
 @pytest.mark.ray
-def test_without_a_ray_of_its_own_a_demo_starts_one_and_ctrl_c_stops_only_the_answer(tmp_path: Path) -> None:
+def test_a_demo_starts_a_ray_and_ctrl_c_stops_only_the_answer(tmp_path: Path) -> None:
     environ = dict.fromkeys(("RAY_ADDRESS", "OPENAI_API_KEY", "OPENAI_BASE_URL", "TURNWISE_STORE"))
     with Terminal(*turnwise("chat", f"sqlite:///{tmp_path}/chats.db", "--demo"), env=environ) as terminal:
         terminal.wait_for("/help lists")
@@ -140,7 +140,7 @@ def test_ctrl_c_twice_in_an_answer_stops_it_and_leaves(
         assert turn.status == "cancelled" and turn.text.startswith("You said: word0")
 
 
-def test_a_killed_chat_is_resumed_by_its_id_and_shows_the_whole_answer(
+def test_a_killed_chat_is_resumed_by_id_with_the_whole_answer(
     chat: Callable[..., Terminal], provider: LocalProvider
 ) -> None:
     began = time.monotonic()

@@ -204,12 +204,13 @@ def test_who_may_use_a_ray_is_said(monkeypatch: pytest.MonkeyPatch, has_token: b
     monkeypatch.setattr(diagnosis, "ask_workers", lambda *_: {"node": "died"})
     _, findings = look("--start-ray")
     assert findings["ray access"]["state"] == state
-    assert (findings["workers"]["state"], findings["workers"]["message"]) == ("fail", "a worker on node cannot look: died")
+    assert (findings["workers"]["state"], findings["workers"]["message"]) == (
+        "fail",
+        "a worker on node cannot look: died",
+    )
 
 
-def test_where_the_holder_of_a_file_cannot_be_asked_for_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_says_when_it_cannot_find_the_holder_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = store_at(tmp_path)
     monkeypatch.setattr(sys, "platform", "darwin")
     assert look(url)[1]["store owner"]["state"] == "unknown"

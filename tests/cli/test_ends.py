@@ -49,7 +49,7 @@ def test_an_interrupt_exits_with_130_and_says_nothing(tmp_path: Path) -> None:
     assert (running.returncode, out, err) == (130, b"", b"")
 
 
-def test_an_interrupt_that_meets_a_task_of_the_command_says_nothing_and_what_fails_is_said() -> None:
+def test_an_interrupt_prints_nothing_and_a_failure_is_printed() -> None:
     program = """
 import asyncio, os, signal
 from turnwise.cli.common import run
@@ -183,7 +183,7 @@ def described(*words: str) -> str:
     return ran.stdout
 
 
-def test_all_commands_describe_themselves_and_each_prints_json_unless_it_has_another_output() -> None:
+def test_all_commands_have_help_and_print_json() -> None:
     names = re.findall(r"^\u2502 ([a-z]+) ", described(), re.MULTILINE)
     assert {"ls", "show", "runs", "usage", "cancel", "approve", "reject", "end", "rm", "fork"} <= set(names)
     assert {"export", "import", "sweep", "memory", "serve", "console"} <= set(names)

@@ -95,7 +95,7 @@ def test_the_store_may_be_named_by_the_environment(store: str) -> None:
     assert none.exit_code == 2 and "TURNWISE_STORE" in none.stderr
 
 
-def test_a_turn_that_does_not_exist_is_refused_with_the_command_that_lists_them(store: str) -> None:
+def test_an_unknown_turn_is_refused_with_the_command_that_lists_turns(store: str) -> None:
     refused = turnwise("show", store, "chat", "--user", "ann", "7")
     message = "error: session 'chat' has no turn 7: `turnwise show STORE SESSION` lists those it has"
     assert refused.exit_code == 1 and refused.stderr.startswith(message)
@@ -184,7 +184,7 @@ def test_who_looks_removes_no_file_of_those_who_write(tmp_path: Path) -> None:
     assert {"new", "newer"} <= {row["session"] for row in rows(turnwise("ls", store).stdout)}
 
 
-def test_a_terminal_shows_a_table_with_colours_and_is_not_steered_by_texts_of_users(store: str) -> None:
+def test_a_table_in_a_terminal_is_coloured_and_shows_control_characters_escaped(store: str) -> None:
     plain = turnwise("ls", store).stdout
     assert "\x1b" not in plain and "\u202e" not in plain and "[bold red]danger[/bold red]" in plain
     screen = on_terminal("ls", store, columns=160)
@@ -198,7 +198,7 @@ def test_a_terminal_shows_a_table_with_colours_and_is_not_steered_by_texts_of_us
     assert json.loads(turnwise("ls", store, "--title", "danger", "--json").stdout)["items"][0]["title"] == HOSTILE
 
 
-def test_a_narrow_terminal_cuts_titles_but_no_ids_and_colours_can_be_switched_off(store: str) -> None:
+def test_a_narrow_terminal_cuts_titles_but_no_ids(store: str) -> None:
     dull = on_terminal("ls", store, columns=70, NO_COLOR="1")
     shown = text_of(dull)
     assert "A week in Oslo" not in shown and all(name in shown for name in ("chat", "money", "mine"))

@@ -84,7 +84,7 @@ async def names(client: Client) -> set[str]:
     return {tool.name for tool in (await client.list_tools()).tools}
 
 
-def test_a_client_over_stdio_sees_its_users_sessions_and_memories_and_nobody_elses(store: str, memory: str) -> None:
+def test_a_client_over_stdio_sees_only_its_users_sessions_and_memories(store: str, memory: str) -> None:
     async def main() -> None:
         async with Client(served(store, "--user", "ann", "--read-only", "--memory", memory)) as client:
             assert await names(client) == {"list_sessions", "show_session", "recall"}

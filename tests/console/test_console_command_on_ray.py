@@ -89,7 +89,7 @@ def test_ten_thousand_sessions_are_listed_in_pages_and_searched(
     expect(page.get_by_role("button", name="New conversation")).to_have_count(0)
 
 
-def test_a_long_conversation_is_loaded_in_pages_and_followed_without_a_way_to_change_it(
+def test_a_long_conversation_is_loaded_in_pages_and_followed_read_only(
     console: Console, manager: SessionManager, open_page: Callable[..., Page], tmp_path: Path
 ) -> None:
     session, file = manager.open("long"), tmp_path / "file"

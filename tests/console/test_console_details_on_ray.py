@@ -34,7 +34,7 @@ def manager(console: Console, folder: Path) -> Iterator[SessionManager]:
         yield manager
 
 
-def test_what_the_model_was_sent_and_its_steps_stand_beside_what_was_said(
+def test_the_inspector_shows_the_models_input_and_the_steps(
     console: Console, manager: SessionManager, open_page: Callable[..., Page]
 ) -> None:
     session = manager.open("details", user_id="ann")

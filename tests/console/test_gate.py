@@ -103,7 +103,7 @@ async def test_without_authentication_everybody_is_let_in() -> None:
 
 
 @pytest.mark.parametrize("kind", ["websocket", "http"])
-async def test_each_open_page_is_one_of_the_streams_that_a_user_may_have(kind: str) -> None:
+async def test_each_open_page_counts_as_a_stream_of_its_user(kind: str) -> None:
     leave = asyncio.Event()
 
     async def page(scope: Scope, receive: Receive, send: Send) -> None:

@@ -18,7 +18,7 @@ from turnwise.memory.conversation.plain_text import plain
         ("שלום مرحبا 你好 👩\u200d💻", "שלום مرحبا 你好 👩\u200d💻"),
     ],
 )
-def test_what_would_steer_a_terminal_or_turn_the_writing_is_shown_as_a_sign(text: str, shown: str) -> None:
+def test_control_and_direction_characters_are_shown_as_signs(text: str, shown: str) -> None:
     assert plain(text) == shown
     assert plain(shown) == shown
 

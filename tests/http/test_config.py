@@ -109,7 +109,7 @@ def test_a_mistake_is_named_with_its_key_and_line(
     assert reason in caught.value.why, caught.value
 
 
-def test_all_mistakes_are_named_and_a_secret_that_was_pasted_in_is_not_quoted(file: Path) -> None:
+def test_all_mistakes_are_named_and_no_pasted_secret_is_quoted(file: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         made(file, "[engines.main]\nmodel = 'm'\nkey = 'sk-12-34'\napi_key = 'sk-12-34'\n[packed]\nhosts = 0\n")
     message = str(caught.value)

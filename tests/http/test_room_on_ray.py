@@ -47,9 +47,7 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service", headers=ANN, timeout=60)
 
 
-async def test_who_has_as_many_streams_as_may_be_is_refused_before_a_run_starts(
-    ray_session: None, tmp_path: Path
-) -> None:
+async def test_a_request_beyond_the_stream_limit_starts_no_run(ray_session: None, tmp_path: Path) -> None:
     with LocalProvider() as provider:
         async with manager_of(tmp_path, provider.base_url) as manager:
             app = create_app(manager, auth=TOKENS, settings=HttpSettings(max_streams_per_user=1))
@@ -69,7 +67,7 @@ async def test_who_has_as_many_streams_as_may_be_is_refused_before_a_run_starts(
 
 
 @pytest.mark.parametrize(("path", "body", "headers"), REQUESTS[2:4] + REQUESTS[6:10])
-async def test_of_requests_that_come_at_once_as_many_start_a_run_as_are_answered(
+async def test_of_concurrent_requests_exactly_the_answered_ones_start_runs(
     ray_session: None, tmp_path: Path, path: str, body: dict[str, Any], headers: dict[str, str]
 ) -> None:
     with LocalProvider() as provider:

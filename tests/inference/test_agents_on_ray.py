@@ -148,7 +148,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_parallel_calls_have_their_results_in_order_and_thoughts_go_back_as_they_came(bench: Bench, api: str) -> None:
+def test_parallel_results_are_in_order_and_thoughts_go_back_unchanged(bench: Bench, api: str) -> None:
     """Cases 26, 31 and 32: one call is slow, one fails, one names no tool, one has wrong arguments."""
     manager = bench.manager(note, pause, fail, far_away, api=api)
     chat = manager.open("chat", user_id="ada")
@@ -195,7 +195,7 @@ def test_parallel_calls_have_their_results_in_order_and_thoughts_go_back_as_they
     audit(manager, "chat", user_id="ada")
 
 
-def test_a_tool_that_aborts_ends_the_run_and_keeps_the_results_of_others(bench: Bench) -> None:
+def test_a_tool_that_aborts_ends_the_run_and_keeps_other_results(bench: Bench) -> None:
     """Case 31."""
     manager = bench.manager(note, pause, fail, registry={"on_error": "abort"})
     chat = manager.open("chat")
@@ -209,7 +209,7 @@ def test_a_tool_that_aborts_ends_the_run_and_keeps_the_results_of_others(bench: 
     audit(manager, "chat")
 
 
-def test_a_cancel_does_not_wait_for_a_tool_and_drops_its_late_result(bench: Bench) -> None:
+def test_a_cancel_does_not_wait_for_a_tool_and_drops_its_result(bench: Bench) -> None:
     """Cases 8, 9 and 21: one tool ignores the cancel, one reacts to it, and one has ended before."""
     manager = bench.manager(note, pause, stubborn, config={"cancel_grace_s": 1.0})
     chat = manager.open("chat")
@@ -233,7 +233,7 @@ def test_a_cancel_does_not_wait_for_a_tool_and_drops_its_late_result(bench: Benc
     audit(manager, "chat")
 
 
-def test_a_run_at_its_step_limit_keeps_executed_results_and_has_a_stop_reason(bench: Bench) -> None:
+def test_a_run_at_its_step_limit_keeps_results_and_says_why(bench: Bench) -> None:
     """Case 22: a model that always calls a tool."""
     manager = bench.manager(note, registry={"max_steps": 3})
     chat = manager.open("chat")
@@ -281,7 +281,7 @@ def test_ray_tasks_and_actor_methods_are_tools(bench: Bench, ray_session: Module
 # Kills
 
 
-def test_a_run_that_is_killed_in_a_tool_continues_after_its_last_result(bench: Bench) -> None:
+def test_a_run_killed_in_a_tool_continues_after_its_last_result(bench: Bench) -> None:
     """Case 33: calls with a result are not repeated; calls that had begun only if they are repeatable."""
     manager = bench.manager(note, charge, search, api="responses", config={"on_lost": "resume"})
     chat = manager.open("chat")
@@ -312,9 +312,7 @@ def test_a_run_that_is_killed_in_a_tool_continues_after_its_last_result(bench: B
 @pytest.mark.parametrize(
     ("api", "placement"), [("chat", Dedicated()), ("responses", Packed(hosts=1))], ids=["chat", "responses"]
 )
-def test_a_resumed_run_uses_the_same_parameters_and_forces_a_call_only_in_its_first_step(
-    bench: Bench, api: str, placement: Placement
-) -> None:
+def test_a_resumed_run_forces_a_call_only_in_its_first_step(bench: Bench, api: str, placement: Placement) -> None:
     config = SessionConfig(on_lost="resume")
     engine = bench.engine(search, api=api, temperature=1.0)
     manager = bench._make_manager(engine=engine, config=config, placement=placement)
@@ -345,7 +343,7 @@ def test_a_resumed_run_uses_the_same_parameters_and_forces_a_call_only_in_its_fi
     audit(manager, "chat")
 
 
-def test_a_killed_run_that_may_not_resume_is_interrupted_and_keeps_its_results(bench: Bench) -> None:
+def test_a_killed_run_without_resume_is_interrupted_and_keeps_its_results(bench: Bench) -> None:
     """Case 33."""
     manager = bench.manager(note, charge)
     chat = manager.open("chat")

@@ -127,7 +127,7 @@ async def test_a_function_that_requires_two_arguments_gets_the_context() -> None
         assert "custom" in [event.kind for event in await stage.events()]
 
 
-async def test_a_call_of_a_tool_is_made_and_the_function_is_called_again() -> None:
+async def test_after_a_tool_call_the_function_is_called_again() -> None:
     @tool
     async def weather(city: str) -> str:
         """Return the weather."""
@@ -167,7 +167,7 @@ async def test_a_cancel_stops_an_async_generator_which_cleans_up() -> None:
     assert outcome.turn and outcome.turn.output == (Text(text="so far", interrupted=True),)
 
 
-async def test_a_cancel_ends_the_run_at_once_and_closes_a_generator_on_its_thread_when_it_yields() -> None:
+async def test_a_cancel_ends_the_run_at_once_and_later_closes_its_generator() -> None:
     go_on, closed = threading.Event(), threading.Event()
 
     def blocking(turn: Turn) -> Iterator[str]:

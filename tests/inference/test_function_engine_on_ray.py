@@ -115,7 +115,7 @@ def test_a_function_that_cannot_be_pickled_is_refused(make_manager: ManagerMaker
         make_manager(engine=FunctionEngine(locked)).open()
 
 
-def test_a_scripted_agent_is_approved_fails_and_goes_on_after_a_kill_and_in_a_fork(make_manager: ManagerMaker) -> None:
+def test_a_scripted_agent_survives_an_approval_a_kill_and_a_fork(make_manager: ManagerMaker) -> None:
     script: list[ScriptedAnswer] = [
         ["Let me pay.", ("pay", {"euros": 5})],
         "It is paid.",

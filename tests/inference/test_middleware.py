@@ -110,7 +110,7 @@ def shown(middleware: Middleware, *blocks: Block) -> tuple[Block, ...]:
 # Middleware
 
 
-def test_a_system_prompt_is_first_and_present_once_however_often_it_is_added() -> None:
+def test_a_system_prompt_comes_first_and_once_however_often_added() -> None:
     """Case 34."""
     hello, answer, again = User(text="hello"), Text(text="hi"), User(text="again")
     old, new = System(text="old"), System(text="new")
@@ -242,7 +242,7 @@ async def test_hooks_get_the_turn_before_and_after_each_call_and_after_tools() -
 
 
 @pytest.mark.parametrize("kind", [ValueError, TypeError])
-async def test_a_failing_hook_is_reported_and_stops_neither_the_run_nor_other_hooks(kind: type[Exception]) -> None:
+async def test_a_failing_hook_is_reported_and_stops_nothing(kind: type[Exception]) -> None:
     """Case 59."""
 
     phases: list[str] = []
@@ -313,7 +313,7 @@ def test_a_price_is_for_a_million_tokens_of_each_kind() -> None:
         (Budget(seconds=1.2), 3),
     ],
 )
-async def test_a_call_that_passes_a_limit_is_finished_and_the_next_is_refused(budget: Budget, calls: int) -> None:
+async def test_a_call_that_passes_a_limit_ends_and_the_next_is_refused(budget: Budget, calls: int) -> None:
     model = Model(*([use(str(number))] for number in range(9)))
     prices = {"model": Price(input=1_000_000.0, output=0.0)}
     outcome = await run(await core_of(model, run_budget=budget, prices=prices))
@@ -341,7 +341,7 @@ async def test_a_cost_limit_applies_only_to_known_costs() -> None:
     assert (await run(free)).run.state == "completed"
 
 
-async def test_a_sessions_budget_counts_all_runs_and_an_approval_is_for_one_run() -> None:
+async def test_a_sessions_budget_counts_all_runs_and_an_approval_covers_one() -> None:
     core = await core_of(Model(DONE), session_budget=Budget(calls=2), over_budget="ask")
     for name in ("first", "second"):
         assert (await run(core, name)).run.state == "completed"

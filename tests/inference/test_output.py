@@ -271,7 +271,7 @@ def test_a_server_that_refuses_schemas_gets_a_tool_from_then_on(api: Any, messag
         assert ["tools" in request for request in server.requests] == [False, True, True]
 
 
-def test_a_schema_refused_as_invalid_is_sent_without_strict_mode_but_others_with_it() -> None:
+def test_only_a_schema_refused_as_invalid_is_sent_without_strict_mode() -> None:
     message = "Invalid schema for response_format 'answer': In context=(), 'minimum' is not permitted."
     with QuirkServer(refusal(message), says(PARIS)) as server:
         for model in (City, City, Outer):

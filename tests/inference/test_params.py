@@ -327,7 +327,7 @@ def steered(*settings: Any) -> Steered:
     return Steered(TWO_STEPS, ToolRegistry(look, *settings))
 
 
-async def test_a_forced_choice_applies_to_the_first_step_and_other_parameters_to_all() -> None:
+async def test_a_forced_choice_holds_for_the_first_step_other_parameters_for_all() -> None:
     engine = steered()
     stage = Stage(engine)
     await stage.start(model="large", params={"temperature": 0.5, "tool_choice": "required"})
@@ -360,7 +360,7 @@ async def test_a_resumed_run_has_the_same_parameters(after: str) -> None:
     ]
 
 
-def test_a_run_killed_anywhere_keeps_its_parameters_and_forces_only_its_first_call() -> None:
+def test_a_run_killed_anywhere_keeps_its_parameters() -> None:
     """Another process activates the session at random moments, up to three times in a run."""
     taken_over = Counter[int]()
 

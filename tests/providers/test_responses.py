@@ -80,7 +80,7 @@ def test_a_prompt_is_one_message_of_parts() -> None:
     check_responses(items)
 
 
-def test_reasoning_then_text_then_calls_and_the_outputs_in_the_order_of_declaration() -> None:
+def test_reasoning_text_and_calls_come_in_order_and_outputs_as_declared() -> None:
     """Acceptance 24."""
     items = items_of(
         User(text="Hello"),

@@ -377,7 +377,7 @@ def check_everywhere(history: list[Block]) -> None:
 
 
 @given(RUNS)
-def test_after_runs_of_any_engines_the_next_request_is_valid_for_all_providers(
+def test_after_runs_of_any_engines_the_next_request_is_valid(
     runs: list[tuple[list[Block], list[Block], bool]],
 ) -> None:
     """Acceptance 19, 24, 25, 26."""

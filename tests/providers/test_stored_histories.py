@@ -213,7 +213,7 @@ def test_each_shape_of_a_history_is_answered_by_each_provider(
         assert request.body
 
 
-def test_a_greeting_comes_after_a_text_that_says_that_it_is_the_beginning() -> None:
+def test_a_greeting_follows_a_text_that_marks_the_beginning() -> None:
     _, messages = anthropic.encode([HI, HI, HELLO])
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[0]["content"] == [{"type": "text", "text": BEGIN}]

@@ -81,7 +81,7 @@ def test_flushed_exchanges_are_saved_completely_with_their_source() -> None:
     assert window.tokens_from(plan.keep[-1].start, TokenBudget(300)) <= 150
 
 
-def test_exchanges_that_a_memory_did_not_save_stay_and_a_retry_makes_no_duplicates() -> None:
+def test_exchanges_that_a_memory_did_not_save_stay_in_the_window() -> None:
     """Case 42: one memory's failure is not another's."""
     good, bad, static = Memory("good"), Memory("bad"), Memory("static", read_only=True)
     strategy = FlushToMemory([static, good, bad])

@@ -100,7 +100,7 @@ BROKEN: list[tuple[str, Custom]] = [
 
 
 @pytest.mark.parametrize(("law", "strategy"), BROKEN)
-def test_a_plan_that_breaks_a_law_is_refused_by_the_name_of_the_law(law: str, strategy: Custom) -> None:
+def test_a_plan_that_breaks_a_law_is_refused_by_its_name(law: str, strategy: Custom) -> None:
     """Whatever it would do, the conversation stays as it is."""
     conversation = talk(*FULL)
     window = conversation.window()

@@ -126,7 +126,7 @@ STRATEGIES: list[OverflowStrategy] = [
 ]
 
 
-def test_deciding_on_a_long_history_reads_no_more_than_on_a_short_one() -> None:
+def test_deciding_on_a_long_history_reads_no_more_blocks() -> None:
     caches = CountingCache(), CountingCache()
     windows = [long_conversation(size, cache).window() for size, cache in zip((1_000, 20_000), caches, strict=True)]
     for strategy in STRATEGIES:

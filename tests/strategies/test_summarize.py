@@ -234,7 +234,7 @@ def test_without_room_for_a_summary_the_other_strategy_decides() -> None:
     assert two.otherwise is None
 
 
-def test_a_window_full_of_its_newest_turn_is_not_changed_while_it_fits() -> None:
+def test_a_window_with_only_its_newest_turn_stays_while_it_fits() -> None:
     """There is no endless loop over a window that cannot shrink."""
     window = talk(Summary(text="They met. " * 20), User(text="x" * 500)).window()
     budget = TokenBudget(800)

@@ -71,7 +71,7 @@ def test_a_plain_program_has_no_warnings_on_its_console() -> None:
 
 
 @pytest.mark.ray
-def test_session_processes_log_as_the_calling_program_does_with_the_session_in_front() -> None:
+def test_session_processes_log_like_the_calling_program() -> None:
     _, errors = run_program("json", until="turnwise.calls")
     lines = [line for line in errors.splitlines() if "turnwise.calls" in line]
     assert len(lines) == 1 and "(Session(chat-7) pid=" in lines[0]

@@ -129,7 +129,7 @@ def above(span: ReadableSpan) -> tuple[int, int]:
     return span.parent.trace_id, span.parent.span_id
 
 
-async def test_a_run_is_a_span_and_its_request_to_the_model_one_below_it(
+async def test_a_run_is_a_span_and_its_model_request_a_child_span(
     spans: InMemorySpanExporter, provider: LocalProvider
 ) -> None:
     engine = engine_of(provider, temperature=0.5, max_output_tokens=50, extra={"stop": ["END"], "seed": 7})
@@ -153,7 +153,7 @@ async def test_a_run_is_a_span_and_its_request_to_the_model_one_below_it(
     assert (facts(run)["gen_ai.agent.name"], facts(run)["turnwise.run.state"]) == ("helper", "completed")
 
 
-async def test_a_tool_is_a_span_of_the_run_and_the_current_one_in_the_tool(spans: InMemorySpanExporter) -> None:
+async def test_a_tool_is_a_child_span_and_current_within_the_tool(spans: InMemorySpanExporter) -> None:
     current_spans: list[trace.Span] = []
 
     @tool
@@ -227,7 +227,7 @@ async def test_texts_are_captured_only_if_asked_for(
     assert not Telemetry().content
 
 
-async def test_a_providers_refusal_is_an_error_of_the_request_and_of_the_run(
+async def test_a_providers_refusal_is_an_error_in_both_spans(
     spans: InMemorySpanExporter, provider: LocalProvider
 ) -> None:
     await run_to_end(await new_core(engine_of(provider, "503")), "hello")
@@ -265,7 +265,7 @@ async def test_the_wait_of_a_queued_run_is_part_of_its_span(spans: InMemorySpanE
     assert set(_values("turnwise.runs.open").values()) == {0}
 
 
-async def test_a_merged_or_replaced_run_names_the_other_one_and_is_no_error(spans: InMemorySpanExporter) -> None:
+async def test_a_merged_or_replaced_run_names_the_other_run(spans: InMemorySpanExporter) -> None:
     core = await new_core(ScriptedEngine())
     await core.start(["slow 5"], run_id="first")
     counted = sum(_values("turnwise.runs").values())
@@ -282,7 +282,7 @@ async def test_a_merged_or_replaced_run_names_the_other_one_and_is_no_error(span
     assert set(_values("turnwise.runs.open").values()) == {0}
 
 
-async def test_a_run_that_waits_for_a_decision_goes_on_in_a_span_that_links_to_the_first(
+async def test_a_run_after_a_decision_links_to_its_first_span(
     spans: InMemorySpanExporter,
 ) -> None:
     core = await new_core(Asking())
@@ -298,7 +298,7 @@ async def test_a_run_that_waits_for_a_decision_goes_on_in_a_span_that_links_to_t
     assert above(waited) == above(ended) == (0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)
 
 
-async def test_a_run_that_was_lost_ends_in_a_span_that_links_to_the_first(spans: InMemorySpanExporter) -> None:
+async def test_a_lost_run_ends_in_a_span_linked_to_its_first(spans: InMemorySpanExporter) -> None:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=ID, agent="helper"))
     lost = await new_core(ScriptedEngine(), store=store)
@@ -448,7 +448,7 @@ def test_the_dashboard_names_metrics_that_exist_and_each_of_them() -> None:
 # The caller's side
 
 
-async def test_a_request_over_http_hands_its_trace_context_to_the_runs_that_it_starts() -> None:
+async def test_a_request_over_http_passes_its_trace_context_to_its_runs() -> None:
     traces: list[dict[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

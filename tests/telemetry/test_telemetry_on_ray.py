@@ -124,7 +124,7 @@ with SessionManager("memory://scraped", engine=EchoEngine(), telemetry=Telemetry
 
 
 @pytest.mark.ray
-def test_the_standard_variables_say_where_to_export_to_and_ray_exports_for_prometheus(collector: Collector) -> None:
+def test_standard_variables_configure_exporters_and_ray_exports_for_prometheus(collector: Collector) -> None:
     names = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "OTEL_SERVICE_NAME": "chats"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

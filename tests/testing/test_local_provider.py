@@ -86,7 +86,7 @@ def test_a_response_is_the_same_streamed_or_not() -> None:
     assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
 
 
-def test_the_events_of_a_response_are_in_the_order_of_the_real_api() -> None:
+def test_the_events_of_a_response_are_ordered_as_in_the_real_api() -> None:
     with LocalProvider(reply={"reasoning_content": "Hm.", "content": "I look.", "tool_calls": [CALL]}) as provider:
         events = streamed(provider, include=["reasoning.encrypted_content"])
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -316,7 +316,7 @@ def test_an_answer_without_streaming_is_cut_instead_of_broken(provider: LocalPro
     assert not provider.requests[0].finished
 
 
-def test_a_response_at_its_maximum_length_is_incomplete_and_so_is_its_last_item(provider: LocalProvider) -> None:
+def test_a_response_of_maximum_length_is_incomplete_with_its_last_item(provider: LocalProvider) -> None:
     *_, last = streamed(provider, model="length")
     assert last.type == "response.incomplete"
     assert last.response.incomplete_details.reason == "max_output_tokens"

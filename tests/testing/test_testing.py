@@ -250,7 +250,7 @@ def test_a_real_crash_needs_for_real() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_an_engine_does_the_run_ends_and_the_next_one_is_answered(kind: Any) -> None:
+def test_whatever_an_engine_does_its_run_ends_and_the_next_is_answered(kind: Any) -> None:
     async def life() -> None:
         faults = Faults(FaultPlan(at={0: kind}))
         world = World(Faults(), engine=FaultyEngine(faults, word_s=0.1))
@@ -300,7 +300,7 @@ def test_exhaust_injects_each_fault_once_and_names_a_failing_case(monkeypatch: p
 # What callers were told
 
 
-def test_processes_share_a_file_of_notes_and_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
+def test_processes_share_a_notes_file_and_incomplete_last_lines_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "told"
     context = multiprocessing.get_context("fork")
 

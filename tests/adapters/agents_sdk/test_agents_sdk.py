@@ -130,7 +130,7 @@ KEPT = ModelSettings(response_include=["reasoning.encrypted_content"], store=Fal
 
 
 @pytest.mark.parametrize("kind", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
-async def test_an_agent_runs_its_tools_waits_for_approval_and_goes_on_in_another_process(kind: Any) -> None:
+async def test_an_approved_agent_goes_on_in_another_process(kind: Any) -> None:
     calls_made: list[Any] = []
 
     @function_tool
@@ -191,7 +191,7 @@ async def test_parts_are_streamed_and_events_are_in_order() -> None:
     assert stored.index(ModelCallEnded) < stored.index(ToolStarted) < stored.index(ToolEnded)
 
 
-async def test_a_call_that_has_a_result_is_not_made_again_and_a_lost_one_is_reported() -> None:
+async def test_a_finished_call_is_not_repeated_and_a_lost_one_is_reported() -> None:
     calls_made, begun = [], asyncio.Event()
 
     @function_tool
@@ -358,7 +358,7 @@ async def test_handoffs_go_on_with_the_other_agent_and_turns_return_or_stay() ->
     assert third.turn and third.turn.text == "Triage here."
 
 
-async def test_an_agent_as_a_tool_is_one_call_and_its_tools_need_no_approval_that_nobody_can_give() -> None:
+async def test_an_agent_as_a_tool_is_one_call_without_approvals_within() -> None:
     calls_made: list[str] = []
 
     @function_tool(needs_approval=True)
@@ -379,7 +379,7 @@ async def test_an_agent_as_a_tool_is_one_call_and_its_tools_need_no_approval_tha
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_a_call_within_an_agent_as_a_tool_is_rejected_also_if_an_outer_call_has_its_id(waits: bool) -> None:
+async def test_a_call_within_an_agent_as_a_tool_is_always_rejected(waits: bool) -> None:
     calls_made: list[str] = []
 
     @function_tool(needs_approval=True)
@@ -424,7 +424,7 @@ async def test_a_call_of_an_agent_that_got_a_handoff_waits_for_approval(wrap: An
     assert outcome.turn and outcome.turn.text == "done" and calls_made == ["one"]
 
 
-async def test_guardrails_are_errors_of_their_own_and_a_refused_answer_is_not_kept() -> None:
+async def test_a_failed_guardrail_has_its_own_error_and_its_answer_is_dropped() -> None:
     @input_guardrail(run_in_parallel=False)
     async def polite(context: Any, agent: Any, items: Any) -> GuardrailFunctionOutput:
         return GuardrailFunctionOutput(output_info="rude", tripwire_triggered="rude" in str(items[-1]))
@@ -483,7 +483,7 @@ async def test_a_prompt_that_was_not_answered_stays_an_item_of_its_own() -> None
     ]
 
 
-async def test_the_agents_sdk_alone_is_given_the_same_items_after_a_refused_prompt() -> None:
+async def test_after_a_refused_prompt_the_items_are_those_of_the_sdk_alone() -> None:
     inputs: dict[str, list[list[str]]] = {"alone": [], "ours": []}
 
     def agent_of(whose: str) -> Agent[Any]:
@@ -512,7 +512,7 @@ def _text_of(item: Any) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
-async def test_limits_and_failures_of_the_provider_are_typed_and_the_session_goes_on() -> None:
+async def test_limits_and_provider_failures_are_typed_and_the_session_goes_on() -> None:
     @function_tool
     def again() -> str:
         """Do it again."""
@@ -578,7 +578,7 @@ async def test_the_conversations_own_system_prompt_holds_if_the_agent_has_none()
         assert model.last_call and model.last_call.system_instructions == expected
 
 
-async def test_a_conversation_that_is_too_long_is_shortened_and_nothing_is_made_twice() -> None:
+async def test_shortening_a_long_conversation_repeats_no_call() -> None:
     calls_made: list[str] = []
 
     @function_tool
@@ -608,7 +608,7 @@ def _response(status: int) -> Any:
     return httpx2.Response(status, request=httpx2.Request("POST", "http://127.0.0.1/v1"))
 
 
-async def test_a_run_asks_for_an_answer_of_a_type_and_a_wrong_one_is_sent_back() -> None:
+async def test_a_typed_answer_that_does_not_fit_is_sent_back() -> None:
     calls_made: list[str] = []
 
     @function_tool
@@ -776,7 +776,7 @@ def test_items_that_no_block_says_are_kept_and_given_back() -> None:
     assert again[0] == reasoning and again[1] == search and again[3] == patch
 
 
-def test_an_agent_travels_with_its_closures_and_handoffs_and_equal_ones_are_equal() -> None:
+def test_an_agent_pickles_with_its_closures_and_handoffs() -> None:
     def make(bonus: int) -> AgentsSDKEngine:
         @function_tool
         def add(a: int) -> int:

@@ -333,7 +333,7 @@ def touch() -> str:
     return "soft"
 
 
-async def test_a_session_thinks_calls_tools_waits_for_an_approval_and_goes_on_in_another_process(
+async def test_a_session_with_an_approval_goes_on_in_another_process(
     provider: LocalProvider,
 ) -> None:
     """Each request has the thoughts before the calls: the stand-in checks the order and the signatures."""

@@ -168,7 +168,7 @@ SEEDS = range(share(600))
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_what_is_opened_is_closed_in_each_of_many_runs_live_and_stored(name: str) -> None:
+def test_each_opened_part_is_closed_in_live_and_stored_streams(name: str) -> None:
     for seed in SEEDS:
         log = random_run(seed)
         for events in (log.events, stored(log.events)):
@@ -217,7 +217,7 @@ def _has_void(log: Log) -> bool:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_what_is_not_kept_of_a_run_that_ended_early_is_closed_for_who_has_seen_it(name: str) -> None:
+def test_a_part_that_an_ended_run_dropped_is_closed_for_its_readers(name: str) -> None:
     log = Log(random.Random(1))
     log.stream(["a thought"], "a text that is not kept")
     log.add(RunFailed, why="broken")
@@ -229,7 +229,7 @@ def test_what_is_not_kept_of_a_run_that_ended_early_is_closed_for_who_has_seen_i
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_a_stream_ends_where_calls_wait_and_the_next_one_goes_on_there(name: str) -> None:
+def test_a_stream_ends_at_waiting_calls_and_the_next_one_continues(name: str) -> None:
     log = Log(random.Random(0))
     log.answer(LOOK, thoughts=["First look."], text="I look.")
     log.result(LOOK)
@@ -272,7 +272,7 @@ def test_a_stream_ends_where_calls_wait_and_the_next_one_goes_on_there(name: str
 
 
 @pytest.mark.parametrize("verdict", ["rejected", "provided"])
-def test_an_agent_of_ag_ui_is_not_told_again_what_the_stream_of_an_earlier_request_told(verdict: str) -> None:
+def test_an_agent_of_ag_ui_gets_each_result_once(verdict: str) -> None:
     log = Log(random.Random(7))
     log.answer(ASK, PAY, text="I ask you twice.")
     for use in (ASK, PAY):
@@ -294,7 +294,7 @@ def test_an_agent_of_ag_ui_is_not_told_again_what_the_stream_of_an_earlier_reque
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_a_stream_that_began_behind_a_call_and_ended_at_another_is_resumed_behind_its_end(name: str) -> None:
+def test_a_stream_between_two_calls_is_resumed_after_its_end(name: str) -> None:
     log = Log(random.Random(7))
     log.answer(ASK, PAY, text="I ask you twice.")
     log.add(StepStarted, step="s1", name="search")
@@ -326,7 +326,7 @@ def waits_of(name: str, log: Log) -> list[tuple[int, list[str]]]:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_a_stream_behind_a_call_that_was_cut_goes_on_without_its_calls(name: str) -> None:
+def test_a_cut_stream_after_a_call_goes_on_without_that_call(name: str) -> None:
     """As by GET: then nobody says behind which calls the stream began."""
     for seed in SEEDS[::3]:
         log, dice = random_run(seed), random.Random(seed)
@@ -351,7 +351,7 @@ def test_a_stream_behind_a_call_that_was_cut_goes_on_without_its_calls(name: str
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_a_run_that_was_merged_has_the_answer_of_the_run_with_its_prompts(name: str) -> None:
+def test_a_merged_run_has_the_answer_of_the_run_it_joined(name: str) -> None:
     log = Log(random.Random(6))
     log.answer(LOOK, text="I look.")
     log.result(LOOK)
@@ -397,7 +397,7 @@ class Held:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_a_stream_ends_at_a_call_that_had_begun_or_while_another_one_had(name: str) -> None:
+def test_a_stream_ends_at_a_call_that_waits_beside_a_running_one(name: str) -> None:
     log = Log(random.Random(2))
     log.answer(LOOK, PAY, text="I look, and pay.")
     for each in (PAY, LOOK):
@@ -419,7 +419,7 @@ def test_a_stream_ends_at_a_call_that_had_begun_or_while_another_one_had(name: s
     assert "Paid." in str(plain(rest)) and "I look" not in str(plain(rest))
 
 
-def test_parts_of_a_ui_message_stream_are_as_the_ai_sdk_has_them() -> None:
+def test_parts_of_a_ui_message_stream_match_the_ai_sdk() -> None:
     log = Log(random.Random(3))
     log.add(CustomEvent, name="rows", data=FrozenDict({"count": 1}))
     log.answer(LOOK, PAY, thoughts=["Hm."], text="One.")
@@ -443,7 +443,7 @@ def test_parts_of_a_ui_message_stream_are_as_the_ai_sdk_has_them() -> None:
     assert message.parts[8]["url"] == "data:image/png;base64,AAAA" and message.finish == "stop"
 
 
-def test_questions_about_budgets_and_engines_that_suspend_are_calls_and_typed_answers_are_none() -> None:
+def test_questions_about_budgets_are_calls_and_typed_answers_are_not() -> None:
     log = Log(random.Random(4))
     log.answer(ToolUse(call_id="f", name=ANSWER_TOOL, input=FrozenDict({})), text="")
     told = ToolResult(call_id="f", text="wrong", is_error=True)

@@ -58,7 +58,7 @@ def parts_of(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return shown_parts
 
 
-async def test_the_clients_make_of_many_runs_what_the_readers_of_the_tests_make_of_them() -> None:
+async def test_the_official_clients_agree_with_the_readers_of_the_tests() -> None:
     runs = {name: [encoded(make(), random_run(seed).events) for seed in SEEDS] for name, make in ENCODERS.items()}
     replayed = await asked("replayed", vercel=list(map(body, runs["vercel"])), agUi=list(map(body, runs["ag_ui"])))
     for chat, frames in zip(replayed["vercel"], runs["vercel"], strict=True):

@@ -333,7 +333,7 @@ async def test_a_graph_that_does_not_end_reaches_its_limit() -> None:
     assert outcome.turn and isinstance(outcome.turn.output[-1], ToolResult), "what was done is kept"
 
 
-async def test_a_budget_ends_a_graph_before_its_next_model_call_also_on_a_thread() -> None:
+async def test_a_budget_ends_a_graph_before_its_next_model_call() -> None:
     model = ScriptedChat(reply=script("one", "two", "three"))
     graph: Any = StateGraph(State)
     for name in ("a", "b", "c"):
@@ -344,7 +344,7 @@ async def test_a_budget_ends_a_graph_before_its_next_model_call_also_on_a_thread
     assert outcome.turn and [block.text for block in outcome.turn.output if isinstance(block, Text)] == ["one", "two"]
 
 
-async def test_a_failing_tool_and_a_failing_node_fail_the_run_and_not_the_session() -> None:
+async def test_a_failing_tool_or_node_fails_only_its_run() -> None:
     @tool
     async def broken() -> str:
         """Break."""
@@ -487,7 +487,7 @@ async def test_what_internal_models_and_subgraphs_say_is_counted_and_not_recorde
     assert outcome.run.usage and outcome.run.usage.calls == 2
 
 
-async def test_a_checkpointer_that_a_function_made_is_closed_with_the_session_and_no_other() -> None:
+async def test_only_a_checkpointer_that_a_function_made_is_closed_with_its_session() -> None:
     saver = TurnwiseSaver("memory://")
     view = SessionView(session_id=SESSION, user_id="u", agent=None, metadata={})
     for checkpointer, is_closed in ((saver, False), (lambda: saver, True)):
@@ -555,7 +555,7 @@ async def test_checkpoints_of_a_deleted_session_are_not_those_of_its_successor()
 
 
 @pytest.mark.parametrize("user", ["bob", "ann"])
-async def test_sessions_of_one_id_that_share_a_checkpointer_do_not_reach_each_others_state(user: str) -> None:
+async def test_users_with_equal_session_ids_do_not_share_checkpoints(user: str) -> None:
     engine = LangGraphEngine(asking("?"), checkpointer=InMemorySaver())
     first, second = Stage(engine), Stage(engine)  # each has a store of its own
     for stage, owner, run_id in ((first, "ann", "first"), (second, user, "second")):
@@ -594,7 +594,7 @@ async def test_the_checkpoints_of_a_session_are_found_by_its_id() -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["no checkpointer", "checkpointer"])
-async def test_a_kill_at_any_commit_makes_no_call_twice_and_leaves_a_valid_turn(durable: bool) -> None:
+async def test_a_kill_at_any_commit_makes_no_call_twice(durable: bool) -> None:
     """Store and checkpointer are copied at each commit; a process that finds the copy goes on from there."""
     called: list[str] = []
 

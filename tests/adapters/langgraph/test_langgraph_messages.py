@@ -151,7 +151,7 @@ def test_messages_are_what_langchain_expects() -> None:
     ]
 
 
-def test_a_conversation_that_goes_on_is_converted_alike_into_messages_of_its_own() -> None:
+def test_each_conversion_of_a_conversation_makes_messages_of_its_own() -> None:
     converter, blocks = Converter(), CONVERSATIONS["calls"]
     first = converter.messages(blocks)
     longer = [*blocks, User(text="more"), Text(text="yes")]
@@ -215,7 +215,7 @@ def test_messages_of_langchain_and_its_providers_become_blocks(name: str) -> Non
     assert from_langchain(messages) == blocks
 
 
-def test_reasoning_of_a_provider_goes_back_to_it_with_all_that_it_had() -> None:
+def test_reasoning_goes_back_to_its_provider_unchanged() -> None:
     part = {"type": "reasoning", "id": "rs_1", "reasoning": "Hm.", "extras": {"encrypted_content": "x"}}
     message = AIMessage(
         [part, {"type": "text", "text": "ok"}],

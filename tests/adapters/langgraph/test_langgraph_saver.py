@@ -121,7 +121,7 @@ def test_one_command_prints_the_report(capsys: pytest.CaptureFixture[str]) -> No
 # One writer
 
 
-def test_of_two_that_read_the_same_the_first_to_write_goes_on_and_the_other_is_refused(saver: TurnwiseSaver) -> None:
+def test_of_two_writers_from_one_checkpoint_the_second_is_refused(saver: TurnwiseSaver) -> None:
     app = chat(saver)
     app.invoke(said("hello"), T)
     first, two = saver.get_tuple(T), saver.get_tuple(T)
@@ -200,7 +200,7 @@ def test_a_caller_may_branch_from_an_earlier_checkpoint(quick: TurnwiseSaver) ->
     assert [texts for texts in (latest(app, state.config) for state in app.get_state_history(T)) if "three" in texts]
 
 
-def test_a_subgraph_with_a_history_of_its_own_can_be_replayed_from_before_its_beginning(quick: TurnwiseSaver) -> None:
+def test_a_subgraph_with_its_own_history_can_be_replayed_from_its_beginning(quick: TurnwiseSaver) -> None:
     inner = StateGraph(MessagesState)
     inner.add_node("count", lambda state: {"messages": [AIMessage(str(len(state["messages"])))]})
     inner.add_edge(START, "count")
@@ -313,7 +313,7 @@ def test_a_function_with_a_checkpointer_gets_what_it_saved(quick: TurnwiseSaver)
     assert [message.content for message in messages[::2]] == [str(number) for number in range(12)]
 
 
-def test_each_message_is_stored_once_and_a_checkpoint_takes_the_same_space_at_any_length(tmp_path: Path) -> None:
+def test_each_message_is_stored_once_however_long_the_conversation(tmp_path: Path) -> None:
     from turnwise.adapters.langgraph.checkpoints_sql import SQLCheckpoints, checkpoints, elements
 
     url = f"sqlite:///{tmp_path}/threads.db"
@@ -337,7 +337,7 @@ def test_each_message_is_stored_once_and_a_checkpoint_takes_the_same_space_at_an
     assert max(sizes[-10:]) <= max(sizes[5:15]) + 10
 
 
-def test_a_channel_that_is_replaced_at_each_step_does_not_make_the_process_grow(
+def test_a_channel_replaced_at_each_step_does_not_make_the_process_grow(
     quick: TurnwiseSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "_REMEMBERED_BYTES", 40_000)
@@ -423,7 +423,7 @@ def test_a_list_of_spans_has_the_elements_in_order(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kinds", [1, 2, 50])
-def test_a_list_of_short_values_that_repeat_is_not_stored_again_at_each_change(kinds: int) -> None:
+def test_short_values_that_repeat_are_not_stored_again(kinds: int) -> None:
     codec, chance, elements, end = Codec(InMemorySaver().serde), random.Random(1), Known(), 0
     values: list[Any] = []
     spans: list[int] = []
@@ -434,7 +434,7 @@ def test_a_list_of_short_values_that_repeat_is_not_stored_again_at_each_change(k
     assert end < 110 and len(spans) <= 4
 
 
-def test_what_another_process_wrote_is_read_even_if_the_store_was_restored_in_between(tmp_path: Path) -> None:
+def test_checkpoints_of_another_process_are_read_after_a_restore(tmp_path: Path) -> None:
     file = tmp_path / "threads.db"
     with TurnwiseSaver(f"sqlite:///{file}") as first, TurnwiseSaver(f"sqlite:///{file}") as two:
         chat(first).invoke(said("hello"), T)
@@ -526,7 +526,7 @@ def test_deleting_runs_leaves_the_others_and_what_nothing_refers_to_goes(saver: 
     saver.delete_for_runs(["r0", "r1"])
 
 
-def test_a_run_of_a_thread_that_is_deleted_meanwhile_does_not_bring_it_back(quick: TurnwiseSaver) -> None:
+def test_a_run_does_not_bring_back_a_thread_deleted_meanwhile(quick: TurnwiseSaver) -> None:
     chat(quick).invoke(said("hello"), T)
     read = quick.get_tuple(T)
     assert read
@@ -552,7 +552,7 @@ def test_pending_writes_do_not_bring_a_deleted_thread_back(saver: TurnwiseSaver)
     saver.put_writes(first, [("messages", "a")], "of a new run, before its first checkpoint")
 
 
-def test_a_run_that_read_a_thread_does_not_write_to_one_of_its_name_that_was_made_anew(saver: TurnwiseSaver) -> None:
+def test_a_run_does_not_write_to_a_thread_made_anew(saver: TurnwiseSaver) -> None:
     chat(saver).invoke(said("hello"), T)
     read = saver.get_tuple(T)
     assert read
@@ -566,7 +566,7 @@ def test_a_run_that_read_a_thread_does_not_write_to_one_of_its_name_that_was_mad
     assert latest(chat(saver)) == ["hello", "re hello"]
 
 
-def test_a_process_that_knew_a_deleted_thread_takes_writes_of_a_run_that_read_its_successor(tmp_path: Path) -> None:
+def test_a_process_accepts_writes_to_the_successor_of_a_deleted_thread(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/threads.db"
     with TurnwiseSaver(url) as first, TurnwiseSaver(url) as two:
         chat(first).invoke(said("hello"), T)
@@ -615,7 +615,7 @@ while True:
 """
 
 
-def test_after_a_kill_each_checkpoint_is_whole_and_what_was_acknowledged_is_there(tmp_path: Path) -> None:
+def test_after_a_kill_each_acknowledged_checkpoint_is_there_and_whole(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/threads.db"
     with subprocess.Popen([sys.executable, "-c", KILLED, url], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout
@@ -668,7 +668,7 @@ def test_two_processes_that_repeat_what_was_refused_lose_nothing_and_fork_nothin
             assert [text for text in texts if text.startswith(name)] == [f"{name}{number}" for number in range(turns)]
 
 
-def test_a_saver_can_be_sent_to_another_process_unless_it_is_in_memory(tmp_path: Path, quick: TurnwiseSaver) -> None:
+def test_a_saver_pickles_unless_it_is_in_memory(tmp_path: Path, quick: TurnwiseSaver) -> None:
     with TurnwiseSaver(f"sqlite:///{tmp_path}/threads.db") as saver:
         chat(saver).invoke(said("hello"), T)
         with pickle.loads(pickle.dumps(saver)) as again:

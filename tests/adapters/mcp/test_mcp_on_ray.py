@@ -52,7 +52,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.ray
-def test_sessions_share_a_server_and_its_calls_are_approved_journalled_and_lost_as_others(
+def test_sessions_share_an_mcp_server_and_journal_its_calls(
     make_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"

@@ -163,7 +163,7 @@ def test_approvals_and_repeats_are_by_name_by_hint_or_by_a_function(city: McpStd
             approved(**{setting: ["pay_fine"]})
 
 
-def test_tools_that_a_server_learns_are_there_when_they_are_asked_for_again(city: McpStdio) -> None:
+def test_tools_that_a_server_adds_are_listed_at_the_next_request(city: McpStdio) -> None:
     before = mcp_tools(city)
     assert "sing" not in {tool_before.name for tool_before in before}
     assert answer(named("learn", before)) == "learnt"
@@ -185,7 +185,7 @@ def test_a_list_is_asked_for_once_and_in_all_its_pages(
         mcp_tools(rough("endless pages"))
 
 
-def test_a_server_that_ended_is_started_again_and_a_call_that_was_cut_off_says_so(
+def test_an_ended_server_is_started_again_and_reports_the_cut_call(
     rough: Callable[..., McpStdio], rough_notes: Callable[[], list[str]]
 ) -> None:
     tools = mcp_tools(rough())
@@ -440,7 +440,7 @@ def through_a_proxy() -> httpx2.AsyncClient:
     return httpx2.AsyncClient(transport=Proxy(), timeout=WAIT_S)
 
 
-def test_tools_that_a_server_learns_are_there_also_after_a_proxy_ended_the_silent_stream() -> None:
+def test_new_tools_are_found_after_a_proxy_ended_the_silent_stream() -> None:
     port = free_port()
     process = started(port)
     try:
@@ -495,7 +495,7 @@ def answering(call: Callable[[str], Any]) -> Iterator[ThreadingHTTPServer]:
             server.shutdown()
 
 
-def test_a_call_that_the_server_has_is_not_repeated_when_another_does_not_reach_it() -> None:
+def test_a_call_that_arrived_is_not_repeated_when_another_does_not() -> None:
     begun, ends = threading.Event(), threading.Event()
 
     def take(name: str) -> None:
@@ -520,7 +520,7 @@ def test_a_call_that_the_server_has_is_not_repeated_when_another_does_not_reach_
     assert [message.endswith("it may or may not have taken effect") for message in messages] == [True, True], messages
 
 
-def test_a_call_is_repeated_when_the_server_forgot_the_session_and_not_when_a_tool_says_so() -> None:
+def test_a_call_is_repeated_only_when_the_server_forgot_the_session() -> None:
     calls: list[str] = []
     expired, unknown = {"code": -32001, "message": "Session not found"}, {"code": -32601, "message": "no such method"}
     special: list[Any] = [404, None, {"code": -32600, "message": "Session terminated"}]

@@ -331,7 +331,7 @@ async def test_after_a_kill_settled_calls_are_not_made_again(repeatable: bool) -
         await asyncio.sleep(0.05)
 
 
-async def test_a_result_is_recorded_while_another_tool_runs_also_if_it_comes_during_a_commit() -> None:
+async def test_a_result_is_recorded_during_other_tools_and_commits() -> None:
     storing, returned, begun, hold = (asyncio.Event() for _ in range(4))
 
     class SlowStore(InMemoryStore):
@@ -376,7 +376,7 @@ async def test_a_result_is_recorded_while_another_tool_runs_also_if_it_comes_dur
         await asyncio.sleep(0.05)
 
 
-async def test_a_kill_at_any_commit_makes_no_call_twice_and_leaves_a_valid_turn() -> None:
+async def test_a_kill_at_any_commit_makes_no_call_twice() -> None:
     """The store is copied at each commit, those of a decision too; a process that finds the copy goes on from there."""
     steps = [("look", {"at": "sea"}), ("look", {"at": "sky"})], [("look", {"at": "map"}), ("pay", {"euros": 5})]
     engine = PydanticAIEngine(agent_of(*steps, "Done."))
@@ -431,7 +431,7 @@ class City(BaseModel):
     name: str
 
 
-async def test_an_output_of_a_type_is_json_and_a_refused_one_is_asked_for_again() -> None:
+async def test_a_typed_output_is_json_and_a_refused_one_is_requested_again() -> None:
     def choose(name: str) -> City:
         DONE.append(name)
         if name == "Atlantis":
@@ -456,7 +456,7 @@ async def test_an_output_of_a_type_is_json_and_a_refused_one_is_asked_for_again(
         assert (await stage.run("And?")).run.state == "completed"
 
 
-async def test_a_run_can_have_a_type_tools_instructions_and_parameters_of_its_own() -> None:
+async def test_a_run_can_bring_its_own_type_tools_instructions_and_parameters() -> None:
     infos: list[AgentInfo] = []
 
     async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:

@@ -132,7 +132,7 @@ def test_the_blocks_are_a_conversation_that_each_provider_takes() -> None:
     assert kinds == [*prompt, *answer, "user", "text", "user", "text", "user"]
 
 
-def test_a_message_whose_blocks_were_removed_or_edited_is_made_of_those_that_remain() -> None:
+def test_a_message_with_removed_blocks_is_made_of_the_rest() -> None:
     blocks = from_pydantic_ai(MESSAGES[2:4])
     edited = [Text(text="Dog") if block == Text(text="Cat") else block for block in blocks]
     assert to_pydantic_ai(edited)[1].parts[0] == TextPart("Dog")
@@ -197,7 +197,7 @@ def look(at: str) -> str:
 
 
 @pytest.mark.usefixtures("own_loop")
-def test_a_history_is_loaded_and_saved_exactly_and_two_writers_do_not_interleave(manager: SessionManager) -> None:
+def test_a_history_is_saved_exactly_and_two_writers_do_not_interleave(manager: SessionManager) -> None:
     first, second = (MessageHistory(manager.open("h1")) for _ in range(2))
     assert first.load() == [] == second.load()
     result = AGENT.run_sync("Hello", message_history=first.load())

@@ -117,7 +117,7 @@ async def test_an_agent_that_is_a_tool_gets_no_call_with_a_flaw(text: str, appro
     assert len(provider.requests) == 4 and "no JSON object" in json.dumps(provider.requests[2].body)
 
 
-async def test_answers_that_are_sent_back_are_counted_for_an_agent_that_is_a_tool() -> None:
+async def test_answers_sent_back_within_an_agent_as_a_tool_are_counted() -> None:
     counts = []
     for streams in (False, True):
         with LocalProvider() as provider:

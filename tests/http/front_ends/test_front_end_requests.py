@@ -134,7 +134,7 @@ def test_a_refused_message_is_told_only_the_policies_that_help() -> None:
     assert helpful(busy, is_again=True) == [], "runs wait, or the active one is not of what would be replaced"
 
 
-async def test_a_message_of_several_texts_stays_one_when_another_prompt_is_merged_behind_it() -> None:
+async def test_a_message_of_several_texts_stays_one_beside_a_merged_prompt() -> None:
     session = await chat()
     picture = Image(url="https://x/a.png")
     prompts = in_order([User(text="one"), picture, User(text="two")], "parts")
@@ -153,7 +153,7 @@ def shown(messages: Sequence[Any]) -> list[tuple[str, str]]:
     ]
 
 
-async def test_the_history_has_each_prompt_that_was_merged_as_a_message_of_its_own() -> None:
+async def test_the_history_shows_each_merged_prompt_as_a_message() -> None:
     session = await chat()
     active = await session.run("word " * 2000, turn_id="m0")
     first = await ask(
@@ -194,7 +194,7 @@ async def test_a_merged_prompt_is_asked_again_with_those_before_it(
     assert (await session.turn("m1~1")).removed
 
 
-async def test_a_prompt_that_joined_a_run_is_asked_again_with_the_first_one() -> None:
+async def test_a_joined_prompt_is_asked_again_together_with_the_first() -> None:
     class Joined:
         """A session with a turn that another prompt joined behind the answer to a call."""
 
@@ -213,7 +213,7 @@ async def test_a_prompt_that_joined_a_run_is_asked_again_with_the_first_one() ->
         assert await part_of(session, message_id) is None, message_id
 
 
-async def test_an_id_like_that_of_a_joined_prompt_is_a_message_of_its_own_where_nothing_joined() -> None:
+async def test_an_id_like_a_joined_prompts_is_an_ordinary_id_elsewhere() -> None:
     session = await chat()
     await (await edit(session, "one")).wait()
     for message in ("m1.1", "m1.7", "m2.1", "turn-9.1"):
@@ -320,7 +320,7 @@ async def test_a_late_result_is_of_a_call_of_its_own_run_only() -> None:
 
 
 @pytest.mark.parametrize("order", [("look", "map"), ("map", "look")])
-async def test_results_of_the_services_own_tools_beside_those_of_the_client_are_left_out(order: Any) -> None:
+async def test_results_of_the_services_own_tools_are_left_out(order: Any) -> None:
     run = Run("a", map="result")
     assert await decide(Session(run), calls("a", *order), *map(result, order)) is run
     assert run.decided == [("provide", "map", "seen")]

@@ -162,7 +162,7 @@ async def test_the_server_has_the_history_and_messages_are_answered_again(
         assert failed.parts[1]["text"] == "ok"
 
 
-async def test_a_stream_that_was_cut_goes_on_and_the_policy_says_whether_the_run_does(
+async def test_a_cut_stream_goes_on_and_the_policy_decides_about_the_run(
     ray_session: None, folder: Path, provider_url: str
 ) -> None:
     async with service(folder, provider_url) as client:
@@ -249,7 +249,7 @@ async def ran(client: httpx.AsyncClient, body: dict[str, Any], engine: str = "",
     return response.text
 
 
-async def test_an_agent_of_ag_ui_with_tools_of_the_client_and_an_interrupt(
+async def test_an_agent_of_ag_ui_uses_client_tools_and_an_interrupt(
     ray_session: None, folder: Path, provider_url: str
 ) -> None:
     steps = prompt([("map", {"place": "Oslo"})], [("pay", {"euros": 7})], "Paid.", thought="hm")

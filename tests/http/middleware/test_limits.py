@@ -29,7 +29,7 @@ async def test_what_is_too_large_is_named_with_its_limit(part: str) -> None:
 
 
 @pytest.mark.parametrize("origins", [(), ("https://page.example",)])
-async def test_pages_of_other_origins_may_use_a_service_only_if_it_names_them(origins: tuple[str, ...]) -> None:
+async def test_only_listed_origins_may_use_a_service_from_a_browser(origins: tuple[str, ...]) -> None:
     settings = HttpSettings(cors_origins=origins)
     app = create_app(AsyncSessionManager("memory://origins", engine=EchoEngine()), settings=settings)
     names = "Authorization, X-On-Disconnect, X-Stainless-Lang, X-Stainless-Retry-Count"  # two of OpenAI's clients
@@ -84,9 +84,7 @@ async def test_a_log_shows_no_control_characters_of_an_address(caplog: pytest.Lo
 @pytest.mark.parametrize(
     ("error", "status"), [(OverloadedError("s", "mailbox", 100), 429), (StoreError("store s: no answer"), 503)]
 )
-def test_clients_of_openai_are_told_to_come_again_when_a_session_or_a_store_cannot_answer(
-    error: TurnwiseError, status: int
-) -> None:
+def test_clients_of_openai_are_told_when_to_retry(error: TurnwiseError, status: int) -> None:
     response = answer_of(error)
     assert response.status_code == status and int(response.headers["retry-after"]) > 0
 
@@ -111,7 +109,7 @@ async def test_no_more_streams_are_open_than_may_be() -> None:
         await refused(None, "2 streams")
 
 
-async def test_a_service_that_stops_or_whose_store_is_away_asks_for_no_requests(
+async def test_a_service_that_stops_or_lost_its_store_is_not_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def away(self: AsyncSessionManager, **_: object) -> int:

@@ -14,7 +14,7 @@ from turnwise.http.service import Caller
 from turnwise.http.sse import HEARTBEAT, EventStream
 
 
-async def test_a_stream_whose_client_does_not_read_the_heartbeat_ends_when_the_server_stops() -> None:
+async def test_a_stream_with_a_blocked_heartbeat_ends_when_the_server_stops() -> None:
     manager = AsyncSessionManager("memory://heartbeat", engine=EchoEngine())
     service = Service(manager, HttpSettings(heartbeat_s=0.01), None)
     never, beating = asyncio.Event(), asyncio.Event()

@@ -25,9 +25,7 @@ def move(folder: Path, to: Path) -> None:
         file.rename(to / file.name)
 
 
-async def test_who_comes_too_much_or_while_the_store_is_away_is_told_to_come_back(
-    ray_session: None, tmp_path: Path
-) -> None:
+async def test_a_client_over_its_limit_is_told_when_to_retry(ray_session: None, tmp_path: Path) -> None:
     placement = Packed(hosts=1, max_resident=1)
     async with manager_of(tmp_path, placement=placement) as manager:
         transport = httpx.ASGITransport(create_app(manager), raise_app_exceptions=False)
@@ -55,9 +53,7 @@ async def test_who_comes_too_much_or_while_the_store_is_away_is_told_to_come_bac
             assert (await client.get("/v1/sessions")).is_success
 
 
-async def test_a_service_whose_disk_is_full_is_not_ready_until_there_is_space(
-    ray_session: None, tmp_path: Path
-) -> None:
+async def test_a_service_with_a_full_disk_is_not_ready(ray_session: None, tmp_path: Path) -> None:
     async with manager_of(tmp_path) as manager:
         transport = httpx.ASGITransport(create_app(manager))
         async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:

@@ -218,9 +218,7 @@ async def test_who_does_not_read_holds_one_page_and_delays_nobody(ray_session: N
         writer.close()
 
 
-async def test_bodies_and_headers_that_are_too_large_are_refused_before_they_are_read(
-    ray_session: None, folder: Path
-) -> None:
+async def test_bodies_and_headers_that_are_too_large_are_refused_unread(ray_session: None, folder: Path) -> None:
     async with served(folder, {"max_body_bytes": 1000, "max_header_bytes": 4000}, auth=False) as (_, client):
         path = await opened(client, "large")
         host, port = client.base_url.host, client.base_url.port

@@ -115,7 +115,7 @@ def test_a_conversation_is_created_changed_listed_and_deleted(service: Served) -
         ann.responses.retrieve(answer.id)
 
 
-def test_an_item_that_is_deleted_is_in_no_later_response_and_earlier_ones_stay(service: Served) -> None:
+def test_a_deleted_item_is_in_no_later_response_but_in_earlier_ones(service: Served) -> None:
     ann, bob = client_of(service, "ann"), client_of(service, "bob")
     conversation = ann.conversations.create(metadata={"topic": "rome"})
     items = ann.conversations.items
@@ -143,7 +143,7 @@ def test_an_item_that_is_deleted_is_in_no_later_response_and_earlier_ones_stay(s
     assert ann.responses.create(model="local", input="anew", conversation=conversation.id).output_text == "1: anew"
 
 
-def test_an_item_that_waits_is_deleted_and_a_call_goes_with_its_output(service: Served) -> None:
+def test_deleting_a_call_deletes_its_output_too(service: Served) -> None:
     ann = client_of(service, "ann")
     items = ann.conversations.items
     call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}

@@ -165,7 +165,7 @@ def test_a_stream_that_was_cut_goes_on_where_it_was_cut(part: int) -> None:
                 assert numbers == sorted(set(numbers)), (seed, cut)
 
 
-def test_a_response_ends_where_its_client_is_asked_and_the_next_one_goes_on() -> None:
+def test_a_response_ends_where_it_asks_and_the_next_one_continues() -> None:
     log = usual(0)
     first, second = sent(log.events, 0), sent(log.events, 1)
     assert [first[-1]["type"], second[-1]["type"]] == ["response.completed"] * 2
@@ -202,7 +202,7 @@ def test_an_approved_call_is_an_item_of_the_next_response() -> None:
     assert second[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
-def test_what_a_lost_process_streamed_is_incomplete_and_what_comes_later_has_higher_numbers() -> None:
+def test_text_of_a_lost_process_is_incomplete_and_numbers_keep_rising() -> None:
     log = Log(random.Random(2))
     log.stream(["Let me think. "], "This will be lo")
     log.add(RunResumed, why="another process has taken over the run")
@@ -225,9 +225,7 @@ def test_what_a_lost_process_streamed_is_incomplete_and_what_comes_later_has_hig
         (RunFailed, {"why": "broken", "code": "refused"}, "failed", "response.failed"),
     ],
 )
-def test_a_response_that_ends_early_says_so_also_to_who_has_seen_more(
-    kind: Any, ending: Any, status: str, name: str
-) -> None:
+def test_a_response_that_ends_early_says_so_to_all_readers(kind: Any, ending: Any, status: str, name: str) -> None:
     log = Log(random.Random(3))
     log.stream(text="a text that is not stored")
     log.add(kind, **ending)

@@ -160,7 +160,7 @@ def test_a_response_is_deleted_and_the_one_that_brought_its_outputs_stays(servic
     assert service.call(service.manager.count(user_id="ann")) == count - 1
 
 
-def test_a_response_that_has_ended_is_cancelled_or_deleted_and_the_one_that_runs_goes_on(service: Served) -> None:
+def test_cancelling_an_ended_response_leaves_the_running_one(service: Served) -> None:
     ann = client_of(service)
     first = ann.responses.create(model="local", input="call weather", tools=TOOLS)
     second = ann.responses.create(input=outputs(first, "held"), previous_response_id=first.id, background=True)
@@ -199,7 +199,7 @@ def test_responses_that_are_deleted_at_once_stay_deleted(service: Served) -> Non
     asyncio.run(delete())
 
 
-def test_outputs_with_other_settings_than_those_of_their_calls_are_refused_by_name(service: Served) -> None:
+def test_outputs_with_changed_settings_are_refused_by_the_settings_name(service: Served) -> None:
     ann = client_of(service)
     choice = {"type": "function", "name": "weather"}
     own = {"tools": TOOLS, "tool_choice": choice, "instructions": "Be brief.", "user": "u", "include": []}
@@ -335,7 +335,7 @@ def test_tools_of_the_service_are_shown_and_approved(service: Served) -> None:
 TEXT = " ".join(f"word{n}" for n in range(60))
 
 
-def test_a_kill_of_the_server_in_the_middle_of_a_stream_costs_no_event(ray_address: str, tmp_path: Path) -> None:
+def test_a_server_killed_in_the_middle_of_a_stream_loses_no_event(ray_address: str, tmp_path: Path) -> None:
     with LocalProvider(token_delay_s=0.1, reply=lambda _: TEXT) as provider:
         base = ["--model", "m", "--base-url", provider.base_url, "--port", "0", "--packed", "1"]
         words = [f"sqlite:///{tmp_path}/chats.db", *base]

@@ -176,7 +176,7 @@ def test_a_stream_is_parsed_to_a_class(ann: Any) -> None:
     assert checked(ann.responses.retrieve(parsed.id)).text.format.type == "json_schema"
 
 
-def test_a_stream_without_an_end_is_resumed_at_seeded_points_with_every_event_once(
+def test_a_cut_stream_resumed_at_seeded_points_has_each_event_once(
     ann: Any, service: Served, provider: LocalProvider
 ) -> None:
     dice = random.Random(18)
@@ -257,7 +257,7 @@ def test_a_failed_response_says_why_and_a_cut_one_is_incomplete(ann: Any) -> Non
         assert [event.type for event in stream][-1] == "response.incomplete"
 
 
-def test_a_response_that_is_not_stored_leaves_nothing_and_can_continue_a_stored_one(ann: Any, service: Served) -> None:
+def test_a_response_that_is_not_stored_can_continue_a_stored_one(ann: Any, service: Served) -> None:
     before = service.call(service.manager.count(user_id="ann"))
     response = checked(ann.responses.create(model="local", input="hello", store=False))
     assert response.output_text == "1: hello" and response.store is False
@@ -330,7 +330,7 @@ def test_a_conversation_may_use_several_models_and_all_get_the_instructions(ann:
     assert refused.value.code == "model_not_found"
 
 
-def test_a_request_that_is_refused_or_forked_leaves_the_engine_of_the_session(ann: Any, service: Served) -> None:
+def test_a_refused_request_or_a_fork_leaves_the_sessions_engine(ann: Any, service: Served) -> None:
     def engine_of(session_id: str) -> str | None:
         async def look() -> str | None:
             session = await service.manager.get(session_id, user_id="ann")

@@ -245,7 +245,7 @@ async def test_what_is_no_request_is_answered_with_a_problem(sent: bytes, status
         assert error_of(await answer_to(port, sent)) == (status, error)
 
 
-async def test_a_long_header_is_refused_in_the_form_of_the_api_that_was_asked() -> None:
+async def test_a_long_header_is_refused_in_the_form_of_its_api() -> None:
     async with serving(App()) as port:
         answer = await answer_to(port, b"GET /openai/v1/models HTTP/1.1\r\nHost: here\r\nX-Long: " + b"x" * 200_000)
     assert answer.startswith(b"HTTP/1.1 431 ")

@@ -104,7 +104,7 @@ async def test_a_service_on_the_loopback_of_ipv6_answers_there() -> None:
         assert (await client.get("http://[::2]:8000/health")).status_code == 400
 
 
-async def test_a_server_that_stops_does_not_wait_for_ever_for_what_outlives_its_requests(
+async def test_a_stopping_server_does_not_wait_forever_for_background_work(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("turnwise.http.app.DRAINED_S", 0.01)

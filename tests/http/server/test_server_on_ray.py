@@ -37,7 +37,7 @@ def recipe(target: str, arguments: str) -> list[str]:
     return shlex.split(ran.stdout.splitlines()[-1])
 
 
-def test_the_commands_that_make_serve_prints_work_as_printed_and_it_stops_with_its_own_ray() -> None:
+def test_the_commands_of_make_serve_work_and_stop_its_ray() -> None:
     interpreter, *words = recipe("serve", "--port 0 --packed 1")
     assert interpreter.endswith("/python") and words[:3] == ["-m", "turnwise", "serve"]
     with served(*words[3:]) as service:
@@ -52,9 +52,7 @@ def test_the_commands_that_make_serve_prints_work_as_printed_and_it_stops_with_i
         assert service.stop() == 0
 
 
-def test_sigterm_in_the_middle_of_a_stream_hands_the_client_over_to_the_next_process(
-    ray_address: str, tmp_path: Path
-) -> None:
+def test_sigterm_in_a_stream_hands_the_client_to_the_next_process(ray_address: str, tmp_path: Path) -> None:
     with LocalProvider(token_delay_s=0.1, reply=lambda _: TEXT) as provider:
         words = options(tmp_path, provider)
         with served(*words, RAY_ADDRESS=ray_address) as service:
@@ -130,9 +128,7 @@ def test_workers_share_the_ray_that_their_parent_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_sigkill_of_workers_in_the_middle_of_a_stream_costs_the_client_no_event(
-    ray_address: str, tmp_path: Path
-) -> None:
+def test_workers_killed_in_the_middle_of_a_stream_lose_no_event(ray_address: str, tmp_path: Path) -> None:
     with (
         LocalProvider(token_delay_s=0.2, reply=lambda _: TEXT) as provider,
         served(*options(tmp_path, provider), "--workers", "2", RAY_ADDRESS=ray_address) as service,

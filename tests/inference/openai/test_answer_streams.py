@@ -366,7 +366,7 @@ def test_two_calls_that_differ_only_in_their_ids_stay_two() -> None:
     assert [block.call_id for block in blocks if isinstance(block, ToolUse)] == ["c1", "c2"]
 
 
-def test_a_whole_message_at_the_end_of_a_chat_stream_adds_what_is_missing() -> None:
+def test_a_whole_message_after_a_chat_stream_adds_the_missing_text() -> None:
     call = {"index": 0, "id": "c1", "function": {"name": "save", "arguments": "{}"}}
     last = {
         "choices": [{"index": 0, "message": {"content": "Sun.", "tool_calls": [call]}, "finish_reason": "tool_calls"}]

@@ -646,7 +646,7 @@ def test_a_strict_server_behind_litellm_accepts_a_whole_conversation(
 # The proxy itself
 
 
-def test_a_killed_proxy_fails_the_run_and_the_next_prompt_reaches_the_new_one(proxy: LiteLLM) -> None:
+def test_after_a_killed_proxy_the_next_prompt_reaches_the_new_one(proxy: LiteLLM) -> None:
     async def story(chat: Chat) -> None:
         run_id = await chat.start("Hello")
         text = await chat.text_of(run_id)

@@ -224,7 +224,7 @@ def test_an_answer_at_its_maximum_length_has_the_stop_reason(provider: LocalProv
     assert context.stop_reason == "length"
 
 
-def test_an_answer_at_its_maximum_length_has_the_stop_reason_of_the_api() -> None:
+def test_an_answer_of_maximum_length_has_the_apis_stop_reason() -> None:
     with LocalProvider(reply="la " * 20) as provider:
         blocks, context = answer(engine_of(provider, api="responses", max_output_tokens=16))
     assert blocks == [Text(text="la " * 16)]
@@ -577,7 +577,7 @@ def test_tool_calls_that_are_not_a_list_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"at": "P', '{"at": NaN}', "[1]", "Paris", '{"at": "\\ud800"}'])
-def test_arguments_that_are_not_a_json_object_are_refused_and_the_model_can_retry(text: str, api: str) -> None:
+def test_arguments_that_are_no_json_object_are_refused_and_retried(text: str, api: str) -> None:
     with LocalProvider(reply=tool_script([[("look", text)], "Sun."])) as provider:
         output, _ = looped(provider, "Weather?", api=api)
     assert isinstance(use := output[0], ToolUse)

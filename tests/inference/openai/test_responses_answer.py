@@ -32,7 +32,7 @@ def thought(text: str, part: int) -> Any:
     return event("response.reasoning_summary_text.delta", **place, delta=text)
 
 
-def test_the_parts_of_a_thought_are_separated_while_streaming_and_at_the_end() -> None:
+def test_parts_of_a_thought_are_separated_by_blank_lines() -> None:
     growing = ResponsesAnswer()
     parts = [growing.add(thought(text, part)) for text, part in (("Ra", 0), ("in?", 0), ("No.", 1))]
     assert parts == [[Thinking(text=text)] for text in ("Ra", "in?", "\n\nNo.")]

@@ -104,7 +104,7 @@ def first_call(outcome: Outcome) -> tuple[ToolUse, ToolResult]:
 @pytest.mark.parametrize("api", ["chat", "responses", "anthropic"])
 @pytest.mark.parametrize("text", FLAWED)
 @pytest.mark.parametrize("kind", TOOLS)
-def test_arguments_that_are_no_json_object_reach_no_tool_and_nobody_is_asked(kind: str, text: str, api: str) -> None:
+def test_arguments_that_are_no_json_object_reach_no_tool_and_no_person(kind: str, text: str, api: str) -> None:
     with LocalProvider(reply=tool_script([[("delete", text)], "Done."])) as provider:
         (outcome,), story = play(engine_for(provider, api, [TOOLS[kind]()]), "Tidy up.")
     use, result = first_call(outcome)
@@ -118,7 +118,7 @@ def test_arguments_that_are_no_json_object_reach_no_tool_and_nobody_is_asked(kin
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_a_call_that_was_cut_off_says_so_and_the_run_goes_on(api: str) -> None:
+def test_a_cut_call_says_so_and_the_run_goes_on(api: str) -> None:
     replies = iter(
         [{"tool_calls": [{"id": "a", "function": {"name": "delete", "arguments": '{"path": "/a/b c"}'}}]}, "Done."]
     )
@@ -133,7 +133,7 @@ def test_a_call_that_was_cut_off_says_so_and_the_run_goes_on(api: str) -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "anthropic"])
-def test_a_call_without_arguments_is_made_and_one_without_required_ones_is_not(api: str) -> None:
+def test_a_call_lacking_required_arguments_is_not_made(api: str) -> None:
     needed: list[str] = []
 
     @tool

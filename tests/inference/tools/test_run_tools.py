@@ -77,7 +77,7 @@ def provided(text: str) -> ApprovalDecision:
 
 
 @pytest.mark.parametrize("kill", [False, True])
-async def test_a_run_waits_for_all_calls_of_its_own_tools_and_goes_on_in_any_process(kill: bool) -> None:
+async def test_a_run_waits_for_its_external_tools_and_continues_in_any_process(kill: bool) -> None:
     stage = Stage(Extended(CALLS, ToolRegistry(look)))
     await stage.start(instructions="Be brief.", tools=TOOLS)
     await stage.until(stage.awaits)
@@ -145,7 +145,7 @@ async def test_an_engine_that_does_not_say_that_it_takes_them_refuses_them(optio
     assert await stage.core.reads.runs() == []
 
 
-def test_a_tool_of_the_engine_s_name_is_refused_and_a_choice_of_the_run_s_own_tool_is_not() -> None:
+def test_a_runs_tool_may_not_have_the_name_of_an_engines_tool() -> None:
     hidden = ToolRegistry(look, _weather, allow=["look"])
     for own in (
         [_weather],
@@ -167,7 +167,7 @@ def test_a_tool_of_the_engine_s_name_is_refused_and_a_choice_of_the_run_s_own_to
 
 @pytest.mark.parametrize("api", HEALTHY)
 @pytest.mark.parametrize("has_own", [False, True])
-def test_each_request_has_the_run_s_instructions_and_tools_behind_the_engine_s(api: Any, has_own: bool) -> None:
+def test_each_request_has_the_runs_instructions_after_the_engines(api: Any, has_own: bool) -> None:
     with QuirkServer(HEALTHY[api]) as server:
         settings: dict[str, Any] = {"tools": [look], "system": "You are Ann."} if has_own else {}
         engine = engine_at(server, api=api, **settings)
@@ -267,7 +267,7 @@ async def test_longer_instructions_than_a_prompt_may_be_are_refused() -> None:
     await stage.core.start(["go"], run_id="run", instructions="x" * 40)
 
 
-async def test_a_choice_that_forces_a_call_of_a_run_s_tool_holds_for_the_first_step_only() -> None:
+async def test_a_forced_call_of_a_runs_tool_holds_for_the_first_step() -> None:
     choices: list[tuple[Any, Any]] = []
 
     class Watching(Extended):

@@ -33,7 +33,7 @@ CITIES = [("weather", {"city": "Oslo"}), ("weather", {"city": "Rome"})]
 
 
 @pytest.mark.parametrize(("api", "is_encrypted"), [("chat", True), ("responses", False)], ids=["chat", "responses"])
-def test_a_killed_run_that_waits_for_its_caller_s_tools_goes_on_with_them(
+def test_a_killed_run_that_waits_for_external_tools_goes_on(
     make_manager: Callable[..., SessionManager], api: Any, is_encrypted: bool, tmp_path: Path
 ) -> None:
     encryption = Encryption(lambda user_id: user_id.encode().ljust(32, b".")) if is_encrypted else None

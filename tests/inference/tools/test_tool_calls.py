@@ -164,7 +164,7 @@ async def test_context_variables_reach_tools() -> None:
     assert [outcome.result.text for outcome in outcomes] == ["de", "de", "de"]
 
 
-def test_a_synchronous_tool_runs_off_the_event_loop_and_an_asynchronous_one_on_it() -> None:
+def test_synchronous_tools_run_on_threads_and_asynchronous_ones_on_the_loop() -> None:
     threads = {}
 
     @tool
@@ -309,7 +309,7 @@ def test_abort_raises_with_the_tool_the_call_and_why() -> None:
     assert raised.value.args == ("flaky", "c1", "ConnectionError: failure 1")
 
 
-async def test_a_cancel_ends_a_pause_at_once_and_a_set_signal_ends_retries() -> None:
+async def test_a_cancel_ends_a_pause_and_a_set_signal_ends_retries() -> None:
     flaky, calls = failing(9)
     registry = ToolRegistry(flaky, on_error="retry", backoff_s=1000)
 
@@ -334,7 +334,7 @@ async def stuck_call(registry: ToolRegistry, started: threading.Event) -> AsyncI
     yield calling
 
 
-async def test_a_synchronous_tool_that_times_out_is_signalled_and_its_late_result_dropped() -> None:
+async def test_a_synchronous_tool_that_times_out_is_signalled_and_its_result_dropped() -> None:
     """Acceptance 31 and 9: its late result is dropped, and the next attempt does not wait for it."""
     signals, release, ended = [], threading.Event(), threading.Event()
 

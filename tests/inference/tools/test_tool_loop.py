@@ -107,7 +107,7 @@ def results(outcome: Outcome) -> list[ToolResult]:
     return [block for block in outcome.turn.output if isinstance(block, ToolResult)]
 
 
-async def test_parallel_results_are_in_the_order_of_calls_and_a_failure_affects_no_other_call() -> None:
+async def test_parallel_results_keep_the_order_of_calls_and_fail_alone() -> None:
     """Cases 24 and 31: at most `max_parallel` at once, whichever ends first."""
     busy, most, order = [0], [0], list[int]()
 
@@ -313,7 +313,7 @@ async def _has(stage: Stage, kind: type[Event]) -> bool:
     return any(isinstance(event, kind) for event in await stage.events())
 
 
-async def test_a_run_that_kills_its_process_is_resumed_a_limited_number_of_times() -> None:
+async def test_a_run_that_kills_its_process_is_resumed_a_few_times() -> None:
     @tool(repeatable=True)
     async def deadly() -> None:
         await asyncio.sleep(60)
@@ -330,7 +330,7 @@ async def test_a_run_that_kills_its_process_is_resumed_a_limited_number_of_times
     assert results(outcome)[0].is_error
 
 
-async def test_a_run_that_its_own_settings_do_not_resume_does_not_claim_to_have_been_resumed_too_often() -> None:
+async def test_a_run_that_may_not_resume_does_not_report_too_many_resumes() -> None:
     @tool
     async def slow() -> None:
         await asyncio.sleep(60)
@@ -478,7 +478,7 @@ async def test_an_engine_that_cannot_be_built_leaves_an_edited_call_undecided() 
     assert results(await stage.outcome())[0].text == "deleted /tmp" and called == ["/tmp"]
 
 
-async def test_a_too_deeply_nested_call_fails_its_run_and_leaves_the_session_readable() -> None:
+async def test_a_too_deeply_nested_call_fails_only_its_run() -> None:
     """Otherwise a block could be stored that no JSON parser reads, and the session could not be loaded again."""
     arguments: Any = "deep"
     for _ in range(230):
@@ -560,7 +560,7 @@ async def test_decisions_of_the_wrong_kind_are_refused() -> None:
     assert results(await stage.outcome())[0].text == "42"
 
 
-async def test_a_run_that_was_killed_between_asking_for_an_approval_and_waiting_for_it_waits() -> None:
+async def test_a_run_killed_right_after_asking_for_an_approval_waits_for_it() -> None:
     @tool(approval=True)
     async def pay() -> str:
         """Pay."""

@@ -46,7 +46,8 @@ class _Walk:
         if value is None or type(value) in _PLAIN:
             return _hash(type(value).__name__, repr(value).encode("utf-8", "surrogatepass"))
         if entry := self._digests.get(id(value)):
-            return entry[1]
+            _, digest = entry  # with the value itself, so that no other gets its id
+            return digest
         if (depth := self._under_way.get(id(value))) is not None:
             return _hash("again", str(len(self._under_way) - depth).encode())
         self._under_way[id(value)] = len(self._under_way)

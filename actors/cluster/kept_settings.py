@@ -170,7 +170,7 @@ def sweep_settings() -> None:
 
     Called when settings are added, so what is kept is bounded by what actors use and what was asked for recently.
     """
-    keys = {name.split("/")[1] for name in _names("")}
+    keys = {key for _, key, _ in map(_parts_of, _names(""))}
     stale = [key for key in keys if _is_stale(key)]
     if not stale:
         return
@@ -185,9 +185,16 @@ def sweep_settings() -> None:
             _delete(key, "part-", by_prefix=True)
             _delete(key, "asked")
             for entry in _names(f"{key}/doomed-"):  # by a process that died meanwhile
-                if float(_get(key, doomed := entry.split("/")[2]) or 0) < time.time() - DEAD_S:
+                _, _, doomed = _parts_of(entry)
+                if float(_get(key, doomed) or 0) < time.time() - DEAD_S:
                     _delete(key, doomed)
         _delete(key, mark)
+
+
+def _parts_of(name: str) -> tuple[str, str, str]:
+    """Return the parts of `settings/<key>/<suffix>`."""
+    space, key, suffix = name.split("/")
+    return space, key, suffix
 
 
 def _is_stale(key: str) -> bool:

@@ -80,11 +80,13 @@ def presence(actor: Any) -> Presence:
     actor_id = actor._actor_id.hex()  # noqa: SLF001 - no other way
     entry = _presences.get(actor_id)
     now = time.monotonic()
-    if entry is None or entry[0] < now - AGAIN_S / 2:
+    asked_at, state = entry or (0.0, None)
+    if state is None or asked_at < now - AGAIN_S / 2:
         if len(_presences) > _MANY:
             _presences.clear()
-        entry = _presences[actor_id] = now, _ask_ray(actor_id)
-    return entry[1]
+        state = _ask_ray(actor_id)
+        _presences[actor_id] = now, state
+    return state
 
 
 def _ask_ray(actor_id: str) -> Presence:

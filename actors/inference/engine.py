@@ -370,8 +370,8 @@ def engine_of_run(
     if isinstance(builder, Extensible):
         return builder.extended(tools)
     reason = f"{type(builder).__name__} does not support instructions and tools of runs: it has no extended(), see"
-    setting = ("instructions", instructions) if instructions is not None else ("tools", list(tools))
-    raise InvalidInputError(setting[0], shown(setting[1]), f"{reason} Extensible")
+    name, value = ("instructions", instructions) if instructions is not None else ("tools", list(tools))
+    raise InvalidInputError(name, shown(value), f"{reason} Extensible")
 
 
 def check_answers(builder: EngineBuilder, output: Mapping[str, Any] | None, params: Mapping[str, Any]) -> None:

@@ -109,7 +109,8 @@ class SessionImport:
             ArchiveError: a turn added only one part of a pair: see `Order`.
         """
         if problem := await self._order.check_pairs(sorted(self._owners)):
-            raise ArchiveError(problem[0] or line.number, problem[1])
+            number, reason = problem
+            raise ArchiveError(number or line.number, reason)
         await self._commit()
         own = replace(self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision).committed()
         await self._store.commit(own.key, own.epoch, Commit(session=own))

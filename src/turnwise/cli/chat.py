@@ -201,8 +201,9 @@ def check_free(store: str) -> None:
     file = sqlite_file(resolve_url(store))
     holder = lock_holder(file) if file and not os.environ.get("RAY_ADDRESS") else None
     if holder:
-        reason = f"the Ray at {holder[0]} has it open, and no other may use it: set {naming(holder[0])}"
-        raise ConfigError("store", redact(store), f"{reason}, or end process {holder[1]}")
+        address, pid = holder
+        reason = f"the Ray at {address} has it open, and no other may use it: set {naming(address)}"
+        raise ConfigError("store", redact(store), f"{reason}, or end process {pid}")
     if not store.startswith("memory:") and (file is None or file.exists()):
         asyncio.run(_check_plain(store))
 

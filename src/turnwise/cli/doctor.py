@@ -249,7 +249,8 @@ def _owner(file: Path, ray: str | None) -> Finding:
         holder = lock_holder(file)
         if holder is None:
             return Finding("store owner", "ok", "no Ray has the file open")
-        address, by = holder[0], f", by process {holder[1]}"
+        address, pid = holder
+        by = f", by process {pid}"
     else:
         owner = running_owner(file)
         if owner is None:

@@ -496,14 +496,15 @@ def _followed(note: Note, seqs: Sequence[int]) -> Iterator[Finding]:
 def _in_order(present: Sequence[tuple[Note, int]]) -> Iterator[Finding]:
     """Check that a prompt that was acknowledged before another call stands before the prompt of that call."""
     by_told = sorted(present, key=lambda pair: pair[0].told)
-    furthest, index = ("", -1), 0
+    furthest, furthest_place, index = "", -1, 0
     for note, place in sorted(present, key=lambda pair: pair[0].asked):
         while index < len(by_told) and by_told[index][0].told < note.asked:
-            if by_told[index][1] > furthest[1]:
-                furthest = str(by_told[index][0].prompt), by_told[index][1]
+            earlier, earlier_place = by_told[index]
+            if earlier_place > furthest_place:
+                furthest, furthest_place = str(earlier.prompt), earlier_place
             index += 1
-        if furthest[1] > place:
+        if furthest_place > place:
             yield (
                 "order of acknowledgement",
-                f"{note.prompt!r} was sent after {furthest[0]!r} was acknowledged, but stands before it",
+                f"{note.prompt!r} was sent after {furthest!r} was acknowledged, but stands before it",
             )

@@ -107,7 +107,8 @@ class Graph:
     def copy(self, agent: Agent[Any]) -> Agent[Any]:
         """Return the copy of an agent, the same each time."""
         if entry := self._copies.get(id(agent)):
-            return entry[1]
+            _, known_clone = entry
+            return known_clone
         model = JournalledModel(agent.model, stream=self._stream) if isinstance(agent.model, Model) else agent.model
         tools = [journalled(tool) if isinstance(tool, FunctionTool) else tool for tool in agent.tools]
         clone = agent.clone(model=model, tools=tools)

@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from turnwise.memory.conversation.blocks import (
     Block,
@@ -107,6 +107,17 @@ class Cursor:
         return (self.events[0], 0) if self.events[1:2] == (_LAST,) else self.begun
 
 
+class _Read(NamedTuple):
+    """How far a reader has read the texts or the thoughts of an answer: the numbers of a cursor."""
+
+    answer: int
+    attempt: int
+    part: int
+    offset: int
+    frame: int
+    check: int
+
+
 def _unless_zero(numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple(numbers) if any(numbers) else ()
 
@@ -133,7 +144,8 @@ class Piece:
         """Return what of it is behind a cursor of its track: all, the rest of a delta, or nothing."""
         if self.kind != "said" or not cursor or cursor[:3] != self.place[:3]:
             return self
-        missing = self.place[3] - cursor[3]
+        (offset,), (read_offset, *_) = self.place[3:], cursor[3:]
+        missing = offset - read_offset
         if missing <= 0:
             return None
         if missing >= len(self.text):
@@ -366,40 +378,44 @@ class Answers:
         if self._after.events and self._after.events[0] >= self.seq:
             return False  # it has read on
         for track, numbered_texts in texts.items():
-            cursor = getattr(self._after, track)
-            if not (cursor and cursor[0] == self._answer):
+            read = self._read_of(track)
+            if read is None:
                 continue
-            if cursor[1] > self._attempt:
+            if read.attempt > self._attempt:
                 return True
-            _, attempt, number, offset, _, check = cursor
-            read = [*numbered_texts[: number - 1], *(text[:offset] for text in numbered_texts[number - 1 : number])]
-            if attempt == self._attempt and number and (number > len(numbered_texts) or _sum("".join(read)) != check):
+            last_text = numbered_texts[read.part - 1 : read.part]
+            texts_read = [*numbered_texts[: read.part - 1], *(text[: read.offset] for text in last_text)]
+            is_other = read.part > len(numbered_texts) or _sum("".join(texts_read)) != read.check
+            if read.attempt == self._attempt and read.part and is_other:
                 return True
         return False
 
     def _close_lost(self, before: int = _STORED + 1) -> Iterator[Piece]:
         """Close what the reader has seen of this answer, in attempts before one, and what was not said again."""
         for track, parts in self._parts.items():
-            cursor = getattr(self._after, track)
-            if not (cursor and cursor[0] == self._answer and cursor[1] < before):
+            read = self._read_of(track)
+            if read is None or read.attempt >= before:
                 continue
-            if cursor[1:3] > (self._attempt, len(parts)):
-                for number in range(1, cursor[2] + 1):
-                    yield self._piece_at(track, "opened", number, 0, attempt=cursor[1])
-                    yield self._piece_at(track, "closed", number, _CLOSED, attempt=cursor[1])
+            if (read.attempt, read.part) > (self._attempt, len(parts)):
+                for number in range(1, read.part + 1):
+                    yield self._piece_at(track, "opened", number, 0, attempt=read.attempt)
+                    yield self._piece_at(track, "closed", number, _CLOSED, attempt=read.attempt)
+
+    def _read_of(self, track: TextTrack) -> _Read | None:
+        """Return how far the reader has read this answer; None if it has read nothing of it."""
+        cursor = self._after.text if track == "text" else self._after.thought
+        return _Read(*cursor) if cursor and cursor[0] == self._answer else None
 
     def _attempt_read(self, track: TextTrack) -> int:
         """Return which attempt at this answer the reader has seen."""
-        cursor = self._after.text if track == "text" else self._after.thought
-        return cursor[1] if cursor and cursor[0] == self._answer else 0
+        read = self._read_of(track)
+        return read.attempt if read else 0
 
     def _has_lost(self) -> bool:
         """Return whether the reader has seen a part of this answer that is neither stored nor taken back."""
         attempt = self._attempt_read("text")
-        for cursor in (self._after.text, self._after.thought):
-            if cursor and cursor[0] == self._answer and cursor[1] >= max(attempt, self._attempt) and cursor[2]:
-                return True
-        return False
+        reads = [read for track in self._parts if (read := self._read_of(track))]
+        return any(read.attempt >= max(attempt, self._attempt) and read.part for read in reads)
 
     # Answers and calls
 

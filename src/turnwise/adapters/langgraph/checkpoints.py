@@ -150,15 +150,15 @@ class InMemoryCheckpoints:
     ) -> list[tuple[Place, Space, Row]]:
         self._check_open()
         rows = [
-            (place, contents.space, row)
-            for place, contents in self._contents.items()
-            if thread_id in (None, place[0]) and ns in (None, place[1])
+            ((its_thread, its_ns), contents.space, row)
+            for (its_thread, its_ns), contents in self._contents.items()
+            if thread_id in (None, its_thread) and ns in (None, its_ns)
             for row in contents.rows.values()
             if before is None or row.id < before
         ]
-        rows.sort(key=lambda row: row[2].id, reverse=True)
-        last = rows[limit - 1][2].id if len(rows) >= limit else ""
-        return [row for row in rows if row[2].id >= last]
+        rows.sort(key=lambda entry: _id_of(*entry), reverse=True)
+        last = _id_of(*rows[limit - 1]) if len(rows) >= limit else ""
+        return [entry for entry in rows if _id_of(*entry) >= last]
 
     async def writes(self, key: int, ids: Sequence[str]) -> dict[str, list[bytes]]:
         writes = next((content.writes for content in self._contents.values() if content.space.key == key), {})
@@ -191,7 +191,8 @@ class InMemoryCheckpoints:
         if commit.row:
             contents.rows[commit.row.id] = commit.row
         if commit.writes:
-            contents.writes.setdefault(commit.writes[0], []).append(commit.writes[1])
+            checkpoint_id, data = commit.writes
+            contents.writes.setdefault(checkpoint_id, []).append(data)
         for name in removed:
             contents.rows.pop(name, None)
             contents.writes.pop(name, None)
@@ -237,3 +238,7 @@ def open_checkpoints(url: str) -> CheckpointStore:
     from turnwise.adapters.langgraph.checkpoints_sql import SQLCheckpoints
 
     return SQLCheckpoints(url)
+
+
+def _id_of(_place: Place, _space: Space, row: Row) -> str:
+    return row.id

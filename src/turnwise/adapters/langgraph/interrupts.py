@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic_core
 
@@ -81,19 +81,25 @@ def requests_of(value: Any) -> tuple[Request, ...]:
         return ()
 
 
+class _OpenCall(NamedTuple):
+    id: str
+    name: str
+    args: Mapping[str, Any]
+
+
 def match(requests: Sequence[Request], calls: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[str] | None:
     """Return the id of a call for each request; None if a request is about no call.
 
     Args:
         calls: id, name and arguments of each call of the newest message with calls.
     """
-    open_calls, ids = list(calls), list[str]()
+    open_calls, ids = [_OpenCall(*call) for call in calls], list[str]()
     for request in requests:
-        named = [call for call in open_calls if call[1] == request.name]
-        same = [call for call in named if call[2] == request.args] or named
+        named = [call for call in open_calls if call.name == request.name]
+        same = [call for call in named if call.args == request.args] or named
         if not same:
             return None
-        ids.append(same[0][0])
+        ids.append(same[0].id)
         open_calls.remove(same[0])
     return ids or None
 

@@ -325,10 +325,12 @@ class _Work:
     ) -> list[tuple[Any, dict[str, Any], float | None]]:
         pairs = [(row, self._value(row)) for row in rows]
         if op.filter:
-            pairs = [pair for pair in pairs if all(_matches(pair[1].get(k), v) for k, v in op.filter.items())]
+            pairs = [
+                (row, value) for row, value in pairs if all(_matches(value.get(k), v) for k, v in op.filter.items())
+            ]
         scored = [(row, value, _score(row, query_vectors.get(op.query or ""))) for row, value in pairs]
         if op.query and query_vectors:
-            scored.sort(key=lambda entry: -2.0 if entry[2] is None else entry[2], reverse=True)
+            scored.sort(key=_rank, reverse=True)
         return scored[op.offset : op.offset + op.limit] if op.filter or op.query else scored
 
     def _value(self, row: Any) -> dict[str, Any]:
@@ -362,6 +364,12 @@ def _described(row: Any) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(row.created_at, UTC),
         "updated_at": datetime.fromtimestamp(row.updated_at, UTC),
     }
+
+
+def _rank(scored: tuple[Any, dict[str, Any], float | None]) -> float:
+    """Return the score of an item; items without vectors come last."""
+    _, _, score = scored
+    return -2.0 if score is None else score
 
 
 def _score(row: Any, query: Any) -> float | None:

@@ -99,7 +99,8 @@ def to_pydantic_ai(source: Turn | Iterable[Block]) -> list[ModelMessage]:
         if whole is None:
             rest.append(block)
         else:
-            messages += [*_messages(rest[: len(rest) - whole[1]]), whole[0]]
+            message, count = whole
+            messages += [*_messages(rest[: len(rest) - count]), message]
             rest = []
     return [*messages, *_messages(rest)]
 

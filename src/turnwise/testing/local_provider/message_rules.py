@@ -248,7 +248,7 @@ def check_responses(input_items: Sequence[Mapping[str, Any]]) -> None:
             place.refuse("it is no item")
         kind = item.get("type", "message" if "role" in item else None)
         if thought and not (kind in ("reasoning", "function_call") or item.get("role") == "assistant"):
-            thought[0].refuse(f"reasoning item {thought[1]!r} is not followed by its item", thought[1])
+            _refuse_thought(*thought)
         thought = None
         if kind == "message":
             _check_responses_message(place, item)
@@ -269,10 +269,14 @@ def check_responses(input_items: Sequence[Mapping[str, Any]]) -> None:
         else:
             place.refuse(f"type {kind!r} is none of message, reasoning, function_call and function_call_output")
     if thought:
-        thought[0].refuse(f"reasoning item {thought[1]!r} is not followed by its item", thought[1])
+        _refuse_thought(*thought)
     for call_id, index in calls.items():
         if call_id not in answered:
             raise WireError(index, f"call {call_id!r} has no output", call_id, where="input")
+
+
+def _refuse_thought(place: _Place, item_id: str) -> NoReturn:
+    place.refuse(f"reasoning item {item_id!r} is not followed by its item", item_id)
 
 
 def _check_responses_output(place: _Place, call_id: str, output: object) -> None:

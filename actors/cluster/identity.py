@@ -19,10 +19,10 @@ def identity(value: object) -> str:
     """Return a digest that equal settings share in every process: 64 hexadecimal digits.
 
     Dataclasses, pydantic models and all else that pickles count by their class and what they hold, whatever the order
-    in mappings and sets. What a process can import counts by its name. Functions and classes that travel by value, such
-    as those of a script or a notebook, count by their code and what that refers to, line numbers and comments aside:
-    cloudpickle gives such a class another random id in each process. An engine that has an `engine_name` counts by that
-    alone.
+    in mappings and sets. Anything that a process can import is identified by its name. Functions and classes that
+    travel by value, such as those of a script or a notebook, count by their code and what that refers to, line numbers
+    and comments aside: cloudpickle gives such a class another random id in each process. An engine that has an
+    `engine_name` counts by that alone.
 
     Raises:
         Exception: some of it cannot be pickled.
@@ -31,7 +31,7 @@ def identity(value: object) -> str:
 
 
 def pickled(value: object) -> bytes:
-    """Return a value as it travels to other processes: what a script or a notebook defines travels by value."""
+    """Return a value as it travels to other processes: definitions of a script or a notebook travel by value."""
     data: bytes = cloudpickle.dumps(value)
     return data
 

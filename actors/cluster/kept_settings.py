@@ -168,7 +168,7 @@ def _keep(digest: str, data: bytes) -> str:
 def sweep_settings() -> None:
     """Delete settings that no actor has and nobody has asked for since `GRACE_S`. Blocks.
 
-    Called when settings are added, so what is kept is bounded by what actors use and what was asked for recently.
+    Called when settings are added, so only settings that actors use, or that were read recently, take space.
     """
     keys = {key for _, key, _ in map(_parts_of, _names(""))}
     stale = [key for key in keys if _is_stale(key)]
@@ -181,7 +181,7 @@ def sweep_settings() -> None:
             continue
         _put(key, mark, _now())
         if _is_stale(key) and key not in _keys_in_use():
-            _delete(key, "count")  # first, and the mark last: what is deleted by halves has no count, or a mark
+            _delete(key, "count")  # first, and the mark last: half-deleted settings have no count, or a mark
             _delete(key, "part-", by_prefix=True)
             _delete(key, "asked")
             for entry in _names(f"{key}/doomed-"):  # by a process that died meanwhile

@@ -13,7 +13,7 @@ CONNECT_S = 5.0
 
 
 def check_ray_address() -> None:
-    """Refuse a RAY_ADDRESS at which nobody answers: Ray itself would try for more than a minute.
+    """Refuse a RAY_ADDRESS at which no Ray answers: Ray itself would try for more than a minute.
 
     Raises:
         ConfigError: nobody does.

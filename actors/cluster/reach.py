@@ -1,7 +1,8 @@
 """`Reach`: how long a caller waits for an actor that has no process, and how it learns that there is none.
 
-Ray keeps a call for as long as it takes to start the actor's process, also where that never succeeds. So who waits for
-an answer asks Ray now and then whether there is a process, and gives up if there is none for `REACH_S` seconds.
+Ray keeps a call for as long as it takes to start the actor's process, also where that never succeeds. So a caller that
+waits for an answer asks Ray now and then whether the actor has a process, and gives up after `REACH_S` seconds without
+one.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Reach:
 
 
 def presence(actor: Any) -> Presence:
-    """Return whether Ray says that an actor has a process. Blocks; what was known a moment ago is not asked again."""
+    """Return whether Ray says that an actor has a process. Blocks, unless Ray was asked a moment ago."""
     actor_id = actor._actor_id.hex()  # noqa: SLF001 - no other way
     entry = _presences.get(actor_id)
     now = time.monotonic()

@@ -87,7 +87,7 @@ class Ending:
 class Attempt:
     """One execution of an engine for a run, and the `StepContext` that the engine gets.
 
-    It is closed once its ending is decided; whatever the engine does later has no effect.
+    It is closed once its ending is decided; later calls of the engine have no effect.
     """
 
     def __init__(self, run: ActiveRun, callbacks: RunCallbacks, *, interval_s: float) -> None:

@@ -233,7 +233,7 @@ class Suspend(Exception):  # noqa: N818 - not an error but a way to return
 
 
 class NoOutput(tuple[AnyBlock, ...]):
-    """What a runner returns that ends a turn without an answer, on purpose; anything else that is empty is an error."""
+    """A runner returns this to end a turn without an answer, on purpose; any other empty answer is an error."""
 
     __slots__ = ()
 

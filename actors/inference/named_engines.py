@@ -24,7 +24,7 @@ class NamedEngines:
 
 @dataclass(frozen=True, slots=True)
 class MissingEngine:
-    """Stands for an engine of a name that the manager does not have: its runs fail with the reason."""
+    """Takes the place of an engine whose name the manager does not know: its runs fail with the reason."""
 
     name: str
     known: tuple[str, ...]

@@ -22,7 +22,7 @@ JSON mode, with the schema in the instructions."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What one kind of server accepts in the Chat Completions API."""
+    """The requests that one kind of server accepts in the Chat Completions API."""
 
     name: str
     source: str

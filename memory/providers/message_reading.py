@@ -219,7 +219,10 @@ def _plain(message: Any) -> Any:
 
 
 def _format_of(messages: Sequence[Any], plain_messages: Sequence[Any]) -> str:
-    """Return the format of the messages. What is the same in all formats, such as plain texts, says nothing."""
+    """Return the format of the messages.
+
+    Messages that are the same in all formats, such as plain texts, do not decide.
+    """
     formats: dict[str, int] = {}
     for index, (message, plain) in enumerate(zip(messages, plain_messages, strict=True)):
         if name := _class_format(message) or _dict_format(plain):

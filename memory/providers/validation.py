@@ -195,8 +195,8 @@ BEDROCK = replace(
 def fit(messages: Iterable[Message], rules: Rules) -> list[Message]:
     """Return the messages with the names and call ids that the provider takes; those it takes stay as they are.
 
-    An id that comes again where ids are unique gets a number, and so does its result. What a call is named depends on
-    what came before it only, so a longer conversation begins with the same messages. O(blocks).
+    An id that comes again where ids are unique gets a number, and so does its result. The name of a call depends only
+    on the messages before it, so a longer conversation begins with the same messages. O(blocks).
 
     Raises:
         UnsupportedBlockError: an image or document, in a tool result too, in no form that the provider takes.

@@ -16,15 +16,15 @@ Answer = TypeVar("Answer")
 class Batcher(Generic[Asked, Answer]):
     """Answers requests by one call at a time; requests that arrive meanwhile form the next batch, of up to `most`.
 
-    So who asks alone waits for nobody, and the more ask, the more is done together. Answers come in the order of what
-    was asked; where an answer is an exception it is raised to its caller, and an exception of the call to all, as is
-    another number of answers. A caller who gives up changes nothing for the others. If all of a batch give up, its call
-    is cancelled.
+    A single request is sent at once; requests that arrive while a call is under way form the next batch. Answers come
+    in the order of what was asked; where an answer is an exception it is raised to its caller, and an exception of the
+    call to all, as is another number of answers. A caller who gives up changes nothing for the others. If all of a
+    batch give up, its call is cancelled.
 
     Args:
         work: answers a batch, each with its own answer or exception, in order.
         patience_s: how long a batch holds up the next one, in seconds; to its end if left out. Then up to `AT_ONCE`
-            are under way, so that who asks for what takes long holds up nobody else.
+            are under way, so that a slow request does not hold up others.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Batcher(Generic[Asked, Answer]):
                 self._give_up(answer)
 
     def _give_up(self, answer: asyncio.Future[Answer]) -> None:
-        """Leave a request out of the next batch, or cancel the batch under way that nobody waits for any more."""
+        """Leave a request out of the next batch, or cancel the batch under way if no request of it waits any more."""
         self._waiting = [entry for entry in self._waiting if entry[1] is not answer]
         for task, awaited in self._awaited.items():
             if answer in awaited:

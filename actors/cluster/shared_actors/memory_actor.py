@@ -239,7 +239,10 @@ class MemoryHost:
         return memory
 
     async def _write_many(self, batch: Sequence[_Save | None]) -> Sequence[Any]:
-        """Give a memory that is `Batched` what it is to remember. Who asked with None waits for what came before."""
+        """Give a memory that is `Batched` what it is to remember.
+
+        None stands for a caller that waits until everything before it is written.
+        """
         memory = cast(Batched, await self._memory())
         saves = [save for save in batch if save is not None]
         try:

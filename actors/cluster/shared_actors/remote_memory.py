@@ -61,8 +61,8 @@ class RemoteMemory:
     """A long-term memory in an actor of its own: the same settings are the same actor, for all of a namespace.
 
     Each verb is one Ray call, bounded in time; a recall by a process on the actor's machine goes over a Unix socket,
-    once that is open. A memory that fails again and again is left alone for some seconds, so that nobody waits for it;
-    what it is not given is the caller's to keep.
+    once that is open. After repeated failures the memory gets no requests for some seconds, so that no run waits for
+    it; the caller keeps what it could not save.
 
     The actor of a memory in files stays on the node of the manager that made it. If that node is lost, each verb raises
     LongTermMemoryError: nobody finds an empty memory elsewhere in the place of a full one.
@@ -192,7 +192,7 @@ class RemoteMemory:
     ) -> Erasure:
         """See `deletion.erase`.
 
-        What takes longer than the deadline goes on; the same call again waits for the same answer.
+        A call that takes longer than the deadline goes on; the same call again waits for the same answer.
         """
         return cast(Erasure, await self._ask("erase", scope, ids, turn_index))
 
@@ -317,7 +317,7 @@ class _Link:
                 self._connection = await Connection.open(Path(path))
 
     async def close(self) -> None:
-        """Close the connection; what is under way goes by Ray."""
+        """Close the connection; calls under way are repeated by Ray."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait({self._opening})

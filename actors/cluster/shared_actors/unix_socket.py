@@ -108,7 +108,7 @@ class Connection:
             del self._waiting[number]
 
     def close(self) -> None:
-        """Let go of it. What is under way raises ConnectionError."""
+        """Close the connection. Requests under way raise ConnectionError."""
         self._messages.close()
 
     def _on_message(self, number: int, message: bytes) -> None:

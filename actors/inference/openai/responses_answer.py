@@ -48,7 +48,7 @@ _Key = tuple[str, int]
 class ResponsesAnswer:
     """A response, assembled from its events: a `Thinking` for each reasoning item, at most one `Text`, then tool calls.
 
-    What an event says as a whole (`...done`, an item, the response) completes what came of it in pieces, since some
+    An event with a whole text (`...done`, an item, the response) completes the text that was streamed, since some
     servers send no pieces, or leave some out.
 
     Args:

@@ -298,7 +298,7 @@ class OpenAIRunner:
     async def _prepared(
         self, blocks: Sequence[Block], output: OutputType | None
     ) -> tuple[Form | None, Mapping[str, Any]]:
-        """Return the request. That of a long conversation is made by a thread, so that it holds no other session up."""
+        """Return the request. A thread makes the request of a long conversation, so that other sessions go on."""
         if len(blocks) <= _AT_ONCE:
             return self._request(blocks, output)
         return await asyncio.to_thread(self._request, blocks, output)

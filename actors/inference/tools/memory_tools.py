@@ -211,7 +211,7 @@ async def update_memory(
     until: _Until = None,
     status: _Status = None,
 ) -> str:
-    """Change a memory, where it was wrong or is no longer so. What is null stays; "" or [] takes away what was there.
+    """Change a memory, where it was wrong or is no longer so. null leaves a field as it is; "" or [] empties it.
 
     Resolve a goal that was reached, or what else does not matter any more but was so: it is not recalled then.
     """

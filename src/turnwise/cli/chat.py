@@ -81,7 +81,7 @@ def chat(
     namespace: Namespace = "turnwise",
     as_json: AsJson = False,
 ) -> None:
-    """Talk with a model. Answers stream; Ctrl+C stops one and keeps what was said, twice it leaves.
+    """Talk with a model. Answers stream. Ctrl+C stops an answer and keeps its text; pressed twice, it leaves.
 
     The conversation is stored: go on with it by its id. If RAY_ADDRESS names a Ray, an answer is finished there even
     when this terminal is closed. The lines of a pipe are prompts; their answers are printed, and nothing else.

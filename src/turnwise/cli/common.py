@@ -122,7 +122,7 @@ class Commands(TyperGroup):
             return done
         except (typer.Exit, typer.Abort, typer.TyperException):
             raise
-        except BrokenPipeError:  # whoever read the output has seen enough
+        except BrokenPipeError:  # the reader of the output has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except Exception as error:
@@ -232,7 +232,8 @@ async def reading(
 def still(url: str) -> Iterator[str]:
     """Yield the URL by which a command reads a store once.
 
-    By it, SQLite creates no files beside a file that nobody has open, so that it also reads where nobody may write.
+    With this option, SQLite creates no files beside a file that no process has open, so it also reads in folders
+    without write permission.
 
     Raises:
         TurnwiseError: the file does not exist, or somebody changed it meanwhile.

@@ -318,7 +318,7 @@ def _waits(execution: ExecutionHandle, call: PendingCall) -> str:
 
 
 class _UndecidedError(TurnwiseError):
-    """A call waits, and nobody can be asked about it."""
+    """A call waits for a decision, and this program has no terminal to ask at."""
 
 
 class _Stop:

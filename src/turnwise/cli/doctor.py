@@ -40,7 +40,7 @@ _RAY_FOLDERS = ("/tmp/ray", "/dev/shm")  # noqa: S108 - where Ray has its logs, 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check has found."""
+    """The result of one check."""
 
     check: str
     state: State
@@ -368,7 +368,7 @@ def _environment(facts: Facts, where: str) -> Iterator[Finding]:
 
 
 def _answer(facts: Facts, where: str) -> Finding:
-    """Say what the endpoint answered. A refused key is told of by `_key`."""
+    """Say what the endpoint answered. `_key` reports a refused key."""
     status = facts.status or 0
     answers = f"{where}: {facts.endpoint} answers"
     if status == _NOT_FOUND:

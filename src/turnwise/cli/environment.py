@@ -32,7 +32,7 @@ _IMPORTED = ("ray", "openai", "pydantic", "sqlalchemy", "turnwise")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a process has. It has no secret."""
+    """The facts about one process. It has no secret."""
 
     python: str
     turnwise: str | None

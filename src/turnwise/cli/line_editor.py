@@ -15,7 +15,7 @@ CONTINUED = "\\"
 class LineEditor:
     """Reads what is typed, with a history and completion where the system has readline; or the lines of a pipe.
 
-    The history has what was typed and what `remember` was given. It is in no file.
+    The history has the lines typed here and those given to `remember`. It is in no file.
 
     Args:
         commands: the words that the tabulator completes at the beginning of a line.

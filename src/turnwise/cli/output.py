@@ -1,6 +1,6 @@
 """What commands print: tables and colours on a terminal, lines with tabs elsewhere, or JSON.
 
-What users and models have written is never read as markup, and its control characters are made visible.
+Texts of users and models are never read as markup, and their control characters are made visible.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def cancel(
     namespace: Namespace = "turnwise",
     as_json: AsJson = False,
 ) -> None:
-    """Cancel a run, and wait until it has ended. What it has answered so far is kept."""
+    """Cancel a run, and wait until it has ended. The text of its answer so far is kept."""
 
     async def work() -> None:
         async with _acting(_Place(store, user, history, namespace), id, may="cancel") as (session, run_id):
@@ -341,7 +341,7 @@ def _connect_ray() -> None:
 
 
 async def _check_open_runs(session: AsyncSession, may: str, *, is_alone: bool = False) -> None:
-    """Refuse a session whose open runs nobody carries on, since they would fail without an engine.
+    """Refuse a session with open runs and no process, since they would fail without an engine.
 
     Args:
         is_alone: whether there is no Ray that could have noted their engine.

@@ -37,7 +37,7 @@ _HEAD, _QUIET = "bold", "dim"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What was read of a session."""
+    """The state, messages and runs that were read of a session."""
 
     info: SessionInfo
     messages: Sequence[ChatMessage]
@@ -153,7 +153,7 @@ async def _turn_of(session: AsyncSession, which: str) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a run's model was given."""
+    """The blocks that a run's model was sent."""
 
     run: RunRecord
     blocks: Sequence[AnyBlock]

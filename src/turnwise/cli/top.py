@@ -44,7 +44,7 @@ _MEGABYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What is going on at one moment."""
+    """The state of all sessions, runs and hosts at one moment."""
 
     at: float
     """Seconds since the epoch."""

@@ -187,7 +187,7 @@ async def check_what_is_streamed_is_what_is_answered(engine: EngineBuilder) -> N
 
 @_law
 async def check_a_cancel_ends_the_run(engine: EngineBuilder) -> None:
-    """Within the grace; what was said stays, the next request is valid, and the session goes on."""
+    """Within the grace period. The text so far stays, the next request is valid, and the session goes on."""
     stage = await _Stage.opened(engine)
     run_id = await stage.start(LONG)
     after, is_ended, events = 0, False, list[Event]()
@@ -212,7 +212,7 @@ async def check_a_cancel_ends_the_run(engine: EngineBuilder) -> None:
 
 @_law
 async def check_a_failure_ends_only_its_run(engine: EngineBuilder) -> None:
-    """As failed, with a reason; what was said before stays, and the next request is valid."""
+    """As failed, with a reason. The text before stays, and the next request is valid."""
     stage = await _Stage.opened(engine)
     run, turn = await stage.ended(await stage.start(SHORT))
     if run.state == "completed":

@@ -42,7 +42,7 @@ SEEDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out of one law."""
+    """The outcome of one law."""
 
     law: str
     verdict: Verdict
@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came out of all laws of a kind."""
+    """The outcomes of all laws of a kind."""
 
     kind: Kind
     subject: str

@@ -143,7 +143,7 @@ def _joined(transport: str) -> PageSocket | None:
 
 
 async def _end_pages(identity: Identity | None, page: str | None = None) -> None:
-    """End a page, or all of somebody: it does nothing more, and browsers load it again, or the login."""
+    """End a page, or all pages of an identity: it does nothing more, and browsers load it again, or the login."""
     for page_id in list(Client.instances):
         if (viewer := _owner(page_id)) and viewer.identity == identity and page in (None, page_id):
             viewer.ended.set()

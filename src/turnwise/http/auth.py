@@ -1,6 +1,6 @@
 """Whose request it is: `Auth`, and `BearerTokens`, which reads tokens from a mapping, a file or the environment.
 
-The user of a request comes from here and never from its body, so nobody can name somebody else.
+The user of a request comes from here and never from its body, so no client can act as another user.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class OverflowTable(Section):
 
 
 class ServiceConfig(BaseSettings):
-    """Everything that a service is told. Make it with `load`, which names the place of a mistake."""
+    """All settings of a service. Make it with `load`, which names the place of a mistake."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,

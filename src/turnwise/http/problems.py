@@ -1,7 +1,7 @@
 """Errors as problem details (RFC 9457): the error's class, its ids, and what to do.
 
 A client finds the class in `error`, each of the error's fields beside it, and the message, which names the remedy, in
-`detail`. What belongs to another user is answered like what does not exist.
+`detail`. Another user's session or run is answered as one that does not exist.
 """
 
 from __future__ import annotations

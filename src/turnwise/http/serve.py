@@ -62,7 +62,7 @@ Replica: serve.Deployment = serve.deployment(
 def deployment(args: Mapping[str, Any]) -> serve.Application:
     """Return the application; for `serve run`, `serve deploy` and `serve.run`.
 
-    Who listens is Serve's business, so this cannot know who reaches it: give `tokens`, or `anonymous: true`.
+    Ray Serve opens the port to everyone: give `tokens`, or `anonymous: true`.
 
     Args:
         args: `config`, the path of a TOML file on the machine where this is called; and keys of the file, which come

@@ -46,7 +46,7 @@ class Service:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def identify(self, connection: HTTPConnection) -> Identity | None:
-        """Return who makes a request; None if nobody is asked.
+        """Return who makes a request; None without authentication.
 
         Raises:
             Unauthorized: the request has no valid credentials.

@@ -1,7 +1,7 @@
 """Server-sent events, and long polls: what a client waits for, until it leaves or the server stops.
 
-An event's id is its number, so a browser that reconnects sends the last one as `Last-Event-ID`, and the stream goes on
-right behind it: no event is missing, and none comes twice.
+An event's id is its number, so a browser that reconnects sends the last one as `Last-Event-ID`, and the stream
+continues after it: no event is missing, and none comes twice.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ class Section(BaseModel):
 class Table:
     """Marks a field that is a dataclass of settings: its table has the dataclass's fields, and no others.
 
-    Fields that are omitted keep the dataclass's default. What the dataclass refuses is an error at the field's key.
+    Fields that are omitted keep the dataclass's default. A value that the dataclass refuses is an error at the field's
+    key.
 
     Args:
         without: fields that a file cannot give.

@@ -45,8 +45,8 @@ class Note:
 class Acknowledged:
     """Records acknowledgements. Usable by many tasks; with a file, also by many threads and processes of one machine.
 
-    Record *after* the acknowledgement, since a store may lose what nobody was told. With a file, each note is a line of
-    JSON, which is written before the method returns. A last line that was cut by a kill is ignored.
+    Record *after* the acknowledgement, since a store may lose a change that it has not acknowledged. With a file, each
+    note is a line of JSON, which is written before the method returns. A last line that was cut by a kill is ignored.
 
     Args:
         path: the file to append to; notes are kept in memory if omitted.

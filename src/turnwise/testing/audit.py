@@ -51,7 +51,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What was checked, and the violations."""
+    """The result of an audit: how much was checked, and the violations."""
 
     counts: Counter[str]
     """The numbers of checked sessions, turns, runs, events and requests, and of acknowledged prompts, runs, ends and

@@ -25,7 +25,7 @@ Invoke = Callable[[Any, str], Awaitable[Any]]
 
 
 def target_of(handoff: Agent[Any] | Handoff[Any, Any]) -> Agent[Any] | None:
-    """Return the agent that a handoff leads to; None if only a call of the handoff says so."""
+    """Return the agent that a handoff hands over to; None if only calling it can tell."""
     if isinstance(handoff, Agent):
         return handoff
     reference = getattr(handoff, "_agent_ref", None)

@@ -261,7 +261,7 @@ class Journal:
                 raise self.failure
             if self._stored >= count:
                 return
-            await asyncio.sleep(0)  # what begins or ends in this moment comes along
+            await asyncio.sleep(0)  # calls that begin or end at this moment join the commit
             added = self._added
             blocks, self._blocks = self._blocks, []
             events, self._events = self._events, []

@@ -75,8 +75,8 @@ class JournalledModel(Model):
         """Return the recorded answer, or ask the model. Without a run, this is the model's own method.
 
         An answer with a call whose arguments are no JSON object is recorded with the reasons why its calls are not
-        made, and the model is asked again: the SDK does not get it, so it calls no tool and asks nobody. So it is with
-        an agent that is a tool, of which nothing is recorded.
+        made, and the model is asked again: the SDK does not get it, so it makes no call and requests no approval. So it
+        is with an agent that is a tool, of which nothing is recorded.
         """
         journal = CURRENT.get()
         request = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs

@@ -227,7 +227,7 @@ class TurnwiseSession:
 
     @property
     def _of_loop(self) -> _ChangeLog:
-        """What this event loop has read."""
+        """The changes of a session that this event loop has read."""
         return self._logs.setdefault(asyncio.get_running_loop(), _ChangeLog())
 
     async def _change(self, wrapper: Any, change: Callable[[list[Item]], dict[str, Any] | None]) -> list[Item]:
@@ -264,7 +264,7 @@ class TurnwiseSession:
         """Return whether the run that has the session has ended without saying so, or is taken for dead."""
         task = _TASKS.get(log.open or "")
         if task is None and log.made_by == _process():
-            return True  # the task ended, and nobody keeps it
+            return True  # the task ended and was garbage-collected
         if task is not None and (task.done() or task is asyncio.current_task()):
             return True
         return max(time.monotonic() - log.read_at, time.time() - log.made_at) > self._lease_s

@@ -2,8 +2,8 @@
 
 A text that is streamed and one that is stored are the same pieces, cut differently. So a place of a text is counted in
 characters, and a place of all else is the number of the stored event that it comes from. Both kinds only grow, each by
-itself. `Cursor` has one of each kind (texts, thoughts, all else): what is behind it is what its reader lacks, also in
-another process, when the deltas are gone.
+itself. `Cursor` has one of each kind (texts, thoughts, all else): the pieces after it are those that its reader lacks,
+also in another process, when the deltas are gone.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _unless_zero(numbers: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Something that the watcher of an answer is told."""
+    """One thing that a reader of an answer gets."""
 
     kind: Kind
     track: Track
@@ -166,8 +166,8 @@ class _Part:
 class Answers:
     """The answers of one run, as of the events that were added. Pure: it waits for nothing and reads nothing.
 
-    Each text that is opened is closed, and each call is shown before anything else about it. What was streamed of an
-    answer that became void, as its model call failed or its process was lost, is followed by a `reset`.
+    Each text that is opened is closed, and each call is shown before anything else about it. After the text of an
+    answer that became void, since its model call failed or its process was lost, comes a `reset`.
 
     Args:
         after: how far the reader has read. Pieces before it are made as well.
@@ -207,12 +207,12 @@ class Answers:
 
     @property
     def waiting(self) -> Mapping[str, Wants]:
-        """The calls that wait for somebody, if all others of the answer have been made; else empty."""
+        """The calls that wait for a decision or a result, if all others of the answer have been made; else empty."""
         return self.waiting_calls if not (self._undecided or self._running) else {}
 
     @property
     def waiting_calls(self) -> Mapping[str, Wants]:
-        """The calls that wait for somebody, whatever else the run does."""
+        """The calls that wait for a decision or a result, also while other calls run."""
         return {} if self.is_ended else self._waiting_calls
 
     def begun_again(self) -> Piece:
@@ -352,7 +352,7 @@ class Answers:
         """Say what is missing of an answer's texts and thoughts, and close them.
 
         Args:
-            is_whole: whether the blocks are all that was said; else the rest of it was not kept.
+            is_whole: whether the blocks are the whole answer; otherwise the rest of it was dropped.
         """
         texts_said = _spoken_texts(blocks)
         texts = {track: [text for said_track, text in texts_said if said_track == track] for track in self._parts}

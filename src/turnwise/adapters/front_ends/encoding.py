@@ -78,16 +78,16 @@ class FrontEndEncoder(ABC):
 
     @property
     def waiting(self) -> Mapping[str, Wants]:
-        """The calls that wait for somebody, and for what, if the run does nothing else; else empty."""
+        """The calls that wait, and for what (an approval or a result), if the run does nothing else; else empty."""
         return {} if self._behind else self._answers.waiting
 
     @property
     def waiting_calls(self) -> Mapping[str, Wants]:
-        """The calls that wait for somebody, and for what, also if the run does something else."""
+        """The calls that wait, and for what (an approval or a result), also if the run does something else."""
         return {} if self._behind else self._answers.waiting_calls
 
     def add(self, event: AnyEvent) -> list[Frame]:
-        """Take the run's next event; return the frames that it leads to."""
+        """Take the run's next event; return its frames."""
         begun = self._begin() if self._is_begun_by(event) else []
         frames = [frame for piece in self._answers.add(event) for frame in self._frames(piece)]
         if not self._behind:
@@ -136,7 +136,7 @@ class FrontEndEncoder(ABC):
         before = getattr(self._cursor, piece.track)
         rest = piece.after(before)
         chunks = list(self._say(rest or piece))
-        # Counted from the end where a stream stops: what was open before depends on where the stream began.
+        # Counted from the end where a stream stops: the number of frames before depends on where the stream began.
         first = _STOP_FRAMES - len(chunks) if piece.kind == "waits" else 0
         for number, data in enumerate(chunks, first):
             place = (*piece.place, number)

@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What becomes part of a space, whole or not at all."""
+    """Changes of a space that are stored together or not at all."""
 
     before: Space | None
     """The state that it follows; None for a new space."""

@@ -226,7 +226,7 @@ class SQLCheckpoints(SecureDeleteDatabase):
 
     async def delete(self, thread_id: str) -> None:
         def delete(connection: sa.Connection) -> int:
-            # The spaces first: whoever writes to one of them waits, and finds it deleted.
+            # The spaces first: another writer to one of them waits, and then finds it deleted.
             matching = sa.select(spaces.c.key).where(spaces.c.thread_id == thread_id)
             keys = [
                 *connection.scalars(matching if self._is_sqlite else matching.order_by(spaces.c.key).with_for_update())

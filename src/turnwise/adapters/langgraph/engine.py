@@ -37,11 +37,11 @@ class LangGraphEngine:
     """Answers with a LangGraph graph whose state has a channel of messages.
 
     Each run gives the graph the conversation as LangChain's messages and records what the graph adds to them. Its other
-    channels begin empty: what the graph shall keep from turn to turn belongs in the messages or in a LangGraph store.
-    Text and thoughts stream as the graph's models produce them, also those of its subgraphs; recorded is what arrives
-    in the channel, behind what was there. Not recorded are messages that the graph puts in the place of others, such as
-    a summary, and messages of the user or the system that it adds; those of the user that have a name are other
-    agents', and recorded as the assistant's texts.
+    channels begin empty: to keep state from turn to turn, put it into the messages or into a LangGraph store. Text and
+    thoughts stream as the graph's models produce them, also those of its subgraphs; recorded is what arrives in the
+    channel, behind what was there. Not recorded are messages that the graph puts in the place of others, such as a
+    summary, and messages of the user or the system that it adds; those of the user that have a name are other agents',
+    and recorded as the assistant's texts.
 
     **Interrupts.** `interrupt()` makes the run wait: `execution.pending()` shows the call. If it asks about tool calls,
     as LangChain's middleware does, each of these calls waits for `approve`, also with edited arguments, `reject` or
@@ -55,7 +55,7 @@ class LangGraphEngine:
     **Tools.** Calls of the graph's own `ToolNode`s run under the session's journal: a call that has its result is not
     made again, also if LangGraph repeats the node; one that a lost process had begun is made again if it is
     `repeatable`, and else gets an error result. Tools that a subgraph or a node's own code calls are not journaled, nor
-    those that return a `Command`: what they did is repeated as LangGraph repeats their node. With `on_lost="resume"`, a
+    those that return a `Command`: their work is repeated when LangGraph repeats their node. With `on_lost="resume"`, a
     run of a lost process goes on at the graph's last checkpoint. Without a durable checkpointer, the graph begins again
     with what was recorded, and calls without a result get an error result.
 
@@ -191,7 +191,7 @@ class _GraphRunner:
             self._graph = self._ready(graph())
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
-        """Return what the graph answered; what came before was recorded.
+        """Return the graph's last answer; everything before it is recorded.
 
         Raises:
             EngineError: the graph failed, ended without an answer, or has an interrupt and no checkpointer.

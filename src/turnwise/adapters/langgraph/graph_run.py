@@ -507,7 +507,7 @@ class GraphRun:
     # Interrupts
 
     async def _wait_if_interrupted(self) -> bool:
-        """Raise Suspend if the graph waits for decisions; return whether it waits and nobody has to decide."""
+        """Raise Suspend if the graph waits for decisions; return whether it waits although all are made."""
         is_waiting = False
         if self._interrupted:
             self._interrupted = False

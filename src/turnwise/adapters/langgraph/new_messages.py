@@ -14,7 +14,10 @@ with framework("langgraph", extra="langgraph", tested="1.2"):
 
 @dataclass(slots=True)
 class Unrecorded:
-    """What a message adds to the transcript, until it is recorded. The graph may still change the message."""
+    """The blocks that a message adds to the transcript, until they are recorded.
+
+    The graph may still change the message.
+    """
 
     message_id: str
     blocks: list[AnyBlock]

@@ -48,21 +48,21 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
     """Keeps the checkpoints of LangGraph's graphs in SQLite, PostgreSQL or memory.
 
     Each element of a list in a channel is stored once, so a conversation takes space in proportion to its length, and
-    not to its square. What is stored goes through LangGraph's own serializer. A checkpoint is stored whole or not at
-    all. Methods of one saver may be called from any threads and event loops. A copy shares its connections, and closing
-    one closes both; a pickle has the URL, with its password, and the serializer that was given.
+    not to its square. Values are serialized by LangGraph's own serializer. A checkpoint is stored whole or not at all.
+    Methods of one saver may be called from any threads and event loops. A copy shares its connections, and closing one
+    closes both; a pickle has the URL, with its password, and the serializer that was given.
 
-    **One writer.** A run may write to a thread (more precisely, to one namespace of it) if nobody else has written
-    since it read the thread; and from then on until somebody else may. Otherwise its call raises
-    `CheckpointFencedError` and stores nothing. So of two runs at once one goes on and the other fails, whichever of
-    them writes first after both have read; a run that hung goes no further once another has taken over; and
+    **One writer.** A run may write to a thread (more precisely, to one namespace of it) if no other run has written
+    since it read the thread; from then on it may write until another run takes over in the same way. Otherwise its call
+    raises `CheckpointFencedError` and stores nothing. So of two runs at once one goes on and the other fails, whichever
+    of them writes first after both have read; a run that hung goes no further once another has taken over; and
     `update_state` during a run ends that run. A chain of checkpoints forks only if a caller names an earlier
     `checkpoint_id`, in `invoke`, `update_state` or `bulk_update_state`; such a branch becomes the latest.
 
-    What a run has read is told by a key in the config of each tuple that this saver returns. With a config without
-    that key, as one made by hand, `put` stores a checkpoint that continues the latest, the first one of a namespace,
-    one without a parent that has no channels, or one without a parent in a graph that replays; all but the last only if
-    no run with the key has written before. `put_writes` with such a config likewise.
+    The config of each tuple that this saver returns has a key that names the state which the run has read. With a
+    config without that key, as one made by hand, `put` stores a checkpoint that continues the latest, the first one of
+    a namespace, one without a parent that has no channels, or one without a parent in a graph that replays; all but the
+    last only if no run with the key has written before. `put_writes` with such a config likewise.
 
     **The latest** is the checkpoint that was stored last; lists are in the order of ids.
 

@@ -85,7 +85,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put:
-    """A checkpoint to store. What a caller may still change is serialised."""
+    """A checkpoint to store. Values that the caller may still change are serialised at once."""
 
     id: str
     parent: str | None
@@ -104,7 +104,7 @@ class Put:
 
 @dataclass(slots=True)
 class _Memory:
-    """What this process knows of a space."""
+    """The checkpoints and elements of a space that this process has read or written."""
 
     space: Space
     checkpoints: dict[str, tuple[Mapping[str, Any], Mapping[str, Ref]]] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class GraphThreads:
         """Return a checkpoint with its values and pending writes; the latest if the id is None."""
         while True:
             if not (read := await self._store.read(where, id)):
-                self._memories.pop(where, None)  # whoever reads that it was deleted may begin it anew
+                self._memories.pop(where, None)  # a run that reads that the thread was deleted may begin it anew
                 return None
             space, row, writes = read
             if row is None:

@@ -156,7 +156,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What a link knew when a request began."""
+    """The state of a link when a request began."""
 
     number: int
     is_first: bool
@@ -226,7 +226,7 @@ class _Link:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether a request was given up, the server has been silent all the time, and nobody else waits for it."""
+        """Whether a request was given up, the server sent nothing all the time, and no other request waits for it."""
         return self._silent_at == self._heard and self._calls == 0
 
     def begin(self) -> _Request:

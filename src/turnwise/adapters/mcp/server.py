@@ -102,7 +102,7 @@ def mcp_server(manager: AsyncSessionManager, *, user_id: str, memory: LongTermMe
     Its tools are `list_sessions`, `show_session`, `send`, `recall` and `save`; those that change something are left out
     if the manager is read-only. The user is this function's argument and no tool's, so no client reaches another's
     session: such an id behaves like one that does not exist. Serve it with `run_stdio_async`, or mount
-    `streamable_http_app`. Whoever reaches the server acts as the user, so let nobody else reach it.
+    `streamable_http_app`. A client of the server acts as the user, so make it reachable for that user only.
 
     Args:
         manager: enter it before the server runs, or let the first call connect it.
@@ -130,7 +130,7 @@ def mcp_server(manager: AsyncSessionManager, *, user_id: str, memory: LongTermMe
 
 
 def _with_tool_errors(tool: Callable[Arguments, Awaitable[Result]]) -> Callable[Arguments, Awaitable[Result]]:
-    """Return the tool with its errors as such as its caller is told."""
+    """Return the tool; errors of turnwise become errors that its client reads."""
 
     @wraps(tool)
     async def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -208,7 +208,7 @@ def _send(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable
 
 
 async def _waited(run: AsyncExecutionHandle, wait_s: float) -> tuple[str, str]:
-    """Return the state of a run and its text, once it has ended, waits for somebody, or the time is over."""
+    """Return the state of a run and its text, once it has ended or is suspended, or the time is over."""
     try:
         turn = await run.wait(wait_s, until="settled")
     except WaitTimeoutError as error:

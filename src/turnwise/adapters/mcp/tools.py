@@ -55,7 +55,7 @@ def mcp_tools(
 
     Connects to the server from this process and asks what it has, once a process: until the server says that its tools
     changed, or the connection was lost. Blocks; in a coroutine, call it by `asyncio.to_thread`. The engine keeps these
-    tools, with their descriptions and schemas: what a server changes later reaches no model until you ask again.
+    tools, with their descriptions and schemas: later changes of the server reach no model until you call this again.
 
     Each process that calls a tool has one connection, which its sessions share, and opens it again if it was lost. A
     call that did not reach the server is repeated; one that was cut off gives the model an error result, which says

@@ -50,7 +50,7 @@ class PydanticAIEngine:
     - **System prompt.** The agent's, unless the conversation has one. Instructions always apply.
     - **Errors.** `UsageLimitExceeded` becomes `LimitError`; a refusal of the request `RequestRefusedError`; a request
       longer than the window `ContextOverflowError`, after which the session's strategy makes room; other errors
-      `EngineError`. What a tool raises fails the run, as in Pydantic AI.
+      `EngineError`. An exception of a tool fails the run, as in Pydantic AI.
 
     Args:
         agent: an agent; or a function that makes one, or `"package.module:name"` of either. An agent is pickled, and so

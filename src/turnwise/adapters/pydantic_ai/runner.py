@@ -152,9 +152,11 @@ class AgentRunner:
 
 
 class Journal:
-    """What a run's next commits record. `flush` stores all that was added until it returns.
+    """Collects blocks, events and states of calls, which the run's next commits record.
 
-    What arrives at once shares a commit.
+    `flush` stores all that was added until it returns.
+
+    Records that arrive while a commit is under way share the next one.
     """
 
     def __init__(self, turn: Turn, context: StepContext) -> None:
@@ -484,7 +486,7 @@ class _Execution:
         return response if parts == list(response.parts) else replace(response, parts=parts)
 
     def errors(self, output: Any) -> str | None:
-        """Return why an output is not of the type that the run asked for; None if it is, or if nobody asked."""
+        """Return why an output is not of the type that the run requests; None if it is, or if the run requests none."""
         if self._output is None or self._output.retries is None:
             return None
         return self._output.errors(pydantic_core.to_json(output, serialize_unknown=True).decode())

@@ -1,4 +1,4 @@
-"""`Gate`: lets a request or a websocket into the console once it is known whose it is."""
+"""`Gate`: lets a request or a websocket into the console once its user is known."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Gate:
 
     Each open page counts as one of the streams that a user may have open.
 
-    A websocket, or what stands for one, must belong to the same viewer as the page that opens it. Behind a proxy that
-    does the login, the service's `Auth` lets the request in without a form.
+    A websocket, or long polling in its place, must belong to the same viewer as the page that opens it. Behind a proxy
+    that does the login, the service's `Auth` lets the request in without a form.
 
     Args:
         inner: the pages; each request has its `Viewer` in the scope.

@@ -1,4 +1,4 @@
-"""`PageSocket`: what a browser's socket may do, which is to act for its own page, as long as that page's login lasts.
+"""`PageSocket`: lets a browser's socket act for its own page only, as long as that page's login lasts.
 
 NiceGUI acts for the page that a message names, whoever sends it. So each handler of a message is replaced here:
 

@@ -31,7 +31,7 @@ class Viewer:
 
     @classmethod
     def of(cls, scope: Scope) -> Viewer:
-        """Return the viewer whom the gate let in."""
+        """Return the viewer that the gate has put into the scope."""
         viewer: Viewer = scope[SCOPE_KEY]
         return viewer
 

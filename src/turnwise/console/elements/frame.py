@@ -109,7 +109,7 @@ class Frame:
 
 
 class NotThereError(Exception):
-    """What the page shows does not exist, or not any more."""
+    """The session or run of the page does not exist, or was deleted."""
 
 
 def log_unexpected(error: Exception) -> None:

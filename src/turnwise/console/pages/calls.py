@@ -28,7 +28,7 @@ class Calls:
         self._whole = tag("div", "", aria_live="polite")
 
     def show(self, execution: AsyncExecutionHandle | None, pending: Sequence[PendingCall]) -> None:
-        """Show these calls of a run; nothing changes if they are shown already, so that nobody's input is lost."""
+        """Show these calls of a run; nothing changes if they are shown already, so that no input is lost."""
         run_id = execution.run_id if execution else ""
         if (ids := tuple(f"{run_id} {call.call_id}" for call in pending)) == self._shown:
             return

@@ -44,7 +44,7 @@ STOPS = "the server stops: read on, from this service or from another one"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a request says about a call. `at` is where it says so."""
+    """A decision about a call, or its result, as a request has it. `at` is where it says so."""
 
     call_id: str
     at: str
@@ -233,8 +233,8 @@ async def _take_back(session: AsyncSession, index: int, last: int, active: str |
 async def fitting(execution: AsyncExecutionHandle, decisions: Sequence[Decision]) -> list[Decision]:
     """Return what a request says about calls that wait, or waited, one decision a call. Changes nothing.
 
-    A client may have a result of its own for a call that it approves: the approval counts. What it says of calls that
-    never waited is left out, such as results of the service's own tools.
+    A client may have a result of its own for a call that it approves: the approval counts. Results of calls that never
+    waited are left out, such as those of the service's own tools.
 
     Raises:
         InvalidInputError: a call waits for something else, or has two answers that differ.
@@ -286,7 +286,7 @@ async def decide(execution: AsyncExecutionHandle, decisions: Sequence[Decision])
 
 
 async def behind(execution: AsyncExecutionHandle, call_ids: Sequence[str]) -> frozenset[str]:
-    """Return those of the calls that wait for somebody, or did."""
+    """Return those of the calls that wait for a decision or a result, or did."""
     calls = (await execution.info()).calls
     return frozenset(call_id for call_id in call_ids if call_id in calls and calls[call_id].get("wants"))
 

@@ -1,4 +1,4 @@
-"""Reads what front ends send: parts of messages as blocks. What is wrong is refused by the name of its field."""
+"""Reads what front ends send: parts of messages as blocks. A wrong value is refused with the name of its field."""
 
 from __future__ import annotations
 

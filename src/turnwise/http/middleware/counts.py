@@ -44,7 +44,7 @@ class CountLimits:
     """An ASGI middleware that refuses queries with too many parameters, and bodies with too many values or levels.
 
     To read JSON holds the event loop, even by a thread, since Python's lock is held to the end: a million small values
-    take a second. So they are counted first, by what stands between texts. What is no JSON is refused by the routes.
+    take a second. So they are counted first, by what stands between texts. The routes refuse a body that is not JSON.
 
     A message of a websocket is bounded like a body; one that is too large ends the connection, by code 1009.
 

@@ -26,7 +26,7 @@ def asked_once(auth: Auth) -> Auth:
 
 
 class Credentials:
-    """An ASGI middleware that lets a request to the API in only if `auth` knows whose it is.
+    """An ASGI middleware that lets a request to the API in only if `auth` knows its user.
 
     So the body of another is not parsed. If `auth` raises, the route asks it again and answers for it.
 

@@ -18,8 +18,8 @@ _TOO_LARGE = 413
 class SizeLimits:
     """An ASGI middleware that answers 431 to a request whose names and values of header fields are too large.
 
-    The app below answers 413 to a body that is too large; this says so in the form of the API that was asked. Every
-    answer has `X-Content-Type-Options: nosniff`, so that no browser renders what users wrote as HTML.
+    The app below answers 413 to a body that is too large; this turns it into the error format of the requested API.
+    Every answer has `X-Content-Type-Options: nosniff`, so that no browser renders what users wrote as HTML.
     """
 
     def __init__(self, app: ASGIApp, max_header_bytes: int, max_body_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""`SameSite`, `KnownHosts`: keep pages of other sites out of a service that asks nobody who they are."""
+"""`SameSite`, `KnownHosts`: keep pages of other sites out of a service without authentication."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def _host_of(headers: Headers) -> str:
 class SameSite:
     """An ASGI middleware that answers 403 to requests that may change something and come from a page of another site.
 
-    A browser sends a POST without a body, or with one of a form, for any page, and asks nobody first.
+    For any page, a browser sends a POST without a body, or with a form's, and does not ask the server first (no CORS
+    preflight).
 
     Args:
         origins: origins whose pages may send them nevertheless; `*` stands for all.

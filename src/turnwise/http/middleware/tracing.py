@@ -15,8 +15,8 @@ _LONGEST = 512
 class TraceContext:
     """An ASGI middleware that hands the trace context of each request on to the runs that it starts.
 
-    An instrumentation of the app, whose span is the current one, comes first. What no W3C trace context can be is
-    ignored where it is read.
+    An instrumentation of the app, whose span is the current one, comes first. Headers that are not a valid W3C trace
+    context are ignored where they are read.
     """
 
     def __init__(self, app: ASGIApp) -> None:

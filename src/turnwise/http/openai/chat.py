@@ -101,10 +101,10 @@ async def create(
     the run. With it, the session of this id has the conversation, and is made if there is none.
 
     `messages` may then be the whole conversation, or only what is new: one message of the user, or the results of
-    tools. Of a whole one, the user's messages must be those of the session; what follows is new. Answers may be cut
-    short or missing, but not changed: otherwise the answer is 422 `conflict`, which says what differs. If nothing is
-    new, the request repeats the last one, and gets the same answer; one that failed is asked for again. System messages
-    are instructions for this answer, and in no history.
+    tools. If it is whole, the user's messages must be those of the session; messages after them are new. Answers may be
+    cut short or missing, but not changed: otherwise the answer is 422 `conflict`, which says what differs. If nothing
+    is new, the request repeats the last one, and gets the same answer; one that failed is asked for again. System
+    messages are instructions for this answer, and in no history.
 
     After `tool_calls`, the session waits for the results of all calls, for as long as it takes. Messages of role `tool`
     bring them, with the same settings and tools as before, or none.
@@ -346,7 +346,7 @@ def _check_same(body: CreateCompletion, options: RunOptions, run: RunRecord) -> 
 
 
 def _canceller(caller: Caller, answering: _Answering) -> Callable[[], Any] | None:
-    """Return what to do when the client leaves. Without a session nobody could get the answer any more."""
+    """Return what to do when the client leaves. Without a session, no later request could read the answer."""
     if answering.is_stored and caller.on_disconnect == "keep":
         return None
     work = "the cancellation of a run whose client disconnected"

@@ -233,7 +233,7 @@ def _failure(reason: str, code: str | None, kind: str) -> OpenAIError:
 
 
 def needs_approval(call: ApprovalRequested | PendingCall, session_id: str, run_id: str) -> OpenAIError:
-    """Return the answer for a run that waits for somebody else than its client."""
+    """Return the answer for a run that waits for an approval, which its client cannot give."""
     reason = f"a person must approve {'a larger budget' if call.wants == 'budget' else f'the call of {call.name!r}'}"
     how = "approve it by the native API, or use the Responses API, which has approvals"
     fields = {"run_id": run_id, "session_id": session_id, "call_id": call.call_id}

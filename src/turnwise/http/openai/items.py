@@ -185,7 +185,7 @@ def placed_output(
             remaining = [block for block in every if numbers[id(block)] not in removed]
             for item in said_items(run_id, answer, remaining or every, encrypted=encrypted):
                 shown = [numbers[id(block)] for block in every]
-                if kind is Text:  # what nobody sees goes with the text, such as attempts at a typed answer
+                if kind is Text:  # calls that are not listed go with the text, such as attempts at a typed answer
                     shown, hidden = [*hidden, *shown], []
                 yield Placed(item, tuple(shown), part, not remaining)
         uses, after = uses_of(answer_blocks), part

@@ -28,7 +28,7 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a request that names a model asks for."""
+    """The engine and the model that a request names."""
 
     engine: str | None
     """The name of the manager's engine; None for its first."""

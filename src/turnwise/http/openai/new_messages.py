@@ -2,8 +2,8 @@
 
 The client may send the whole conversation, as clients of stateless servers do, or only what is new: one message of the
 user, or the results of tools. Of a whole conversation, the user's messages must be those of the session, in order; what
-comes after them is new. What the assistant has said may be there, cut short or missing, as a client may have lost an
-answer, but nothing else may stand there instead. Calls that the service has made itself are not compared.
+comes after them is new. An answer of the assistant may be whole, cut short or missing, as a client may have lost it,
+but it may not be another one. Calls that the service has made itself are not compared.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _matched(had: Sequence[_Group], sent: Sequence[_Group]) -> int:
         here = sent[index + 1] if index + 1 < len(sent) else None
         if here is None or here.block != group.block:
             if not group.is_whole and not group.answer:
-                continue  # the client may leave out what nobody has answered
+                continue  # the client may leave out prompts that were not answered
             raise _differs(group, here)
         index += 1
         _check_answer(group, here, is_last=number == len(had) - 1)

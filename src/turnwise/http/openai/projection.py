@@ -5,8 +5,8 @@ them waits for the client: it provides the result, or approves. The next part be
 
 The sequence number of an event is its place in the response. A delta takes as many places as it has characters, and has
 the number of its last one. So the numbers do not depend on how an answer was cut into deltas: a stream of the stored
-answer, whose deltas are gone, goes on exactly where a live stream was cut. What may not be stored as it was streamed,
-such as an answer that was lost with its process, is followed by a jump to a number that does not depend on it.
+answer, whose deltas are gone, goes on exactly where a live stream was cut. After text that may not be stored as it was
+streamed, such as an answer that was lost with its process, the numbers jump to one that does not depend on that text.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Projection:
         return self.at + 1 if self._is_boundary and self._asked.keys() <= self._brought else self.at
 
     def add(self, event: AnyEvent) -> Iterator[Sent]:  # noqa: PLR0912 - a table of events
-        """Take the run's next event; yield the events of the response that it leads to."""
+        """Take the run's next event; yield the events of the response that follow from it."""
         if self.is_done or event.run_id != self.run_id:
             return
         if self.part == 0 and self.status is None:

@@ -89,7 +89,7 @@ async def cancel(response_id: str, caller: Asks) -> Response:
 
 @router.delete("/{response_id}")
 async def delete(response_id: str, caller: Asks) -> Response:
-    """Delete a response; cancel it first if it has not ended. What was said stays part of later responses."""
+    """Delete a response; cancel it first if it has not ended. Its text stays part of later responses."""
     response = await _find(caller, response_id)
     if await _is_newest(caller, response) and response.run.is_open:
         await response.execution.cancel("its response was deleted")

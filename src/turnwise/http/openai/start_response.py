@@ -154,7 +154,7 @@ async def _options(
 
 def _tools(body: CreateResponse) -> list[Tool]:
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.functions())]
-    record_of_tools(tools)  # here it holds nobody up
+    record_of_tools(tools)  # a thread, so that the event loop serves others
     return tools
 
 
@@ -297,7 +297,7 @@ async def _after(
         turn = await session.turn(response.execution.turn_index)
         return await _once(caller, [*turn.blocks, *request_input.blocks], options, choice.engine if choice else None)
     if is_hidden(session.id) and "openai.conversation" not in response.run.labels:
-        # Whoever comes first continues the session: it has each turn id once. Others fork it.
+        # The first request continues the session, which takes each turn id once. Later ones fork it.
         try:
             return await _run(caller, session, request_input, {**options, "turn_id": f"after {previous}"}, choice)
         except (SessionBusyError, TurnIdTakenError):

@@ -1,6 +1,6 @@
 """`Connections`: bounds how many connections a server has, and how long it waits for a client that is slow or silent.
 
-uvicorn has a time limit for idle connections only, and no bound that lets anybody else in when it is reached.
+uvicorn limits idle connections only, and at its bound on connections it lets no new client in.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Connections:
         self._new.pop(connection, None)
 
     def lost(self, connection: _Connection) -> None:
-        """Let go of a connection that has ended."""
+        """Forget a connection that has ended."""
         self._open.pop(connection, None)
         self._new.pop(connection, None)
 

@@ -1,4 +1,4 @@
-"""`configure_logging`: the log of a process that serves: nobody can forge a line of it, or fill a disk with it."""
+"""`configure_logging`: the log of a server, in which clients can neither forge lines nor fill the disk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OneLine(logging.Formatter):
 
 @dataclass(slots=True)
 class _Repeated:
-    """What is known of a kind of messages within its interval."""
+    """The messages of one kind within an interval: the first one's text, and how many more there were."""
 
     text: str
     count: int = 0

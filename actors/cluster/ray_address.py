@@ -22,7 +22,7 @@ def check_ray_address() -> None:
     try:
         _connect(address)
     except OSError as error:
-        reason = f"nobody answers there ({error}): correct or unset the variable, or start Ray: `ray start --head`"
+        reason = f"no Ray answers there ({error}): correct or unset the variable, or start Ray: `ray start --head`"
         raise ConfigError("RAY_ADDRESS", address, reason) from None
 
 

@@ -27,7 +27,7 @@ class MissingEngine:
     """Takes the place of an engine whose name the manager does not know: its runs fail with the reason."""
 
     name: str
-    known: tuple[str, ...]
+    names: tuple[str, ...]
 
     def build(self, session: SessionView) -> InferenceRunner:
         """Raise ConfigError."""
@@ -35,7 +35,7 @@ class MissingEngine:
 
     def error(self, session_id: str) -> ConfigError:
         """Return the error of a run of this session."""
-        has = f"has {', '.join(map(repr, self.known))}" if self.known else "has one engine without a name"
+        has = f"has {', '.join(map(repr, self.names))}" if self.names else "has one engine without a name"
         reason = f"session {session_id!r} uses this engine, and the manager {has}"
         return ConfigError("engine", self.name, f"{reason}: pass engine={{name: engine}}, or call use()")
 

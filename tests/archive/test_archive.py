@@ -461,13 +461,13 @@ def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
 
         def __init__(self, commits_left: int, fails: bool) -> None:
             super().__init__()
-            self.left, self.fails, self.waits = commits_left, fails, asyncio.Event()
+            self.commits_left, self.fails, self.waits = commits_left, fails, asyncio.Event()
 
         async def fault(self) -> None:
-            self.left -= 1
-            if self.left == 0 and self.fails:
+            self.commits_left -= 1
+            if self.commits_left == 0 and self.fails:
                 raise StoreError("away")
-            if self.left == 0:
+            if self.commits_left == 0:
                 self.waits.set()
                 for _ in range(20):  # long enough to be cancelled in
                     await asyncio.sleep(0)

@@ -143,15 +143,15 @@ class Rival(InMemoryStore):
 
 
 @pytest.mark.parametrize("before", ["activate", "delete"])
-@pytest.mark.parametrize("what", ["opens", "commits"])
-async def test_a_session_that_is_used_during_a_sweep_is_kept(before: str, what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["opens", "commits"])
+async def test_a_session_that_is_used_during_a_sweep_is_kept(before: str, change: str, tmp_path: Path) -> None:
     """And no file says that it was swept."""
 
     store = Rival()
     session = await put(store, "s")
 
     async def act(_: InMemoryStore) -> None:
-        if what == "opens":
+        if change == "opens":
             await InMemoryStore.activate(store, SessionKey("s"))
         elif before == "activate":
             await store.commit(SessionKey("s"), 1, Commit(session=session.committed(updated_at=105.0)))

@@ -24,7 +24,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         result = turnwise("console", f"sqlite:///{tmp_path}/chats.db", "--port", port)
-    assert result.exit_code == 1 and "nobody can listen" in result.stderr
+    assert result.exit_code == 1 and "the port cannot be opened" in result.stderr
 
 
 def test_what_only_reads_needs_no_engine(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_ray_that_is_not_there_is_said_at_once(command: str, tmp_path: Path, m
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     ran = turnwise(command, store_at(tmp_path))
     assert (ran.exit_code, ran.stdout) == (1, "")
-    assert ran.stderr.startswith("error: RAY_ADDRESS='127.0.0.1:9': nobody answers there")
+    assert ran.stderr.startswith("error: RAY_ADDRESS='127.0.0.1:9': no Ray answers there")
 
 
 GIGABYTE = 1 << 30

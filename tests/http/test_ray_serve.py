@@ -111,7 +111,7 @@ def test_the_example_of_a_deployment_can_be_built(monkeypatch: pytest.MonkeyPatc
 def test_a_deployment_without_users_must_say_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text("[engines.main]\nobject = 'serve_objects:engine'\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="anonymous=False: whoever reaches Serve could do everything"):
+    with pytest.raises(ConfigError, match="anonymous=False: every client that reaches Serve could do everything"):
         deployment({"config": str(file)})
     assert isinstance(deployment({"config": str(file), "anonymous": "true"}), Application)
     with pytest.raises(ConfigError, match="run `turnwise console` beside"):

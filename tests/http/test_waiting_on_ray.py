@@ -44,29 +44,29 @@ class Calls:
     """Counts the calls that the clients of this process make to sessions, by verb."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         ask = ClusterClient.ask
 
         def counted(client: ClusterClient, ref: SessionRef, verb: str, *args: Any, **settings: Any) -> Any:
-            self.made[verb] += 1
+            self.counts[verb] += 1
             return ask(client, ref, verb, *args, **settings)
 
         monkeypatch.setattr(ClusterClient, "ask", counted)
 
     async def until(self, waits: int, follows: int) -> None:
         """Return when so many waits, and readers of events, have asked since the last `check_quiet`."""
-        while self.made["wait"] < waits or self.made["events"] < follows:
+        while self.counts["wait"] < waits or self.counts["events"] < follows:
             await asyncio.sleep(0.01)
 
     async def check_quiet(self, waits: int, follows: int) -> None:
         """Check that so many who wait, and who read events, ask for no more than the next slice of their wait."""
         began = asyncio.get_running_loop().time()
-        self.made.clear()
+        self.counts.clear()
         await asyncio.sleep(WINDOW_S)
         slices = 1 + (asyncio.get_running_loop().time() - began) // SLICE_S
-        assert self.made.keys() <= {"wait", "events"}, self.made
-        assert self.made["wait"] <= waits * slices and self.made["events"] <= follows * slices, self.made
-        self.made.clear()
+        assert self.counts.keys() <= {"wait", "events"}, self.counts
+        assert self.counts["wait"] <= waits * slices and self.counts["events"] <= follows * slices, self.counts
+        self.counts.clear()
 
 
 @pytest.fixture
@@ -139,12 +139,12 @@ async def test_no_dialect_polls_while_a_run_goes_on_or_is_suspended(
         assert native.json()["state"] == "awaiting_approval"
         assert "tool-approval-request" in ui.text and "interrupt" in ag_ui.text
         assert (await called).structured_content["state"] == "awaiting_approval"
-        assert calls.made["wait"] <= 4, "each has waited once"
+        assert calls.counts["wait"] <= 4, "each has waited once"
 
         run = f"/v1/runs/{native.json()['id']}"
         settled = await client.get(f"{run}/wait?timeout_s=60&until=settled")
         assert settled.json()["state"] == "awaiting_approval"
-        calls.made.clear()
+        calls.counts.clear()
         waiting = asyncio.create_task(client.get(f"{run}/wait?timeout_s=60"))
         following = asyncio.create_task(client.get(f"{run}/events?stream=true"))
         await calls.until(waits=1, follows=2)

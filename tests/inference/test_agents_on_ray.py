@@ -327,8 +327,8 @@ def test_a_resumed_run_forces_a_call_only_in_its_first_step(bench: Bench, api: s
     first, *later = [request.body for request in bench.provider.requests[before:]]
     for body, tool_choice in ((first, "required"), *((body, "auto") for body in later)):
         sent = {name: body.get(name) for name in ("model", "temperature", "top_p", "metadata", "tool_choice")}
-        asked = {"model": "large", "temperature": 0.25, "top_p": 0.5, "metadata": {"team": "blue"}}
-        assert sent == {**asked, "tool_choice": tool_choice}
+        settings = {"model": "large", "temperature": 0.25, "top_p": 0.5, "metadata": {"team": "blue"}}
+        assert sent == {**settings, "tool_choice": tool_choice}
     assert len(later) == 1
     (record,) = chat.runs()
     assert (record.resumes, record.model, record.params) == (

@@ -590,7 +590,7 @@ async def test_a_resumed_run_has_the_same_type_and_the_remaining_retries(last: s
     model = Answers(MINUS, None, MINUS, last)
     stage = Stage(model, on_lost="resume")
     await stage.start(output=output_record(City, 2))
-    await stage.until(lambda: asked(model, 2))
+    await stage.until(lambda: asks(model, 2))
     stage.new_core()  # the first never hears of it
     await stage.core.activate()
     outcome = await stage.outcome()
@@ -602,7 +602,7 @@ async def test_a_resumed_run_has_the_same_type_and_the_remaining_retries(last: s
     assert outcome.turn and outcome.turn.text == last
 
 
-async def asked(model: Answers, times: int) -> bool:
+async def asks(model: Answers, times: int) -> bool:
     return len(model.given) == times
 
 

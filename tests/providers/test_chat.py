@@ -49,13 +49,13 @@ def use(call_id: str, name: str = "look", **arguments: Any) -> ToolUse:
     return ToolUse(call_id=call_id, name=name, input=arguments)
 
 
-def asked(*calls: str) -> dict[str, Any]:
+def calls_message(*calls: str) -> dict[str, Any]:
     """Return the assistant message that makes these calls."""
     (message,) = encode([use(call) for call in calls])
     return message
 
 
-CALL = asked("a")["tool_calls"][0]
+CALL = calls_message("a")["tool_calls"][0]
 
 
 def answered(call_id: str) -> dict[str, Any]:
@@ -433,8 +433,8 @@ def test_every_kind_survives_json(block: Block) -> None:
         [HELLO],
         [{"role": "system", "content": "Be brief."}, HELLO],
         [HELLO, {"role": "assistant", "content": "Hi"}],
-        [HELLO, asked("a", "b"), answered("b"), answered("a"), HELLO],
-        [HELLO, asked("a"), answered("a"), asked("a"), answered("a")],
+        [HELLO, calls_message("a", "b"), answered("b"), answered("a"), HELLO],
+        [HELLO, calls_message("a"), answered("a"), calls_message("a"), answered("a")],
     ],
 )
 def test_a_valid_conversation_passes(messages: list[dict[str, Any]]) -> None:
@@ -447,20 +447,29 @@ def test_a_valid_conversation_passes(messages: list[dict[str, Any]]) -> None:
         ([], "at least one"),
         ([HELLO, {"role": "system", "content": "Be brief."}], r"messages\[1\].*first"),
         ([{"role": "system", "content": "a"}, {"role": "system", "content": "b"}], r"messages\[1\].*only one"),
-        ([HELLO, asked("a")], r"messages\[1\].*'a' has no result"),
-        ([HELLO, asked("a"), HELLO], r"messages\[1\].*'a' has no result"),
-        ([HELLO, asked("a", "b"), answered("a"), HELLO, answered("b")], r"messages\[1\].*'b' has no result"),
-        ([HELLO, asked("a"), asked("b"), answered("a"), answered("b")], r"messages\[1\].*'a' has no result"),
+        ([HELLO, calls_message("a")], r"messages\[1\].*'a' has no result"),
+        ([HELLO, calls_message("a"), HELLO], r"messages\[1\].*'a' has no result"),
+        ([HELLO, calls_message("a", "b"), answered("a"), HELLO, answered("b")], r"messages\[1\].*'b' has no result"),
+        (
+            [HELLO, calls_message("a"), calls_message("b"), answered("a"), answered("b")],
+            r"messages\[1\].*'a' has no result",
+        ),
         ([HELLO, answered("a")], r"messages\[1\].*'a' follows no message"),
-        ([HELLO, asked("a"), answered("a"), answered("x")], r"messages\[3\].*'x' follows no message"),
-        ([HELLO, asked("a"), answered("a"), answered("a")], r"messages\[3\].*'a' has a result already"),
-        ([HELLO, asked("a"), answered("")], r"messages\[2\].*no tool_call_id"),
-        ([HELLO, asked("a"), {"role": "tool", "tool_call_id": "a"}], r"messages\[2\].*no content"),
-        ([HELLO, asked("")], r"messages\[1\]: tool_calls\[0\] has no id"),
-        ([HELLO, asked("a", "b", "a")], r"messages\[1\]: tool_calls\[2\] has the id 'a'"),
+        ([HELLO, calls_message("a"), answered("a"), answered("x")], r"messages\[3\].*'x' follows no message"),
+        ([HELLO, calls_message("a"), answered("a"), answered("a")], r"messages\[3\].*'a' has a result already"),
+        ([HELLO, calls_message("a"), answered("")], r"messages\[2\].*no tool_call_id"),
+        ([HELLO, calls_message("a"), {"role": "tool", "tool_call_id": "a"}], r"messages\[2\].*no content"),
+        ([HELLO, calls_message("")], r"messages\[1\]: tool_calls\[0\] has no id"),
+        ([HELLO, calls_message("a", "b", "a")], r"messages\[1\]: tool_calls\[2\] has the id 'a'"),
         ([HELLO, encode([use("a", name="")])[0]], r"messages\[1\].*'a' names no function"),
-        ([HELLO, {**asked("a"), "tool_calls": [{**CALL, "id": "x" * 41}]}], r"messages\[1\].*over 40 characters"),
-        ([HELLO, {**asked("a"), "tool_calls": [{**CALL, "function": {"name": "look"}}]}], r"messages\[1\].*JSON text"),
+        (
+            [HELLO, {**calls_message("a"), "tool_calls": [{**CALL, "id": "x" * 41}]}],
+            r"messages\[1\].*over 40 characters",
+        ),
+        (
+            [HELLO, {**calls_message("a"), "tool_calls": [{**CALL, "function": {"name": "look"}}]}],
+            r"messages\[1\].*JSON text",
+        ),
         ([{"role": "user", "content": [{"type": "file", "file": {"file_data": "hi"}}]}], r"messages\[0\].*filename"),
         ([HELLO, {"role": "assistant", "content": ""}], r"messages\[1\].*neither content nor tool calls"),
         ([HELLO, {"role": "assistant", "content": "Hi", "tool_calls": []}], r"messages\[1\]: tool_calls is empty"),

@@ -202,8 +202,10 @@ def test_items_of_unknown_kinds_are_kept_and_never_sent() -> None:
     assert blocks[1] == Unknown(stored_kind="openai_responses.web_search_call", payload=search)
     assert to_messages(blocks, "openai_responses") == [ITEMS[1], ITEMS[8]]
     used = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
-    kept = from_messages([ANTHROPIC[0], {"role": "assistant", "content": [used, {"type": "text", "text": "found"}]}])
-    assert [block.kind for block in kept] == ["user", "cache_checkpoint", "unknown", "text"]
+    kept_blocks = from_messages(
+        [ANTHROPIC[0], {"role": "assistant", "content": [used, {"type": "text", "text": "found"}]}]
+    )
+    assert [block.kind for block in kept_blocks] == ["user", "cache_checkpoint", "unknown", "text"]
 
 
 def test_several_system_prompts_become_one() -> None:

@@ -196,14 +196,14 @@ def test_the_newest_turns_are_kept_or_fewer() -> None:
     budget = TokenBudget(tokens(blocks))
     exchange_tokens = tokens(exchange(1, 20))
 
-    def kept(**settings: Any) -> int:
+    def kept_exchanges(**settings: Any) -> int:
         plan = decide(rolling(**settings), talk(*blocks).window(), budget)
         assert plan
         return sum(stop - start for start, stop in plan.keep) // 2
 
-    assert [kept(keep_turns=turns) for turns in (1, 2, 5, 99)] == [1, 2, 5, 13]
+    assert [kept_exchanges(keep_turns=turns) for turns in (1, 2, 5, 99)] == [1, 2, 5, 13]
     assert [
-        kept(keep_turns=9, keep_tokens=room)
+        kept_exchanges(keep_turns=9, keep_tokens=room)
         for room in (1, exchange_tokens, 3 * exchange_tokens - 1, 3 * exchange_tokens)
     ] == [1, 1, 2, 3]
 

@@ -382,16 +382,16 @@ print([name for name in sys.modules if name.startswith(("opentelemetry", "turnwi
 
 def _points() -> dict[str, list[tuple[dict[str, Any], Any]]]:
     """Return labels and values of each metric."""
-    found: dict[str, list[tuple[dict[str, Any], Any]]] = {}
+    points_by_name: dict[str, list[tuple[dict[str, Any], Any]]] = {}
     data = READER.get_metrics_data()
     for resource in data.resource_metrics if data else ():
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
                 points: Any = metric.data.data_points
-                found[metric.name] = [
+                points_by_name[metric.name] = [
                     (dict(point.attributes), getattr(point, "value", getattr(point, "count", None))) for point in points
                 ]
-    return found
+    return points_by_name
 
 
 def _values(name: str) -> dict[tuple[Any, ...], Any]:

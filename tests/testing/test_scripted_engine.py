@@ -61,9 +61,9 @@ async def test_an_agent_thinks_calls_a_tool_and_answers() -> None:
     outcome = await Stage(ScriptedEngine(script, tools=[weather])).run()
     assert text(outcome) == "Take an umbrella."
     assert outcome.turn
-    thought, said, use, result, _ = outcome.turn.output
+    thought, spoken, use, result, _ = outcome.turn.output
     assert isinstance(use, ToolUse) and use.name == "weather" and use.input == {"city": "Paris"}
-    assert thought == thinks and said == Text(text="Let me look.")
+    assert thought == thinks and spoken == Text(text="Let me look.")
     assert result == ToolResult(call_id=use.call_id, text="rain in Paris")
     assert outcome.run.usage and outcome.run.usage.calls == 2 and outcome.run.usage.output_tokens == 3 + 1 + 3
 

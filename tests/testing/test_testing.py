@@ -148,7 +148,7 @@ async def _life(seed: int, log: list[object] | None = None) -> None:
         await world.wait(await world.start(f"prompt {number}", timeout_s=5.0))
     (await world.audit()).check()
     if log is not None:
-        log += [asyncio.get_running_loop().time(), *world.faults.struck.items(), *world.told]
+        log += [asyncio.get_running_loop().time(), *world.faults.struck.items(), *world.acknowledged]
 
 
 def test_a_seed_replays_its_schedule_exactly() -> None:
@@ -315,10 +315,10 @@ def test_processes_share_a_notes_file_and_incomplete_last_lines_are_ignored(tmp_
     for writer in writers:
         writer.join()
     with path.open("a") as file:
-        file.write('{"what": "prompt", "sess')
+        file.write('{"kind": "prompt", "sess')
     notes = list(Acknowledged(path))
     assert len(notes) == 300 and {note.prompt for note in notes} >= {"a0", "b49", "c7"}
-    assert all(note.told >= note.asked for note in notes) and Acknowledged(path).session_ids == ["chat"]
+    assert all(note.returned_at >= note.called_at for note in notes) and Acknowledged(path).session_ids == ["chat"]
     with path.open("a") as file:
         file.write("\nwhatever\n")
     with pytest.raises(ConfigError, match="line 301 is not a note"):

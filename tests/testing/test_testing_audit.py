@@ -58,7 +58,7 @@ async def lived() -> World:
     for prompt in ("one", "two"):
         await world.wait(await world.start(prompt))
     events, *_ = await world.ask("reads.events", 0, 1000)
-    world.told.followed("session", "two", [event.seq for event in events if event.run_id == "two"])
+    world.acknowledged.followed("session", "two", [event.seq for event in events if event.run_id == "two"])
     return world
 
 
@@ -136,11 +136,11 @@ def _start_two_at_once(world: World) -> None:
 
 
 def _miss_an_event(world: World) -> None:
-    world.told.followed("session", "two", [max(row(world).events)])
+    world.acknowledged.followed("session", "two", [max(row(world).events)])
 
 
 def _see_an_event_twice(world: World) -> None:
-    world.told.followed("session", "two", [1, 2, 2, *row(world).events])
+    world.acknowledged.followed("session", "two", [1, 2, 2, *row(world).events])
 
 
 def _lose_an_end(world: World) -> None:
@@ -174,7 +174,7 @@ def _tell_another_prompt(world: World) -> None:
 
 
 def _store_a_dropped_prompt(world: World) -> None:
-    world.told.dropped("session", "one", 0.0, "two")
+    world.acknowledged.dropped("session", "one", 0.0, "two")
 
 
 def _keep_a_replaced_prompt(world: World) -> None:
@@ -182,7 +182,7 @@ def _keep_a_replaced_prompt(world: World) -> None:
 
 
 def _forget_the_session(world: World) -> None:
-    world.told.forked("a fork that there is not")
+    world.acknowledged.forked("a fork that there is not")
 
 
 BREAKS: list[tuple[Callable[[World], None], str]] = [

@@ -142,7 +142,7 @@ class MemoryHost:
     async def _listen(self, name: str) -> str | None:
         try:
             path = path_of(name)
-            # A process whose raylet has ended is an actor no more: another may have taken its place.
+            # When the raylet has died, this process is no longer reachable as an actor: another may have its name.
             raylet = os.getppid()
             self._server = await serve(path, self.call, may_answer=lambda: os.getppid() == raylet)
         except OSError as error:

@@ -45,7 +45,7 @@ async def serve(path: Path, answer: Answering, *, may_answer: Callable[[], bool]
         may_answer: called for each request; if false, the connection is closed instead.
 
     Raises:
-        OSError: nobody can listen there.
+        OSError: the socket cannot be opened.
     """
 
     def accept() -> _Messages:

@@ -113,7 +113,9 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         return listen(host, port)
     except OSError as error:
-        reason = f"nobody can listen there ({error}): stop what does, or choose another; 0 takes any"
+        reason = (
+            f"the port cannot be opened ({error}): stop the program that uses it, or choose another; 0 takes a free one"
+        )
         raise ConfigError("--port", port, reason) from None
 
 

@@ -76,7 +76,9 @@ def deployment(args: Mapping[str, Any]) -> serve.Application:
     # Values on a command line are texts.
     config, source = load(file, **{key: _parsed(value) for key, value in settings.items()})
     if not (config.has_auth or config.anonymous):
-        reason = "whoever reaches Serve could do everything: give tokens, or set it to true if only you reach it"
+        reason = (
+            "every client that reaches Serve could do everything: give tokens, or set it to true if only you reach it"
+        )
         raise source.error(("anonymous",), value=False, reason=reason)
     return bind(config, source)
 

@@ -14,20 +14,20 @@ from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import Block, User, encode
 from turnwise.testing.faults import append_line
 
-What = Literal["prompt", "run", "end", "fork", "followed", "gone", "dropped"]
+NoteKind = Literal["prompt", "run", "end", "fork", "followed", "gone", "dropped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """One acknowledgement to a caller."""
 
-    what: What
+    kind: NoteKind
     """What was acknowledged: a stored prompt, a started or queued run, the end of a run, a fork, reading a run's events
     to the end, the deletion of a session, a prompt that was not stored since another run was active."""
     session_id: str
-    asked: float = 0.0
+    called_at: float = 0.0
     """The time of the call, on the recorder's clock."""
-    told: float = 0.0
+    returned_at: float = 0.0
     """The time of the acknowledgement."""
     run_id: str | None = None
     prompt: str | None = None
@@ -127,11 +127,11 @@ class Acknowledged:
     def session_ids(self) -> list[str]:
         """The sessions with notes that were not deleted, in the order of their first notes."""
         notes = list(self)
-        deleted = {note.session_id for note in notes if note.what == "gone"}
+        deleted = {note.session_id for note in notes if note.kind == "gone"}
         return [key for key in dict.fromkeys(note.session_id for note in notes) if key not in deleted]
 
-    def _add(self, kind: What, session_id: str, called_at: float, **values: Any) -> None:
-        note = Note(what=kind, session_id=session_id, asked=called_at, told=self.clock(), **values)
+    def _add(self, kind: NoteKind, session_id: str, called_at: float, **values: Any) -> None:
+        note = Note(kind=kind, session_id=session_id, called_at=called_at, returned_at=self.clock(), **values)
         if self.path is None:
             self._notes.append(note)
             return

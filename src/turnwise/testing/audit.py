@@ -43,10 +43,10 @@ class Violation:
 
     session_id: str
     law: str
-    what: str
+    problem: str
 
     def __str__(self) -> str:
-        return f"session {self.session_id!r}: {self.law}: {self.what}"
+        return f"session {self.session_id!r}: {self.law}: {self.problem}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ async def audit(
         violations += [Violation(session_id, law, problem) for law, problem in findings]
         counts += Counter(sessions=1, turns=len(session.turns), runs=len(session.runs), events=len(session.events))
         counts += Counter(requests=sum(turn.status not in WAITING for turn in session.turns))
-        counts += Counter(f"acknowledged {note.what}" for note in session_notes)
+        counts += Counter(f"acknowledged {note.kind}" for note in session_notes)
     return Audit(counts=counts, violations=tuple(violations))
 
 
@@ -391,15 +391,15 @@ def _notes_hold(
 ) -> Iterator[Finding]:
     runs = {run.run_id: run for run in session.runs}
     digests = _digests(steps) if any(note.digest for note in notes) else {}
-    seqs = _seqs(session.events) if any(note.what == "followed" for note in notes) else {}
+    seqs = _seqs(session.events) if any(note.kind == "followed" for note in notes) else {}
     stored = _places(steps)
     present: list[tuple[Note, int]] = []
     for note in notes:
         own = runs.get(note.run_id or "")
         run = _leading(own, runs)
         if note.run_id and run is None:
-            yield f"acknowledged {note.what}", f"run {note.run_id!r} is not in the store"
-        elif note.what == "prompt":
+            yield f"acknowledged {note.kind}", f"run {note.run_id!r} is not in the store"
+        elif note.kind == "prompt":
             positions = stored.get(note.prompt or "", [])
             if run and run.code == REPLACED:
                 if positions:
@@ -411,9 +411,9 @@ def _notes_hold(
                     "acknowledged prompt once",
                     f"{note.prompt!r} of run {note.run_id!r} is stored {len(positions)} times",
                 )
-        elif note.what == "dropped" and note.prompt in stored:
+        elif note.kind == "dropped" and note.prompt in stored:
             yield "dropped prompts are not stored", f"{note.prompt!r} is stored"
-        elif note.what == "end" and run:
+        elif note.kind == "end" and run:
             if run.state != note.state:
                 yield "acknowledged end", f"run {run.run_id!r} was acknowledged as {note.state}, but is {run.state}"
             if note.digest and digests.get(run.run_id) != note.digest:
@@ -421,7 +421,7 @@ def _notes_hold(
                     "acknowledged turn",
                     f"the turn of run {run.run_id!r} is missing, or differs from the acknowledged one",
                 )
-        elif note.what == "followed" and run:
+        elif note.kind == "followed" and run:
             run_seqs = seqs.get(run.run_id, [])
             yield from _followed(note, run_seqs if run is own else run_seqs[-1:])
     yield from _in_order(present)
@@ -495,11 +495,11 @@ def _followed(note: Note, seqs: Sequence[int]) -> Iterator[Finding]:
 
 def _in_order(present: Sequence[tuple[Note, int]]) -> Iterator[Finding]:
     """Check that a prompt that was acknowledged before another call stands before the prompt of that call."""
-    by_told = sorted(present, key=lambda pair: pair[0].told)
+    by_return = sorted(present, key=lambda pair: pair[0].returned_at)
     furthest, furthest_place, index = "", -1, 0
-    for note, place in sorted(present, key=lambda pair: pair[0].asked):
-        while index < len(by_told) and by_told[index][0].told < note.asked:
-            earlier, earlier_place = by_told[index]
+    for note, place in sorted(present, key=lambda pair: pair[0].called_at):
+        while index < len(by_return) and by_return[index][0].returned_at < note.called_at:
+            earlier, earlier_place = by_return[index]
             if earlier_place > furthest_place:
                 furthest, furthest_place = str(earlier.prompt), earlier_place
             index += 1

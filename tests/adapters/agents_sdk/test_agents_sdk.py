@@ -486,11 +486,11 @@ async def test_a_prompt_that_was_not_answered_stays_an_item_of_its_own() -> None
 async def test_after_a_refused_prompt_the_items_are_those_of_the_sdk_alone() -> None:
     inputs: dict[str, list[list[str]]] = {"alone": [], "ours": []}
 
-    def agent_of(whose: str) -> Agent[Any]:
+    def agent_of(agent_kind: str) -> Agent[Any]:
         @input_guardrail(run_in_parallel=False)
         async def polite(context: Any, agent: Any, items: Any) -> GuardrailFunctionOutput:
             texts = [items] if isinstance(items, str) else [_text_of(item) for item in items]
-            inputs[whose].append(texts)
+            inputs[agent_kind].append(texts)
             return GuardrailFunctionOutput(output_info="rude", tripwire_triggered="rude" in texts[-1])
 
         return Agent(name="a", model=script("fine", "fine"), input_guardrails=[polite])

@@ -149,7 +149,7 @@ def read(name: str, frames: Sequence[Frame]) -> Any:
     return reader
 
 
-def said(name: str, frames: Sequence[Frame]) -> Any:
+def texts_of(name: str, frames: Sequence[Frame]) -> Any:
     """Return what a client shows, wherever its deltas were cut. Ids of texts that were said again are new."""
     reader = read(name, frames)
     if isinstance(reader, UiMessage):
@@ -196,13 +196,13 @@ def test_a_stream_that_was_cut_goes_on_where_it_was_cut(name: str) -> None:
     for seed in SEEDS:
         log, dice = random_run(seed), random.Random(seed)
         live = encoded(ENCODERS[name](), log.events)
-        whole, frames, rests, has_void = said(name, live), plain(live), others(live), _has_void(log)
+        whole, frames, rests, has_void = texts_of(name, live), plain(live), others(live), _has_void(log)
         for cut in dice.sample(range(len(live)), min(len(live), 12)):
             had = live[: cut + 1]
             rest = encoded(ENCODERS[name](had[-1].id), log.events)
             assert plain([*had, *rest]) == frames, "the same frames while the deltas are there"
             again = encoded(ENCODERS[name](had[-1].id), stored(log.events))
-            assert said(name, [*had, *again]) == whole, (seed, cut)
+            assert texts_of(name, [*had, *again]) == whole, (seed, cut)
             if not has_void:
                 assert others([*had, *again]) == rests, (seed, cut)
             if again:  # it is cut once more
@@ -268,7 +268,7 @@ def test_a_stream_ends_at_waiting_calls_and_the_next_one_continues(name: str) ->
         assert [message["content"] for message in reader.messages.values()][-1] == "It is paid."
     for cut, frame in enumerate(next_frames):
         rest = encoded(ENCODERS[name](frame.id, behind=["pay"]), stored(log.events))
-        assert said(name, [*frames, *next_frames[: cut + 1], *rest]) == said(name, [*frames, *next_frames])
+        assert texts_of(name, [*frames, *next_frames[: cut + 1], *rest]) == texts_of(name, [*frames, *next_frames])
 
 
 @pytest.mark.parametrize("verdict", ["rejected", "provided"])
@@ -316,13 +316,13 @@ def test_a_stream_between_two_calls_is_resumed_after_its_end(name: str) -> None:
 
 def waits_of(name: str, log: Log) -> list[tuple[int, list[str]]]:
     """Return after how many events a run begins to wait for somebody, and the calls that do."""
-    encoder, found = ENCODERS[name](), list[tuple[int, list[str]]]()
+    encoder, waits = ENCODERS[name](), list[tuple[int, list[str]]]()
     for number, event in enumerate(log.events, 1):
         encoder.add(event)
         waiting = list(encoder.waiting)
-        if waiting and not (found and set(waiting) <= set(found[-1][1])):
-            found.append((number, waiting))
-    return found
+        if waiting and not (waits and set(waiting) <= set(waits[-1][1])):
+            waits.append((number, waiting))
+    return waits
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -335,12 +335,12 @@ def test_a_cut_stream_after_a_call_goes_on_without_that_call(name: str) -> None:
             had, end = encoded(first, log.events[:number]), first.stop()
             behind = dice.sample(waiting, dice.randint(1, len(waiting)))
             later = encoded(ENCODERS[name](behind=behind), log.events)
-            whole = said(name, [*had, *end, *later])
+            whole = texts_of(name, [*had, *end, *later])
             for cut in dice.sample(range(len(later)), min(len(later), 6)):
                 rest = encoded(ENCODERS[name](later[cut].id), log.events)
                 assert rest == later[cut + 1 :], (seed, cut)
                 again = encoded(ENCODERS[name](later[cut].id), stored(log.events))
-                assert said(name, [*had, *end, *later[: cut + 1], *again]) == whole, (seed, cut)
+                assert texts_of(name, [*had, *end, *later[: cut + 1], *again]) == whole, (seed, cut)
             anew = encoded(ENCODERS[name](end[-1].id), log.events)
             read(name, [*had, *end, *anew])
             if name == "vercel":  # it has no results that its client may have given
@@ -357,18 +357,21 @@ def test_a_merged_run_has_the_answer_of_the_run_it_joined(name: str) -> None:
     log.result(LOOK)
     log.answer(text="Seen.", kind=RunCompleted)
     about: dict[str, Any] = {"session_id": "s", "at": 5.0, "run_id": "f" * 24}
-    mine: list[AnyEvent] = [RunQueued(seq=3, **about), CustomEvent(seq=4, name="note", data=FrozenDict(), **about)]
+    own_events: list[AnyEvent] = [
+        RunQueued(seq=3, **about),
+        CustomEvent(seq=4, name="note", data=FrozenDict(), **about),
+    ]
     ended = RunCancelled(seq=5, why="merged", code="merged", successor=RUN, **about)
     live = encoded(ENCODERS[name](), log.events)
-    assert encoded(ENCODERS[name](), [*mine, ended, *log.events]) == live
-    assert not encoded(ENCODERS[name](), mine), "it has not started"
-    own = [*mine, RunCancelled(seq=5, why="enough", **about)]
+    assert encoded(ENCODERS[name](), [*own_events, ended, *log.events]) == live
+    assert not encoded(ENCODERS[name](), own_events), "it has not started"
+    own = [*own_events, RunCancelled(seq=5, why="enough", **about)]
     assert "note" in str(plain(encoded(ENCODERS[name](), own)))
 
     class Merging:
         """A run that ends as merged, and leads to the other one from then on."""
 
-        pages = iter([EventPage(mine, 4), EventPage([ended], 5), EventPage(log.events, None)])
+        pages = iter([EventPage(own_events, 4), EventPage([ended], 5), EventPage(log.events, None)])
 
         def event_page(self, after: int, limit: int, *, wait_s: float) -> EventPage:
             page = next(self.pages)
@@ -400,8 +403,8 @@ class Held:
 def test_a_stream_ends_at_a_call_that_waits_beside_a_running_one(name: str) -> None:
     log = Log(random.Random(2))
     log.answer(LOOK, PAY, text="I look, and pay.")
-    for each in (PAY, LOOK):
-        log.add(ToolStarted, call_id=each.call_id, name=each.name)
+    for tool_call in (PAY, LOOK):
+        log.add(ToolStarted, call_id=tool_call.call_id, name=tool_call.name)
     log.add(ApprovalRequested, call_id="pay", name="pay", input=PAY.input, wants="approval")
     encoder = ENCODERS[name]()
     frames = encoded(encoder, log.events)
@@ -433,8 +436,8 @@ def test_parts_of_a_ui_message_stream_match_the_ai_sdk() -> None:
     log.stream(text="See.")
     log.add(RunCompleted, blocks=blocks, usage=Usage(input_tokens=3, output_tokens=2, counted_tokens=1))
     frames = encoded(VercelEncoder(), log.events)
-    told = b"".join(frame.encode() for frame in frames)
-    assert b'"totalTokens":5,"countedTokens":1' in told
+    body = b"".join(frame.encode() for frame in frames)
+    assert b'"totalTokens":5,"countedTokens":1' in body
     message = read("vercel", frames)
     kinds = [part["type"] for part in message.parts]
     first = ["step-start", "data-rows", "reasoning", "text", "tool-look", "tool-pay"]
@@ -446,8 +449,8 @@ def test_parts_of_a_ui_message_stream_match_the_ai_sdk() -> None:
 def test_questions_about_budgets_are_calls_and_typed_answers_are_not() -> None:
     log = Log(random.Random(4))
     log.answer(ToolUse(call_id="f", name=ANSWER_TOOL, input=FrozenDict({})), text="")
-    told = ToolResult(call_id="f", text="wrong", is_error=True)
-    log.add(ToolEnded, call_id="f", name=ANSWER_TOOL, blocks=(told,), is_error=True)
+    result = ToolResult(call_id="f", text="wrong", is_error=True)
+    log.add(ToolEnded, call_id="f", name=ANSWER_TOOL, blocks=(result,), is_error=True)
     log.add(ApprovalRequested, call_id="budget-1", name="budget", input=FrozenDict({"tokens": 9}), wants="budget")
     encoder = VercelEncoder()
     frames = encoded(encoder, log.events)
@@ -481,8 +484,8 @@ def test_a_run_that_waited_in_the_queue_and_events_of_other_runs() -> None:
     log = Log(random.Random(5))
     about: dict[str, Any] = {"session_id": "s", "at": 5.0, "run_id": RUN}
     queued = RunQueued(seq=1, **about)
-    other = TextDelta(seq=3, session_id="s", at=5.0, run_id="f" * 24, text="of another run")
+    foreign_delta = TextDelta(seq=3, session_id="s", at=5.0, run_id="f" * 24, text="of another run")
     log.answer(text="Hi.", kind=RunCompleted)
-    frames = encoded(VercelEncoder(), [queued, other, *log.events])
+    frames = encoded(VercelEncoder(), [queued, foreign_delta, *log.events])
     assert plain(frames)[0] == {"type": "start", "messageId": RUN}
     assert read("vercel", frames).parts == [{"type": "step-start"}, {"type": "text", "text": "Hi.", "state": "done"}]

@@ -32,7 +32,7 @@ CLIENTS = Path(__file__).with_name("clients.mjs")
 SEEDS = range(200)
 
 
-async def asked(request: str, **options: Any) -> Any:
+async def ask_clients(request: str, **options: Any) -> Any:
     """Return what the clients answer."""
     assert INSTALLED.is_dir(), f"there is no {INSTALLED}: run 'make test-frontends'"
     program = shutil.copy(CLIENTS, INSTALLED)  # node looks for packages beside it
@@ -60,7 +60,9 @@ def parts_of(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 async def test_the_official_clients_agree_with_the_readers_of_the_tests() -> None:
     runs = {name: [encoded(make(), random_run(seed).events) for seed in SEEDS] for name, make in ENCODERS.items()}
-    replayed = await asked("replayed", vercel=list(map(body, runs["vercel"])), agUi=list(map(body, runs["ag_ui"])))
+    replayed = await ask_clients(
+        "replayed", vercel=list(map(body, runs["vercel"])), agUi=list(map(body, runs["ag_ui"]))
+    )
     for chat, frames in zip(replayed["vercel"], runs["vercel"], strict=True):
         message: UiMessage = read("vercel", frames)
         assert parts_of(chat["messages"][-1]["parts"]) == parts_of(message.parts)
@@ -75,8 +77,11 @@ async def test_the_official_clients_agree_with_the_readers_of_the_tests() -> Non
         ]
         messages = {message["id"]: message for message in agent["messages"] if message["id"] not in void}
         assert messages.keys() == thread.messages.keys()
-        for name, each in thread.messages.items():
-            assert (messages[name]["role"], messages[name].get("content") or "") == (each["role"], each["content"])
+        for name, expected in thread.messages.items():
+            assert (messages[name]["role"], messages[name].get("content") or "") == (
+                expected["role"],
+                expected["content"],
+            )
         assert agent["customs"] == thread.customs and "error" not in agent
 
 
@@ -90,7 +95,7 @@ async def test_the_clients_ask_a_service(ray_session: None, tmp_path: Path) -> N
             on_server(create_app(manager, auth=TOKENS)) as url,
         ):
             steps = prompt([("driver", {"question": "When?"})], [("pay", {"euros": 5})], "Paid.")
-            chat = await asked("chatted", url=url, headers=ANN, text=text, approval=steps, labels=notes)
+            chat = await ask_clients("chatted", url=url, headers=ANN, text=text, approval=steps, labels=notes)
             assert chat["cut"]["status"] == "error" and chat["cut"]["error"] == "network error"
             text_so_far = chat["cut"]["messages"][-1]["parts"][-1]["text"]
             assert text_so_far and text_so_far != text and text.startswith(text_so_far)
@@ -113,7 +118,7 @@ async def test_the_clients_ask_a_service(ray_session: None, tmp_path: Path) -> N
             assert parts[-1]["text"] == "Paid." and (tmp_path / "notes").read_text() == "paid 5\n"
 
             steps = prompt([("map", {"place": "Oslo"})], [("pay", {"euros": 7})], "Paid.")
-            ran = await asked("ran", url=url, headers=ANN, text=steps)
+            ran = await ask_clients("ran", url=url, headers=ANN, text=steps)
             assert ran["outcomes"] == ["success", "interrupt", "success"]
             assert [message["role"] for message in ran["messages"]] == ["user", *["assistant", "tool"] * 2, "assistant"]
             assert ran["messages"][-1]["content"] == "Paid."

@@ -433,15 +433,15 @@ def test_a_wrong_setting_is_refused_by_its_name(name: str) -> None:
         LangGraphEngine(**WRONG[name])
 
 
-def made() -> Any:
+def build_graph() -> Any:
     return agent(ScriptedChat(reply=script("made")))
 
 
 async def made_async() -> Any:
-    return made().compile()
+    return build_graph().compile()
 
 
-@pytest.mark.parametrize("graph", [made, made_async, "langgraph_models:ready", "langgraph_models:make"])
+@pytest.mark.parametrize("graph", [build_graph, made_async, "langgraph_models:ready", "langgraph_models:make"])
 async def test_a_graph_can_be_made_where_the_session_runs(graph: Any) -> None:
     assert output(await Stage(LangGraphEngine(graph)).run())[-1].kind == "text"
 
@@ -452,8 +452,12 @@ async def test_a_compiled_graph_travels_as_it_was_compiled() -> None:
     engine = LangGraphEngine(graph.with_config(recursion_limit=7), takes=["model"])
     there = cloudpickle.loads(cloudpickle.dumps(engine))
     assert identity(there) == identity(engine) and identity(there) != identity(LangGraphEngine(graph))
-    made = there.build(None)._graph
-    assert (made.name, made.interrupt_before_nodes, made.config["recursion_limit"]) == ("clerk", ["agent"], 7)
+    compiled = there.build(None)._graph
+    assert (compiled.name, compiled.interrupt_before_nodes, compiled.config["recursion_limit"]) == (
+        "clerk",
+        ["agent"],
+        7,
+    )
     stage = Stage(there)
     await stage.begin()
     (call,) = await stage.until_it_waits()
@@ -520,7 +524,7 @@ def without_entry() -> Any:
 
 
 def with_its_own() -> Any:
-    return made().compile(checkpointer=InMemorySaver())
+    return build_graph().compile(checkpointer=InMemorySaver())
 
 
 @pytest.mark.parametrize("graph", [without_messages, later, without_entry, with_its_own])

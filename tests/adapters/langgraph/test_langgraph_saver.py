@@ -209,12 +209,12 @@ def test_a_subgraph_with_its_own_history_can_be_replayed_from_its_beginning(quic
     graph.add_edge(START, "inner")
     app = graph.compile(checkpointer=quick)
     reference = graph.compile(checkpointer=InMemorySaver())
-    for each in (app, reference):
-        each.invoke(said("one"), T)
-        each.invoke(said("two"), T)
-        first = [state for state in each.get_state_history(T) if state.next == ("inner",)][-1]
-        each.invoke(None, first.config)
-        each.invoke(said("three"), T)
+    for app_or_reference in (app, reference):
+        app_or_reference.invoke(said("one"), T)
+        app_or_reference.invoke(said("two"), T)
+        first = [state for state in app_or_reference.get_state_history(T) if state.next == ("inner",)][-1]
+        app_or_reference.invoke(None, first.config)
+        app_or_reference.invoke(said("three"), T)
     assert latest(app) == latest(reference)
 
 
@@ -287,9 +287,13 @@ def test_delta_channels_are_rebuilt_and_pruning_leaves_what_they_need(quick: Tur
     app: Any = graph.compile(checkpointer=quick)
     reference: Any = graph.compile(checkpointer=InMemorySaver())
     for number in range(6):
-        for each in (app, reference):
-            each.invoke({"log": [str(number)]}, {**T, "metadata": {"run_id": f"r{number}"}}, durability=durability)
-    histories = [[state.values for state in each.get_state_history(T)] for each in (app, reference)]
+        for app_or_reference in (app, reference):
+            app_or_reference.invoke(
+                {"log": [str(number)]}, {**T, "metadata": {"run_id": f"r{number}"}}, durability=durability
+            )
+    histories = [
+        [state.values for state in app_or_reference.get_state_history(T)] for app_or_reference in (app, reference)
+    ]
     assert histories[0] == histories[1]
     before = app.get_state(T).values
     if durability == "sync":
@@ -347,7 +351,7 @@ def test_a_channel_replaced_at_each_step_does_not_make_the_process_grow(
         thread = {"configurable": {"thread_id": name}}
         for number in range(12):
             said_last = compiled.invoke({"page": b"", "texts": [f"{number} " * 50]}, thread)
-            channels = [channel for memory in quick._threads._memories.values() for channel in memory.known.values()]
+            channels = [channel for memory in quick._threads._memories.values() for channel in memory.channels.values()]
             assert sum(len(data) for channel in channels for _, data in channel.elements.values()) < 40_000
             assert all(set(channel.positions.values()) <= channel.elements.keys() for channel in channels)
             assert compiled.get_state(thread).values == said_last
@@ -488,7 +492,7 @@ def test_encrypted_values_are_shared_too_and_no_file_has_their_text(tmp_path: Pa
         with TurnwiseSaver(url, serde=EncryptedSerializer(Reversed())) as saver:
             app = chat(saver)
             app.invoke(said(f"the secret is {word}"), T)
-            elements = saver._threads._memories["t", ""].known["messages"]
+            elements = saver._threads._memories["t", ""].channels["messages"]
             assert len(elements.elements) == len(latest(app))
     app = chat(TurnwiseSaver(url, serde=EncryptedSerializer(Reversed())))
     assert latest(app) == [

@@ -239,9 +239,11 @@ def test_rubbish_beside_messages_is_ignored_and_a_wrong_result_is_an_error(rough
 def test_a_server_that_cannot_be_started_is_one_typed_error(
     rough: Callable[..., McpStdio], how: str, settings: Mapping[str, Any], reason: str
 ) -> None:
-    given = rough(how)
+    rough_server = rough(how)
     server = McpStdio(
-        settings.get("command", given.command), given.args, **{k: v for k, v in settings.items() if k != "command"}
+        settings.get("command", rough_server.command),
+        rough_server.args,
+        **{k: v for k, v in settings.items() if k != "command"},
     )
     with pytest.raises(ToolServerError, match=reason):
         mcp_tools(server)

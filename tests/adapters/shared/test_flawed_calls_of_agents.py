@@ -51,7 +51,7 @@ def delete_files(path: str = "/everything") -> str:
     return f"deleted {path}"
 
 
-def told(output: tuple[Any, ...], text: str) -> None:
+def check_result(output: tuple[Any, ...], text: str) -> None:
     """Check that the first call has a flaw, and that its result says so."""
     use = next(block for block in output if isinstance(block, ToolUse))
     result = next(block for block in output if isinstance(block, ToolResult))
@@ -70,7 +70,7 @@ async def test_the_agents_sdk_gets_no_call_with_a_flaw(kind: Any, text: str, app
             outcome = await stage.run()
     assert outcome.run.state == "completed", outcome.run.why
     assert deleted == [] and outcome.turn and outcome.turn.output[-1] == Text(text="Done.")
-    told(outcome.turn.output, text)
+    check_result(outcome.turn.output, text)
     assert "no JSON object" in json.dumps(provider.requests[-1].body)
     events = (await stage.core.reads.events())[0]
     assert not any(isinstance(event, ApprovalRequested) for event in events)
@@ -148,7 +148,7 @@ async def test_pydantic_ai_calls_no_tool_with_a_flaw(text: str, approval: bool) 
         outcome = await stage.run("go")
         assert outcome.run.state == "completed", outcome.run.why
         assert deleted == []
-        told(outcome.turn.output, text)
+        check_result(outcome.turn.output, text)
         events = (await stage.core.reads.events())[0]
         assert not any(isinstance(event, ApprovalRequested) for event in events)
 
@@ -161,7 +161,7 @@ async def test_langgraph_calls_no_tool_with_a_flaw(text: str) -> None:
         )
         outcome = await stage.run()
     assert deleted == []
-    told(langgraph_stage.output(outcome), text)
+    check_result(langgraph_stage.output(outcome), text)
 
 
 def under_review(provider: LocalProvider, how: str) -> Any:
@@ -186,7 +186,7 @@ async def test_nobody_is_asked_about_a_call_of_a_graph_with_a_flaw(text: str, ho
             outcome = await stage.outcome()
         blocks = langgraph_stage.output(outcome)
     assert deleted == []
-    told(blocks, text)
+    check_result(blocks, text)
     assert not any(isinstance(event, ApprovalRequested) for event in await stage.events())
     if text != '["/a"]':  # LangChain shows a graph no call of these, so it ends
         assert blocks[-1] == Text(text="Done.")
@@ -208,7 +208,7 @@ async def test_of_parallel_calls_of_a_graph_only_the_whole_ones_wait(how: str) -
     assert deleted == ["/b"] and blocks[-1] == Text(text="Done.")
     results = {block.call_id: block for block in blocks if isinstance(block, ToolResult)}
     assert len(results) == 2 and results[waiting.call_id].text == "deleted /b"
-    told(blocks, FLAWED[0])
+    check_result(blocks, FLAWED[0])
 
 
 @pytest.mark.parametrize("how", REVIEWS)

@@ -91,7 +91,7 @@ async def edit(
     return await ask(session, message, [User(text=text)], options, again=True, edits=True, resumed=resumed)
 
 
-async def asked(session: AsyncSession, turn_id: str) -> list[str]:
+async def prompts_of(session: AsyncSession, turn_id: str) -> list[str]:
     """Return the texts of the prompts that a turn was started with, and `image` for each image."""
     return [block.text if isinstance(block, User) else "image" for block in (await session.turn(turn_id)).asked]
 
@@ -188,9 +188,9 @@ async def test_a_merged_prompt_is_asked_again_with_those_before_it(
     assert await active.cancel() and (await merged.wait()).text
     again = await ask(session, message, [User(text="new")], {}, again=True, edits=edits)
     assert (await again.wait()).text
-    assert await asked(session, "m1~1") == prompts and (await session.turn("m1")).removed
+    assert await prompts_of(session, "m1~1") == prompts and (await session.turn("m1")).removed
     assert (await (await edit(session, "newer", message)).wait()).text
-    assert await asked(session, "m1~2") == [*prompts[: int(message[-1])], "newer"]
+    assert await prompts_of(session, "m1~2") == [*prompts[: int(message[-1])], "newer"]
     assert (await session.turn("m1~1")).removed
 
 
@@ -218,7 +218,7 @@ async def test_an_id_like_a_joined_prompts_is_an_ordinary_id_elsewhere() -> None
     await (await edit(session, "one")).wait()
     for message in ("m1.1", "m1.7", "m2.1", "turn-9.1"):
         await (await edit(session, message, message)).wait()
-        assert await asked(session, message) == [message]
+        assert await prompts_of(session, message) == [message]
     assert not (await session.turn("m1")).removed
 
 
@@ -229,13 +229,13 @@ async def test_a_message_whose_turn_was_discarded_is_asked_under_the_next_id() -
     with pytest.raises(TurnNotFoundError):
         await session.turn("m1")
     again = await ask(session, "m1", [User(text="one")], {}, again=False, edits=True)
-    assert (await again.wait()).text == "one" and await asked(session, "m1~1") == ["one"]
+    assert (await again.wait()).text == "one" and await prompts_of(session, "m1~1") == ["one"]
     repeated = await ask(session, "m1", [User(text="one")], {}, again=False, edits=True)
     assert repeated.run_id == again.run_id
     await session.run("word " * 2000, turn_id="m1~2")
     await (await session.run("more", if_busy="rollback")).wait()
     edited = await edit(session, "two")
-    assert (await edited.wait()).text == "two" and await asked(session, "m1~3") == ["two"]
+    assert (await edited.wait()).text == "two" and await prompts_of(session, "m1~3") == ["two"]
     assert (await session.turn("m1~1")).removed
 
 

@@ -113,15 +113,15 @@ async def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(ray_sess
             async with httpx.AsyncClient(headers=ANN, timeout=60) as client:
                 await client.post(f"{second}/v1/sessions", json={"id": "chat", "engine": "slow"})
                 run_id = await start(client, f"{second}/v1/sessions/chat", prompt)
-                found: list[dict[str, Any]] = []
+                received: list[dict[str, Any]] = []
                 cuts = 0
-                while not found or found[-1]["event"] != "run_completed":
-                    last = {**SSE, "Last-Event-ID": found[-1]["id"]} if found else SSE
+                while not received or received[-1]["event"] != "run_completed":
+                    last = {**SSE, "Last-Event-ID": received[-1]["id"]} if received else SSE
                     frames_left = rng.randrange(1, 30)
                     url = f"{urls[-1]}/v1/runs/{run_id}/events"
                     async with client.stream("GET", url, headers=last) as response:
                         async for frame in frames(response):
-                            found.append(frame)
+                            received.append(frame)
                             frames_left -= 1
                             if cuts == 3:
                                 apps[0].state.service.stop()  # and the rest comes from the other one
@@ -131,7 +131,7 @@ async def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(ray_sess
                     cuts += 1
                 whole = [frame async for frame in stream_of(client, f"{second}/v1/runs/{run_id}/events")]
         assert cuts > 5 and len(urls) > 1
-        check(whole, found, prompt, run_id)
+        check(whole, received, prompt, run_id)
 
 
 async def stream_of(client: httpx.AsyncClient, url: str) -> Any:

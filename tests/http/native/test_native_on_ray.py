@@ -493,12 +493,17 @@ async def test_what_is_another_users_is_answered_like_what_does_not_exist(ray_se
             f"/v1/runs/{run['id']}{end}" for end in ("", "/wait", "/events", "/steps", "/pending", "/input", "/phase")
         ]
         unknown = [path.replace("private", "nothing").replace(run["id"], "nothing") for path in paths]
-        for mine, none in zip(paths, unknown, strict=True):
-            assert (await client.get(mine)).is_success
+        for own_path, none in zip(paths, unknown, strict=True):
+            assert (await client.get(own_path)).is_success
             for headers in (BOB, {**BOB, **SSE}):
-                theirs, missing = await client.get(mine, headers=headers), await client.get(none, headers=headers)
-                assert theirs.status_code == missing.status_code == 404, mine
-                assert theirs.text == missing.text.replace("nothing", "private" if "private" in mine else run["id"])
+                foreign_answer, missing = (
+                    await client.get(own_path, headers=headers),
+                    await client.get(none, headers=headers),
+                )
+                assert foreign_answer.status_code == missing.status_code == 404, own_path
+                assert foreign_answer.text == missing.text.replace(
+                    "nothing", "private" if "private" in own_path else run["id"]
+                )
         assert (await client.post(f"/v1/runs/{run['id']}/cancel", json={}, headers=BOB)).status_code == 404
         assert (await client.delete(path, headers=BOB)).status_code == 404
         assert (await client.get("/v1/runs", headers=BOB)).json()["items"] == []

@@ -64,8 +64,8 @@ def test_the_page_about_http_names_each_route(operations: list[Operation]) -> No
 
 
 def test_every_reference_leads_somewhere_and_every_schema_is_one(document: dict[str, Any]) -> None:
-    for each in within(document):
-        if isinstance(reference := each.get("$ref"), str):
+    for part in within(document):
+        if isinstance(reference := part.get("$ref"), str):
             target: Any = document
             for name in reference.removeprefix("#/").split("/"):
                 target = target[name]

@@ -87,7 +87,7 @@ async def test_a_run_outlives_its_client_unless_it_asks_otherwise(ray_session: N
     async with served(folder) as (_, client):
         path = await opened(client, "leaving")
 
-        async def left(headers: dict[str, str]) -> str:
+        async def leave(headers: dict[str, str]) -> str:
             body = {"prompt": "word " * 300, "if_busy": "interrupt"}
             async with client.stream("POST", f"{path}/runs", json=body, headers={**SSE, **headers}) as response:
                 async for frame in frames(response):
@@ -95,9 +95,9 @@ async def test_a_run_outlives_its_client_unless_it_asks_otherwise(ray_session: N
                         break
                 return response.headers["x-run-id"]
 
-        kept_run = await left({})
+        kept_run = await leave({})
         assert await state_of(client, kept_run) == "completed"
-        assert await state_of(client, await left(CANCEL)) == "cancelled"
+        assert await state_of(client, await leave(CANCEL)) == "cancelled"
 
         run = (await client.post(f"{path}/runs", json={"prompt": "word " * 3000})).json()
         impatient = httpx.Timeout(60, read=0.3)

@@ -76,12 +76,12 @@ def test_a_conversation_is_created_changed_listed_and_deleted(service: Served) -
     assert changed.metadata == {"topic": "ostia"}
     call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c1", "output": "seen"}
-    said = {
+    spoken = {
         "type": "message",
         "role": "assistant",
         "content": [{"type": "output_text", "text": "Hi.", "annotations": []}],
     }
-    added = checked(ConversationItemList, ann.conversations.items.create(conversation.id, items=[said, call, output]))
+    added = checked(ConversationItemList, ann.conversations.items.create(conversation.id, items=[spoken, call, output]))
     assert [item.type for item in added.data] == ["message", "function_call", "function_call_output"]
     answer = ann.responses.create(model="local", input="and?", conversation=conversation.id)
     assert answer.output_text == "4: and?" and answer.conversation and answer.conversation.id == conversation.id
@@ -108,9 +108,9 @@ def test_a_conversation_is_created_changed_listed_and_deleted(service: Served) -
     with pytest.raises(openai.NotFoundError):
         bob.responses.create(model="local", input="and?", conversation=conversation.id)
     assert ann.conversations.delete(conversation.id).deleted
-    for gone in (ann.conversations.retrieve, ann.conversations.delete, ann.conversations.items.list):
+    for request in (ann.conversations.retrieve, ann.conversations.delete, ann.conversations.items.list):
         with pytest.raises(openai.NotFoundError):
-            gone(conversation.id)
+            request(conversation.id)
     with pytest.raises(openai.NotFoundError):
         ann.responses.retrieve(answer.id)
 

@@ -111,7 +111,7 @@ async def served(
             yield Service(manager, url, app.state.service.stop)
 
 
-def said(completion: Any) -> tuple[str | None, str]:
+def answer_of(completion: Any) -> tuple[str | None, str]:
     return completion.choices[0].message.content, completion.choices[0].finish_reason
 
 
@@ -145,7 +145,9 @@ async def test_stateless_completions(ray_session: ModuleType, folder: Path, prov
         hello: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
         plain = await create(model="local", messages=hello, temperature=0.5, max_tokens=50, stop=["END"], user="u")
         assert (
-            said(plain) == ("You said: hello", "stop") and plain.model == "local" and plain.id.startswith("chatcmpl-")
+            answer_of(plain) == ("You said: hello", "stop")
+            and plain.model == "local"
+            and plain.id.startswith("chatcmpl-")
         )
         assert plain.usage and plain.usage.total_tokens == plain.usage.prompt_tokens + plain.usage.completion_tokens > 0
         sent = provider.requests[-1].body
@@ -160,7 +162,7 @@ async def test_stateless_completions(ray_session: ModuleType, folder: Path, prov
         assert chunks[-1].usage and not chunks[-1].choices and {chunk.id for chunk in chunks} == {chunks[0].id}
 
         content: list[Any] = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
-        assert said(await create(model="local", messages=[{"role": "user", "content": content}])) == (
+        assert answer_of(await create(model="local", messages=[{"role": "user", "content": content}])) == (
             "You said: look",
             "stop",
         )
@@ -177,7 +179,9 @@ async def test_stateless_completions(ray_session: ModuleType, folder: Path, prov
         assert cut.choices[0].finish_reason == "length"
 
         own: Any = [{"role": "user", "content": script([("look", {"at": "it"})], "done")}]
-        assert said(await create(model="local", messages=own)) == ("done", "stop"), "the service calls its own tools"
+        assert answer_of(await create(model="local", messages=own)) == ("done", "stop"), (
+            "the service calls its own tools"
+        )
         assert await service.manager.count(user_id="ann") == 0, "nothing is stored"
 
 
@@ -200,11 +204,11 @@ async def test_functions_of_the_client_without_a_session(
 
         messages.append(choice.message.model_dump())
         messages += [{"role": "tool", "tool_call_id": call.id, "content": f"{n}°"} for n, call in enumerate(calls)]
-        assert said(await create(model="local", messages=messages, tools=[WEATHER])) == ("warmer in Rome", "stop")
+        assert answer_of(await create(model="local", messages=messages, tools=[WEATHER])) == ("warmer in Rome", "stop")
         assert [m["content"] for m in provider.requests[-1].body["messages"][-2:]] == ["0°", "1°"]
         async with client.chat.completions.stream(model="local", messages=messages, tools=[WEATHER]) as helper:
             final = await helper.get_final_completion()
-        assert said(final) == ("warmer in Rome", "stop")
+        assert answer_of(final) == ("warmer in Rome", "stop")
 
 
 async def test_a_session_has_the_conversation(ray_session: ModuleType, folder: Path, provider: LocalProvider) -> None:
@@ -223,11 +227,11 @@ async def test_a_session_has_the_conversation(ray_session: ModuleType, folder: P
         assert [m["content"] for m in provider.requests[-1].body["messages"]] == ["Be brief.", *history[:3]]
 
         again = await create(model="local", messages=messages)
-        assert said(again) == ("You said: two", "stop") and await service.texts("chat") == history
+        assert answer_of(again) == ("You said: two", "stop") and await service.texts("chat") == history
         alone: Any = [{"role": "user", "content": "three"}]
         key = {"Idempotency-Key": "k1"}
         first = await create(model="local", messages=alone, extra_headers=key)
-        assert said(first) == ("You said: three", "stop")
+        assert answer_of(first) == ("You said: three", "stop")
         assert (await create(model="local", messages=alone, extra_headers=key)).id == first.id
         assert (await service.texts("chat"))[4:] == ["three", "You said: three"], "the second one changed nothing"
         with pytest.raises(openai.UnprocessableEntityError) as conflict:
@@ -241,7 +245,7 @@ async def test_a_session_has_the_conversation(ray_session: ModuleType, folder: P
             await create(model="local", messages=other_start)
         async with service.client("chat", user="bob") as bob:
             foreign = await bob.chat.completions.create(model="local", messages=alone)
-        assert said(foreign) == ("You said: three", "stop") and len(await service.texts("chat")) == 6
+        assert answer_of(foreign) == ("You said: three", "stop") and len(await service.texts("chat")) == 6
         chat = await service.manager.get("chat", user_id="ann")
         assert not any(isinstance(block, System) for message in await chat.messages() for block in message.blocks)
 
@@ -278,18 +282,18 @@ async def test_results_continue_the_run_that_waits(
         with pytest.raises(openai.BadRequestError, match="temperature is another than that of the run"):
             await create(model="local", messages=whole, temperature=0.1)
         done = await create(model="local", messages=whole, tools=[WEATHER])
-        assert said(done) == ("Rome", "stop") and done.usage and called.usage
+        assert answer_of(done) == ("Rome", "stop") and done.usage and called.usage
         (run,) = await chat.runs()
         assert run.state == "completed" and run.usage
         assert run.usage.output_tokens == done.usage.completion_tokens + called.usage.completion_tokens
         turn = await chat.turn(run.turn_index)
         assert [block.text for block in turn.output if isinstance(block, ToolResult)] == ["saw the map", "0°", "1°"]
         repeated = await create(model="local", messages=whole, tools=[WEATHER])
-        assert (said(repeated), repeated.id) == (("Rome", "stop"), done.id)
+        assert (answer_of(repeated), repeated.id) == (("Rome", "stop"), done.id)
         text, _ = await streamed(await create(model="local", messages=whole, tools=[WEATHER], stream=True))
         assert text == "Rome" and len(await chat.runs()) == 1
         whole += [{"role": "assistant", "content": "Rome"}, {"role": "user", "content": "thanks"}]
-        assert said(await create(model="local", messages=whole, tools=[WEATHER])) == ("You said: thanks", "stop")
+        assert answer_of(await create(model="local", messages=whole, tools=[WEATHER])) == ("You said: thanks", "stop")
 
 
 async def test_a_client_that_leaves_keeps_or_cancels_its_run(
@@ -321,7 +325,7 @@ async def test_a_client_that_leaves_keeps_or_cancels_its_run(
                 assert (await chat.runs())[0].state == state, session_id
         async with service.client("kept True") as client:
             again: Any = [*long, {"role": "assistant", "content": "You"}, {"role": "user", "content": "and?"}]
-            assert said(await client.chat.completions.create(model="main", messages=again)) == (
+            assert answer_of(await client.chat.completions.create(model="main", messages=again)) == (
                 "You said: and?",
                 "stop",
             )
@@ -422,9 +426,9 @@ async def test_a_failed_answer_is_asked_for_again(
         messages += [{"role": "user", "content": "two"}]
         with pytest.raises(openai.InternalServerError):
             await create(model="local/500-once", messages=messages)
-        assert said(await create(model="local/500-once", messages=messages)) == ("You said: two", "stop")
+        assert answer_of(await create(model="local/500-once", messages=messages)) == ("You said: two", "stop")
         messages += [{"role": "assistant", "content": "You said: two"}, {"role": "user", "content": "three"}]
-        assert said(await create(model="local", messages=messages)) == ("You said: three", "stop")
+        assert answer_of(await create(model="local", messages=messages)) == ("You said: three", "stop")
         chat = await service.manager.get("chat", user_id="ann")
         assert [run.state for run in await chat.runs()] == ["failed", "completed", "completed"]
 
@@ -493,7 +497,7 @@ def test_the_synchronous_client(ray_session: ModuleType, folder: Path, provider:
         with openai.OpenAI(**service.settings("ann", {"X-Session-Id": "chat"})) as client:
             hello: Any = [{"role": "user", "content": "hello"}]
             whole = client.chat.completions.create(model="local", messages=hello)
-            assert said(whole) == ("You said: hello", "stop")
+            assert answer_of(whole) == ("You said: hello", "stop")
             more: Any = [*hello, whole.choices[0].message, {"role": "user", "content": "more"}]
             with client.chat.completions.stream(model="local", messages=more) as stream:
                 assert "".join(event.delta for event in stream if event.type == "content.delta") == "You said: more"

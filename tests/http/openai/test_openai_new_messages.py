@@ -78,8 +78,8 @@ CALLED = ("completed", ["look"], ["let me", USE, RESULT, "a cat"])
     ],
 )
 def test_what_comes_after_the_session_s_messages_is_new(messages: Any, stored: Any, new: list[str]) -> None:
-    found = continued(messages, *stored)
-    assert shown(found.prompts) == new and not found.repeats and not found.results
+    continuation = continued(messages, *stored)
+    assert shown(continuation.prompts) == new and not continuation.repeats and not continuation.results
 
 
 def test_attachments_belong_to_a_message() -> None:

@@ -124,7 +124,7 @@ def sent(events: Sequence[AnyEvent], part: int = 0, after: int = -1) -> list[dic
     return [data for _, data in server_events]
 
 
-def said(events: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:
+def texts_of(events: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:
     """Return what the deltas say, by item and kind."""
     texts: dict[tuple[str, str], str] = {}
     for event in events:
@@ -157,7 +157,7 @@ def test_a_stream_that_was_cut_goes_on_where_it_was_cut(part: int) -> None:
         for cut, last in enumerate(live):
             for events in (log.events, stored(log.events)):
                 both = [*live[: cut + 1], *sent(events, part, last["sequence_number"])]
-                assert said(both) == said(live), (seed, cut)
+                assert texts_of(both) == texts_of(live), (seed, cut)
                 assert [event for event in both if "delta" not in event] == [
                     event for event in live if "delta" not in event
                 ]
@@ -212,7 +212,7 @@ def test_text_of_a_lost_process_is_incomplete_and_numbers_keep_rising() -> None:
     assert numbers == sorted(set(numbers))
     cut = next(index for index, event in enumerate(live) if event.get("item", {}).get("status") == "incomplete")
     rest = sent(stored(log.events), after=numbers[cut])
-    assert said(rest) == {(live[-1]["response"]["output"][-1]["id"], "response.output_text.delta"): "Short."}
+    assert texts_of(rest) == {(live[-1]["response"]["output"][-1]["id"], "response.output_text.delta"): "Short."}
     assert [item["content"][0]["text"] for item in live[-1]["response"]["output"] if item["type"] == "message"] == [
         "Short."
     ]

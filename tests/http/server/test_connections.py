@@ -364,7 +364,7 @@ async def test_a_connection_that_cannot_be_checked_ends_no_check_of_the_others(m
     held, whole = connections.Connections(ConnectionLimits()), Whole()
     both: list[Any] = [Broken(), whole]
     for connection in both:
-        held.made(connection)
+        held.admit(connection)
     while whole.checks < 3:
         await asyncio.sleep(0.001)
     for connection in both:

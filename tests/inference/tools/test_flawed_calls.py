@@ -58,7 +58,7 @@ def nothing_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     deleted.clear()
 
 
-def made(**options: Any) -> Tool:
+def flawed_tool(**options: Any) -> Tool:
     @tool(**options)
     def delete(path: str = "/everything") -> str:
         """Delete files."""
@@ -80,8 +80,8 @@ def open_schema() -> Tool:
 
 
 TOOLS: dict[str, Callable[[], Tool]] = {
-    "a function": made,
-    "one to approve": lambda: made(approval=True),
+    "a function": flawed_tool,
+    "one to approve": lambda: flawed_tool(approval=True),
     "an open schema": open_schema,
     "an external tool": lambda: external_tool("delete", "Delete files.", {"type": "object", "properties": {}}),
 }
@@ -127,7 +127,7 @@ def test_a_cut_call_says_so_and_the_run_goes_on(api: str) -> None:
         return next(replies)
 
     with LocalProvider(reply=reply) as provider:
-        (outcome,), _ = play(engine_of(provider, "length-once", api=api, tools=[made()]), "Tidy up.")
+        (outcome,), _ = play(engine_of(provider, "length-once", api=api, tools=[flawed_tool()]), "Tidy up.")
     _, result = first_call(outcome)
     assert deleted == [] and "maximum length" in result.text
 
@@ -144,7 +144,7 @@ def test_a_call_lacking_required_arguments_is_not_made(api: str) -> None:
 
     script = tool_script([[("delete", ""), ("save", "")], "Done."])
     with LocalProvider(reply=script) as provider:
-        (outcome,), _ = play(engine_for(provider, api, [made(), save]), "Go on.")
+        (outcome,), _ = play(engine_for(provider, api, [flawed_tool(), save]), "Go on.")
     assert outcome.turn
     results = [block for block in outcome.turn.output if isinstance(block, ToolResult)]
     assert deleted == ["/everything"] and needed == []

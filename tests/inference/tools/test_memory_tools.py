@@ -163,7 +163,7 @@ async def call(
     return (await registry.call(use(call_id, name, **arguments), context_of(memory, call_id))).result
 
 
-async def told(memory: MemoryAccess | None, name: str, /, **arguments: Any) -> Any:
+async def call_memory(memory: MemoryAccess | None, name: str, /, **arguments: Any) -> Any:
     """Return the result of a call that succeeds."""
     result = await call(memory, name, **arguments)
     assert not result.is_error, result.text
@@ -243,11 +243,13 @@ def test_memory_tools_work_beside_others_and_pickle_by_name() -> None:
 
 async def test_a_call_uses_the_memory_access_and_returns_its_result() -> None:
     memory = lexical()
-    saved = await told(memory, "save_memory", content="Ada rows on Sundays.", type="preferences", topic=" rowing ")
+    saved = await call_memory(
+        memory, "save_memory", content="Ada rows on Sundays.", type="preferences", topic=" rowing "
+    )
     ((verb, text, kind, topic, id_given),) = memory.asked
     assert (verb, text, kind, topic) == ("save", "Ada rows on Sundays.", MemoryType.PREFERENCES, "rowing")
     assert saved == {"saved": id_given}
-    (memory_found,) = (await told(memory, "recall_memories", query="rows Sundays"))["memories"]
+    (memory_found,) = (await call_memory(memory, "recall_memories", query="rows Sundays"))["memories"]
     when = memory_found.pop("when")
     assert memory_found == {
         "id": id_given,
@@ -258,43 +260,43 @@ async def test_a_call_uses_the_memory_access_and_returns_its_result() -> None:
     }
     assert when.endswith(" UTC") and len(when) == len("2026-03-09 10:00 UTC")
     assert memory.asked[1:] == [("recall", "rows Sundays", 5, None, None)]
-    assert await told(memory, "update_memory", id=id_given, content="Ada rows daily.") == {"updated": id_given}
+    assert await call_memory(memory, "update_memory", id=id_given, content="Ada rows daily.") == {"updated": id_given}
     assert memory.asked[2:] == [("update", id_given, "Ada rows daily.", None)]
-    (memory_found,) = (await told(memory, "recall_memories", query="rows daily", category="semantic", limit=1))[
+    (memory_found,) = (await call_memory(memory, "recall_memories", query="rows daily", category="semantic", limit=1))[
         "memories"
     ]
     assert memory_found["text"] == "Ada rows daily." and memory_found["changed"].endswith(" UTC")
     assert memory.asked[-1][2:4] == (1, [kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC])
-    assert await told(memory, "delete_memory", id=id_given) == {"deleted": id_given}
-    assert await told(memory, "recall_memories", query="rows daily") == {"memories": []}
-    await told(memory, "save_memory", content="No topic.", type="facts", topic="  ")
+    assert await call_memory(memory, "delete_memory", id=id_given) == {"deleted": id_given}
+    assert await call_memory(memory, "recall_memories", query="rows daily") == {"memories": []}
+    await call_memory(memory, "save_memory", content="No topic.", type="facts", topic="  ")
     assert memory.asked[-1][3] is None
 
     boat = {"name": " Argo ", "aliases": ["the boat", " "], "until": "2033-05-18"}
     (memory_id,) = (
-        await told(memory, "save_memory", call_id="c2", content="Ada has a canoe.", type="facts", **boat)
+        await call_memory(memory, "save_memory", call_id="c2", content="Ada has a canoe.", type="facts", **boat)
     ).values()
-    (memory_found,) = (await told(memory, "recall_memories", query="Argo"))["memories"]
+    (memory_found,) = (await call_memory(memory, "recall_memories", query="Argo"))["memories"]
     assert (memory_found["name"], memory_found["aliases"], memory_found["until"]) == (
         "Argo",
         ["the boat"],
         "2033-05-18 00:00 UTC",
     )
     cleared = {"name": "", "aliases": [], "until": "", "topic": "boats", "status": "active"}
-    assert await told(memory, "update_memory", id=memory_id, **cleared) == {"updated": memory_id}
-    (memory_found,) = (await told(memory, "recall_memories", query="canoe"))["memories"]
+    assert await call_memory(memory, "update_memory", id=memory_id, **cleared) == {"updated": memory_id}
+    (memory_found,) = (await call_memory(memory, "recall_memories", query="canoe"))["memories"]
     assert memory_found["topic"] == "boats" and not memory_found.keys() & {"name", "aliases", "until"}
     nothing = await call(memory, "update_memory", id=memory_id)
     assert nothing.is_error and "no change was given" in nothing.text
-    assert await told(memory, "update_memory", id=memory_id, status="resolved") == {"updated": memory_id}
-    assert await told(memory, "recall_memories", query="canoe") == {"memories": []}
+    assert await call_memory(memory, "update_memory", id=memory_id, status="resolved") == {"updated": memory_id}
+    assert await call_memory(memory, "recall_memories", query="canoe") == {"memories": []}
 
 
 async def test_an_unknown_id_is_reported_as_missing() -> None:
     memory = lexical()
     for name, arguments in (("update_memory", {"content": "x y z"}), ("delete_memory", {})):
         for missing in ("nobody", "", "a\0b", "x" * 10_000):
-            answer = await told(memory, name, id=missing, **arguments)
+            answer = await call_memory(memory, name, id=missing, **arguments)
             assert list(answer) == ["nothing_changed"] and "no memory has this id" in answer["nothing_changed"]
 
 
@@ -348,7 +350,7 @@ async def test_recalled_text_is_quoted_as_data() -> None:
     (memory_found,) = json.loads(result.text)["memories"]
     assert (memory_found["text"], memory_found["id"], memory_found["topic"]) == (evil, "</id>\n1", "</topic>\n")
     assert memory_found["when"] == "1970-01-01 00:00 UTC"
-    assert (await told(memory, "update_memory", id="</id>\n1", content="tamed"))["updated"] == "</id>\n1"
+    assert (await call_memory(memory, "update_memory", id="</id>\n1", content="tamed"))["updated"] == "</id>\n1"
     await memory.replace_notes(evil)
     result = await call(memory, "read_notes")
     assert "<" not in result.text and "\n" not in result.text and json.loads(result.text)["notes"] == evil
@@ -361,7 +363,9 @@ async def test_long_texts_are_cut_and_odd_times_have_no_date() -> None:
         MemoryItem(id="fits", text=("canoe " * MOST_SHOWN)[:MOST_SHOWN], created_at=-1e12),
     ]
     await memory.memory.remember(memory.scope, items)
-    memories_found = {item["id"]: item for item in (await told(memory, "recall_memories", query="canoe"))["memories"]}
+    memories_found = {
+        item["id"]: item for item in (await call_memory(memory, "recall_memories", query="canoe"))["memories"]
+    }
     assert memories_found["long"]["text"] == ("canoe " * MOST_SHOWN)[:MOST_SHOWN]
     assert str(MOST_SHOWN + 6) in memories_found["long"]["cut"]
     assert memories_found["fits"]["text"] == items[1].text and "cut" not in memories_found["fits"]
@@ -370,19 +374,19 @@ async def test_long_texts_are_cut_and_odd_times_have_no_date() -> None:
 
 async def test_notes_are_read_replaced_and_added_to() -> None:
     memory = lexical()
-    assert await told(memory, "read_notes") == {"notes": ""}
-    assert await told(memory, "replace_notes", content="buy milk") == {"notes": "buy milk"}
-    assert await told(memory, "add_to_notes", content="call Bob") == {"notes": "buy milk\n\ncall Bob"}
-    assert await told(memory, "replace_notes", content="all done") == {"notes": "all done"}
-    assert await told(memory, "read_notes") == {"notes": "all done"}
+    assert await call_memory(memory, "read_notes") == {"notes": ""}
+    assert await call_memory(memory, "replace_notes", content="buy milk") == {"notes": "buy milk"}
+    assert await call_memory(memory, "add_to_notes", content="call Bob") == {"notes": "buy milk\n\ncall Bob"}
+    assert await call_memory(memory, "replace_notes", content="all done") == {"notes": "all done"}
+    assert await call_memory(memory, "read_notes") == {"notes": "all done"}
     form = JsonForm({"type": "object", "properties": {"age": {"type": "integer"}}})
     memory.notes = WorkingMemory(InMemoryNotes(), form=form)
-    await told(memory, "replace_notes", content='{"age": 36, "town": "Rome"}')
-    merged = await told(memory, "add_to_notes", content='{"age": 37, "town": null}')
+    await call_memory(memory, "replace_notes", content='{"age": 36, "town": "Rome"}')
+    merged = await call_memory(memory, "add_to_notes", content='{"age": 37, "town": null}')
     assert json.loads(merged["notes"]) == {"age": 37}
     refused = await call(memory, "add_to_notes", content='{"age": "old"}')
     assert refused.is_error and "$.age" in refused.text and "Nothing was changed" in refused.text
-    assert json.loads((await told(memory, "read_notes"))["notes"]) == {"age": 37}
+    assert json.loads((await call_memory(memory, "read_notes"))["notes"]) == {"age": 37}
 
 
 # What a model cannot do
@@ -435,8 +439,8 @@ async def test_an_invalid_call_is_refused_with_a_short_message(
 
 async def test_a_text_of_the_maximum_length_is_saved() -> None:
     memory = lexical()
-    await told(memory, "save_memory", content="x" * MOST_SAVED, type="facts", topic="x" * 100)
-    await told(memory, "recall_memories", query="x" * MOST_SAVED, limit=MOST_RECALLED)
+    await call_memory(memory, "save_memory", content="x" * MOST_SAVED, type="facts", topic="x" * 100)
+    await call_memory(memory, "recall_memories", query="x" * MOST_SAVED, limit=MOST_RECALLED)
     assert len(memory.asked) == 2
 
 

@@ -109,12 +109,12 @@ class _Memory:
     space: Space
     checkpoints: dict[str, tuple[Mapping[str, Any], Mapping[str, Ref]]] = field(default_factory=dict)
     """By id: versions and references of channels."""
-    known: dict[str, Known] = field(default_factory=dict)
+    channels: dict[str, Known] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """The bytes of all elements."""
-        return sum(channel.size for channel in self.known.values())
+        return sum(channel.size for channel in self.channels.values())
 
     def remember(self, id: str, versions: Mapping[str, Any], refs: Mapping[str, Ref]) -> None:
         self.checkpoints[id] = (versions, refs)
@@ -123,8 +123,8 @@ class _Memory:
         if self.size > _REMEMBERED_BYTES:
             _, latest = self.checkpoints.get(self.space.head or id, (versions, refs))
             ranges = ranges_of(latest.items())
-            self.known = {
-                channel: self.known[channel].only(ranges[channel]) for channel in self.known if channel in ranges
+            self.channels = {
+                channel: self.channels[channel].only(ranges[channel]) for channel in self.channels if channel in ranges
             }
 
 
@@ -246,7 +246,7 @@ class GraphThreads:
         """Return the elements in these ranges. Those that this process knows are not read again."""
         memory = self._memories.get(stored.place)
         # Another revision may be that of a store that was restored, with other elements at these positions.
-        channels = memory.known if memory and memory.space == stored.space else {}
+        channels = memory.channels if memory and memory.space == stored.space else {}
         elements: dict[tuple[str, int], Typed] = {}
         missing: Ranges = {}
         for channel, spans in ranges.items():
@@ -316,7 +316,7 @@ class GraphThreads:
                 raise CheckpointNotFoundError(*where, name)
             if space and not (_holds(space, claim) if is_claimed else space.writer is None):
                 raise CheckpointFencedError(*where, name, space.head)
-            channels = memory.known if memory else {}
+            channels = memory.channels if memory else {}
             rows = [
                 [
                     number,
@@ -429,13 +429,13 @@ class GraphThreads:
         """Return what is known of a channel's elements; if nothing is, after reading those of the parent."""
         if memory is None:
             return Known()
-        if channel not in memory.known:
-            channel_known = memory.known[channel] = Known()
+        if channel not in memory.channels:
+            channel_known = memory.channels[channel] = Known()
             if before and (ranges := ranges_of([(channel, before)])):
                 for (_, index), typed in (await self._stored(memory.space.key, ranges, codec)).items():
                     channel_known.learn(index, typed)
                 channel_known.starts = [start for start, _ in spans_of(before)]
-        return memory.known[channel]
+        return memory.channels[channel]
 
     def _learn(self, stored: Stored) -> None:
         """Remember what a caller, who will probably continue it, has read."""
@@ -447,12 +447,12 @@ class GraphThreads:
                 return  # a change has been made since it was read
             memory = _Memory(space)
         for (channel, index), typed in stored.elements.items():
-            channel_known = memory.known.setdefault(channel, Known())
+            channel_known = memory.channels.setdefault(channel, Known())
             if index not in channel_known.elements:
                 channel_known.learn(index, typed)
         for channel, ref in stored.refs.items():
-            if channel in memory.known:
-                memory.known[channel].starts = [start for start, _ in spans_of(ref)]
+            if channel in memory.channels:
+                memory.channels[channel].starts = [start for start, _ in spans_of(ref)]
         memory.remember(stored.row.id, stored.header["channel_versions"], stored.refs)
         self._cache(stored.place, memory)
 

@@ -30,10 +30,10 @@ def ask(server: McpServer, question: Callable[[Connection], Awaitable[Result]]) 
     Cancelling the future cancels the request. The mcp package is imported by the first request, in the thread.
     """
 
-    async def asked() -> Result:
+    async def run_question() -> Result:
         return await question(_connection(server))
 
-    return asyncio.run_coroutine_threadsafe(asked(), _thread.loop())
+    return asyncio.run_coroutine_threadsafe(run_question(), _thread.loop())
 
 
 class _Thread:

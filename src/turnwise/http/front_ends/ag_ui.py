@@ -163,7 +163,7 @@ async def _execution(
 async def _waits(caller: Caller, thread_id: str, decisions: Sequence[Decision]) -> bool:
     """Return whether a run of the thread waits for one of these decisions."""
 
-    async def found(session: AsyncSession) -> bool:
+    async def is_waiting(session: AsyncSession) -> bool:
         execution = await active(session)
         pending = {call.call_id for call in await execution.pending()} if execution else set()
         return bool(execution) and any(
@@ -171,7 +171,7 @@ async def _waits(caller: Caller, thread_id: str, decisions: Sequence[Decision]) 
         )
 
     try:
-        return await caller.on_session(thread_id, found)
+        return await caller.on_session(thread_id, is_waiting)
     except NotFoundError:
         return False
 

@@ -308,13 +308,13 @@ def streamed(
     caller.service.handles.cache_run(caller.user_id, execution)
     farewell = b"".join(frame.encode() for frame in encoder.failed(ConnectionError(STOPS)))
 
-    def left() -> None:
+    def cancel() -> None:
         caller.service.spawn(cancel_own(execution), "the cancellation of a run whose client disconnected")
 
     return EventStream(
         caller,
         front_end_stream(execution, encoder),
-        on_leave=left
+        on_leave=cancel
         if caller.on_disconnect == "cancel" and not execution.dropped
         else None,  # else it is another's run
         retry_ms=None,

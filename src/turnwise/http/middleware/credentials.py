@@ -13,16 +13,16 @@ _FOUND = "turnwise.identity"
 """Where a connection's scope has who makes the request."""
 
 
-def asked_once(auth: Auth) -> Auth:
+def remembering(auth: Auth) -> Auth:
     """Return an `Auth` that answers for a request as it did before."""
 
-    async def found(connection: HTTPConnection) -> Identity | None:
+    async def identity_of(connection: HTTPConnection) -> Identity | None:
         if _FOUND not in connection.scope:
             connection.scope[_FOUND] = await identify(auth, connection)
         identity: Identity | None = connection.scope[_FOUND]
         return identity
 
-    return found
+    return identity_of
 
 
 class Credentials:
@@ -31,7 +31,7 @@ class Credentials:
     So the body of another is not parsed. If `auth` raises, the route asks it again and answers for it.
 
     Args:
-        auth: of `asked_once`; the route asks it, too.
+        auth: of `remembering`; the route asks it, too.
     """
 
     def __init__(self, app: ASGIApp, auth: Auth) -> None:

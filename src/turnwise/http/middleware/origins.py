@@ -23,7 +23,7 @@ def is_same_site(headers: Headers) -> bool:
 class KnownHosts:
     """An ASGI middleware that answers 400 to requests that name another host than these: of a service without tokens.
 
-    A page of another site whose name was made to lead here sends that site's name.
+    After DNS rebinding, a request carries the attacker's host name.
 
     Args:
         hosts: the names, without ports.

@@ -273,7 +273,7 @@ class RunTool(Body):
     parameters: JsonObject
     """The JSON schema of its arguments."""
 
-    def made(self) -> Tool:
+    def as_tool(self) -> Tool:
         """Return the tool for the manager.
 
         Raises:
@@ -333,7 +333,7 @@ class RunOptions(Body):
         """
         tools = None
         if self.tools is not None:
-            tools = await asyncio.to_thread(lambda tools: [tool.made() for tool in tools], self.tools)
+            tools = await asyncio.to_thread(lambda tools: [tool.as_tool() for tool in tools], self.tools)
         return {name: getattr(self, name) for name in _RUN_OPTIONS} | {"tools": tools}
 
 
@@ -400,7 +400,7 @@ class Provide(Body):
             raise ValueError("give a result, or blocks")
         return self
 
-    def made(self) -> Any:
+    def as_result(self) -> Any:
         """Return what the manager takes."""
         if "result" not in self.model_fields_set:
             return list(self.blocks)

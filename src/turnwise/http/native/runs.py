@@ -260,7 +260,9 @@ async def reject_call(run_id: InPath, body: Reject, caller: Asks) -> None:
 
 @router.post("/runs/{run_id}/provide", summary="Supply the result of a call", status_code=204, responses=CONFLICT)
 async def provide_result(run_id: InPath, body: Provide, caller: Asks) -> None:
-    await caller.on_run(run_id, lambda execution: execution.provide(body.call_id, body.made(), is_error=body.is_error))
+    await caller.on_run(
+        run_id, lambda execution: execution.provide(body.call_id, body.as_result(), is_error=body.is_error)
+    )
 
 
 @router.get("/runs/{run_id}/steps", summary="Its model calls, tool calls and named steps", responses=NOT_FOUND)

@@ -69,7 +69,7 @@ class Answer:
         in_conversation = "openai.conversation" in labels
         previous = labels.get("openai.previous") if is_first else response_id(run.run_id, state.part - 1)
         status = state.status or "queued"
-        background = "openai.background" in labels if is_first else bool(state.said.get("background"))
+        background = "openai.background" in labels if is_first else bool(state.change.get("background"))
         return {
             "id": self.id,
             "object": "response",
@@ -83,7 +83,7 @@ class Answer:
             "usage": _usage(state.usage),
             "conversation": {"id": conversation_id(self._session_id)} if in_conversation else None,
             "previous_response_id": None if in_conversation else previous,
-            "metadata": metadata_of(labels) if is_first else dict(state.said.get("metadata", {})),
+            "metadata": metadata_of(labels) if is_first else dict(state.change.get("metadata", {})),
             "store": self._stored,
             "model": self._model,
             **_request_fields(run),

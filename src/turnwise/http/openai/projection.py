@@ -126,7 +126,7 @@ class Projection:
         """The ids of the calls that the client approves or rejects, by the id of the request."""
         self.parts: dict[str, int] = {}
         """The part that ended with each call that the client provides or approves, by the id of the call or request."""
-        self.said: Mapping[str, Any] = {}
+        self.change: Mapping[str, Any] = {}
         """What the request that continued the run said about this part."""
         self._encrypted = encrypted
         self.at = 0
@@ -140,7 +140,7 @@ class Projection:
         self._undecided: set[str] = set()
         """Those of which it is not known whether they are made or wait."""
         self._running: set[str] = set()
-        self._asked: dict[str, str] = {}
+        self._open_requests: dict[str, str] = {}
         """Those that the client provides or approves."""
         self._brought: set[str] = set()
         """Those about which the client has said what it had to."""
@@ -162,7 +162,7 @@ class Projection:
     @property
     def newest(self) -> int:
         """The last part of the run: the one behind `at`, if all that `at` waits for was brought."""
-        return self.at + 1 if self._is_boundary and self._asked.keys() <= self._brought else self.at
+        return self.at + 1 if self._is_boundary and self._open_requests.keys() <= self._brought else self.at
 
     def add(self, event: AnyEvent) -> Iterator[Sent]:  # noqa: PLR0912 - a table of events
         """Take the run's next event; yield the events of the response that follow from it."""
@@ -186,7 +186,7 @@ class Projection:
                 yield from self._answered(blocks)
             case ApprovalRequested(call_id=call_id, wants=wants) if call_id in self._uses and wants != "budget":
                 self._undecided.discard(call_id)
-                self._asked[call_id] = wants
+                self._open_requests[call_id] = wants
                 yield from self._ask(call_id, wants)
             case ToolStarted(call_id=call_id):
                 self._undecided.discard(call_id)
@@ -201,13 +201,13 @@ class Projection:
             case RunResumed():
                 yield from self._resumed(event)
             case CustomEvent(name=name, data=data) if name == CONTINUES and self.at == self.part - 1:
-                self.said = data
+                self.change = data
             case RunEnded():
                 yield from self._ended(event)
             case _:
                 pass
         if self._is_boundary and self.at == self.part and not self.is_done:
-            self.waiting = [call_id for call_id, wants in self._asked.items() if wants == "result"]
+            self.waiting = [call_id for call_id, wants in self._open_requests.items() if wants == "result"]
             yield from self._finish("completed", event)
 
     # The response
@@ -228,12 +228,12 @@ class Projection:
     @property
     def _is_boundary(self) -> bool:
         """Whether each call of the last answer is made or waits, and one waits, or has waited, for the client."""
-        return bool(self._asked) and not self._undecided and not self._running
+        return bool(self._open_requests) and not self._undecided and not self._running
 
     def _pass(self, event: Event) -> Iterator[Sent]:
         """Begin the next part, if the last one has ended."""
         if self._is_boundary:
-            self._asked, self.at = {}, self.at + 1
+            self._open_requests, self.at = {}, self.at + 1
             if self.at == self.part:
                 self._before = self._spent
                 yield from self._begin(event)
@@ -249,7 +249,7 @@ class Projection:
         if isinstance(event, RunCompleted):
             yield from self._pass(event)
         if self.at != self.part:
-            self._asked = {}  # nothing waits any more
+            self._open_requests = {}  # nothing waits any more
             return
         yield from self._answered(event.blocks, is_last=True)
         if isinstance(event, RunCompleted):
@@ -341,7 +341,7 @@ class Projection:
             use.call_id: (use, (self.run_id, self._answer, number), self._indexes + number)
             for number, use in enumerate(uses)
         }
-        self._asked, self._brought, self._undecided = {}, set(), set(self._uses)
+        self._open_requests, self._brought, self._undecided = {}, set(), set(self._uses)
         if self.at == self.part:
             self._indexes += len(uses)
             self.items += [{} for _ in uses]

@@ -196,11 +196,11 @@ def _streamed(caller: Caller, response: RunResponse, after: int, room: ExitStack
 def _cancelling(caller: Caller, response: RunResponse) -> Callable[[], None]:
     """Return what cancels a response whose client has left."""
 
-    def left() -> None:
+    def cancel() -> None:
         cancelled = response.execution.cancel("its client disconnected")
         caller.service.spawn(cancelled, "the cancellation of a response whose client disconnected")
 
-    return left
+    return cancel
 
 
 async def _chunks(caller: Caller, response: RunResponse, after: int) -> AsyncGenerator[bytes, None]:

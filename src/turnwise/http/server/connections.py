@@ -86,7 +86,7 @@ class Connections:
         """Return the protocol of a new connection. uvicorn calls this as it would call a class of protocols."""
         return _Connection(self, _Http(**settings))
 
-    def made(self, connection: _Connection) -> bool:
+    def admit(self, connection: _Connection) -> bool:
         """Take in a new connection; return False if there is no room but for telling its client so."""
         if self._most is None:
             self._most = max(_LEAST, min(self._limits.max_connections, _files_left() // 2))
@@ -307,7 +307,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        if self._connections.made(self):
+        if self._connections.admit(self):
             self._is_taken = True
             self._inner.connection_made(transport)
             return

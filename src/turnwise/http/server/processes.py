@@ -56,7 +56,8 @@ def listen(config: ServiceConfig, source: Source) -> socket.socket:
     except socket.gaierror as error:
         raise source.error(("host",), config.host, f"it cannot be resolved: {error.strerror}") from None
     except OSError as error:
-        reason = f"nobody can listen there ({error.strerror}): stop what does, or choose another; 0 takes a free one"
+        reason = f"the port cannot be opened ({error.strerror}): stop the program that uses it, or choose another; "
+        reason += "0 takes a free one"
         raise source.error(("port",), config.port, reason) from None
     bound.set_inheritable(True)
     return bound

@@ -38,11 +38,11 @@ class Batcher(Generic[Asked, Answer]):
         self._most = most
         self._patience_s = patience_s
         self._under_way: set[asyncio.Task[None]] = set()
-        self._holding: asyncio.Task[None] | None = None
+        self._latest_call: asyncio.Task[None] | None = None
         """The batch that holds up the next one."""
         self._patience: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[Asked, asyncio.Future[Answer]]] = []
-        self._awaited: dict[asyncio.Task[None], set[asyncio.Future[Answer]]] = {}
+        self._answers_of: dict[asyncio.Task[None], set[asyncio.Future[Answer]]] = {}
         """The answers of each batch under way that are still awaited."""
         self._is_due = False
         """Whether the next batch begins as soon as those who ask at the same moment have asked."""
@@ -61,14 +61,14 @@ class Batcher(Generic[Asked, Answer]):
     def _give_up(self, answer: asyncio.Future[Answer]) -> None:
         """Leave a request out of the next batch, or cancel the batch under way if no request of it waits any more."""
         self._waiting = [entry for entry in self._waiting if entry[1] is not answer]
-        for task, awaited in self._awaited.items():
+        for task, awaited in self._answers_of.items():
             if answer in awaited:
                 awaited.discard(answer)
                 if not awaited:
                     task.cancel()
 
     def _begin_soon(self) -> None:
-        is_free = self._holding is None and len(self._under_way) < AT_ONCE
+        is_free = self._latest_call is None and len(self._under_way) < AT_ONCE
         if self._waiting and is_free and not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._begin)
@@ -78,25 +78,25 @@ class Batcher(Generic[Asked, Answer]):
         batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
         if not batch:
             return  # all have given up
-        self._holding = task = loop.create_task(self._carry_out(batch))
+        self._latest_call = task = loop.create_task(self._carry_out(batch))
         self._under_way.add(task)
-        self._awaited[task] = {answer for _, answer in batch}
+        self._answers_of[task] = {answer for _, answer in batch}
         task.add_done_callback(self._end)
         if self._patience_s is not None:
-            self._patience = loop.call_later(self._patience_s, self._let_next)
+            self._patience = loop.call_later(self._patience_s, self._allow_next)
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
-        del self._awaited[task]
-        if self._holding is task:
-            self._let_next()
+        del self._answers_of[task]
+        if self._latest_call is task:
+            self._allow_next()
         else:
             self._begin_soon()
 
-    def _let_next(self) -> None:
+    def _allow_next(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
-        self._holding = self._patience = None
+        self._latest_call = self._patience = None
         self._begin_soon()
 
     async def _carry_out(self, batch: Sequence[tuple[Asked, asyncio.Future[Answer]]]) -> None:

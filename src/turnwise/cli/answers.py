@@ -36,7 +36,7 @@ class Answers:
         """What the cursor stands behind, on a line that has not ended."""
         self._has_text = False
         """Whether text of the present model call is on the screen."""
-        self._held = ""
+        self._held_back = ""
         """A carriage return at the end of a piece, which may belong to the next line feed."""
         self._calls: dict[str, ToolUse] = {}
         self._decided: set[str] = set()
@@ -139,7 +139,7 @@ class Answers:
         if self._in_text or self._in_thought:
             (self._notes if self._in_thought and not self._in_text else self._out).print()
         self._in_text = self._in_thought = False
-        self._held = ""
+        self._held_back = ""
 
     def _stop_waiting(self) -> None:
         if self._status is not None:
@@ -165,9 +165,11 @@ class Answers:
         self._write(self._out, text)
 
     def _write(self, console: Console, text: str, style: str = "") -> None:
-        text = self._held + text
-        self._held = "\r" if text.endswith("\r") else ""
-        console.print(Text(harmless(text.removesuffix("\r") if self._held else text), style), end="", soft_wrap=True)
+        text = self._held_back + text
+        self._held_back = "\r" if text.endswith("\r") else ""
+        console.print(
+            Text(harmless(text.removesuffix("\r") if self._held_back else text), style), end="", soft_wrap=True
+        )
 
     def _end_call(self, blocks: Sequence[AnyBlock]) -> None:
         """Note the calls that the model asks for; print its text if no delta of it was seen."""

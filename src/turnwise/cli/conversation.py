@@ -327,7 +327,7 @@ class _Stop:
     def __init__(self) -> None:
         self.is_asked = False
         self._execution: ExecutionHandle | None = None
-        self._tell: Callable[[], None] | None = None
+        self._notify: Callable[[], None] | None = None
 
     def started(self, execution: ExecutionHandle) -> None:
         """Set what is cancelled."""
@@ -337,7 +337,7 @@ class _Stop:
 
     def tell(self, tell: Callable[[], None]) -> None:
         """Set what is called at the first interrupt, maybe by a handler of a signal; call it if that has been."""
-        self._tell = tell
+        self._notify = tell
         if self.is_asked:
             tell()
 
@@ -347,8 +347,8 @@ class _Stop:
             raise KeyboardInterrupt
         self.is_asked = True
         self._cancel()
-        if self._tell:
-            self._tell()
+        if self._notify:
+            self._notify()
 
     def _cancel(self) -> None:
         if self._execution is not None:

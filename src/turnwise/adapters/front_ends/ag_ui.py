@@ -62,7 +62,7 @@ class AgUiEncoder(FrontEndEncoder):
         had: Iterable[str] = (),
     ) -> None:
         super().__init__(last_event_id, behind=behind)
-        self._had = frozenset(had)
+        self._client_results = frozenset(had)
         self._thread_id = thread_id
         self._run_id = run_id
         self._message: str | None = None

@@ -183,7 +183,7 @@ class Answers:
         self.seq = 0
         """The number of the last stored event."""
         self._after = after or Cursor()
-        self._held: list[AnyEvent] = []
+        self._queued_events: list[AnyEvent] = []
         """The events of a run that is queued."""
         self._pieces = 0
         """How many pieces of that event there were."""
@@ -233,11 +233,11 @@ class Answers:
             return
         self.run_id = event.run_id
         if isinstance(event, RunCancelled) and event.leads_to:
-            self.run_id, self._held = event.leads_to, []
-        elif isinstance(event, RunQueued) or (self._held and not isinstance(event, RunStarted | RunEnded)):
-            self._held.append(event)
+            self.run_id, self._queued_events = event.leads_to, []
+        elif isinstance(event, RunQueued) or (self._queued_events and not isinstance(event, RunStarted | RunEnded)):
+            self._queued_events.append(event)
         else:
-            events, self._held = [*self._held, event], []
+            events, self._queued_events = [*self._queued_events, event], []
             for run_event in events:
                 yield from self._pieces_of(run_event)
 

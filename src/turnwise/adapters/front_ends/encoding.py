@@ -54,7 +54,7 @@ class FrontEndEncoder(ABC):
     headers: Mapping[str, str] = {}
     """The headers of a response with such a stream, beside `Content-Type: text/event-stream`."""
 
-    _had: frozenset[str] = frozenset()
+    _client_results: frozenset[str] = frozenset()
     """The calls whose results the client has."""
 
     def __init__(self, last_event_id: str | None = None, *, behind: Iterable[str] = ()) -> None:
@@ -63,8 +63,8 @@ class FrontEndEncoder(ABC):
             reason = "it must be the id of a frame of this stream, unchanged"
             raise InvalidInputError("Last-Event-ID", shown(last_event_id), reason)
         self._cursor = cursor
-        self._behind = frozenset(behind)
-        self._begins = () if self._behind else cursor.begins
+        self._calls_before = frozenset(behind)
+        self._begins = () if self._calls_before else cursor.begins
         """Where the stream begins that this one goes on with: see `Cursor.begun`."""
         self._answered = frozenset[str]()
         """The calls that waited where the stream begins, and whose results the client has, or has given."""
@@ -79,26 +79,26 @@ class FrontEndEncoder(ABC):
     @property
     def waiting(self) -> Mapping[str, Wants]:
         """The calls that wait, and for what (an approval or a result), if the run does nothing else; else empty."""
-        return {} if self._behind else self._answers.waiting
+        return {} if self._calls_before else self._answers.waiting
 
     @property
     def waiting_calls(self) -> Mapping[str, Wants]:
         """The calls that wait, and for what (an approval or a result), also if the run does something else."""
-        return {} if self._behind else self._answers.waiting_calls
+        return {} if self._calls_before else self._answers.waiting_calls
 
     def add(self, event: AnyEvent) -> list[Frame]:
         """Take the run's next event; return its frames."""
         begun = self._begin() if self._is_begun_by(event) else []
         frames = [frame for piece in self._answers.add(event) for frame in self._frames(piece)]
-        if not self._behind:
+        if not self._calls_before:
             return begun + frames
-        if self._behind.isdisjoint(self._answers.waiting):
+        if self._calls_before.isdisjoint(self._answers.waiting):
             return []  # they were before the stream
         return self._begin()
 
     def _is_begun_by(self, event: AnyEvent) -> bool:
-        if self._behind:  # the run waited, whatever was open
-            return isinstance(event, CallDecided) and event.call_id in self._behind
+        if self._calls_before:  # the run waited, whatever was open
+            return isinstance(event, CallDecided) and event.call_id in self._calls_before
         is_next = not event.live and event.run_id == self._answers.run_id
         return bool(self._begins) and is_next and event.seq > self._begins[0]
 
@@ -109,14 +109,14 @@ class FrontEndEncoder(ABC):
         if self._begins:
             self._answered = frozenset(call_id for call_id, bit in bits.items() if self._begins[1] & bit)
         else:
-            own = {call_id for call_id in self._behind if waiting_calls.get(call_id) == "result"}
-            self._answered = frozenset(waiting_calls) & (self._had | own)
+            own = {call_id for call_id in self._calls_before if waiting_calls.get(call_id) == "result"}
+            self._answered = frozenset(waiting_calls) & (self._client_results | own)
         bits_given = sum(bit for call_id, bit in bits.items() if call_id in self._answered)
         ended = list(self._frames(self._answers.stopped()))  # of which a reader may lack the last ones
         self._cursor.begun = self._answers.seq, bits_given
         begun = list(self._frames(self._answers.begun_again()))
-        frames = begun if self._behind else ended + begun
-        self._behind, self._begins = frozenset(), ()
+        frames = begun if self._calls_before else ended + begun
+        self._calls_before, self._begins = frozenset(), ()
         return frames
 
     def stop(self) -> list[Frame]:

@@ -178,10 +178,10 @@ class _Link:
         self._listener: asyncio.Task[None] | None = None
         self._calls, self._begun = 0, 0
         """How many requests are being made, and how many were begun."""
-        self._heard, self._rubbish = 0, 0
+        self._received, self._unreadable = 0, 0
         """How many messages the server has sent, and how much that is no message."""
-        self._silent_at: int | None = None
-        """`_heard` when a request was given up during which the server sent nothing."""
+        self._silent_since: int | None = None
+        """`_received` when a request was given up during which the server sent nothing."""
         self._used_s = asyncio.get_running_loop().time()
         self._status: int | None = None
         """The status of the last refusal by HTTP."""
@@ -227,22 +227,22 @@ class _Link:
     @property
     def is_suspect(self) -> bool:
         """Whether a request was given up, the server sent nothing all the time, and no other request waits for it."""
-        return self._silent_at == self._heard and self._calls == 0
+        return self._silent_since == self._received and self._calls == 0
 
     def begin(self) -> _Request:
         """Note what is known when a request begins."""
         self._begun += 1
         # A request that was given up counts as under way for ever: how far it came is not known.
-        return _Request(self._begun, self._calls == 0 and self._silent_at is None, len(self._not_found))
+        return _Request(self._begun, self._calls == 0 and self._silent_since is None, len(self._not_found))
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Count a request, so that the link is not closed as idle, and note whether it was given up."""
-        heard, self._calls = self._heard, self._calls + 1
+        heard, self._calls = self._received, self._calls + 1
         try:
             yield
         except asyncio.CancelledError:
-            self._silent_at = heard
+            self._silent_since = heard
             raise
         finally:
             self._calls -= 1
@@ -409,18 +409,18 @@ class _Link:
                     write,
                 ),
             ):
-                yield _Heard(read, self._on_heard, self._on_end), write
+                yield _ReadStream(read, self._on_received, self._on_end), write
             return
         with _StandardError(self._server, self._on_error_output) as errors:
             async with stdio_client(_started_by(self._server), errlog=errors.file) as (read, write):
                 errors.file.close()  # the server has it
-                yield _Heard(read, self._on_heard, self._on_end), write
+                yield _ReadStream(read, self._on_received, self._on_end), write
 
-    def _on_heard(self, item: object) -> None:
+    def _on_received(self, item: object) -> None:
         if isinstance(item, Exception):
-            self._rubbish += 1
+            self._unreadable += 1
         else:
-            self._heard += 1
+            self._received += 1
 
     def _on_end(self) -> None:
         self._ended = True
@@ -446,7 +446,7 @@ class _Link:
         """Return why the link could not be opened, with what the server wrote."""
         lines = [line.strip() for line in self._stderr.splitlines() if line.strip()]
         last_line = f"; it wrote: {lines[-1]}" if lines else ""
-        rubbish = "; it writes to its standard output what is no message" if self._rubbish else ""
+        rubbish = "; it writes to its standard output what is no message" if self._unreadable else ""
         return redacted(f"{self.why}{last_line}{rubbish}", self._server.secrets)
 
 
@@ -462,7 +462,7 @@ def _root(error: BaseException) -> BaseException:
     return next((root for root in roots if not isinstance(root, MCPError | asyncio.CancelledError)), roots[0])
 
 
-class _Heard:
+class _ReadStream:
     """A stream of messages that tells of each, and of its end."""
 
     def __init__(self, stream: Any, on_item: Callable[[object], None], on_end: Callable[[], None]) -> None:
@@ -530,7 +530,7 @@ class _StandardError:
         # A secret of several lines, such as a private key, is found in each of them.
         lines = (line for secret in server.secrets for line in secret.splitlines())
         self._secrets = [line for line in lines if len(line) >= LONG]
-        self._tell = tell
+        self._write_line = tell
         self._rest = b""
         """The begin of a line, since a secret may come in two pieces."""
         self._loop = asyncio.get_running_loop()
@@ -568,7 +568,7 @@ class _StandardError:
 
     def _log(self, written: bytes) -> None:
         for line in redacted(written.decode("utf-8", "replace"), self._secrets).splitlines():
-            self._tell(f"{line}\n")
+            self._write_line(f"{line}\n")
             _log.info("%s: %s", self._label, line)
 
 

@@ -223,10 +223,10 @@ class _Execution:
         """Whether the last answer ended at its maximum length."""
         self._is_asked = False
         """Whether the last answer came from the model in this pass."""
-        self._held: ModelResponse | None = None
+        self._last_response: ModelResponse | None = None
         """An answer without calls of tools, which is the last one or will be sent back."""
         self._refused: list[ToolReturnPart] = []
-        """Why the calls in `_held` that give the output were refused."""
+        """Why the calls in `_last_response` that give the output were refused."""
         self._flushing: asyncio.Task[None] | None = None
         self.suspended = False
 
@@ -316,7 +316,7 @@ class _Execution:
 
     async def _act(self, node: CallToolsNode[Any, Any], run: AgentRun[Any, Any]) -> None:
         """Record the model's answer, and what its calls return."""
-        response, self._held = node.model_response, None
+        response, self._last_response = node.model_response, None
         is_new, self._is_asked = self._is_asked, False
         if is_new:
             self._report(response)
@@ -325,7 +325,7 @@ class _Execution:
                 blocks = [block for block in plain_blocks(response) if getattr(block, "call_id", None) not in outputs]
                 self.journal.add(*blocks, events=[self.context.end_call(blocks)])
             else:
-                self._held, self._refused = response, []
+                self._last_response, self._refused = response, []
         async with node.stream(run.ctx) as events:
             async for event in events:
                 if isinstance(event, FunctionToolResultEvent) and isinstance(event.part, ToolReturnPart):
@@ -370,9 +370,9 @@ class _Execution:
 
     def _send_back(self, node: ModelRequestNode[Any, Any]) -> None:
         """Record an answer that the agent has refused, as a call that failed, so that the next request is valid."""
-        if self._held is None:
+        if self._last_response is None:
             return
-        blocks, self._held = plain_blocks(self._held), None
+        blocks, self._last_response = plain_blocks(self._last_response), None
         refused = [part for part in node.request.parts if isinstance(part, RetryFeedbackPart)]
         if self._refused:
             results: list[Block] = [result_of(part) for part in self._refused]
@@ -396,7 +396,7 @@ class _Execution:
         if isinstance(output, DeferredToolRequests):
             calls = ", ".join(call.tool_call_id for call in [*output.calls, *output.approvals])
             raise EngineError(f"the agent left calls undecided that had been decided: {calls}; see CallDeferred")
-        spoken = plain_blocks(self._held) if self._held else []
+        spoken = plain_blocks(self._last_response) if self._last_response else []
         if isinstance(output, str) and not any(isinstance(block, ToolUse) for block in spoken) and spoken:
             return spoken
         text = output if isinstance(output, str) else pydantic_core.to_json(output, serialize_unknown=True).decode()

@@ -142,7 +142,7 @@ class Projection:
         self._running: set[str] = set()
         self._open_requests: dict[str, str] = {}
         """Those that the client provides or approves."""
-        self._brought: set[str] = set()
+        self._provided: set[str] = set()
         """Those about which the client has said what it had to."""
         self._approved: dict[str, str] = {}
         """The ids of the requests to approve the calls that were approved."""
@@ -151,7 +151,7 @@ class Projection:
         self._spent = Usage()
         self._indexes = 0
         """How many items were begun."""
-        self._void = 0
+        self._dropped_items = 0
         """How many of them are not in the output, since their answers are void."""
 
     @property
@@ -162,7 +162,7 @@ class Projection:
     @property
     def newest(self) -> int:
         """The last part of the run: the one behind `at`, if all that `at` waits for was brought."""
-        return self.at + 1 if self._is_boundary and self._open_requests.keys() <= self._brought else self.at
+        return self.at + 1 if self._is_boundary and self._open_requests.keys() <= self._provided else self.at
 
     def add(self, event: AnyEvent) -> Iterator[Sent]:  # noqa: PLR0912 - a table of events
         """Take the run's next event; yield the events of the response that follow from it."""
@@ -243,7 +243,7 @@ class Projection:
             yield from self._pass(event)
         else:  # another process has taken over the run
             yield from self._drop()
-            self._jump(LONG_STRIDE)
+            self._skip_numbers(LONG_STRIDE)
 
     def _ended(self, event: RunEnded) -> Iterator[Sent]:
         if isinstance(event, RunCompleted):
@@ -297,7 +297,7 @@ class Projection:
         if self._open:
             summary = [{"type": "summary_text", "text": text} for text in self._open.parts]
             yield from self._done(whole or {**self._open.item, "summary": summary, "status": "completed"})
-            self._jump(STRIDE)
+            self._skip_numbers(STRIDE)
 
     def _say(self, text: str) -> Iterator[Sent]:
         """Stream a piece of the text."""
@@ -327,7 +327,7 @@ class Projection:
             yield from self._end_part()
             yield from self._done(item)
         self.items.pop()
-        self._void += 1
+        self._dropped_items += 1
 
     # Answers of the model, and their calls
 
@@ -341,12 +341,12 @@ class Projection:
             use.call_id: (use, (self.run_id, self._answer, number), self._indexes + number)
             for number, use in enumerate(uses)
         }
-        self._open_requests, self._brought, self._undecided = {}, set(), set(self._uses)
+        self._open_requests, self._provided, self._undecided = {}, set(), set(self._uses)
         if self.at == self.part:
             self._indexes += len(uses)
             self.items += [{} for _ in uses]
         if len(uses) < sum(isinstance(block, ToolUse) for block in spoken):
-            self._jump(LONG_STRIDE)  # over the text of an answer that was sent back to the model
+            self._skip_numbers(LONG_STRIDE)  # over the text of an answer that was sent back to the model
         if is_last:
             self.items = [_ended_early(item) for item in self.items if item]
         self._answer += 1
@@ -358,7 +358,7 @@ class Projection:
         }
         thoughts, text = items.get("reasoning"), items.get("message")
         if thoughts and thoughts["summary"] and not (self._open and self._open.is_message):
-            yield from self._rethink([part["text"] for part in thoughts["summary"]])
+            yield from self._correct_thoughts([part["text"] for part in thoughts["summary"]])
             yield from self._end_reasoning(thoughts)
         if text:
             whole = text["content"][0]["text"]
@@ -376,7 +376,7 @@ class Projection:
             self.items.append({})
             yield from self._whole(index, thoughts, thoughts)
 
-    def _rethink(self, texts: Sequence[str]) -> Iterator[Sent]:
+    def _correct_thoughts(self, texts: Sequence[str]) -> Iterator[Sent]:
         """Stream what is missing of the parts of the reasoning."""
         for number, text in enumerate(texts):
             done = len(self._open.parts) if self._open else 0
@@ -420,7 +420,7 @@ class Projection:
             return
         use, place, index = self._uses[call_id]
         result = next((block for block in blocks if isinstance(block, ToolResult)), None)
-        if not self.items[index - self._void]:  # it was refused before it was called
+        if not self.items[index - self._dropped_items]:  # it was refused before it was called
             yield from self._call(call_id)
         item = server_call(output_item_id("mcp", *place), use, result, approval=self._approved.get(call_id))
         self._put(index, item)
@@ -431,7 +431,7 @@ class Projection:
     def _decided(self, call_id: str, verdict: str, blocks: Sequence[Block]) -> None:
         if call_id not in self._uses:
             return
-        self._brought.add(call_id)
+        self._provided.add(call_id)
         use, place, index = self._uses[call_id]
         edited = next((block for block in blocks if isinstance(block, ToolUse)), use)
         self._uses[call_id] = edited, place, index
@@ -444,7 +444,7 @@ class Projection:
         self._number += places
         return Sent(kind, self._number, body)
 
-    def _jump(self, stride: int) -> None:
+    def _skip_numbers(self, stride: int) -> None:
         self._number = (self._number // stride + 1) * stride - 1
 
     def _of_item(self, kind: str, /, places: int = 1, **body: Any) -> Sent:
@@ -482,7 +482,7 @@ class Projection:
 
     def _put(self, index: int, item: Item) -> None:
         """Put an item at its index in the output."""
-        self.items[index - self._void] = item
+        self.items[index - self._dropped_items] = item
 
 
 def _ended_early(item: Item) -> Item:

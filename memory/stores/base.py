@@ -54,7 +54,7 @@ class Commit:
     blocks: Sequence[str] = ()
     """Encoded blocks to append to the log, which ends at `session.log_size` afterwards."""
     turns: Sequence[TurnRecord] = ()
-    """Turns to insert. A turn with the index of a stored one replaces it."""
+    """Turns to insert. A turn with the index of a stored one replaces it. A queued or running turn has an open run."""
     dropped_turns: Sequence[int] = ()
     """Indices of turns to delete, before `turns` are inserted."""
     new_run: RunRecord | None = None

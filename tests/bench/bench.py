@@ -226,6 +226,7 @@ def bare_actor() -> Any:
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=MAX_CALLS,
+            enable_task_events=False,
         )
         .remote()
     )

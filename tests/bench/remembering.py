@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from harness import Samples, Table, retire
 from turnwise import MemoryConfig, Session, SessionManager, Turn, VectorMemory
@@ -93,33 +94,43 @@ def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folde
     table.judge("  and recalls, by words and vectors", whole.median / without.median, 1.5, samples=whole)
 
 
+class ByRay(RemoteMemory):
+    """A memory in an actor whose recalls are calls of Ray, as if there were no socket beside it."""
+
+    async def _recall(self, request: bytes) -> Any:
+        return await self._call(request)
+
+
 def recalls(table: Table, namespace: str, folder: Path, rounds: int) -> None:
-    """Measure recalls through the memory's actor: one by one, and many at once."""
-    alone, together = Samples(), Samples()
+    """Measure recalls through the memory's actor: one by one, also by calls of Ray alone, and many at once."""
+    alone, by_ray, together = Samples(), Samples(), Samples()
 
     async def ask() -> None:
-        memory = RemoteMemory(vector_memory(folder, "asked"), namespace=namespace)
+        memory, same = (kind(vector_memory(folder, "asked"), namespace=namespace) for kind in (RemoteMemory, ByRay))
         scopes = [Scope(user_id=f"user-{number}") for number in range(USERS)]
         for at, scope in enumerate(scopes):
             texts = [message_of(200, at * ITEMS_EACH + number) for number in range(ITEMS_EACH)]
             await memory.remember(scope, [MemoryItem(id=str(number), text=text) for number, text in enumerate(texts)])
 
-        async def recall(at: int) -> None:
+        async def recall(at: int, memory: RemoteMemory = memory) -> None:
             await memory.recall(scopes[at % USERS], message_of(60, at))
 
         for at in range(-2, rounds):
             for number in range(AT_ONCE):
                 with alone.timed():
                     await recall(at * AT_ONCE + number)
+                with by_ray.timed():
+                    await recall(at * AT_ONCE + number, same)
             began = time.perf_counter()
             await asyncio.gather(*(recall(at * AT_ONCE + number) for number in range(AT_ONCE)))
             together.append((time.perf_counter() - began) / AT_ONCE)
             if at < 0:
-                alone.clear()
-                together.clear()
+                for samples in (alone, by_ray, together):
+                    samples.clear()
 
     asyncio.run(ask())
     table.line(f"recall through the actor, {USERS * ITEMS_EACH:,} items of {USERS} users", alone, "floor")
+    table.line("  by a call of Ray, without the socket", by_ray, f"{by_ray.median / alone.median:.2f}x")
     table.judge(
         f"  {AT_ONCE} at once by one process, as many each second",
         alone.median / together.median,

@@ -69,6 +69,8 @@ async def check_carried_spans_of_a_turn_come_back(store: SessionStore) -> None:
     plain = [a_turn(index, status=status, input=(span,)) for index, status in enumerate(statuses)]
     lists: list[Spans] = [(Span(far.log, 1, 2), Span(span.log, 2, 3), Span(span.log, 0, 1)), (span, far), (), (far,)]
     await owner.commit(turns=plain)
+    await owner.commit(new_run=a_run("r", 1))
+    await owner.commit(new_run=a_run("q", 2, "queued"))
     for at in range(len(lists) + 1):
         expected = [lists[(at + index) % len(lists)] for index in range(len(plain))]
         await owner.commit(turns=[replace(turn, carried=new) for turn, new in zip(plain, expected, strict=True)])

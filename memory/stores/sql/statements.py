@@ -206,7 +206,14 @@ class Statements:
         self.head = statement(
             sa.select(turns).where(of_key, ~open_turn).order_by(turns.c.idx.desc()).limit(sa.literal_column("1"))
         )
-        self.open_turns = statement(sa.select(turns).where(of_key, open_turn).order_by(turns.c.idx))
+        with_run = (turns.c.session == runs.c.session) & (turns.c.idx == runs.c.turn_index)
+        open_run = runs.c.state.in_(_literals(OPEN_STATES))  # the same predicate as the index
+        self.open_turns = statement(
+            sa.union_all(
+                sa.select(turns).where(of_key, turns.c.status == sa.literal_column("'pending'")),
+                sa.select(turns).join(runs, with_run).where(runs.c.session == bind("key"), open_run, open_turn),
+            ).order_by("idx")
+        )
         self.open_runs = statement(
             sa.select(runs)
             .where(runs.c.session == bind("key"), runs.c.state.in_(_literals(OPEN_STATES)))

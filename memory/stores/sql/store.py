@@ -262,7 +262,8 @@ class SQLStore(SecureDeleteDatabase):
         late: list[Exception | None] = [self._late(asked.since) for asked in group]
         if not (left := _of_time(group, late)):
             return late
-        self._check_before()
+        if self._writer is None or not self._ready:  # a connection that is open creates no missing file
+            self._check_before()
         done = iter(self._transact(partial(self._commits.write, group=left)))
         self._check_after()
         return [why or next(done) for why in late]

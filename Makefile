@@ -144,7 +144,7 @@ $(LITELLM)/ready: requirements-litellm.lock
 
 .PHONY: test-litellm
 test-litellm: $(TESTING) $(LITELLM)/ready ## run the tests with LiteLLM's proxy in between, which this installs
-	$(BIN)/python -m pytest -m litellm tests/inference/test_litellm.py $(ARGS)
+	$(BIN)/python -m pytest -m litellm tests/inference/openai/test_litellm.py $(ARGS)
 
 FRONT_ENDS := .front-ends
 
@@ -157,7 +157,7 @@ $(FRONT_ENDS)/ready: tests/adapters/front_ends/package.json
 
 .PHONY: test-frontends
 test-frontends: $(TESTING) $(FRONT_ENDS)/ready ## run the tests with the clients of front ends, which this installs from npm: it needs node
-	$(BIN)/python -m pytest -m frontends tests/adapters/test_front_ends_in_node.py $(ARGS)
+	$(BIN)/python -m pytest -m frontends tests/adapters/front_ends/test_front_ends_in_node.py $(ARGS)
 
 # The oldest versions that pyproject.toml allows, all at once. Resolved for Python 3.11, since old ones lack wheels for later.
 FLOORS := .venv-floors
@@ -170,13 +170,13 @@ $(FLOORS)/ready: requirements-floors.lock
 
 .PHONY: test-floors
 test-floors: $(FLOORS)/ready ## run the tests that meet each dependency with the oldest versions allowed, which this installs
-	$(FLOORS)/bin/python -m pytest -p no:cacheprovider $(ARGS) tests/stores/test_store_contract.py tests/inference/test_openai_engine.py \
+	$(FLOORS)/bin/python -m pytest -p no:cacheprovider $(ARGS) tests/stores/test_store_contract.py tests/inference/openai/test_openai_engine.py \
 	    tests/longterm/test_vector_memory.py tests/http/test_config.py tests/http/test_app_on_ray.py tests/telemetry tests/cli/test_list_commands.py \
 	    tests/cli/test_mcp_command.py tests/adapters
 
 .PHONY: quirks
 quirks: $(TESTING) ## list what servers send, and what came of each
-	PYTHONPATH=tests/support $(BIN)/python tests/inference/test_quirks.py
+	PYTHONPATH=tests/support $(BIN)/python tests/inference/openai/test_quirks.py
 
 .PHONY: test-bench
 test-bench: $(TESTING) ## see that the bench prints all that it is to print

@@ -32,7 +32,7 @@ class KeepTheTask:
             later = newest_first[:-1] if kept else newest_first
             if cuts := [each.start for each in later if window.tokens_from(each.start, budget) <= room]:
                 keep = tuple(sorted([*kept, *window.kept_from(min(cuts))]))
-                return plan_for(window, budget, strategy="KeepTheTask", keep=keep, why="it is neither first nor new")
+                return plan_for(window, budget, strategy="KeepTheTask", keep=keep, reason="it is neither first nor new")
         raise window.overflow(budget)
 
     def due(self, window: Window, budget: TokenBudget) -> bool:

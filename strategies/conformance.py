@@ -65,7 +65,7 @@ def check_case(strategy: OverflowStrategy, case: Case) -> Plan | None:
         plan = strategy.decide(window, budget)
     except WindowOverflowError as error:
         least = [*before.systems[-1:], *before.summaries, *before.newest()]
-        needed = budget.overhead + sum(COUNTER.count(before.blocks[at]) for at in least)
+        needed = budget.overhead + sum(COUNTER.count(before.blocks[position]) for position in least)
         _hold("budget met", needed > budget.max_tokens, f"{error}, but {needed} tokens would do")
         _hold("budget met", (error.needed, error.max_tokens) == (needed, budget.max_tokens), f"{error} of {needed}")
         return None
@@ -87,20 +87,24 @@ def check_case(strategy: OverflowStrategy, case: Case) -> Plan | None:
     after = _Request(then)
     for law in (_order, _system, _newest, _pairs, _summaries, _once, _valid):
         law(before, after, plan, window)
-    left = after.tokens(budget)
-    _hold("something goes", left < taken, f"the request takes {left} tokens, and {taken} before")
-    _hold("budget met", left <= budget.max_tokens, f"{left} of {budget.max_tokens} tokens")
-    told = (plan.tokens_before, plan.tokens_after)
-    _hold("budget met", told[0] == taken and told[1] >= left, f"it told of {told}, and it is {taken}, {left}")
+    remaining = after.tokens(budget)
+    _hold("something goes", remaining < taken, f"the request takes {remaining} tokens, and {taken} before")
+    _hold("budget met", remaining <= budget.max_tokens, f"{remaining} of {budget.max_tokens} tokens")
+    stated = (plan.tokens_before, plan.tokens_after)
+    _hold(
+        "budget met",
+        stated[0] == taken and stated[1] >= remaining,
+        f"it told of {stated}, and it is {taken}, {remaining}",
+    )
     more = strategy.decide(then, budget)
     _hold("leaves nothing to do", more is None, f"it then decides {more}")
     _hold("leaves nothing to do", not strategy.due(then, budget), "it is due once more")
     return plan
 
 
-def _hold(law: Law, holds: bool, why: str) -> None:
+def _hold(law: Law, holds: bool, reason: str) -> None:
     if not holds:
-        raise AssertionError(f"{law}: {why}")
+        raise AssertionError(f"{law}: {reason}")
 
 
 # The content of a request, found without the methods of the window
@@ -124,15 +128,18 @@ class _Request:
 
     @property
     def systems(self) -> list[int]:
-        return [at for at, block in enumerate(self.blocks) if isinstance(block, System)]
+        return [index for index, block in enumerate(self.blocks) if isinstance(block, System)]
 
     @property
     def summaries(self) -> list[int]:
-        return [at for at, block in enumerate(self.blocks) if isinstance(block, Summary)]
+        return [index for index, block in enumerate(self.blocks) if isinstance(block, Summary)]
 
     def tokens(self, budget: TokenBudget) -> int:
-        sent = [*self.systems[-1:], *(at for at, block in enumerate(self.blocks) if not isinstance(block, System))]
-        return budget.overhead + sum(COUNTER.count(self.blocks[at]) for at in sent)
+        sent = [
+            *self.systems[-1:],
+            *(index for index, block in enumerate(self.blocks) if not isinstance(block, System)),
+        ]
+        return budget.overhead + sum(COUNTER.count(self.blocks[position]) for position in sent)
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return each call with its result."""
@@ -142,47 +149,47 @@ class _Request:
         """Return the newest turn: from its first prompt on, without system prompts and summaries."""
         pairs = self.pairs()
         prompts = [
-            at
-            for at, block in enumerate(self.blocks)
+            index
+            for index, block in enumerate(self.blocks)
             if isinstance(block, Image | Document) or (isinstance(block, User) and block.text.strip())
-            if not any(call < at < result for call, result in pairs)
+            if not any(call < index < result for call, result in pairs)
         ]
         begin = prompts[-1] if prompts else 0
-        for at in reversed(range(begin)):
-            if isinstance(self.blocks[at], User | Image | Document):
-                if self.newest_turn is not None and at < self.newest_turn <= begin:
+        for index in reversed(range(begin)):
+            if isinstance(self.blocks[index], User | Image | Document):
+                if self.newest_turn is not None and index < self.newest_turn <= begin:
                     break
-                begin = at
-            elif not isinstance(self.blocks[at], System | Summary | CacheCheckpoint | Unknown):
+                begin = index
+            elif not isinstance(self.blocks[index], System | Summary | CacheCheckpoint | Unknown):
                 break
         else:
             begin = 0
         apart = {*self.systems, *self.summaries}
-        return [at for at in range(begin, len(self.blocks)) if at not in apart]
+        return [index for index in range(begin, len(self.blocks)) if index not in apart]
 
 
 def _places(spans: Iterable[tuple[str, int, int]]) -> list[Place]:
-    return [(log, at) for log, start, stop in spans for at in range(start, stop)]
+    return [(log, index) for log, start, stop in spans for index in range(start, stop)]
 
 
 # The laws
 
 
 def _order(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
-    at = {place: number for number, place in enumerate(before.places)}
+    positions = {place: number for number, place in enumerate(before.places)}
     apart = 1 + bool(plan.summary) if before.systems else int(bool(plan.summary))
-    kept = [at.get(place, -1) for place in after.places[apart:]]
-    _hold("order kept", kept == sorted(set(kept)) and -1 not in kept, f"{kept}")
+    order = [positions.get(place, -1) for place in after.places[apart:]]
+    _hold("order kept", order == sorted(set(order)) and -1 not in order, f"{order}")
 
 
 def _system(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
-    expected = [before.places[at] for at in before.systems[-1:]]
-    found = [after.places[at] for at in after.systems]
-    _hold("system prompt once", found == expected == after.places[: len(expected)], f"{found}, not {expected}")
+    expected = [before.places[position] for position in before.systems[-1:]]
+    systems = [after.places[position] for position in after.systems]
+    _hold("system prompt once", systems == expected == after.places[: len(expected)], f"{systems}, not {expected}")
 
 
 def _newest(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
-    newest = [before.places[at] for at in before.newest()]
+    newest = [before.places[position] for position in before.newest()]
     lost = set(newest) - set(after.places)
     _hold("newest turn kept", not lost, f"{sorted(lost)} of {newest} go")
 
@@ -196,7 +203,7 @@ def _pairs(before: _Request, after: _Request, plan: Plan, window: Window) -> Non
 
 def _summaries(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
     folded = _places(plan.summary.block(window, "").of) if plan.summary else []
-    lost = {before.places[at] for at in before.summaries} - set(after.places) - set(folded)
+    lost = {before.places[position] for position in before.summaries} - set(after.places) - set(folded)
     _hold("summaries kept or folded in", not lost, f"{sorted(lost)} go")
 
 
@@ -205,9 +212,13 @@ def _once(before: _Request, after: _Request, plan: Plan, window: Window) -> None
     flushed = (
         [place for item in plan.flush.items(window, "s") for place in _places(item.source.spans)] if plan.flush else []
     )
-    for gone in (folded, flushed):
-        twice = set(gone) & set(after.places)
-        _hold("nothing twice", not twice and len(gone) == len(set(gone)), f"{sorted(twice)} go and stay, of {gone}")
+    for removed in (folded, flushed):
+        twice = set(removed) & set(after.places)
+        _hold(
+            "nothing twice",
+            not twice and len(removed) == len(set(removed)),
+            f"{sorted(twice)} go and stay, of {removed}",
+        )
 
 
 def _valid(before: _Request, after: _Request, plan: Plan, window: Window) -> None:

@@ -127,13 +127,13 @@ def random_exchange(dice: Random) -> list[Block]:
         blocks.append(System(text=_text(dice)))
     output: list[Block] = []
     for _ in range(dice.choice([0, 0, 1, 1, 2, 3])):
-        output += _said(dice)
+        output += _answer_blocks(dice)
         calls = dice.sample(["a", "b", "c", "functions.look:0"], dice.choice([1, 1, 2, 3]))
         output += [ToolUse(call_id=call, name="look", input={"at": _text(dice)}) for call in calls]
         dice.shuffle(calls)
         output += [_result(dice, call) for call in calls]
     if _is(dice, 0.8):
-        output += [*_said(dice), Text(text=_text(dice))]
+        output += [*_answer_blocks(dice), Text(text=_text(dice))]
     output = output[: dice.choice([0, len(output), len(output), len(output), dice.randrange(len(output) + 1)])]
     blocks += repair(output, why="enough", interrupted=_is(dice, 0.2))
     if _is(dice, 0.1):
@@ -160,15 +160,15 @@ def _prompt(dice: Random) -> Block:
     )
 
 
-def _said(dice: Random) -> list[Block]:
-    said: list[Block] = []
+def _answer_blocks(dice: Random) -> list[Block]:
+    blocks: list[Block] = []
     if _is(dice, 0.3):
-        said.append(Thinking(text=_text(dice), signature="EqoB"))
+        blocks.append(Thinking(text=_text(dice), signature="EqoB"))
     if _is(dice, 0.5):
-        said.append(Text(text=_text(dice)))
+        blocks.append(Text(text=_text(dice)))
     if _is(dice, 0.1):
-        said.append(Citations(items=({"url": "https://example.org"},)))
-    return said
+        blocks.append(Citations(items=({"url": "https://example.org"},)))
+    return blocks
 
 
 def _text(dice: Random) -> str:

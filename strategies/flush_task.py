@@ -48,7 +48,7 @@ class FlushTask:
             turns: the session's turns with blocks in the window.
         """
         owners = sorted((span, turn.index) for turn in turns for span in turn.spans)
-        known = {turn.index: turn for turn in turns}
+        turns_by_index = {turn.index: turn for turn in turns}
         handed: list[HandedOver] = []
         for exchange in self._exchanges(window):
             parts: dict[int | None, list[Span]] = {}
@@ -57,7 +57,7 @@ class FlushTask:
                     parts.setdefault(owner, []).append(piece)
             items = []
             for number, part in parts.items():
-                turn = None if number is None else known[number]
+                turn = None if number is None else turns_by_index[number]
                 if turn is None or not turn.is_private:
                     spans = join(part)
                     items.append(turn_item(session_id, turn, spans, window.read(spans)))
@@ -67,7 +67,7 @@ class FlushTask:
 
     def spans(self, window: Window) -> Spans:
         """Return the spans of the blocks to flush."""
-        return window.spans_of(left for part in self.ranges for left in window.without(part, System, Summary))
+        return window.spans_of(rest for part in self.ranges for rest in window.without(part, System, Summary))
 
     def _exchanges(self, window: Window) -> Iterator[Range]:
         for whole in self.ranges:
@@ -91,17 +91,17 @@ def unacknowledged(handed: Iterable[HandedOver], acknowledged: Collection[Collec
 
 def _owned(span: Span, owners: Sequence[tuple[Span, int]]) -> Iterator[tuple[Span, int | None]]:
     """Yield the parts of a span, in order, each with the turn that it belongs to."""
-    at = span.start
-    number = max(0, bisect_right(owners, (Span(span.log, at, MOST), 0)) - 1)
+    position = span.start
+    number = max(0, bisect_right(owners, (Span(span.log, position, MOST), 0)) - 1)
     for (log, start, stop), turn in owners[number:]:
         if (log, start) >= (span.log, span.stop):
             break
-        if log != span.log or stop <= at:
+        if log != span.log or stop <= position:
             continue
-        if start > at:
-            yield Span(log, at, start), None
-        at = max(at, start)
-        yield Span(log, at, min(stop, span.stop)), turn
-        at = min(stop, span.stop)
-    if at < span.stop:
-        yield Span(span.log, at, span.stop), None
+        if start > position:
+            yield Span(log, position, start), None
+        position = max(position, start)
+        yield Span(log, position, min(stop, span.stop)), turn
+        position = min(stop, span.stop)
+    if position < span.stop:
+        yield Span(span.log, position, span.stop), None

@@ -67,7 +67,7 @@ class FlushToMemory:
             strategy="FlushToMemory",
             keep=window.kept_from(cut),
             flush=FlushTask(ranges=(Range(0, cut),), memories=writable),
-            why=f"it is oldest, and a request is to take {self.max_ratio:.0%} of {budget.max_tokens} tokens",
+            reason=f"it is oldest, and a request is to take {self.max_ratio:.0%} of {budget.max_tokens} tokens",
             otherwise=self.otherwise,
         )
 

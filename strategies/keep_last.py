@@ -40,13 +40,13 @@ class KeepLast:
         cut, limit = self._cut(window), min(self.max_tokens, budget.max_tokens)
         if not cut and window.taken(budget) <= limit:
             return None
-        return trimmed(window, budget, limit, strategy="KeepLast", at_least=cut, why=self._why)
+        return trimmed(window, budget, limit, strategy="KeepLast", at_least=cut, reason=self._reason)
 
     def due(self, window: Window, budget: TokenBudget) -> bool:
         return False
 
     @property
-    def _why(self) -> str:
+    def _reason(self) -> str:
         most = f"{self.turns} turns" if self.messages is None else f"{self.messages} messages"
         return f"it is oldest, and a request may have {most}"
 

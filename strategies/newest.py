@@ -43,10 +43,10 @@ def without_former_systems(window: Window) -> Spans:
 def _cuts(window: Window) -> Iterator[int]:
     """Yield where the newest exchange begins, and each prompt after its first that no answer precedes."""
     yield window.newest.start
-    for at in range(window.newest.start + 1, len(window)):
-        block = window.block(at)
+    for index in range(window.newest.start + 1, len(window)):
+        block = window.block(index)
         if isinstance(block, System | Summary | CacheCheckpoint | Unknown):
             continue
         if block.role != "user":
             return
-        yield at
+        yield index

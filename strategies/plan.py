@@ -88,19 +88,19 @@ class Plan:
         """
         if self.flush is None or not ranges:
             return self
-        back = [part for each in ranges for part in window.without(each, System)]
+        back = [part for flushed in ranges for part in window.without(flushed, System)]
         keep = merge([*self.keep, *back])
         if not _tokens(window, gaps(keep, Range(0, len(window)))):
             return None
         stay = merge(ranges)
-        gone = tuple(part for each in self.flush.ranges for part in gaps(stay, each))
+        removed = tuple(part for flushed in self.flush.ranges for part in gaps(stay, flushed))
         plan = plan_for(
             window,
             budget,
             strategy=self.strategy,
             keep=keep,
-            flush=replace(self.flush, ranges=gone),
-            why="a memory has not acknowledged the others",
+            flush=replace(self.flush, ranges=removed),
+            reason="a memory has not acknowledged the others",
             otherwise=self.otherwise,
         )
         return replace(plan, summary=self.summary)
@@ -149,8 +149,8 @@ class Plan:
         if after > budget.max_tokens:
             self._break("budget met", f"the request would take {after} of {budget.max_tokens} tokens")
 
-    def _break(self, law: Law, why: str) -> NoReturn:
-        raise StrategyError(self.strategy, law, why)
+    def _break(self, law: Law, reason: str) -> NoReturn:
+        raise StrategyError(self.strategy, law, reason)
 
     def _gone(self, window: Window) -> Ranges:
         return gaps(self.keep, Range(0, len(window)))
@@ -171,9 +171,9 @@ class Plan:
             if (system := next(window.places(System, part), None)) is not None:
                 self._break("system prompt once", f"block {system} is a system prompt: leave it out of what is kept")
         stays = merge([*self.keep, *(self.summary.ranges if self.summary else ())])
-        for at in window.summaries:
-            if not any(overlap([Range(at, at + 1)], stays)):
-                self._break("summaries kept or folded in", f"block {at} is a summary, and would be removed")
+        for position in window.summaries:
+            if not any(overlap([Range(position, position + 1)], stays)):
+                self._break("summaries kept or folded in", f"block {position} is a summary, and would be removed")
         for part in overlap(self.flush.ranges if self.flush else (), self.keep):
             if window.without(part, Summary):
                 self._break("nothing twice", f"blocks {part.start} to {part.stop - 1} are flushed and kept")
@@ -188,7 +188,7 @@ class Plan:
 
     def _keeps_whole_exchanges(self, window: Window) -> bool:
         summaries = set(window.summaries)
-        first = next((at for part in self.keep for at in range(*part) if at not in summaries), len(window))
+        first = next((index for part in self.keep for index in range(*part) if index not in summaries), len(window))
         cut = next((part.start for part in window.exchanges() if part.start <= first), 0)
         return self.keep in (window.kept_from(cut), window.kept_from(cut, pinned=False))
 
@@ -219,16 +219,16 @@ class Plan:
 
 def refusals(blocks: Sequence[Block]) -> dict[str, InvalidRequestError]:
     """Return the providers that would refuse the blocks, and why. A prompt is added if the model spoke last."""
-    said = [block for block in blocks if CHAT.sends(block) or isinstance(block, ToolUse)]
-    prompt = [User(text="Go on.")] if not said or said[-1].role == "assistant" else []
+    sent = [block for block in blocks if CHAT.sends(block) or isinstance(block, ToolUse)]
+    prompt = [User(text="Go on.")] if not sent or sent[-1].role == "assistant" else []
     messages = messages_of([*blocks, *prompt])
-    found: dict[str, InvalidRequestError] = {}
+    errors: dict[str, InvalidRequestError] = {}
     for rules in (CHAT, RESPONSES, ANTHROPIC):
         try:
             check(messages, rules)
         except InvalidRequestError as error:
-            found[rules.name] = error
-    return found
+            errors[rules.name] = error
+    return errors
 
 
 def plan_for(
@@ -237,7 +237,7 @@ def plan_for(
     *,
     strategy: str,
     keep: Ranges,
-    why: str,
+    reason: str,
     summary: SummaryTask | None = None,
     flush: FlushTask | None = None,
     otherwise: OverflowStrategy | None = None,
@@ -245,14 +245,14 @@ def plan_for(
     """Return the plan that keeps these ranges, with token counts and reasons.
 
     Args:
-        why: why the rest is removed.
+        reason: why the rest is removed.
     """
     fate: Literal["summarised", "flushed", "dropped"] = "summarised" if summary else "flushed" if flush else "dropped"
-    gone = gaps(keep, Range(0, len(window)))
-    reasons = [Reason(part, fate, window.tokens(*part), why) for part in gone if window.without(part, System)]
+    removed = gaps(keep, Range(0, len(window)))
+    reasons = [Reason(part, fate, window.tokens(*part), reason) for part in removed if window.without(part, System)]
     if window.system is not None:
-        at = Range(window.system, window.system + 1)
-        reasons.append(Reason(at, "kept", window.system_tokens, "it is the system prompt"))
+        system = Range(window.system, window.system + 1)
+        reasons.append(Reason(system, "kept", window.system_tokens, "it is the system prompt"))
     for part in keep:
         is_summary = part.stop <= window.newest.start and not window.without(part, Summary)
         stays = "it is a summary" if is_summary else "it is newer, and fits"

@@ -21,7 +21,7 @@ Ranges = tuple[Range, ...]
 def merge(ranges: Iterable[Range]) -> Ranges:
     """Return the positions that ranges in any order cover, with adjacent ranges merged."""
     merged: list[Range] = []
-    for part in sorted(each for each in ranges if each.start < each.stop):
+    for part in sorted(part for part in ranges if part.start < part.stop):
         if merged and part.start <= merged[-1].stop:
             merged[-1] = Range(merged[-1].start, max(merged[-1].stop, part.stop))
         else:
@@ -32,16 +32,16 @@ def merge(ranges: Iterable[Range]) -> Ranges:
 def gaps(ranges: Iterable[Range], within: Range) -> Ranges:
     """Return the parts of a range that the others do not cover."""
     edges = [Range(within.start, within.start), *overlap(ranges, [within]), Range(within.stop, within.stop)]
-    return tuple(Range(one.stop, two.start) for one, two in pairwise(edges) if one.stop < two.start)
+    return tuple(Range(first.stop, two.start) for first, two in pairwise(edges) if first.stop < two.start)
 
 
-def overlap(some: Iterable[Range], others: Sequence[Range]) -> Iterator[Range]:
+def overlap(some: Iterable[Range], parts: Sequence[Range]) -> Iterator[Range]:
     """Yield the intersection of both. O(number of ranges)."""
-    at = 0
+    index = 0
     for part in some:
-        while at < len(others) and others[at].stop <= part.start:
-            at += 1
-        here = at
-        while here < len(others) and others[here].start < part.stop:
-            yield Range(max(part.start, others[here].start), min(part.stop, others[here].stop))
+        while index < len(parts) and parts[index].stop <= part.start:
+            index += 1
+        here = index
+        while here < len(parts) and parts[here].start < part.stop:
+            yield Range(max(part.start, parts[here].start), min(part.stop, parts[here].stop))
             here += 1

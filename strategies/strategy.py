@@ -72,8 +72,8 @@ def decide(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> P
         raise StrategyError(name, "decides", f"it raised {error!r}") from error
     if plan is None:
         if (taken := window.taken(budget)) > budget.max_tokens:
-            why = f"it does not change the window, which has {taken} of {budget.max_tokens} tokens"
-            raise StrategyError(name, "budget met", why)
+            reason = f"it does not change the window, which has {taken} of {budget.max_tokens} tokens"
+            raise StrategyError(name, "budget met", reason)
         return None
     if not isinstance(plan, Plan):
         raise StrategyError(name, "decides", f"it returned {type(plan).__name__}, neither a Plan nor None")

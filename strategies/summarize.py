@@ -66,17 +66,17 @@ class Summarize:
         name = "max_summary_tokens" if self.keep_tokens is None else "keep_tokens"
         if (self.keep_tokens or 0) + self.max_summary_tokens > trigger:
             room = f"the trigger, {trigger} of {budget.max_tokens}"
-            why = f"the kept exchanges and a summary of {self.max_summary_tokens} tokens must stay under {room}"
-            raise ConfigError(f"Summarize.{name}", getattr(self, name), why)
+            reason = f"the kept exchanges and a summary of {self.max_summary_tokens} tokens must stay under {room}"
+            raise ConfigError(f"Summarize.{name}", getattr(self, name), reason)
         return trigger
 
     def _plan(self, window: Window, budget: TokenBudget) -> Plan | None:
         cut = self._cut(window, budget)
-        gone = window.tokens(0, cut)
-        if gone == window.summary_tokens(cut):
+        tokens = window.tokens(0, cut)
+        if tokens == window.summary_tokens(cut):
             return None
         rest = budget.overhead + window.system_tokens + window.tokens(cut)
-        max_tokens = min(self.max_summary_tokens, budget.max_tokens - rest, gone - 1)
+        max_tokens = min(self.max_summary_tokens, budget.max_tokens - rest, tokens - 1)
         if max_tokens < min(_LEAST, self.max_summary_tokens):
             return None
         task = SummaryTask(
@@ -92,7 +92,7 @@ class Summarize:
             strategy="Summarize",
             keep=window.kept_from(cut, pinned=False),
             summary=task,
-            why=f"it is oldest, and a request is to take less than {self._trigger(budget)} tokens",
+            reason=f"it is oldest, and a request is to take less than {self._trigger(budget)} tokens",
             otherwise=self.otherwise,
         )
 

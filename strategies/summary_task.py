@@ -122,9 +122,9 @@ class SummaryTask:
 
     def block(self, window: Window, text: str) -> Summary:
         """Return the `Summary` block, which names the blocks that it replaces."""
-        ranges = [left for part in self.ranges for left in window.without(part, System)]
-        folded = [Range(at, at + 1) for part in self.ranges for at in window.places(Summary, part)]
-        places = tuple((span.log, at) for span in window.spans_of(folded) for at in range(span.start, span.stop))
+        ranges = [rest for part in self.ranges for rest in window.without(part, System)]
+        folded = [Range(position, position + 1) for part in self.ranges for position in window.places(Summary, part)]
+        places = tuple((span.log, index) for span in window.spans_of(folded) for index in range(span.start, span.stop))
         return Summary(text=text, of=window.spans_of(ranges), folded=places)
 
 

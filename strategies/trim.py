@@ -29,12 +29,12 @@ class Trim:
 
 
 def trimmed(
-    window: Window, budget: TokenBudget, limit: int, *, strategy: str, at_least: int = 0, why: str = ""
+    window: Window, budget: TokenBudget, limit: int, *, strategy: str, at_least: int = 0, reason: str = ""
 ) -> Plan | None:
     """Return the plan that drops everything before `at_least`, and further old exchanges until the rest fits `limit`.
 
     Args:
-        why: why blocks before `at_least` are dropped, where that is not to fit the limit.
+        reason: why blocks before `at_least` are dropped, where that is not to fit the limit.
 
     Raises:
         WindowOverflowError: the newest exchange does not fit the budget.
@@ -45,9 +45,9 @@ def trimmed(
     cut = max(cut, at_least)
     if window.tokens(0, cut) == window.summary_tokens(cut):
         return None
-    if not why or cut > at_least:
-        why = f"it is oldest, and a request may take {limit} tokens"
-    return plan_for(window, budget, strategy=strategy, keep=window.kept_from(cut), why=why)
+    if not reason or cut > at_least:
+        reason = f"it is oldest, and a request may take {limit} tokens"
+    return plan_for(window, budget, strategy=strategy, keep=window.kept_from(cut), reason=reason)
 
 
 def newest_that_fit(window: Window, budget: TokenBudget, limit: int) -> int:

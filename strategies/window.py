@@ -96,9 +96,9 @@ class Window:
         """The counter of the tokens."""
         return self._index.counter
 
-    def block(self, at: int) -> AnyBlock:
+    def block(self, position: int) -> AnyBlock:
         """Return the block at this position. O(log spans)."""
-        number, place = self._place(at)
+        number, place = self._place(position)
         (block,) = self._cache.read([Span(self._spans[number].log, place, place + 1)])
         return block
 
@@ -137,13 +137,15 @@ class Window:
     @cached_property
     def system(self) -> int | None:
         """The position of the effective (last) system prompt; None if there is none. O(spans)."""
-        found = self._index.last_system(self._spans)
-        if found is None:
+        last = self._index.last_system(self._spans)
+        if last is None:
             return None
-        log, at = found
-        holds = (number for number, span in enumerate(self._spans) if span.log == log and span.start <= at < span.stop)
+        log, place = last
+        holds = (
+            number for number, span in enumerate(self._spans) if span.log == log and span.start <= place < span.stop
+        )
         *_, number = holds
-        return self._ends[number] - (self._spans[number].stop - at)
+        return self._ends[number] - (self._spans[number].stop - place)
 
     @cached_property
     def summaries(self) -> tuple[int, ...]:
@@ -152,14 +154,14 @@ class Window:
 
     def places(self, kind: type[Block], part: Range | None = None) -> Iterator[int]:
         """Yield the positions of the blocks of a kind, `System` or `Summary`. O(spans + results)."""
-        at = part.start if part else 0
+        position = part.start if part else 0
         for span in self._cut(part or Range(0, len(self))):
-            yield from (at + place - span.start for place in self._index.places(span, kind))
-            at += span.stop - span.start
+            yield from (position + place - span.start for place in self._index.places(span, kind))
+            position += span.stop - span.start
 
     def summary_tokens(self, stop: int | None = None) -> int:
         """Return the tokens of the summaries before `stop`."""
-        before = [Range(at, at + 1) for at in self.summaries if stop is None or at < stop]
+        before = [Range(position, position + 1) for position in self.summaries if stop is None or position < stop]
         return self._index.sum(self.spans_of(before))
 
     # Exchanges
@@ -176,17 +178,17 @@ class Window:
         begins: int | None = None
         says = False
         unmatched: set[str] = set()  # results whose calls come, since the blocks are read from behind
-        for at, block in self._backwards(stop):
+        for position, block in self._backwards(stop):
             if isinstance(block, System | Summary | CacheCheckpoint | Unknown):
                 continue
             if block.role == "user":
-                if begins is not None and says and not unmatched and at < self._newest_turn <= begins:
+                if begins is not None and says and not unmatched and position < self._newest_turn <= begins:
                     yield Range(self._newest_turn, stop)
                     stop, says = self._newest_turn, False
-                begins, says = at, says or _says(block)
+                begins, says = position, says or _says(block)
                 continue
             if begins is not None and begins <= self._newest_output and says and not unmatched:
-                start = self._newest_turn if at < self._newest_turn <= begins else begins
+                start = self._newest_turn if position < self._newest_turn <= begins else begins
                 yield Range(start, stop)
                 stop = start
             begins, says = None, False
@@ -206,19 +208,19 @@ class Window:
         begins: int | None = None
         is_new = True
         pairs: CallPairs[int] = CallPairs()
-        for at in range(stop):
-            block = self.block(at)
+        for index in range(stop):
+            block = self.block(index)
             if isinstance(block, System | Summary | CacheCheckpoint | Unknown):
                 continue
             if block.role == "user":
-                begins = at if begins is None else begins
+                begins = index if begins is None else begins
                 if is_new and _says(block) and not pairs.open:
                     is_new, count = False, count - 1
                     if count < 0:
                         return begins
                 continue
             begins, is_new = None, True
-            pairs.read(block, at)
+            pairs.read(block, index)
         return stop
 
     @cached_property
@@ -230,12 +232,12 @@ class Window:
 
     def without(self, part: Range, *kinds: type[Block]) -> Ranges:
         """Return a range without the blocks of these kinds, which are `System` or `Summary`."""
-        edges = [part.start - 1, *sorted(at for kind in kinds for at in self.places(kind, part)), part.stop]
-        return tuple(Range(at + 1, until) for at, until in pairwise(edges) if at + 1 < until)
+        edges = [part.start - 1, *sorted(position for kind in kinds for position in self.places(kind, part)), part.stop]
+        return tuple(Range(position + 1, until) for position, until in pairwise(edges) if position + 1 < until)
 
     def kept_from(self, cut: int, *, pinned: bool = True) -> Ranges:
         """Return what stays if all before `cut` is removed: the rest without system prompts, and pinned summaries."""
-        summaries = [Range(at, at + 1) for at in self.summaries if at < cut] if pinned else []
+        summaries = [Range(position, position + 1) for position in self.summaries if position < cut] if pinned else []
         return merge([*summaries, *self.without(Range(cut, len(self)), System)])
 
     def tokens_from(self, cut: int, budget: TokenBudget) -> int:
@@ -261,30 +263,30 @@ class Window:
             start = max(end - _AT_A_TIME, 0)
             yield from zip(range(end - 1, start - 1, -1), reversed(self.blocks([Range(start, end)])), strict=True)
 
-    def _place(self, at: int) -> tuple[int, int]:
+    def _place(self, position: int) -> tuple[int, int]:
         """Return the number of the span that has the block, and the block's position in its log."""
-        if not 0 <= at < len(self):
-            raise IndexError(f"position {at} is outside a window of {len(self)} blocks")
-        number = bisect_right(self._ends, at)
-        return number, self._spans[number].stop - (self._ends[number] - at)
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} is outside a window of {len(self)} blocks")
+        number = bisect_right(self._ends, position)
+        return number, self._spans[number].stop - (self._ends[number] - position)
 
     def _cut(self, part: Range) -> Iterator[Span]:
-        at, stop = max(part.start, 0), min(part.stop, len(self))
-        while at < stop:
-            number, place = self._place(at)
-            more = min(self._ends[number], stop) - at
+        position, stop = max(part.start, 0), min(part.stop, len(self))
+        while position < stop:
+            number, place = self._place(position)
+            more = min(self._ends[number], stop) - position
             yield Span(self._spans[number].log, place, place + more)
-            at += more
+            position += more
 
     def _sum(self, spans: Sequence[Span]) -> int:
         return self._index.sum(spans) - self._index.sum(spans, System)
 
-    def _tokens_before(self, at: int) -> int:
-        number = bisect_right(self._ends, at)
+    def _tokens_before(self, position: int) -> int:
+        number = bisect_right(self._ends, position)
         if number == len(self._spans):
             return self._totals[-1]
         span = self._spans[number]
-        part = Span(span.log, span.start, span.stop - (self._ends[number] - at))
+        part = Span(span.log, span.start, span.stop - (self._ends[number] - position))
         return self._totals[number] + self._sum([part])
 
 

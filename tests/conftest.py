@@ -47,7 +47,8 @@ os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray spells it
 os.environ.setdefault("RAY_health_check_failure_threshold", "20")
 
 # The processes of sessions import the engines of these tests.
-ROOMS = [str(folder) for folder in sorted(Path(__file__).parent.iterdir()) if folder.is_dir()]
+FOLDERS = {file.parent for pattern in ("*/*.py", "*/*/test_*.py") for file in Path(__file__).parent.glob(pattern)}
+ROOMS = sorted(map(str, FOLDERS))
 sys.path += [room for room in ROOMS if room not in sys.path]
 os.environ["PYTHONPATH"] = os.pathsep.join([*ROOMS, *filter(None, [os.environ.get("PYTHONPATH")])])
 

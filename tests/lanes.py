@@ -40,8 +40,8 @@ LONGEST = [
     "client/test_sessions_on_ray.py",
     "project/test_readme.py",
     "longterm/retention/test_erasing.py",
-    "http/test_openai_chat_on_ray.py",
-    "http/test_server_on_ray.py",
+    "http/openai/test_openai_chat_on_ray.py",
+    "http/server/test_server_on_ray.py",
     "http/test_ray_serve.py",
     "examples/test_programs.py",
     "hosting/test_two_rays.py",
@@ -78,7 +78,7 @@ def name_of(file: Path) -> str:
 def files_of(kind: str) -> list[Path]:
     """Return the files that may have tests of a kind, as lanes take them. To import all files takes seconds."""
     rank = {name: at for at, name in enumerate(LONGEST)}
-    files = [file for file in sorted(TESTS.glob("*/test_*.py")) if kind != "ray" or may_need_ray(file)]
+    files = [file for file in sorted(TESTS.glob("*/**/test_*.py")) if kind != "ray" or may_need_ray(file)]
     return sorted(files, key=lambda file: rank.get(name_of(file), len(rank)))
 
 

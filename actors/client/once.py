@@ -12,7 +12,7 @@ from turnwise.actors.client import steps
 from turnwise.actors.client.expiry import sweep
 from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.client.shared.once_store import ONCE_STORE, ONCE_SWEEP_S, ONCE_TTL_S
-from turnwise.actors.cluster.store_actor import is_there
+from turnwise.actors.cluster.shared_actors.store_actor import is_there
 from turnwise.errors import NotFoundError
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.ids import new_id

@@ -12,7 +12,7 @@ from turnwise.memory.conversation.sessions import SessionKey
 
 
 def store_id_of(namespace: str, store: object, *, is_encrypted: bool = False) -> str:
-    """Return what stands for a store in the names of its actors; `store` is its resolved URL, or its object.
+    """Return the id of a store in the names of its actors; `store` is its resolved URL, or its object.
 
     Managers with and without encryption cannot read each other's sessions, so they use different actors.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from turnwise.actors.cluster.logs import LogSettings
-from turnwise.actors.cluster.store_object import StoreObject
+from turnwise.actors.cluster.shared_actors.store_object import StoreObject
 
 if TYPE_CHECKING:
     from turnwise.memory.event_store.base import HistoryStore
@@ -37,7 +37,7 @@ class StoreSpec:
 
             store: SessionStore = self._owned(self.url.open(SessionStore))
         elif self.url.startswith("memory:"):
-            from turnwise.actors.cluster.store_actor import remote_store
+            from turnwise.actors.cluster.shared_actors.store_actor import remote_store
 
             store = remote_store(self.url, namespace)
         else:

@@ -55,14 +55,14 @@ def ask_workers(question: Callable[..., Any], *args: Any) -> Mapping[str, Any]:
     The workers must be able to import the function, unless it is of a script.
     """
     task = ray.remote(question)
-    asked = {
+    refs = {
         node["NodeManagerAddress"]: task.options(
             num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote(*args)
         for node in _nodes()[:MOST]
     }
-    ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S)
-    return {address: _answer(ref) for address, ref in asked.items()}
+    ray.wait(list(refs.values()), num_returns=len(refs), timeout=ANSWER_S)
+    return {address: _answer(ref) for address, ref in refs.items()}
 
 
 def _answer(ref: Any) -> Any:

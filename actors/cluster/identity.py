@@ -19,10 +19,10 @@ def identity(value: object) -> str:
     """Return a digest that equal settings share in every process: 64 hexadecimal digits.
 
     Dataclasses, pydantic models and all else that pickles count by their class and what they hold, whatever the order
-    in mappings and sets. What a process can import counts by its name. Functions and classes that travel by value, such
-    as those of a script or a notebook, count by their code and what that refers to, line numbers and comments aside:
-    cloudpickle gives such a class another random id in each process. An engine that has an `engine_name` counts by that
-    alone.
+    in mappings and sets. Anything that a process can import is identified by its name. Functions and classes that
+    travel by value, such as those of a script or a notebook, count by their code and what that refers to, line numbers
+    and comments aside: cloudpickle gives such a class another random id in each process. An engine that has an
+    `engine_name` counts by that alone.
 
     Raises:
         Exception: some of it cannot be pickled.
@@ -31,28 +31,29 @@ def identity(value: object) -> str:
 
 
 def pickled(value: object) -> bytes:
-    """Return a value as it travels to other processes: what a script or a notebook defines travels by value."""
+    """Return a value as it travels to other processes: definitions of a script or a notebook travel by value."""
     data: bytes = cloudpickle.dumps(value)
     return data
 
 
 class _Walk:
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, bytes]] = {}
+        self._digests: dict[int, tuple[object, bytes]] = {}
         """Digests by object; the objects are held, so that no id comes twice."""
         self._under_way: dict[int, int] = {}
 
     def digest(self, value: object) -> bytes:
         if value is None or type(value) in _PLAIN:
             return _hash(type(value).__name__, repr(value).encode("utf-8", "surrogatepass"))
-        if found := self._known.get(id(value)):
-            return found[1]
+        if entry := self._digests.get(id(value)):
+            _, digest = entry  # with the value itself, so that no other gets its id
+            return digest
         if (depth := self._under_way.get(id(value))) is not None:
             return _hash("again", str(len(self._under_way) - depth).encode())
         self._under_way[id(value)] = len(self._under_way)
         digest = _hash(*self._parts(value))
         del self._under_way[id(value)]
-        self._known[id(value)] = value, digest
+        self._digests[id(value)] = value, digest
         return digest
 
     def _parts(self, value: Any) -> Iterable[str | bytes]:  # noqa: PLR0911, PLR0912 - one for each kind
@@ -73,7 +74,7 @@ class _Walk:
         if isinstance(value, type | FunctionType | BuiltinFunctionType) and _is_importable(value):
             return "import", value.__module__, value.__qualname__
         if isinstance(value, type):
-            own_names = {name: each for name, each in vars(value).items() if not _is_made_by_machine(name)}
+            own_names = {name: member for name, member in vars(value).items() if not _is_made_by_machine(name)}
             return "class", value.__qualname__, *map(self.digest, (kind, value.__bases__, own_names))
         if isinstance(value, FunctionType):
             return "function", value.__qualname__, *map(self.digest, _parts_of_function(value))
@@ -135,8 +136,8 @@ def _parts_of_function(function: FunctionType) -> Iterable[object]:
 
 
 def _global_names(code: CodeType) -> set[str]:
-    names = {each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")}
-    return names.union(*(_global_names(each) for each in code.co_consts if isinstance(each, CodeType)))
+    names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname.endswith("_GLOBAL")}
+    return names.union(*(_global_names(const) for const in code.co_consts if isinstance(const, CodeType)))
 
 
 def _is_full(cell: CellType) -> bool:
@@ -153,12 +154,12 @@ def _is_importable(value: Any) -> bool:
     if module == "builtins":
         return True
     by_value = cloudpickle.list_registry_pickle_by_value()
-    if module in (None, "__main__") or any(f"{module}.".startswith(f"{each}.") for each in by_value):
+    if module in (None, "__main__") or any(f"{module}.".startswith(f"{prefix}.") for prefix in by_value):
         return False
-    found: Any = sys.modules.get(module)
+    importable: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is value
+        importable = getattr(importable, part, None)
+    return importable is value
 
 
 def _hash(*parts: str | bytes) -> bytes:

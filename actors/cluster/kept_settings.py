@@ -90,9 +90,9 @@ class ActorSettings:
         if self._is_large:
             if (actor := find_actor(namespace, name)) is not None:
                 return actor
-            kept = self.keep()
-            options["_labels"] = {LABEL: kept.key} if isinstance(kept, Kept) else {}
-            return detached_actor(body, name, namespace, **options).remote(kept, *args)
+            settings = self.keep()
+            options["_labels"] = {LABEL: settings.key} if isinstance(settings, Kept) else {}
+            return detached_actor(body, name, namespace, **options).remote(settings, *args)
         return detached_actor(body, name, namespace, **options).remote(self._pickled, *args)
 
 
@@ -101,7 +101,7 @@ def keep(data: bytes) -> Kept:
     return Kept(_keep(hashlib.sha256(data).hexdigest()[:32], data))
 
 
-def note(name: str, value: bytes, kept: Collection[Kept]) -> None:
+def note(name: str, value: bytes, settings: Collection[Kept]) -> None:
     """Store a note that settings are needed, in place of the earlier one of this name. Blocks.
 
     The settings stay until the note is dropped.
@@ -109,20 +109,20 @@ def note(name: str, value: bytes, kept: Collection[Kept]) -> None:
     Args:
         name: such as `overrides/<actor>/<session>`.
         value: what the note says.
-        kept: the settings.
+        settings: the settings.
     """
     earlier = _list(f"notes/{name}/")
-    now = f"notes/{name}/{','.join(sorted(each.key for each in kept))}"  # so that a sweep only lists them
+    now = f"notes/{name}/{','.join(sorted(setting.key for setting in settings))}"  # so that a sweep only lists them
     _internal_kv_put(now, value, namespace=SPACE)
-    for other in earlier:
-        if other != now:
-            _internal_kv_del(other, namespace=SPACE)
+    for earlier_name in earlier:
+        if earlier_name != now:
+            _internal_kv_del(earlier_name, namespace=SPACE)
 
 
 def notes(prefix: str) -> list[bytes]:
     """Return what the notes whose names begin so say. Blocks."""
-    found = (_internal_kv_get(name, namespace=SPACE) for name in _list(f"notes/{prefix}"))
-    return [value for value in found if value is not None]
+    values = (_internal_kv_get(name, namespace=SPACE) for name in _list(f"notes/{prefix}"))
+    return [value for value in values if value is not None]
 
 
 def drop_notes(prefix: str) -> None:
@@ -168,9 +168,9 @@ def _keep(digest: str, data: bytes) -> str:
 def sweep_settings() -> None:
     """Delete settings that no actor has and nobody has asked for since `GRACE_S`. Blocks.
 
-    Called when settings are added, so what is kept is bounded by what actors use and what was asked for recently.
+    Called when settings are added, so only settings that actors use, or that were read recently, take space.
     """
-    keys = {name.split("/")[1] for name in _names("")}
+    keys = {key for _, key, _ in map(_parts_of, _names(""))}
     stale = [key for key in keys if _is_stale(key)]
     if not stale:
         return
@@ -181,18 +181,25 @@ def sweep_settings() -> None:
             continue
         _put(key, mark, _now())
         if _is_stale(key) and key not in _keys_in_use():
-            _delete(key, "count")  # first, and the mark last: what is deleted by halves has no count, or a mark
+            _delete(key, "count")  # first, and the mark last: half-deleted settings have no count, or a mark
             _delete(key, "part-", by_prefix=True)
             _delete(key, "asked")
-            for left in _names(f"{key}/doomed-"):  # by a process that died meanwhile
-                if float(_get(key, other := left.split("/")[2]) or 0) < time.time() - DEAD_S:
-                    _delete(key, other)
+            for entry in _names(f"{key}/doomed-"):  # by a process that died meanwhile
+                _, _, doomed = _parts_of(entry)
+                if float(_get(key, doomed) or 0) < time.time() - DEAD_S:
+                    _delete(key, doomed)
         _delete(key, mark)
 
 
+def _parts_of(name: str) -> tuple[str, str, str]:
+    """Return the parts of `settings/<key>/<suffix>`."""
+    space, key, suffix = name.split("/")
+    return space, key, suffix
+
+
 def _is_stale(key: str) -> bool:
-    asked = _get(key, "asked")
-    return asked is None or float(asked) < time.time() - GRACE_S
+    asked_at = _get(key, "asked")
+    return asked_at is None or float(asked_at) < time.time() - GRACE_S
 
 
 def _keys_in_use() -> set[str]:
@@ -200,13 +207,13 @@ def _keys_in_use() -> set[str]:
     from ray.core.generated import gcs_pb2
 
     records: Any = ray._private.state.state._connect_and_get_accessor()  # noqa: SLF001 - no other way to labels
-    found = (
+    labels = (
         gcs_pb2.ActorTableData.FromString(record).labels.get(LABEL)  # type: ignore[attr-defined]
         for state in _STATES
         for record in records.get_actor_table(None, state)
     )
     noted = (key for name in _list("notes/") for key in name.rpartition("/")[2].split(","))
-    return {key for key in (*found, *noted) if key}
+    return {key for key in (*labels, *noted) if key}
 
 
 def _now() -> bytes:
@@ -221,21 +228,21 @@ def _list(prefix: str) -> list[str]:
     return [name.decode() for name in _internal_kv_list(prefix, namespace=SPACE)]
 
 
-def _name(key: str, what: str) -> str:
-    return f"settings/{key}/{what}"
+def _name(key: str, suffix: str) -> str:
+    return f"settings/{key}/{suffix}"
 
 
-def _put(key: str, what: str, value: bytes) -> None:
-    _internal_kv_put(_name(key, what), value, namespace=SPACE)
+def _put(key: str, suffix: str, value: bytes) -> None:
+    _internal_kv_put(_name(key, suffix), value, namespace=SPACE)
 
 
-def _get(key: str, what: str) -> bytes | None:
-    return _internal_kv_get(_name(key, what), namespace=SPACE)
+def _get(key: str, suffix: str) -> bytes | None:
+    return _internal_kv_get(_name(key, suffix), namespace=SPACE)
 
 
-def _exists(key: str, what: str) -> bool:
-    return _internal_kv_exists(_name(key, what), namespace=SPACE)
+def _exists(key: str, suffix: str) -> bool:
+    return _internal_kv_exists(_name(key, suffix), namespace=SPACE)
 
 
-def _delete(key: str, what: str, *, by_prefix: bool = False) -> None:
-    _internal_kv_del(_name(key, what), del_by_prefix=by_prefix, namespace=SPACE)
+def _delete(key: str, suffix: str, *, by_prefix: bool = False) -> None:
+    _internal_kv_del(_name(key, suffix), del_by_prefix=by_prefix, namespace=SPACE)

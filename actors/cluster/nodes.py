@@ -56,9 +56,9 @@ def check_files(store: object, history_store: object, working_memory: WorkingMem
     """
     if sum(node["Alive"] for node in ray.nodes()) == 1:
         return
-    why = "a SQLite file belongs to one node and this cluster has several; use"
-    for name, each in (("store", store), ("history_store", history_store)):
-        if is_file(each):
-            raise ConfigError(name, each, f"{why} postgresql://user@host/name")
+    reason = "a SQLite file belongs to one node and this cluster has several; use"
+    for name, setting in (("store", store), ("history_store", history_store)):
+        if is_file(setting):
+            raise ConfigError(name, setting, f"{reason} postgresql://user@host/name")
     if is_local(working_memory):
-        raise ConfigError("working_memory", "WorkingMemory", f"{why} postgresql://user@host/name")
+        raise ConfigError("working_memory", "WorkingMemory", f"{reason} postgresql://user@host/name")

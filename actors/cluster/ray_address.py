@@ -13,7 +13,7 @@ CONNECT_S = 5.0
 
 
 def check_ray_address() -> None:
-    """Refuse a RAY_ADDRESS at which nobody answers: Ray itself would try for more than a minute.
+    """Refuse a RAY_ADDRESS at which no Ray answers: Ray itself would try for more than a minute.
 
     Raises:
         ConfigError: nobody does.
@@ -22,8 +22,8 @@ def check_ray_address() -> None:
     try:
         _connect(address)
     except OSError as error:
-        why = f"nobody answers there ({error}): correct or unset the variable, or start Ray: `ray start --head`"
-        raise ConfigError("RAY_ADDRESS", address, why) from None
+        reason = f"no Ray answers there ({error}): correct or unset the variable, or start Ray: `ray start --head`"
+        raise ConfigError("RAY_ADDRESS", address, reason) from None
 
 
 def local_ray() -> str | None:

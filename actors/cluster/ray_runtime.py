@@ -94,8 +94,8 @@ def _init(logs: bool) -> None:
         if not isinstance(error, ConnectionError | RuntimeError | ValueError | RayError) and not _is_late(error):
             raise
         address = os.environ.get("RAY_ADDRESS")
-        why = f"no Ray could be joined or started ({type(error).__name__}: {error}): {_remedy(error)}"
-        raise ConfigError("RAY_ADDRESS", address, why) from error
+        reason = f"no Ray could be joined or started ({type(error).__name__}: {error}): {_remedy(error)}"
+        raise ConfigError("RAY_ADDRESS", address, reason) from error
     session = str(getattr(context, "address_info", {}).get("session_dir"))
     if session.endswith(f"_{os.getpid()}"):  # it has the id of the process that started it
         _log.info(

@@ -1,7 +1,8 @@
 """`Reach`: how long a caller waits for an actor that has no process, and how it learns that there is none.
 
-Ray keeps a call for as long as it takes to start the actor's process, also where that never succeeds. So who waits for
-an answer asks Ray now and then whether there is a process, and gives up if there is none for `REACH_S` seconds.
+Ray keeps a call for as long as it takes to start the actor's process, also where that never succeeds. So a caller that
+waits for an answer asks Ray now and then whether the actor has a process, and gives up after `REACH_S` seconds without
+one.
 """
 
 from __future__ import annotations
@@ -76,18 +77,20 @@ class Reach:
 
 
 def presence(actor: Any) -> Presence:
-    """Return whether Ray says that an actor has a process. Blocks; what was known a moment ago is not asked again."""
+    """Return whether Ray says that an actor has a process. Blocks, unless Ray was asked a moment ago."""
     actor_id = actor._actor_id.hex()  # noqa: SLF001 - no other way
-    known = _known.get(actor_id)
+    entry = _presences.get(actor_id)
     now = time.monotonic()
-    if known is None or known[0] < now - AGAIN_S / 2:
-        if len(_known) > _MANY:
-            _known.clear()
-        known = _known[actor_id] = now, _look(actor_id)
-    return known[1]
+    asked_at, state = entry or (0.0, None)
+    if state is None or asked_at < now - AGAIN_S / 2:
+        if len(_presences) > _MANY:
+            _presences.clear()
+        state = _ask_ray(actor_id)
+        _presences[actor_id] = now, state
+    return state
 
 
-def _look(actor_id: str) -> Presence:
+def _ask_ray(actor_id: str) -> Presence:
     try:
         record = ray._private.state.actors(actor_id)  # noqa: SLF001 - the public way needs the dashboard
     except Exception as error:  # noqa: BLE001 - it raises classes of several kinds where Ray itself is away
@@ -95,9 +98,9 @@ def _look(actor_id: str) -> Presence:
     if not record:
         return Presence(False, f"Ray knows no actor {actor_id}")
     state, cause = record["State"], " ".join(str(record["DeathCause"] or "").split())[:_CAUSE]
-    why = f"Ray's actor {record['Name'] or actor_id} is {state}"
-    why += f" after {record['NumRestarts']} restarts" if record["NumRestarts"] else ""
-    return Presence(state == "ALIVE", f"{why} ({cause})" if cause else why)
+    reason = f"Ray's actor {record['Name'] or actor_id} is {state}"
+    reason += f" after {record['NumRestarts']} restarts" if record["NumRestarts"] else ""
+    return Presence(state == "ALIVE", f"{reason} ({cause})" if cause else reason)
 
 
 def answer(actor: Any, ref: Any, reach: Reach) -> Any:
@@ -117,20 +120,20 @@ def answer(actor: Any, ref: Any, reach: Reach) -> Any:
         reach.note(time.monotonic(), presence(actor))
 
 
-async def answer_async(actor: Any, asked: asyncio.Future[Any], reach: Reach) -> Any:
-    """Wait for the answer of an actor's call on the running event loop; see `answer`. Cancelling cancels `asked`."""
+async def answer_async(actor: Any, ref: asyncio.Future[Any], reach: Reach) -> Any:
+    """Wait for the answer of an actor's call on the running event loop; see `answer`. Cancelling cancels `ref`."""
     try:
-        while not asked.done():
-            await asyncio.wait((asked,), timeout=reach.pause(time.monotonic()))
-            if asked.done():
+        while not ref.done():
+            await asyncio.wait((ref,), timeout=reach.pause(time.monotonic()))
+            if ref.done():
                 break
             if reach.is_late(time.monotonic()):
                 raise GetTimeoutError("the caller's time is over")
-            seen = await asyncio.to_thread(presence, actor)
-            reach.note(time.monotonic(), seen)
-        return asked.result()
+            state = await asyncio.to_thread(presence, actor)
+            reach.note(time.monotonic(), state)
+        return ref.result()
     finally:
-        asked.cancel()
+        ref.cancel()
 
 
 def calls_of(actor: Any, *, is_repeated: bool) -> Any:
@@ -148,7 +151,7 @@ async def reached(actor: Any, ref: Any) -> Any:
     return await answer_async(actor, asyncio.wrap_future(ref.future()), Reach(time.monotonic()))
 
 
-_known: dict[str, tuple[float, Presence]] = {}
+_presences: dict[str, tuple[float, Presence]] = {}
 """What Ray said last, and when, by actor id."""
 
 _MANY = 1_000

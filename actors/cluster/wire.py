@@ -102,11 +102,11 @@ class PackedTurn:
         """Pack a turn with the blocks that are not in `held`, the receiver's spans; all, if the source differs."""
         cache = turn.cache  # which a turn may replace meanwhile
         spans = subtract(union(turn.record.prompt, turn.record.spans), held if cache.is_of(held) else ())
-        part, left = cut(spans, STEP)
+        part, remaining = cut(spans, STEP)
         blocks = cache.read_encoded(part)
-        while left:
+        while remaining:
             await asyncio.sleep(0)
-            part, left = cut(left, STEP)
+            part, remaining = cut(remaining, STEP)
             blocks += cache.read_encoded(part)
         return cls(turn.session_id, cache.source, turn.record, spans, blocks)
 

@@ -54,7 +54,7 @@ class RunCallbacks(Protocol):
     def price(self, usage: Usage, model: str | None) -> Usage:
         """Return the usage with its cost."""
 
-    def count_call(self, run: ActiveRun, asked: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
+    def count_call(self, run: ActiveRun, turn: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
         """Return the tokens of a model call that is given this turn, and those of its answer, as turnwise counts."""
 
     async def make_room(self, run: ActiveRun, *, too_long: bool) -> Turn:
@@ -87,7 +87,7 @@ class Ending:
 class Attempt:
     """One execution of an engine for a run, and the `StepContext` that the engine gets.
 
-    It is closed once its ending is decided; whatever the engine does later has no effect.
+    It is closed once its ending is decided; later calls of the engine have no effect.
     """
 
     def __init__(self, run: ActiveRun, callbacks: RunCallbacks, *, interval_s: float) -> None:
@@ -111,7 +111,7 @@ class Attempt:
         self._timer: asyncio.TimerHandle | None = None
         self._call = run.spent
         """The run's usage at the start of the last model call."""
-        self._asked: TurnRecord | None = run.turn
+        self._turn_of_call: TurnRecord | None = run.turn
         """What the open model call was given; None if no call is open."""
         self._model = run.record.model
         self._limit: int | None = None
@@ -309,8 +309,8 @@ class Attempt:
     def annotate(self, **values: Any) -> None:
         plain = {name: plain_json(name, value, MAX_EVENT_BYTES) for name, value in values.items()}
         if not self.closed:
-            kept = {**self.run.metadata, **plain}
-            self.run.metadata = freeze({name: value for name, value in kept.items() if value is not None})
+            metadata = {**self.run.metadata, **plain}
+            self.run.metadata = freeze({name: value for name, value in metadata.items() if value is not None})
 
     def add_event(self, kind: type[Event], values: Mapping[str, Any]) -> None:
         """Add an event to the run's next commit; call it from any thread. Does nothing after the run's end."""
@@ -347,7 +347,7 @@ class Attempt:
         if limit is not None and spent.calls >= limit:
             raise LimitError(f"the run has called the model {limit} times: raise max_steps=", "step_limit")
         self._call, self._announces, self._limit = spent, True, limit
-        self._asked = self.run.turn
+        self._turn_of_call = self.run.turn
         self.run.unbilled += Usage(calls=1)
         self.stop_reason = None
         self._end_part()
@@ -358,7 +358,7 @@ class Attempt:
     def end_call(self, answer: Sequence[Block] = ()) -> NewEvent:
         if answer:
             self._count_call(answer, is_whole=True)
-        self._asked = None
+        self._turn_of_call = None
         used = self.run.spent - self._call
         seconds, usage = round(used.seconds, 6), replace(used, seconds=0.0)
         values = {"call": self._call.calls, "seconds": seconds, "usage": usage, "stop_reason": self.stop_reason}
@@ -372,16 +372,16 @@ class Attempt:
             is_whole: see `unreported`. An engine that does not announce its calls may have called no model, so its
                 whole answers are not counted.
         """
-        asked, self._asked = self._asked, None
+        turn, self._turn_of_call = self._turn_of_call, None
         reported = self.run.spent - self._call
         is_reported = reported.input_tokens or reported.output_tokens
-        if asked is None or (is_whole and (is_reported or not self._announces)):
+        if turn is None or (is_whole and (is_reported or not self._announces)):
             return
         if not answer:
             stored = {id(block) for block in self.run.output.blocks}
             answer = [block for block in self.ledger.blocks() if id(block) not in stored]
         answer = [block for block in answer if block.role == "assistant"]
-        counted = self._callbacks.count_call(self.run, asked, answer)
+        counted = self._callbacks.count_call(self.run, turn, answer)
         usage = unreported(reported, counted, is_whole=is_whole)
         with suppress(EngineError):  # without a price, it has no cost
             usage = self._callbacks.price(usage, self._model)
@@ -445,11 +445,11 @@ async def checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Bloc
             KeyboardInterrupt.
     """
     try:
-        given = await answer()
-        output = list(given)
+        blocks = await answer()
+        output = list(blocks)
     except (SystemExit, KeyboardInterrupt) as error:
         raise EngineError(f"the engine raised {type(error).__name__}") from error
-    if isinstance(given, NoOutput):
+    if isinstance(blocks, NoOutput):
         return []
     if not output or not all(isinstance(block, Block) and block.role in ("assistant", "tool") for block in output):
         raise EngineError("the engine returned no answer: it must return blocks of the assistant or of tools")

@@ -48,11 +48,11 @@ async def ask(
         answer = await checked(lambda: runner.run(shown, context))
         return answer
     except asyncio.CancelledError:
-        context.count(request, context.said, is_whole=False)
+        context.count(request, context.output, is_whole=False)
         raise
     finally:
-        if answer is not None or context.said:
-            context.count(request, answer or context.said, is_whole=answer is not None)
+        if answer is not None or context.output:
+            context.count(request, answer or context.output, is_whole=answer is not None)
         if isinstance(runner, Closable):
             await _close(runner, grace_s)
 
@@ -72,7 +72,7 @@ class CompletionContext:
         self.calls: Mapping[str, CallState] = {}
         self.memory: MemoryAccess | None = None
         self.stop_reason: str | None = None
-        self.said: list[Block] = []
+        self.output: list[Block] = []
         """What was emitted of the answer."""
         self._reported = Usage()
         self._model: str | None = None
@@ -82,15 +82,15 @@ class CompletionContext:
 
     def emit(self, part: str | Block) -> None:
         """Keep it for `count`: a completion has no followers."""
-        self.said.append(Text(text=part) if isinstance(part, str) else part)
+        self.output.append(Text(text=part) if isinstance(part, str) else part)
 
     def count(self, request: Sequence[Block], answer: Sequence[Block], *, is_whole: bool) -> None:
         """Bill the tokens that the provider has not reported, once; see `unreported`."""
         if self._is_counted:
             return
         self._is_counted, counter = True, RoughCounter()
-        given, said = (sum(map(counter.count, blocks)) for blocks in (request, answer))
-        usage = unreported(self._reported, (given, said), is_whole=is_whole)
+        input_tokens, output_tokens = (sum(map(counter.count, blocks)) for blocks in (request, answer))
+        usage = unreported(self._reported, (input_tokens, output_tokens), is_whole=is_whole)
         if usage.counted_tokens:
             with suppress(EngineError):  # without a price, it has no cost
                 self._bill(usage, self._model)

@@ -233,7 +233,7 @@ class Suspend(Exception):  # noqa: N818 - not an error but a way to return
 
 
 class NoOutput(tuple[AnyBlock, ...]):
-    """What a runner returns that ends a turn without an answer, on purpose; anything else that is empty is an error."""
+    """A runner returns this to end a turn without an answer, on purpose; any other empty answer is an error."""
 
     __slots__ = ()
 
@@ -331,12 +331,12 @@ def check_taken(builder: EngineBuilder, model: str | None, params: Mapping[str, 
     if isinstance(builder, Steerable):
         refused = builder.not_taken(model, params)
     else:
-        why = f"{type(builder).__name__} does not support parameters of runs: it has no not_taken(), see Steerable"
-        refused = dict.fromkeys(["model"] if model is not None else params, why)
-    for name, why in refused.items():
+        reason = f"{type(builder).__name__} does not support parameters of runs: it has no not_taken(), see Steerable"
+        refused = dict.fromkeys(["model"] if model is not None else params, reason)
+    for name, reason in refused.items():
         if name == "model":
-            raise InvalidInputError("model", shown(model), why)
-        raise InvalidInputError(f"params[{shown(name)}]", shown(params.get(name)), why)
+            raise InvalidInputError("model", shown(model), reason)
+        raise InvalidInputError(f"params[{shown(name)}]", shown(params.get(name)), reason)
 
 
 @runtime_checkable
@@ -369,9 +369,9 @@ def engine_of_run(
         return builder
     if isinstance(builder, Extensible):
         return builder.extended(tools)
-    why = f"{type(builder).__name__} does not support instructions and tools of runs: it has no extended(), see"
-    given = ("instructions", instructions) if instructions is not None else ("tools", list(tools))
-    raise InvalidInputError(given[0], shown(given[1]), f"{why} Extensible")
+    reason = f"{type(builder).__name__} does not support instructions and tools of runs: it has no extended(), see"
+    name, value = ("instructions", instructions) if instructions is not None else ("tools", list(tools))
+    raise InvalidInputError(name, shown(value), f"{reason} Extensible")
 
 
 def check_answers(builder: EngineBuilder, output: Mapping[str, Any] | None, params: Mapping[str, Any]) -> None:
@@ -379,11 +379,11 @@ def check_answers(builder: EngineBuilder, output: Mapping[str, Any] | None, para
     if output is None:
         return
     if not isinstance(builder, Structured):
-        why = f"{type(builder).__name__} does not support typed answers: it has no answering(), see Structured"
-        raise InvalidInputError("output", shown(output), why)
+        reason = f"{type(builder).__name__} does not support typed answers: it has no answering(), see Structured"
+        raise InvalidInputError("output", shown(output), reason)
     if "response_format" in params:
-        why = "pass either this or output=; {'response_format': None} removes a session's own"
-        raise InvalidInputError("params['response_format']", shown(params["response_format"]), why)
+        reason = "pass either this or output=; {'response_format': None} removes a session's own"
+        raise InvalidInputError("params['response_format']", shown(params["response_format"]), reason)
 
 
 @dataclass(frozen=True, kw_only=True)

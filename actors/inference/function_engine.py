@@ -90,9 +90,9 @@ class FunctionEngine:
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`."""
-        given = [*(["model"] if model is not None else []), *params]
-        why = "the function does not apply it: if it does, name it in FunctionEngine(takes=[...])"
-        return {name: why for name in given if name not in self.takes}
+        names = [*(["model"] if model is not None else []), *params]
+        reason = "the function does not apply it: if it does, name it in FunctionEngine(takes=[...])"
+        return {name: reason for name in names if name not in self.takes}
 
     def build(self, session: SessionView) -> ToolLoop:
         """Return a runner that calls the function."""
@@ -104,7 +104,7 @@ def registry_of(tools: object) -> ToolRegistry:
     """Return an engine's `tools` as a registry. Raises ConfigError if they are no tools."""
     if isinstance(tools, ToolRegistry):
         return tools
-    if not isinstance(tools, Sequence) or not all(isinstance(each, Tool) for each in tools):
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, Tool) for tool in tools):
         raise ConfigError("tools", tools, "must be a ToolRegistry, or a list of tools; make them with @tool")
     return ToolRegistry(*tools)
 
@@ -127,16 +127,16 @@ class _FunctionRunner:
         shown = cast(StepContext, _TypedContext(context, self._output_type)) if self._output_type else context
         call = partial(self._function, turn, *((shown,) if self._requires_context else ()))
         answer = _Answer(_name(self._function), context)
-        given = call() if _is_async(self._function) else await _on_thread(call, answer)
-        if inspect.isawaitable(given):
-            given = await given
-        if isinstance(given, AsyncIterator):
-            async with aclosing(given) if hasattr(given, "aclose") else nullcontext():  # type: ignore[type-var]
-                async for piece in given:
+        result = call() if _is_async(self._function) else await _on_thread(call, answer)
+        if inspect.isawaitable(result):
+            result = await result
+        if isinstance(result, AsyncIterator):
+            async with aclosing(result) if hasattr(result, "aclose") else nullcontext():  # type: ignore[type-var]
+                async for piece in result:
                     answer.add(piece)
         else:
-            is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-            for piece in given if is_list else [given]:
+            is_list = isinstance(result, Sequence) and not isinstance(result, str | bytes)
+            for piece in result if is_list else [result]:
                 answer.add(piece)
         return answer.blocks()
 
@@ -154,23 +154,23 @@ async def _on_thread(call: Callable[[], Any], answer: _Answer) -> Any:
                 stopped.set()
 
     def work() -> Any:
-        given = call()
-        if not isinstance(given, Iterator):
-            return given
-        with closing(given) if hasattr(given, "close") else nullcontext():  # type: ignore[type-var]
-            for piece in given:
+        result = call()
+        if not isinstance(result, Iterator):
+            return result
+        with closing(result) if hasattr(result, "close") else nullcontext():  # type: ignore[type-var]
+            for piece in result:
                 if stopped.is_set():
                     break
                 loop.call_soon_threadsafe(add, piece)
         return ()
 
     try:
-        given = await on_thread(work)
+        result = await on_thread(work)
     finally:
         stopped.set()
     if errors:
         raise errors[0]
-    return given
+    return result
 
 
 class _Answer:
@@ -198,8 +198,8 @@ class _Answer:
                 self._ledger.append(piece)
             self._context.emit(piece)
         else:
-            what = f"a {piece.kind} block" if isinstance(piece, Block) else shown(piece)
-            raise EngineError(f"{self._name} gave {what}: return or yield text, blocks of the assistant, or Usage")
+            described = f"a {piece.kind} block" if isinstance(piece, Block) else shown(piece)
+            raise EngineError(f"{self._name} gave {described}: return or yield text, blocks of the assistant, or Usage")
 
     def blocks(self) -> list[AnyBlock]:
         return cast(list[AnyBlock], self._ledger.blocks())
@@ -221,7 +221,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
     while isinstance(function, partial):
         function = function.func
     called = (function, getattr(type(function), "__call__", None))  # noqa: B004 - its code is looked at
-    return any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in called)
+    return any(inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate) for candidate in called)
 
 
 def _requires_context(function: object) -> bool:
@@ -242,8 +242,8 @@ def _requires_context(function: object) -> bool:
         except TypeError:
             continue
         return len(args) > 1
-    why = f"its parameters are {signature}: it must take a turn, or a turn and the run's context"
-    raise ConfigError("function", _name(function), why)
+    reason = f"its parameters are {signature}: it must take a turn, or a turn and the run's context"
+    raise ConfigError("function", _name(function), reason)
 
 
 def _name(function: Callable[..., Any]) -> str:

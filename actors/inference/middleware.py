@@ -103,9 +103,9 @@ class ReorderResults:
 
 def _reordered(blocks: Sequence[Block]) -> Sequence[Block]:
     uses = [block.call_id for block in blocks if isinstance(block, ToolUse)]
-    found = [block for block in blocks if isinstance(block, ToolResult)]
-    results = {block.call_id: block for block in found}
-    if len(set(uses)) < len(uses) or len(results) < len(found) or set(uses) != set(results):
+    tool_results = [block for block in blocks if isinstance(block, ToolResult)]
+    results = {block.call_id: block for block in tool_results}
+    if len(set(uses)) < len(uses) or len(results) < len(tool_results) or set(uses) != set(results):
         return blocks
     reordered: list[Block] = []
     waiting: list[Block] = []

@@ -24,10 +24,10 @@ class NamedEngines:
 
 @dataclass(frozen=True)
 class MissingEngine:
-    """Stands for an engine of a name that the manager does not have: its runs fail with the reason."""
+    """Takes the place of an engine whose name the manager does not know: its runs fail with the reason."""
 
     name: str
-    known: tuple[str, ...]
+    names: tuple[str, ...]
 
     def build(self, session: SessionView) -> InferenceRunner:
         """Raise ConfigError."""
@@ -35,9 +35,9 @@ class MissingEngine:
 
     def error(self, session_id: str) -> ConfigError:
         """Return the error of a run of this session."""
-        has = f"has {', '.join(map(repr, self.known))}" if self.known else "has one engine without a name"
-        why = f"session {session_id!r} uses this engine, and the manager {has}"
-        return ConfigError("engine", self.name, f"{why}: pass engine={{name: engine}}, or call use()")
+        has = f"has {', '.join(map(repr, self.names))}" if self.names else "has one engine without a name"
+        reason = f"session {session_id!r} uses this engine, and the manager {has}"
+        return ConfigError("engine", self.name, f"{reason}: pass engine={{name: engine}}, or call use()")
 
 
 def as_engine(engine: Any) -> EngineBuilder:
@@ -50,12 +50,12 @@ def as_engine(engine: Any) -> EngineBuilder:
         return _checked("engine", engine)
     if not engine:
         raise ConfigError("engine", engine, "name at least one engine")
-    for name, each in engine.items():
+    for name, builder in engine.items():
         try:
             check_id("engine", name)
         except InvalidIdError as error:
             raise ConfigError("engine", name, str(error)) from None
-        _checked(f"engine[{name!r}]", each)
+        _checked(f"engine[{name!r}]", builder)
     return NamedEngines(dict(engine))
 
 
@@ -75,5 +75,5 @@ def engine_named(builder: EngineBuilder, name: str | None) -> EngineBuilder:
     """Return the engine with this name, or a `MissingEngine`; the first one for None."""
     if name is None:
         return engines_of(builder)[0]
-    known = builder.engines if isinstance(builder, NamedEngines) else {}
-    return known.get(name) or MissingEngine(name, tuple(known))
+    engines = builder.engines if isinstance(builder, NamedEngines) else {}
+    return engines.get(name) or MissingEngine(name, tuple(engines))

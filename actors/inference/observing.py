@@ -50,7 +50,7 @@ class Operation(Protocol):
 
 
 class Observer(Protocol):
-    """What one process tells telemetry about its sessions."""
+    """Reports the operations of one process's sessions to telemetry."""
 
     def run(self, session: SessionView, record: RunRecord, caller: Mapping[str, str], depth: int) -> Operation:
         """Begin to follow a run: when it is accepted, and again when it goes on after a pause or in another process.

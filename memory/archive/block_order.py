@@ -48,28 +48,28 @@ class _Reader:
     def is_done(self) -> bool:
         return not self.calls.open and not self.thoughts
 
-    def read(self, at: int, code: _Code, call_id: str | None) -> str | None:
+    def read(self, position: int, code: _Code, call_id: str | None) -> str | None:
         """Read the block at a position. Return why it must not follow the blocks before it; None if it may."""
-        why: str | None = None
+        reason: str | None = None
         if code == "answers":
             call_at = self.calls.answer(call_id or "")
             if call_at is None:
-                why = f"the result of call {call_id!r} follows no such call"
+                reason = f"the result of call {call_id!r} follows no such call"
             else:
-                self.pairs.append((call_at, at))
+                self.pairs.append((call_at, position))
             self.is_answering = bool(self.calls.open)
         elif code == "asks" or (code != "apart" and self.is_answering):
-            why = self.why_not_done()
+            reason = self.why_not_done()
         elif code == "calls" and (not call_id or call_id in self.calls.open):
-            why = f"a call has no name, no id, or the id of another call: {call_id!r}"
+            reason = f"a call has no name, no id, or the id of another call: {call_id!r}"
         if code == "calls":
-            self.calls.call(call_id or "", at)
+            self.calls.call(call_id or "", position)
         if code in ("says", "calls"):
-            self.pairs += ((thought, at) for thought in self.thoughts)
+            self.pairs += ((thought, position) for thought in self.thoughts)
             self.thoughts = []
         elif code == "thinks":
-            self.thoughts.append(at)
-        return why
+            self.thoughts.append(position)
+        return reason
 
     def why_not_done(self) -> str | None:
         """Return why no prompt may follow the blocks that were read; None if one may."""
@@ -115,18 +115,18 @@ class Order:
 
     def add(self, block: Block) -> None:
         """Add the next block of the log."""
-        (code, call_id), at = _code(block), len(self._codes)
+        (code, call_id), position = _code(block), len(self._codes)
         self._codes.append(code)
         if call_id is not None:
-            self._call_ids[at] = call_id
-        if self._reader.read(at, code, call_id):
-            self._wrong.append(at)
+            self._call_ids[position] = call_id
+        if self._reader.read(position, code, call_id):
+            self._wrong.append(position)
             self._reader = _Reader()
         self._log_pairs += self._reader.pairs
         self._reader.pairs = []
         is_of_run = isinstance(block, Summary)
-        self._of_runs.append(self._of_runs[at] + is_of_run)
-        self._done.append(at + 1 if self._reader.is_done else self._done[at])
+        self._of_runs.append(self._of_runs[position] + is_of_run)
+        self._done.append(position + 1 if self._reader.is_done else self._done[position])
 
     async def check(self, spans: Spans, *, is_pending: bool = False) -> str | None:
         """Return why a conversation of these blocks cannot be sent to a model with a new prompt; None if it can.
@@ -142,22 +142,22 @@ class Order:
         if self._spans >= AT_ONCE:
             self._spans = 0
             await asyncio.sleep(0)
-        for _, at, stop in rest:
-            while at < stop:
-                if reader.is_done and (done := self._done_by(at, stop)) > at:
-                    self._read.add(Span("", at, done))
-                    at = done  # noqa: PLW2901
+        for _, position, stop in rest:
+            while position < stop:
+                if reader.is_done and (done := self._done_by(position, stop)) > position:
+                    self._read.add(Span("", position, done))
+                    position = done  # noqa: PLW2901
                     continue
-                if why := reader.read(at, self._codes[at], self._call_ids.get(at)):
-                    return why
-                at += 1  # noqa: PLW2901
+                if reason := reader.read(position, self._codes[position], self._call_ids.get(position)):
+                    return reason
+                position += 1  # noqa: PLW2901
                 self._steps += 1
                 if self._steps % AT_ONCE == 0:
                     await asyncio.sleep(0)
         if self._steps > 1_000_000 + 1000 * len(self._codes):
             return "its turns share too many spans to be checked"
-        if why := (not is_pending and reader.why_not_done()) or self._note(reader.pairs):
-            return why
+        if reason := (not is_pending and reader.why_not_done()) or self._note(reader.pairs):
+            return reason
         self._checked = join(spans)
         return None
 
@@ -170,26 +170,29 @@ class Order:
         """
         starts = [span.start for span, _ in owners]
 
-        def line_of(at: int) -> int:
-            number = bisect_right(starts, at) - 1
-            return owners[number][1] if number >= 0 and at < owners[number][0].stop else 0
+        def line_of(position: int) -> int:
+            number = bisect_right(starts, position) - 1
+            return owners[number][1] if number >= 0 and position < owners[number][0].stop else 0
 
         read = [pair for pair in self._log_pairs if self._read.common(Span("", pair[0], pair[0] + 1))]
-        if why := self._note(read):
-            return max(map(line_of, read[-1])), why
-        for number, (before, at) in enumerate((*self._pairs.items(), *self._thoughts)):
-            if line_of(before) != line_of(at):
-                return max(line_of(before), line_of(at)), _SPLIT
+        if reason := self._note(read):
+            return max(map(line_of, read[-1])), reason
+        for number, (before, index) in enumerate((*self._pairs.items(), *self._thoughts)):
+            if line_of(before) != line_of(index):
+                return max(line_of(before), line_of(index)), _SPLIT
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
         return None
 
     def _note(self, pairs: Iterable[tuple[int, int]]) -> str | None:
         """Add pairs. Return why they contradict earlier pairs; None if they do not."""
-        for before, at in pairs:
-            if self._codes[at] != "answers":
-                self._thoughts.add((before, at))
-            elif self._pairs.setdefault(before, at) != at or self._pairs.setdefault(at, before) != before:
+        for before, position in pairs:
+            if self._codes[position] != "answers":
+                self._thoughts.add((before, position))
+            elif (
+                self._pairs.setdefault(before, position) != position
+                or self._pairs.setdefault(position, before) != before
+            ):
                 return _SPLIT
         return None
 
@@ -197,11 +200,11 @@ class Order:
         """Return whether a caller may add blocks of these kinds."""
         return all(self._of_runs[stop] == self._of_runs[start] for _, start, stop in spans)
 
-    def _done_by(self, at: int, stop: int) -> int:
-        """Return the last complete position up to `stop` with nothing wrong before it; `at` if there is none."""
-        if self._done[at] < at:
-            return at
-        wrong = bisect_left(self._wrong, at)
+    def _done_by(self, position: int, stop: int) -> int:
+        """Return the last complete position up to `stop` with nothing wrong before it; `position` if there is none."""
+        if self._done[position] < position:
+            return position
+        wrong = bisect_left(self._wrong, position)
         return self._done[min([stop, *self._wrong[wrong : wrong + 1]])]
 
 
@@ -231,9 +234,9 @@ class References:
         self._of: list[Spans] = []
         self._lines: list[int] = []
 
-    def add(self, at: int, summary: Summary, line: int) -> None:
+    def add(self, position: int, summary: Summary, line: int) -> None:
         """Add the summary at a position, which is above those added before."""
-        self._places.append(at)
+        self._places.append(position)
         folded = ((place, place + 1) for _, place in summary.folded)
         self._replaced.append([*((start, stop) for _, start, stop in summary.of), *folded])
         self._of.append(tuple(Span(*span) for span in summary.of))
@@ -261,23 +264,23 @@ class References:
         """The summaries on the current path, sorted."""
         for first in range(len(self._places)):
             path = [first] if new_from(first) == first else []
-            left: list[list[tuple[int, int]]] = []
+            ranges_left: list[list[tuple[int, int]]] = []
             while path:
                 number = path[-1]
                 if next_new[number] == number:
                     next_new[number] = number + 1
                     insort(within, number)
-                    left.append(self._ranges(number))
-                    if any(_has_one(within, start, stop) for start, stop in left[-1]):
+                    ranges_left.append(self._ranges(number))
+                    if any(_has_one(within, start, stop) for start, stop in ranges_left[-1]):
                         return self._lines[number]
                     await asyncio.sleep(0)
-                ranges = left[-1]
+                ranges = ranges_left[-1]
                 while ranges and new_from(ranges[-1][0]) >= ranges[-1][1]:
                     ranges.pop()
                 if ranges:
                     path.append(new_from(ranges[-1][0]))
                 else:
-                    del within[bisect_left(within, path.pop())], left[-1]
+                    del within[bisect_left(within, path.pop())], ranges_left[-1]
         return None
 
     def _ranges(self, number: int) -> list[tuple[int, int]]:
@@ -287,5 +290,5 @@ class References:
 
 
 def _has_one(numbers: list[int], start: int, stop: int) -> bool:
-    at = bisect_left(numbers, start)
-    return at < len(numbers) and numbers[at] < stop
+    index = bisect_left(numbers, start)
+    return index < len(numbers) and numbers[index] < stop

@@ -30,12 +30,12 @@ class Places:
     """The positions of blocks in the archive. Blocks of the session's own log keep theirs; others follow them.
 
     Args:
-        others: the spans of other logs that the session uses.
+        foreign: the spans of other logs that the session uses.
     """
 
-    def __init__(self, session: SessionRecord, others: Iterable[Span]) -> None:
+    def __init__(self, session: SessionRecord, foreign: Iterable[Span]) -> None:
         own = Span(session.log, 0, session.log_size)
-        self.order: Spans = (own, *union(others))
+        self.order: Spans = (own, *union(foreign))
         """The spans of the archive's blocks, in the archive's order."""
         self._starts: list[int] = []
         self.size = 0
@@ -64,18 +64,18 @@ async def find_places(store: SessionStore, session: SessionRecord) -> Places:
     if session.parent is None:
         return Places(session, ())
     own = Span(session.log, 0, session.log_size)
-    others: Spans = ()
+    foreign: Spans = ()
     async for turn in turns_of(store, session.key):
-        others = union(others, subtract(_spans_of(turn), (own,)))
-    new: Spans = (own, *others)
+        foreign = union(foreign, subtract(_spans_of(turn), (own,)))
+    new: Spans = (own, *foreign)
     while new:
-        found: list[Span] = []
+        replaced: list[Span] = []
         async for text in blocks_of(store, new):
             if summary := _summary(text):
-                found += _replaced_by(summary)
-        new = subtract(found, (own, *others))
-        others = union(others, new)
-    return Places(session, others)
+                replaced += _replaced_by(summary)
+        new = subtract(replaced, (own, *foreign))
+        foreign = union(foreign, new)
+    return Places(session, foreign)
 
 
 async def turns_of(store: SessionStore, key: SessionKey) -> AsyncIterator[TurnRecord]:
@@ -125,7 +125,7 @@ def move_block(text: str, move: Move) -> str:
 def move_summary(summary: Summary, move: Move) -> Summary:
     """Return the summary with the spans that it replaces moved."""
     of = tuple(tuple(move(Span(*place))) for place in summary.of)
-    folded = tuple(tuple(move(Span(log, at, at + 1)))[:2] for log, at in summary.folded)
+    folded = tuple(tuple(move(Span(log, position, position + 1)))[:2] for log, position in summary.folded)
     return summary.model_copy(update={"of": of, "folded": folded})
 
 
@@ -135,7 +135,9 @@ def _summary(text: str) -> Summary | None:
 
 
 def _replaced_by(summary: Summary) -> Spans:
-    return union((Span(*place) for place in summary.of), (Span(log, at, at + 1) for log, at in summary.folded))
+    return union(
+        (Span(*place) for place in summary.of), (Span(log, position, position + 1) for log, position in summary.folded)
+    )
 
 
 def _spans_of(turn: TurnRecord) -> Spans:

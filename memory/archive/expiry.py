@@ -55,8 +55,8 @@ class Swept:
         )
 
 
-def kept(key: SessionKey, error: TurnwiseError) -> Swept:
-    """Return the outcome of a session that was kept because of this error."""
+def not_deleted(key: SessionKey, error: TurnwiseError) -> Swept:
+    """Return the outcome of a session that stays because of this error."""
     if isinstance(error, SessionBusyError):
         return Swept(busy=(key,))
     if isinstance(error, SessionChangedError | SessionFencedError):
@@ -67,9 +67,9 @@ def kept(key: SessionKey, error: TurnwiseError) -> Swept:
 
 
 def damaged(page: Page[SessionRecord]) -> Swept:
-    """Return the outcome of a page's expired sessions whose records cannot be read. They are kept."""
-    why = "its record cannot be read, so it was neither exported nor deleted: delete it, or restore it from a backup"
-    return Swept(failed=dict.fromkeys(page.unreadable, why))
+    """Return the outcome of a page's expired sessions whose records cannot be read. They are not deleted."""
+    reason = "its record cannot be read, so it was neither exported nor deleted: delete it, or restore it from a backup"
+    return Swept(failed=dict.fromkeys(page.unreadable, reason))
 
 
 async def sweep(
@@ -105,26 +105,26 @@ async def sweep(
 async def sweep_session(
     store: SessionStore, session: SessionRecord, archive: Path | None, history: HistoryStore | None = None
 ) -> Swept:
-    """Delete a session under a new epoch, so that it is kept if another process opens it meanwhile."""
+    """Delete a session under a new epoch, so that it stays if another process opens it meanwhile."""
     key, file = session.key, None
     try:
-        found = await store.activate(key)
-        if found.open_runs:
-            raise SessionBusyError(key.session_id, found.open_runs[0].run_id)
-        if (found.session.log, found.session.updated_at, found.session.epoch) != (
+        activation = await store.activate(key)
+        if activation.open_runs:
+            raise SessionBusyError(key.session_id, activation.open_runs[0].run_id)
+        if (activation.session.log, activation.session.updated_at, activation.session.epoch) != (
             session.log,
             session.updated_at,
             session.epoch + 1,
         ):
             raise SessionChangedError(key.session_id)
         file = await archived(store, session, archive, history)
-        await store.delete(key, epoch=found.session.epoch, log=found.session.log)
+        await store.delete(key, epoch=activation.session.epoch, log=activation.session.log)
         if history:
             await history.delete(key)
     except TurnwiseError as error:
         if isinstance(error, SessionFencedError) and file:
             await asyncio.to_thread(file.remove)
-        return kept(key, error)
+        return not_deleted(key, error)
     return Swept(deleted=(key,), archived=(key,) if file else ())
 
 
@@ -176,8 +176,8 @@ def _is_of(path: Path, session: SessionRecord) -> bool:
             first = next(read_lines(file))
     except (FileNotFoundError, ArchiveError, ValueError):
         return False
-    found = first.value.get("session")
-    return isinstance(found, dict) and found.get("updated_at") == session.updated_at
+    record = first.value.get("session")
+    return isinstance(record, dict) and record.get("updated_at") == session.updated_at
 
 
 _NAME = 120

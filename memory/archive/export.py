@@ -61,7 +61,7 @@ async def export_session(
         lines = await _written(store, session, write, history)
     except (CorruptRecordError, LookupError) as error:
         if await store.get(key) != session:
-            raise SessionChangedError(key.session_id) from error  # what was read is of several states
+            raise SessionChangedError(key.session_id) from error  # the session changed while it was read
         raise
     if await store.get(key) != session:
         raise SessionChangedError(key.session_id)

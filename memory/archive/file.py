@@ -48,5 +48,5 @@ def part_of(path: Path) -> Path:
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns

@@ -58,11 +58,11 @@ class Line:
     kind: Kind
     value: Any
 
-    def refuse(self, why: str) -> NoReturn:
+    def refuse(self, reason: str) -> NoReturn:
         """Raise ArchiveError."""
-        raise ArchiveError(self.number, why)
+        raise ArchiveError(self.number, reason)
 
-    def record(self, cls: type[Record], **others: Any) -> Record:
+    def record(self, cls: type[Record], **fields: Any) -> Record:
         """Return the line's record.
 
         Raises:
@@ -71,7 +71,7 @@ class Line:
         if not isinstance(self.value, dict) or not self.value.keys().isdisjoint(_OWN):
             self.refuse(f"a {self.kind} must be an object without {', '.join(_OWN)}")
         try:
-            return decoded(self.kind, lambda: record_of(cls, joined(self.value, others)))
+            return decoded(self.kind, lambda: record_of(cls, joined(self.value, fields)))
         except CorruptRecordError as error:
             raise ArchiveError(self.number, error.why) from error
 
@@ -90,9 +90,9 @@ class Line:
             ArchiveError: the line has no event.
         """
         try:
-            seq, at, turn_index, run_id, key, kind, body = self.value
+            seq, time, turn_index, run_id, key, kind, body = self.value
             _check_values(self.number, json.loads(body))
-            about = {"seq": seq, "at": at, "turn_index": turn_index, "run_id": run_id, "key": key}
+            about = {"seq": seq, "at": time, "turn_index": turn_index, "run_id": run_id, "key": key}
             return decode_event(kind, body, {**session._asdict(), **about})
         except (ValueError, TypeError, RecursionError) as error:
             raise ArchiveError(self.number, f"no event: {error}") from error
@@ -216,16 +216,16 @@ def _check_values(number: int, value: Any) -> None:
         if depth > MAX_DEPTH:
             raise ArchiveError(number, "it is nested too deeply")
         inner: list[Any] = []
-        for found in level:
-            if isinstance(found, dict):
-                inner += (*found, *found.values())
-            elif isinstance(found, list):
-                inner += found
-            elif isinstance(found, str):
-                _check_text(number, found)
-            elif isinstance(found, float) and not math.isfinite(found):
-                raise ArchiveError(number, f"{found} is no number that stores can keep")
-            elif isinstance(found, int) and abs(found) >= 2**63:
+        for inner_value in level:
+            if isinstance(inner_value, dict):
+                inner += (*inner_value, *inner_value.values())
+            elif isinstance(inner_value, list):
+                inner += inner_value
+            elif isinstance(inner_value, str):
+                _check_text(number, inner_value)
+            elif isinstance(inner_value, float) and not math.isfinite(inner_value):
+                raise ArchiveError(number, f"{inner_value} is no number that stores can keep")
+            elif isinstance(inner_value, int) and abs(inner_value) >= 2**63:
                 raise ArchiveError(number, "a number has more than 64 bits")
         level, depth = inner, depth + 1
 
@@ -242,21 +242,21 @@ def _parsed(number: int, text: str, *, is_first: bool) -> Line:
     if len(text) > (MAX_BLOCK_LINE if is_block else MAX_LINE):
         raise ArchiveError(number, f"it has {len(text)} characters, which is too long")
     try:
-        found = _block_line(text) if is_block else json.loads(text)
+        value = _block_line(text) if is_block else json.loads(text)
     except RecursionError as error:
         raise ArchiveError(number, "it is nested too deeply") from error
     except ValueError as error:
         raise ArchiveError(number, f"it is no JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ArchiveError(number, "it is no JSON object")
-    _check_values(number, found)
+    _check_values(number, value)
     if is_first:
-        if (version := found.get("turnwise_archive")) != VERSION:
-            known = f"this turnwise reads version {VERSION}"
-            told = "it is not the first line of an archive" if version is None else f"it has version {version!r}"
-            raise ArchiveError(number, f"{told}, and {known}")
-        return Line(number, "session", found)
-    kind = next((kind for kind in _ORDER if found.keys() == {kind}), None)
+        if (version := value.get("turnwise_archive")) != VERSION:
+            expected = f"this turnwise reads version {VERSION}"
+            problem = "it is not the first line of an archive" if version is None else f"it has version {version!r}"
+            raise ArchiveError(number, f"{problem}, and {expected}")
+        return Line(number, "session", value)
+    kind = next((kind for kind in _ORDER if value.keys() == {kind}), None)
     if kind is None:
         raise ArchiveError(number, f"it has none of these keys, or several: {', '.join(_ORDER)}")
-    return Line(number, kind, found[kind])
+    return Line(number, kind, value[kind])

@@ -59,7 +59,7 @@ class SessionImport:
         self._run_ids: set[str] = set()
         self._keys: set[str] = set()
         self._event_keys: set[str] = set()
-        self._told = 0
+        self._event_blocks = 0
         """How many positions of blocks the events have named."""
         self._turn = self._run = -1
         self._seq = 0
@@ -89,8 +89,10 @@ class SessionImport:
             if circle := await self._references.circle():
                 raise ArchiveError(circle, "a summary replaces itself, directly or through other summaries")
             for number, spans in self._references:
-                if why := await self._order.check(spans):
-                    raise ArchiveError(number, f"the blocks that a summary replaces cannot be sent to a model: {why}")
+                if reason := await self._order.check(spans):
+                    raise ArchiveError(
+                        number, f"the blocks that a summary replaces cannot be sent to a model: {reason}"
+                    )
         if line.kind == "turn":
             self._turns.append(await self._turn_of(line))
         elif line.kind == "run":
@@ -106,8 +108,9 @@ class SessionImport:
         Raises:
             ArchiveError: a turn added only one part of a pair: see `Order`.
         """
-        if found := await self._order.check_pairs(sorted(self._owners)):
-            raise ArchiveError(found[0] or line.number, found[1])
+        if problem := await self._order.check_pairs(sorted(self._owners)):
+            number, reason = problem
+            raise ArchiveError(number or line.number, reason)
         await self._commit()
         own = replace(self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision).committed()
         await self._store.commit(own.key, own.epoch, Commit(session=own))
@@ -116,9 +119,9 @@ class SessionImport:
     async def undo(self) -> None:
         """Delete what was stored, even if another process has opened the session; nothing if it no longer exists."""
         try:
-            found = await self._store.get(self._row.key)
-            if self._row.log and found.log == self._row.log:
-                await self._store.delete(found.key, epoch=found.epoch, log=found.log)
+            session = await self._store.get(self._row.key)
+            if self._row.log and session.log == self._row.log:
+                await self._store.delete(session.key, epoch=session.epoch, log=session.log)
         except (SessionNotFoundError, SessionFencedError):
             return
 
@@ -171,8 +174,8 @@ class SessionImport:
             line.refuse(f"turn {turn.index} has a prompt that is also in the turn before")
         self._base = turn.base
         for spans in (turn.spans, turn.base):
-            if why := await self._order.check(spans, is_pending=turn.status == "pending"):
-                line.refuse(f"turn {turn.index} cannot be sent to a model: {why}")
+            if reason := await self._order.check(spans, is_pending=turn.status == "pending"):
+                line.refuse(f"turn {turn.index} cannot be sent to a model: {reason}")
         return turn
 
     def _run_of(self, line: Line) -> RunRecord:
@@ -200,8 +203,8 @@ class SessionImport:
                 line.refuse(f"event {event.seq} names blocks that do not exist, or blocks twice")
             if max((stop for _, _, stop in places), default=0) > self._size:
                 line.refuse(f"event {event.seq} names blocks that do not exist")
-        self._told += sum(stop - start for start, stop in places_of(event))
-        if self._told > 4 * self._size:
+        self._event_blocks += sum(stop - start for start, stop in places_of(event))
+        if self._event_blocks > 4 * self._size:
             line.refuse("its events name more than four times as many blocks as there are")
         self._seq = event.seq
         named = {name: self._run_id(getattr(event, name)) for name in RUN_IDS if hasattr(event, name)}

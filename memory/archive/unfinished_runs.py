@@ -57,13 +57,13 @@ async def interrupt(store: SessionStore, session: SessionRecord, places: Places)
 def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> None:
     session = ends.session
     output = [decode(text) for text in texts]
-    spots = [Span(LOG, at, at + 1) for span in turn.output for at in range(span.start, span.stop)]
-    known = {id(block): spot for block, spot in zip(output, spots, strict=True)}
+    spots = [Span(LOG, index, index + 1) for span in turn.output for index in range(span.start, span.stop)]
+    spots_of = {id(block): spot for block, spot in zip(output, spots, strict=True)}
     repaired = repair(output, why=WHY, interrupted=True)
     first, size = session.log_size, session.log_size
     spans = []
     for block in repaired:
-        if spot := known.get(id(block)):
+        if spot := spots_of.get(id(block)):
             spans.append(spot)
             continue
         ends.blocks.append(encode(block))

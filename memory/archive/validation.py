@@ -57,7 +57,7 @@ def checked_block(line: Line) -> Block:
         block = decode(line.text())
         encode(block)
     except (ValueError, RecursionError) as error:
-        line.refuse(f"no block: {_said(error)}")
+        line.refuse(f"no block: {_error_text(error)}")
     if isinstance(block, Recalled):
         line.refuse("a recalled block is part of requests, never of a history")
     if isinstance(block, Summary) and max(len(block.of), len(block.folded)) > MAX_SPANS:
@@ -133,12 +133,12 @@ def check_event(line: Line, event: Event) -> None:
         line.refuse(f"an event of kind {event.kind} is never stored")
 
 
-def check_new(line: Line, kind: str, value: str | None, known: set[str]) -> None:
+def check_new(line: Line, kind: str, value: str | None, values: set[str]) -> None:
     """Add the value to the known ones. Raise ArchiveError if it is known already."""
-    if value in known:
+    if value in values:
         line.refuse(f"{kind} {value!r} is in the archive twice")
     if value is not None:
-        known.add(value)
+        values.add(value)
 
 
 def _check_ids(line: Line, ids: dict[str, str | None]) -> None:
@@ -198,9 +198,9 @@ def _check_once(line: Line, spans: Iterable[Span]) -> None:
         line.refuse("a turn has a block twice")
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return why a line has no block. Does not quote the line."""
     if isinstance(error, TurnwiseError) or not hasattr(error, "errors"):
         return str(error)[:200]
-    found = error.errors(include_input=False, include_url=False, include_context=False)
-    return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in found[:3])
+    errors = error.errors(include_input=False, include_url=False, include_context=False)
+    return "; ".join(f"{'.'.join(map(str, detail['loc'])) or 'it'}: {detail['msg']}" for detail in errors[:3])

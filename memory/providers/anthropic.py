@@ -66,15 +66,15 @@ def encode(
     last, cached = system, list[Part]()
     messages: list[Part] = []
     for message in fit(arranged((block for block in blocks if _is_sent(block, rules)), rules), rules):
-        said: list[Part] = []
+        content: list[Part] = []
         for block in message.blocks:
             if not isinstance(block, CacheCheckpoint | Thinking):
                 last = _part(block, rules)
-                said.append(last)
+                content.append(last)
             elif isinstance(block, CacheCheckpoint) and last is not None:
                 cached = [*(part for part in cached if part is not last), last][-_MAX_CHECKPOINTS:]
-        if said:
-            messages.append({"role": message.role, "content": [*_thoughts(message.blocks), *said]})
+        if content:
+            messages.append({"role": message.role, "content": [*_thoughts(message.blocks), *content]})
     for part in cached:
         part["cache_control"] = {"type": "ephemeral", **({"ttl": cache} if cache else {})}
     if system is None:
@@ -86,12 +86,12 @@ def _is_sent(block: Block, rules: Rules) -> bool:
     return rules.sends(block) or isinstance(block, CacheCheckpoint)
 
 
-def _thoughts(said: Sequence[Block]) -> list[Part]:
-    thoughts = [block for block in said if isinstance(block, Thinking) and block != Thinking()]
-    kept = [_thought(block) for block in thoughts if is_kept(block)]
-    if thoughts and not kept and any(isinstance(block, ToolUse) for block in said):
+def _thoughts(blocks: Sequence[Block]) -> list[Part]:
+    thoughts = [block for block in blocks if isinstance(block, Thinking) and block != Thinking()]
+    encoded = [_thought(block) for block in thoughts if is_kept(block)]
+    if thoughts and not encoded and any(isinstance(block, ToolUse) for block in blocks):
         return [{"type": "redacted_thinking", "data": LOST}]
-    return kept
+    return encoded
 
 
 def is_kept(thought: Thinking) -> bool:

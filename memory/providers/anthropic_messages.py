@@ -26,7 +26,16 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.providers.anthropic import encode, is_kept
 from turnwise.memory.providers.openai_chat import ERROR
-from turnwise.memory.providers.parts import UnreadableError, kept, mapping, parts, pop_text, refuse, said, text
+from turnwise.memory.providers.parts import (
+    UnreadableError,
+    assistant_text,
+    mapping,
+    parts,
+    pop_text,
+    refuse,
+    text,
+    unknown_block,
+)
 from turnwise.memory.providers.validation import ANTHROPIC
 
 _AS_IT_IS = replace(ANTHROPIC, user_begins=False, user_ends=False)
@@ -64,80 +73,82 @@ def _message(message: Mapping[str, Any]) -> list[AnyBlock]:
     if role not in ("user", "assistant", "system"):
         raise UnreadableError(".role", role, "must be user or assistant")
     blocks: list[AnyBlock] = []
-    for kind, part, at in parts(message.get("content"), ".content", "text"):
-        blocks += _part(kind, part, at, role)
+    for kind, part, place in parts(message.get("content"), ".content", "text"):
+        blocks += _part(kind, part, place, role)
         if part.get("cache_control") is not None:
             blocks.append(CacheCheckpoint())
     return blocks or refuse(".content", message.get("content"), "it is empty: leave the message out")
 
 
-def _part(kind: str, part: Mapping[str, Any], at: str, role: str) -> list[AnyBlock]:  # noqa: PLR0911 - a table
+def _part(kind: str, part: Mapping[str, Any], place: str, role: str) -> list[AnyBlock]:  # noqa: PLR0911 - a table
     match kind, role:
         case "text", "system":
-            return [System(text=text(part, "text", at))]
+            return [System(text=text(part, "text", place))]
         case "text", "assistant":
             cited = part.get("citations") or ()
-            items = tuple(FrozenDict(freeze(mapping(one, f"{at}.citations"))) for one in cited)
-            return [said(text(part, "text", at)), *([Citations(items=items)] if items else [])]
+            items = tuple(FrozenDict(freeze(mapping(citation, f"{place}.citations"))) for citation in cited)
+            return [assistant_text(text(part, "text", place)), *([Citations(items=items)] if items else [])]
         case "thinking", "assistant":
-            return [Thinking(text=text(part, "thinking", at), signature=part.get("signature"))]
+            return [Thinking(text=text(part, "thinking", place), signature=part.get("signature"))]
         case "redacted_thinking", "assistant":
-            return [Thinking(redacted=text(part, "data", at))]
+            return [Thinking(redacted=text(part, "data", place))]
         case "tool_use", "assistant":
-            given = FrozenDict(freeze(mapping(part.get("input"), f"{at}.input")))
-            return [ToolUse(call_id=text(part, "id", at), name=text(part, "name", at), input=given)]
+            arguments = FrozenDict(freeze(mapping(part.get("input"), f"{place}.input")))
+            return [ToolUse(call_id=text(part, "id", place), name=text(part, "name", place), input=arguments)]
         case "text", "user":
-            return [User(text=text(part, "text", at))]
+            return [User(text=text(part, "text", place))]
         case (("image" | "document"), "user"):
-            return [_attached(kind, part, at)]
+            return [_attached(kind, part, place)]
         case "tool_result", "user":
-            return [_result(part, at)]
+            return [_result(part, place)]
         case (("thinking" | "redacted_thinking" | "tool_use" | "tool_result" | "image" | "document"), _):
-            raise UnreadableError(f"{at}.type", kind, f"a message of the {role} has no such part: leave it out")
+            raise UnreadableError(f"{place}.type", kind, f"a message of the {role} has no such part: leave it out")
         case _:
-            return [kept("anthropic", part)]
+            return [unknown_block("anthropic", part)]
 
 
-def _result(part: Mapping[str, Any], at: str) -> ToolResult:
-    found: list[Content] = []
-    for kind, inner, place in parts(part.get("content") or "", f"{at}.content", "text"):
+def _result(part: Mapping[str, Any], place: str) -> ToolResult:
+    contents: list[Content] = []
+    for kind, inner, part_place in parts(part.get("content") or "", f"{place}.content", "text"):
         if kind == "text":
-            found.append(Text(text=text(inner, "text", place)))
+            contents.append(Text(text=text(inner, "text", part_place)))
         elif kind in ("image", "document"):
-            found.append(_attached(kind, inner, place))
+            contents.append(_attached(kind, inner, part_place))
         else:
-            raise UnreadableError(f"{place}.type", kind, "must be text, image or document: leave the part out")
-    own = pop_text(found)
+            raise UnreadableError(f"{part_place}.type", kind, "must be text, image or document: leave the part out")
+    own = pop_text(contents)
     failed = bool(part.get("is_error"))
     is_error = failed or own.startswith(ERROR)
     return ToolResult(
-        call_id=text(part, "tool_use_id", at),
+        call_id=text(part, "tool_use_id", place),
         text=own if failed else own.removeprefix(ERROR),
         is_error=is_error,
-        blocks=tuple(found),
+        blocks=tuple(contents),
     )
 
 
-def _attached(kind: str, part: Mapping[str, Any], at: str) -> Image | Document:
-    source = mapping(part.get("source"), f"{at}.source")
+def _attached(kind: str, part: Mapping[str, Any], place: str) -> Image | Document:
+    source = mapping(part.get("source"), f"{place}.source")
     held: dict[str, Any] = {}
     match source.get("type"):
         case "base64":
-            held = {"data": text(source, "data", f"{at}.source"), "media_type": source.get("media_type")}
+            held = {"data": text(source, "data", f"{place}.source"), "media_type": source.get("media_type")}
         case "url":
-            held = {"url": text(source, "url", f"{at}.source")}
+            held = {"url": text(source, "url", f"{place}.source")}
         case "text" if kind == "document":
-            held = {"text": text(source, "data", f"{at}.source")}
+            held = {"text": text(source, "data", f"{place}.source")}
         case "content" if kind == "document":
-            held = {"chunks": tuple(_chunks(source, f"{at}.source.content"))}
-        case other:
-            raise UnreadableError(f"{at}.source.type", other, "must be base64 or url: files of Anthropic are not read")
+            held = {"chunks": tuple(_chunks(source, f"{place}.source.content"))}
+        case unknown:
+            raise UnreadableError(
+                f"{place}.source.type", unknown, "must be base64 or url: files of Anthropic are not read"
+            )
     if kind == "image":
         return Image(**held)
     cites = part.get("citations") or {}
     return Document(name=part.get("title") or "", cite=bool(cites.get("enabled")), **held)
 
 
-def _chunks(source: Mapping[str, Any], at: str) -> Iterator[str]:
-    for kind, part, place in parts(source.get("content"), at, "text"):
-        yield text(part, "text", place) if kind == "text" else refuse(f"{place}.type", kind, "must be text")
+def _chunks(source: Mapping[str, Any], place: str) -> Iterator[str]:
+    for kind, part, part_place in parts(source.get("content"), place, "text"):
+        yield text(part, "text", part_place) if kind == "text" else refuse(f"{part_place}.type", kind, "must be text")

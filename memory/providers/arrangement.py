@@ -33,11 +33,11 @@ def arranged(blocks: Iterable[Block], rules: Rules) -> list[Message]:
     if any(idle):
         pairs = zip(messages, idle, strict=True)
         messages = messages_of(
-            each for message, is_idle in pairs for each in message.blocks if not (is_idle and _is_aside(each))
+            block for message, is_idle in pairs for block in message.blocks if not (is_idle and _is_aside(block))
         )
     sides = [message.role for message in messages if any(map(rules.sends, message.blocks))]
-    first = [_said(BEGIN)] if rules.user_begins and sides[:1] == ["assistant"] else []
-    last = [_said(CONTINUE)] if rules.user_ends and sides[-1:] == ["assistant"] else []
+    first = [_assistant_text(BEGIN)] if rules.user_begins and sides[:1] == ["assistant"] else []
+    last = [_assistant_text(CONTINUE)] if rules.user_ends and sides[-1:] == ["assistant"] else []
     return [*first, *messages, *last]
 
 
@@ -61,7 +61,7 @@ def between_prompts(blocks: Sequence[Block], *, is_answered: bool = False) -> li
     return [*first, *blocks, *last]
 
 
-def _said(text: str) -> Message:
+def _assistant_text(text: str) -> Message:
     return Message("user", (User(text=text),))
 
 
@@ -81,9 +81,9 @@ def _late_results(messages: Sequence[Message]) -> dict[int, int]:
     late: dict[int, int] = {}
     for index, message in enumerate(messages):
         for block in message.blocks:
-            at = pairs.read(block, index)
-            if at is not None and at < index - 1:
-                late[id(block)] = at + 1
+            call_index = pairs.read(block, index)
+            if call_index is not None and call_index < index - 1:
+                late[id(block)] = call_index + 1
     return late
 
 

@@ -22,7 +22,7 @@ JSON mode, with the schema in the instructions."""
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What one kind of server accepts in the Chat Completions API."""
+    """The requests that one kind of server accepts in the Chat Completions API."""
 
     name: str
     source: str
@@ -169,7 +169,7 @@ class Lesson:
     """A rule for learning from a server's refusal what it accepts."""
 
     name: str
-    said: str
+    pattern: str
     """The regular expression that recognizes the refusal's message."""
     source: str
     """The URL of a report of this refusal."""
@@ -180,43 +180,43 @@ class Lesson:
 LESSONS: tuple[Lesson, ...] = (
     Lesson(
         name="short ids",
-        said=r"must be a-z, A-Z, 0-9, with a length of 9",
+        pattern=r"must be a-z, A-Z, 0-9, with a length of 9",
         source="https://github.com/anomalyco/opencode/issues/1680",
         learned={"has_short_ids": True},
     ),
     Lesson(
         name="bounded ids",
-        said=r"(?s)(tool_calls?|call_id|id)\b.{0,40}string too long",
+        pattern=r"(?s)(tool_calls?|call_id|id)\b.{0,40}string too long",
         source="https://github.com/openclaw/openclaw/pull/875",
         learned={"has_long_ids": False},
     ),
     Lesson(
         name="answered results",
-        said=r"Unexpected role 'user' after role 'tool'",
+        pattern=r"Unexpected role 'user' after role 'tool'",
         source="https://github.com/NousResearch/hermes-agent/issues/20154",
         learned={"answers_results": True},
     ),
     Lesson(
         name="alternating roles",
-        said=r"roles must alternate|roles should be alternating|should alternate with assistant",
+        pattern=r"roles must alternate|roles should be alternating|should alternate with assistant",
         source="https://github.com/perplexityai/api-discussion/issues/265",
         learned={"answers_results": True, "alternates": True},
     ),
     Lesson(
         name="thoughts",
-        said=r"reasoning_content\W.{0,60}(must be passed back|is missing)|[Mm]issing\W{1,3}reasoning_content",
+        pattern=r"reasoning_content\W.{0,60}(must be passed back|is missing)|[Mm]issing\W{1,3}reasoning_content",
         source="https://github.com/decolua/9router/issues/773",
         learned={"returns_thoughts": "always"},
     ),
     Lesson(
         name="content",
-        said=r"invalid message content type: <nil>",
+        pattern=r"invalid message content type: <nil>",
         source="https://github.com/pydantic/pydantic-ai/issues/5206",
         learned={"has_content": True},
     ),
     Lesson(
         name="signatures",
-        said=r"missing a \W?thought_signature",
+        pattern=r"missing a \W?thought_signature",
         source="https://github.com/earendil-works/pi/pull/1825",
         learned={"signs_calls": True},
     ),
@@ -228,10 +228,10 @@ _UNKNOWN_KEYWORD = r"""Unknown name \\*"([\w$]+)\\*" at \\*'[\w.]*\btools\b"""
 _KEYWORD = "keyword "
 
 
-def lessons_of(said: str) -> set[str]:
+def lessons_of(message: str) -> set[str]:
     """Return the names of the lessons that a refusal's message teaches."""
-    keywords = {_KEYWORD + keyword for keyword in re.findall(_UNKNOWN_KEYWORD, said)}
-    return keywords | {lesson.name for lesson in LESSONS if re.search(lesson.said, said)}
+    keywords = {_KEYWORD + keyword for keyword in re.findall(_UNKNOWN_KEYWORD, message)}
+    return keywords | {lesson.name for lesson in LESSONS if re.search(lesson.pattern, message)}
 
 
 def taught(profile: Profile, lessons: Collection[str]) -> Profile:

@@ -55,23 +55,23 @@ class Given:
             InvalidInputError: names the message of a block that cannot be stored.
         """
         texts: list[str] = []
-        for at, block in enumerate(self.blocks):
+        for index, block in enumerate(self.blocks):
             try:
                 texts += accept("", [block], max_bytes, refuses)[1]
             except EmptyTurnError:
-                raise self.refused(at, "its text is blank: leave the message out") from None
+                raise self.refused(index, "its text is blank: leave the message out") from None
             except InvalidPromptError as error:
-                raise self.refused(at, f"{error.why}: change the message, or leave it out") from None
+                raise self.refused(index, f"{error.why}: change the message, or leave it out") from None
         return texts
 
     def part(self, start: int, stop: int) -> Given:
         """Return a part of the conversation: the blocks from `start` up to `stop`."""
         return Given(self.blocks[start:stop], self.places[start:stop])
 
-    def refused(self, at: int, why: str) -> InvalidInputError:
+    def refused(self, index: int, reason: str) -> InvalidInputError:
         """Return the error that names the message of a block."""
-        field = f"messages[{self.places[at]}]" if self.places[at] >= 0 else "system"
-        return InvalidInputError(field, shown(self.blocks[at]), why)
+        field = f"messages[{self.places[index]}]" if self.places[index] >= 0 else "system"
+        return InvalidInputError(field, shown(self.blocks[index]), reason)
 
 
 def from_messages(
@@ -97,25 +97,27 @@ def read_messages(messages: Any, format: str | None = None, *, system: str | Non
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise InvalidInputError("messages", shown(messages), "pass a list of messages")
     check_count("messages", len(messages), "MAX_MESSAGES", MAX_MESSAGES)
-    given = list(messages) if _is_own(messages) else [_plain(message) for message in messages]
+    plain_messages = list(messages) if _is_own(messages) else [_plain(message) for message in messages]
     blocks: list[AnyBlock] = [System(text=system)] if system else []
     places = [-1] * len(blocks)
-    at = 0
+    index = 0
     try:
-        for read in _read(given, format or _format_of(messages, given)):
+        for read in _read(plain_messages, format or _format_of(messages, plain_messages)):
             blocks += read
-            places += [at] * len(read)
-            at += 1
+            places += [index] * len(read)
+            index += 1
     except UnreadableError as error:
-        raise InvalidInputError(f"messages[{at}]{error.at}", shown(error.value), error.why) from None
+        raise InvalidInputError(f"messages[{index}]{error.at}", shown(error.value), error.why) from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInputError(f"messages[{at}]", shown(messages[at]), f"it cannot be read: {_why(error)}") from None
-    found = _with_one_system(blocks, places)
-    _check(found)
-    return found
+        raise InvalidInputError(
+            f"messages[{index}]", shown(messages[index]), f"it cannot be read: {_reason_of(error)}"
+        ) from None
+    conversation = _with_one_system(blocks, places)
+    _check(conversation)
+    return conversation
 
 
-def _why(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return str(error.errors(include_url=False, include_context=False)[0]["msg"]).removeprefix("Value error, ")
     return str(error) or type(error).__name__
@@ -123,12 +125,12 @@ def _why(error: Exception) -> str:
 
 def _with_one_system(blocks: list[AnyBlock], places: list[int]) -> Given:
     """Return the conversation with one system prompt, at its beginning: a session sends only the last one it has."""
-    where = [at for at, block in enumerate(blocks) if isinstance(block, System)]
+    where = [index for index, block in enumerate(blocks) if isinstance(block, System)]
     if where in ([], [0]):
         return Given(blocks, places)
     whole = System(text="\n\n".join(block.text for block in blocks if isinstance(block, System)))
-    others = [at for at, block in enumerate(blocks) if not isinstance(block, System)]
-    return Given([whole, *(blocks[at] for at in others)], [places[where[0]], *(places[at] for at in others)])
+    rest = [index for index, block in enumerate(blocks) if not isinstance(block, System)]
+    return Given([whole, *(blocks[index] for index in rest)], [places[where[0]], *(places[index] for index in rest)])
 
 
 def _read(messages: Sequence[Any], format: str) -> Iterator[list[AnyBlock]]:
@@ -138,43 +140,43 @@ def _read(messages: Sequence[Any], format: str) -> Iterator[list[AnyBlock]]:
         return
     # A reader of an adapter returns the blocks of all messages that it gets.
     sizes: list[int] = []
-    for at, message in enumerate(messages):
+    for start, message in enumerate(messages):
         try:
             sizes.append(len(read([message])))
         except InvalidInputError as error:
-            raise InvalidInputError(f"messages[{at}]", shown(message), getattr(error, "why", str(error))) from error
+            raise InvalidInputError(f"messages[{start}]", shown(message), getattr(error, "why", str(error))) from error
     blocks: list[AnyBlock] = list(read(messages))
-    at = 0
+    start = 0
     for size in sizes:
-        yield blocks[at : at + size]
-        at += size
+        yield blocks[start : start + size]
+        start += size
 
 
-def _check(found: Given) -> None:
+def _check(conversation: Given) -> None:
     """Raise InvalidInputError if no provider would take the conversation with a next prompt."""
-    if not found.blocks:
+    if not conversation.blocks:
         raise InvalidInputError("messages", "[]", "there is nothing to read: pass at least one message")
-    found.encoded()
-    for at, block in enumerate(found.blocks):
+    conversation.encoded()
+    for position, block in enumerate(conversation.blocks):
         if isinstance(block, System) and not block.text.strip():
-            raise found.refused(at, "its text is blank: leave the message out")
+            raise conversation.refused(position, "its text is blank: leave the message out")
         if isinstance(block, ToolUse) and not (block.call_id and block.name):
-            raise found.refused(at, "a call needs an id and a name: add them, or leave the call out")
-    grouped = messages_of(found.blocks)
+            raise conversation.refused(position, "a call needs an id and a name: add them, or leave the call out")
+    grouped = messages_of(conversation.blocks)
     try:
-        if any(_RULES.sends(block) for block in found.blocks):
+        if any(_RULES.sends(block) for block in conversation.blocks):
             check(grouped, _RULES)
     except InvalidRequestError as error:
         wrong = grouped[error.index].blocks[error.block]
-        at = next(at for at, block in enumerate(found.blocks) if block is wrong)
-        raise found.refused(
-            at, f"{error.why}: {_REMEDIES.get(error.kind, 'change the message, or leave it out')}"
+        position = next(index for index, block in enumerate(conversation.blocks) if block is wrong)
+        raise conversation.refused(
+            position, f"{error.why}: {_REMEDIES.get(error.kind, 'change the message, or leave it out')}"
         ) from error
     last = None
-    for at, block in enumerate(found.blocks):
+    for position, block in enumerate(conversation.blocks):
         if isinstance(block, ToolResult) and last is not None and last.role == "user":
-            raise found.refused(
-                at, f"a prompt is between the call {block.call_id!r} and its result: {_REMEDIES['late']}"
+            raise conversation.refused(
+                position, f"a prompt is between the call {block.call_id!r} and its result: {_REMEDIES['late']}"
             )
         last = last if isinstance(block, CacheCheckpoint | Unknown) else block
 
@@ -203,7 +205,7 @@ _PARTS = {
 
 def _class_format(message: Any) -> str | None:
     module = f"{type(message).__module__}."
-    return next((found for beginning, found in _CLASSES.items() if module.startswith(beginning)), None)
+    return next((format_name for beginning, format_name in _CLASSES.items() if module.startswith(beginning)), None)
 
 
 def _is_own(messages: Sequence[Any]) -> bool:
@@ -216,17 +218,23 @@ def _plain(message: Any) -> Any:
     return message.model_dump(mode="json", exclude_none=True) if isinstance(message, BaseModel) else message
 
 
-def _format_of(messages: Sequence[Any], given: Sequence[Any]) -> str:
-    """Return the format of the messages. What is the same in all formats, such as plain texts, says nothing."""
-    found: dict[str, int] = {}
-    for at, (message, plain) in enumerate(zip(messages, given, strict=True)):
+def _format_of(messages: Sequence[Any], plain_messages: Sequence[Any]) -> str:
+    """Return the format of the messages.
+
+    Messages that are the same in all formats, such as plain texts, do not decide.
+    """
+    formats: dict[str, int] = {}
+    for index, (message, plain) in enumerate(zip(messages, plain_messages, strict=True)):
         if name := _class_format(message) or _dict_format(plain):
-            found.setdefault(name, at)
-    if len(found) > 1:
-        (one, first), (other, second) = list(found.items())[:2]
-        why = f"it looks like {other}, and messages[{first}] like {one}: pass format=, or messages of one format"
-        raise InvalidInputError(f"messages[{second}]", shown(messages[second]), why)
-    return next(iter(found), "openai_chat")
+            formats.setdefault(name, index)
+    if len(formats) > 1:
+        (first_format, first), (second_format, second) = list(formats.items())[:2]
+        reason = (
+            f"it looks like {second_format}, and messages[{first}] like {first_format}: "
+            "pass format=, or messages of one format"
+        )
+        raise InvalidInputError(f"messages[{second}]", shown(messages[second]), reason)
+    return next(iter(formats), "openai_chat")
 
 
 def _dict_format(message: Any) -> str | None:

@@ -94,11 +94,13 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
             messages += [_tool_message(block, profile) for block in results]
             shown = [part for result in results for part in _attached(result, profile)]
             prompts = prompts_apart(block for block in message.blocks if not isinstance(block, ToolResult))
-            asked = [part for part in (shown, *(list(map(_part, prompt)) for prompt in prompts)) if part]
-            if asked and results and profile.answers_results:
-                said = INTERRUPTED.strip() if prompts else CONTINUED
-                messages.append({"role": "assistant", "content": said})
-            messages += map(_user_message, [list(chain(*asked))] if asked and profile.alternates else asked)
+            user_parts = [part for part in (shown, *(list(map(_part, prompt)) for prompt in prompts)) if part]
+            if user_parts and results and profile.answers_results:
+                filler = INTERRUPTED.strip() if prompts else CONTINUED
+                messages.append({"role": "assistant", "content": filler})
+            messages += map(
+                _user_message, [list(chain(*user_parts))] if user_parts and profile.alternates else user_parts
+            )
     return messages
 
 
@@ -157,19 +159,19 @@ def data_uri(block: Image | Document) -> str:
     return f"data:{block.media_type};base64,{block.data}"
 
 
-def _assistant_message(said: Sequence[Block], profile: Profile, *, has_thought: bool) -> dict[str, Any]:
+def _assistant_message(blocks: Sequence[Block], profile: Profile, *, has_thought: bool) -> dict[str, Any]:
     """Return the assistant's message.
 
     Args:
         has_thought: whether each message with calls must have thoughts, which may be empty.
     """
-    message: dict[str, Any] = {"role": "assistant", "content": text_of(said) or None}
-    thoughts = [block for block in said if isinstance(block, Thinking)]
+    message: dict[str, Any] = {"role": "assistant", "content": text_of(blocks) or None}
+    thoughts = [block for block in blocks if isinstance(block, Thinking)]
     for name in ATTACHED:
-        found = [unpack_attached(thought.signature, profile.name, name) for thought in thoughts]
-        if attached := [each for some in found for each in some or ()]:
+        unpacked = [unpack_attached(thought.signature, profile.name, name) for thought in thoughts]
+        if attached := [part for some in unpacked for part in some or ()]:
             message[name] = attached
-    if calls := [_call(block, profile) for block in said if isinstance(block, ToolUse)]:
+    if calls := [_call(block, profile) for block in blocks if isinstance(block, ToolUse)]:
         message["tool_calls"] = calls
         if profile.has_content:
             message["content"] = message["content"] or ""
@@ -180,10 +182,10 @@ def _assistant_message(said: Sequence[Block], profile: Profile, *, has_thought: 
     return message
 
 
-def text_of(said: Sequence[Block]) -> str:
+def text_of(blocks: Sequence[Block]) -> str:
     """Return the assistant's texts as one, with a blank line between texts, unless they are pieces of a cited one."""
-    texts = [block.text + INTERRUPTED * block.interrupted for block in said if isinstance(block, Text)]
-    is_cited = any(isinstance(block, Citations) for block in said)
+    texts = [block.text + INTERRUPTED * block.interrupted for block in blocks if isinstance(block, Text)]
+    is_cited = any(isinstance(block, Citations) for block in blocks)
     return ("" if is_cited else PARAGRAPH).join(texts)
 
 
@@ -214,11 +216,11 @@ def arguments_of(use: ToolUse) -> str:
 
 
 def _tool_message(result: ToolResult, profile: Profile) -> dict[str, Any]:
-    text = PARAGRAPH.join(filter(None, (result.text, *map(_told, filter(CHAT.sends, result.blocks)))))
+    text = PARAGRAPH.join(filter(None, (result.text, *map(_part_text, filter(CHAT.sends, result.blocks)))))
     return {"role": "tool", "tool_call_id": _id(result.call_id, profile), "content": ERROR * result.is_error + text}
 
 
-def _told(block: Content) -> str:
+def _part_text(block: Content) -> str:
     """Return the text of a result's block in the tool's message."""
     if not isinstance(block, Text) and _is_shown(block):
         return f"[{described(block)}: in the next message]"
@@ -248,8 +250,8 @@ def _blocks(message: Mapping[str, Any]) -> list[Block]:
         case "assistant":
             text = _text(content)
             cut = text.endswith(INTERRUPTED)
-            said: list[Block] = [Text(text=text.removesuffix(INTERRUPTED), interrupted=cut)] if text else []
-            return said + [_use(call) for call in message.get("tool_calls") or ()]
+            texts: list[Block] = [Text(text=text.removesuffix(INTERRUPTED), interrupted=cut)] if text else []
+            return texts + [_use(call) for call in message.get("tool_calls") or ()]
         case "tool":
             text = _text(content)
             failed = text.startswith(ERROR)
@@ -280,10 +282,10 @@ def _prompt(part: Mapping[str, Any]) -> Block:
 
 
 def _split_data_uri(uri: str) -> tuple[str, str]:
-    found = re.fullmatch(r"data:([^;,]+);base64,(.*)", uri, re.DOTALL)
-    if not found:
+    match = re.fullmatch(r"data:([^;,]+);base64,(.*)", uri, re.DOTALL)
+    if not match:
         raise ValueError("not a base64 data: URI with a media type")
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def _use(call: Mapping[str, Any]) -> ToolUse:

@@ -102,61 +102,66 @@ def encode(
     read = (block for block in blocks if rules.sends(block) or isinstance(block, Citations))
     for message in fit(arranged(read, rules), rules):
         if message.role == "user":
-            items += _asked(message.blocks, apart=apart)
-        elif said := _said(message.blocks):
-            items += _placed(said, _reasoning(message.blocks, thought_of, model))
+            items += _user_items(message.blocks, apart=apart)
+        elif output := _assistant_items(message.blocks):
+            items += _placed(output, _reasoning(message.blocks, thought_of, model))
     return system_of(blocks) or None, items
 
 
-def _reasoning(said: Sequence[Block], thought_of: set[str], model: str) -> list[tuple[int, dict[str, Any]]]:
+def _reasoning(blocks: Sequence[Block], thought_of: set[str], model: str) -> list[tuple[int, dict[str, Any]]]:
     """Return the reasoning items and their places, without ids in `thought_of`; add their ids to it."""
     items: list[tuple[int, dict[str, Any]]] = []
-    for block in said:
-        found = unpack_reasoning(block.signature) if isinstance(block, Thinking) else None
-        if found is None or found.id in thought_of or (model and found.model not in ("", model)):
+    for block in blocks:
+        reasoning = unpack_reasoning(block.signature) if isinstance(block, Thinking) else None
+        if reasoning is None or reasoning.id in thought_of or (model and reasoning.model not in ("", model)):
             continue
-        thought_of.add(found.id)
-        texts = _parted(block.text, found.parts) if isinstance(block, Thinking) else []
+        thought_of.add(reasoning.id)
+        texts = _parted(block.text, reasoning.parts) if isinstance(block, Thinking) else []
         summary = [{"type": "summary_text", "text": text} for text in texts]
-        item = {"type": "reasoning", "id": found.id, "summary": summary, "encrypted_content": found.encrypted_content}
-        items.append((found.before, item))
+        item = {
+            "type": "reasoning",
+            "id": reasoning.id,
+            "summary": summary,
+            "encrypted_content": reasoning.encrypted_content,
+        }
+        items.append((reasoning.before, item))
     return items
 
 
-def _placed(said: list[dict[str, Any]], reasoning: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
+def _placed(items: list[dict[str, Any]], reasoning: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the items with each reasoning item before the item that followed it."""
     placed: list[dict[str, Any]] = []
-    for at, item in enumerate(said):
-        placed += [thought for before, thought in reasoning if min(before, len(said) - 1) == at]
+    for index, item in enumerate(items):
+        placed += [thought for before, thought in reasoning if min(before, len(items) - 1) == index]
         placed.append(item)
     return placed
 
 
 def _parted(text: str, lengths: Sequence[int]) -> list[str]:
     """Return the parts of a thought, separated by blank lines; the whole text if the lengths do not match it."""
-    parts, at = list[str](), 0
+    parts, start = list[str](), 0
     for length in lengths:
-        parts.append(text[at : at + length])
-        at += length + len(BETWEEN)
+        parts.append(text[start : start + length])
+        start += length + len(BETWEEN)
     if parts and BETWEEN.join(parts) == text:
         return parts
     return [text] if text else []
 
 
-def _said(said: Sequence[Block]) -> list[dict[str, Any]]:
-    text = text_of(said)
+def _assistant_items(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    text = text_of(blocks)
     parts = [{"type": "output_text", "text": text}]
     items: list[dict[str, Any]] = [{"type": "message", "role": "assistant", "content": parts}] if text else []
-    return items + [_call(block) for block in said if isinstance(block, ToolUse)]
+    return items + [_call(block) for block in blocks if isinstance(block, ToolUse)]
 
 
 def _call(use: ToolUse) -> dict[str, Any]:
     return {"type": "function_call", "call_id": use.call_id, "name": use.name, "arguments": arguments_of(use)}
 
 
-def _asked(asked: Sequence[Block], *, apart: bool) -> list[dict[str, Any]]:
-    items = [_output(block) for block in asked if isinstance(block, ToolResult)]
-    prompts = [block for block in asked if not isinstance(block, ToolResult)]
+def _user_items(blocks: Sequence[Block], *, apart: bool) -> list[dict[str, Any]]:
+    items = [_output(block) for block in blocks if isinstance(block, ToolResult)]
+    prompts = [block for block in blocks if not isinstance(block, ToolResult)]
     messages = [_joined(map(_part, prompt)) for prompt in (prompts_apart(prompts) if apart else [prompts])]
     return [*items, *({"type": "message", "role": "user", "content": parts} for parts in messages if parts)]
 

@@ -19,41 +19,41 @@ _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 
 
 class UnreadableError(ValueError):
-    """A message cannot be read. `at` is the place in it, such as `.content[0].text`."""
+    """A message cannot be read. `place` is the place in it, such as `.content[0].text`."""
 
-    def __init__(self, at: str, value: object, why: str) -> None:
-        super().__init__(at, value, why)
-        self.at, self.value, self.why = at, value, why
+    def __init__(self, place: str, value: object, reason: str) -> None:
+        super().__init__(place, value, reason)
+        self.at, self.value, self.why = place, value, reason
 
 
-def refuse(at: str, value: object, why: str) -> NoReturn:
+def refuse(place: str, value: object, reason: str) -> NoReturn:
     """Raise `UnreadableError`."""
-    raise UnreadableError(at, value, why)
+    raise UnreadableError(place, value, reason)
 
 
-def mapping(value: Any, at: str) -> Mapping[str, Any]:
+def mapping(value: Any, place: str) -> Mapping[str, Any]:
     """Return a value that must be an object."""
-    return value if isinstance(value, Mapping) else refuse(at, value, "must be an object: a dict")
+    return value if isinstance(value, Mapping) else refuse(place, value, "must be an object: a dict")
 
 
-def text(item: Mapping[str, Any], name: str, at: str) -> str:
+def text(item: Mapping[str, Any], name: str, place: str) -> str:
     """Return a field that must be text."""
     value = item.get(name)
-    return value if isinstance(value, str) else refuse(f"{at}.{name}", value, "must be a text")
+    return value if isinstance(value, str) else refuse(f"{place}.{name}", value, "must be a text")
 
 
-def parts(content: Any, at: str, kind: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+def parts(content: Any, place: str, kind: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     """Yield the parts of a content, each with its kind and its place; a plain text is one part of the given kind."""
     if isinstance(content, str):
         content = [{"type": kind, "text": content}]
     if not isinstance(content, Sequence):
-        raise UnreadableError(at, content, "must be a text or a list of parts")
+        raise UnreadableError(place, content, "must be a text or a list of parts")
     for number, part in enumerate(content):
-        found = mapping(part, f"{at}[{number}]")
-        yield text(found, "type", f"{at}[{number}]"), found, f"{at}[{number}]"
+        entry = mapping(part, f"{place}[{number}]")
+        yield text(entry, "type", f"{place}[{number}]"), entry, f"{place}[{number}]"
 
 
-def said(text: str) -> Text:
+def assistant_text(text: str) -> Text:
     """Return a text of the model; the mark of one that was cut short is taken off."""
     return Text(text=text.removesuffix(INTERRUPTED), interrupted=text.endswith(INTERRUPTED))
 
@@ -67,44 +67,46 @@ def pop_text(contents: list[Content]) -> str:
     return first.text
 
 
-def arguments(item: Mapping[str, Any], at: str) -> FrozenDict:
+def arguments(item: Mapping[str, Any], place: str) -> FrozenDict:
     """Return the arguments of a call, which are the JSON text of an object."""
-    given = text(item, "arguments", at)
+    arguments_text = text(item, "arguments", place)
     try:
-        found = pydantic_core.from_json(given or "{}")
-        if isinstance(found, dict):
-            return FrozenDict(freeze(found))
+        value = pydantic_core.from_json(arguments_text or "{}")
+        if isinstance(value, dict):
+            return FrozenDict(freeze(value))
     except (TypeError, ValueError, RecursionError):
         pass
-    return refuse(f"{at}.arguments", given, "must be the JSON text of an object: send the arguments as the model did")
+    return refuse(
+        f"{place}.arguments", arguments_text, "must be the JSON text of an object: send the arguments as the model did"
+    )
 
 
 def picture(url: str) -> Image:
     """Return the picture of a URL, which may hold its data."""
-    found = _DATA_URL.fullmatch(url)
-    return Image(data=found[2], media_type=found[1]) if found else Image(url=url)
+    match = _DATA_URL.fullmatch(url)
+    return Image(data=match[2], media_type=match[1]) if match else Image(url=url)
 
 
-def file(item: Mapping[str, Any], at: str) -> Document:
+def file(item: Mapping[str, Any], place: str) -> Document:
     """Return the file of `file_data` or `file_url`, and a `filename`."""
     if item.get("file_id") is not None:
         raise UnreadableError(
-            f"{at}.file_id", item["file_id"], "files of a provider are not read: send file_data, or leave it out"
+            f"{place}.file_id", item["file_id"], "files of a provider are not read: send file_data, or leave it out"
         )
     name = item.get("filename")
     if isinstance(url := item.get("file_url"), str):
         return Document(name=name or _name_in(url) or "file", url=url)
-    data = text(item, "file_data", at)
-    found = _DATA_URL.fullmatch(data)
-    media_type = found[1] if found else mimetypes.guess_type(name or "")[0]
+    data = text(item, "file_data", place)
+    match = _DATA_URL.fullmatch(data)
+    media_type = match[1] if match else mimetypes.guess_type(name or "")[0]
     if media_type is None:
         raise UnreadableError(
-            f"{at}.file_data", data, "its type is unknown: send a data URL, or a filename with an extension"
+            f"{place}.file_data", data, "its type is unknown: send a data URL, or a filename with an extension"
         )
-    return Document(name=name or "file", data=found[2] if found else data, media_type=media_type)
+    return Document(name=name or "file", data=match[2] if match else data, media_type=media_type)
 
 
-def kept(format: str, item: Mapping[str, Any]) -> AnyBlock:
+def unknown_block(format: str, item: Mapping[str, Any]) -> AnyBlock:
     """Return an item of a kind that turnwise does not know: it is stored unchanged, and never sent."""
     try:
         return Unknown(stored_kind=f"{format}.{item.get('type')}", payload=FrozenDict(freeze(dict(item))))

@@ -36,12 +36,16 @@ def validate(messages: Iterable[Message] | Iterable[Block], *, provider: Provide
         UnsupportedBlockError: the same for an image or document in a form that the provider does not take.
         InvalidInputError: there is no such provider, or something is neither a message nor a block.
     """
-    rules, given = _rules(provider), list[Any](messages)
-    for at, each in enumerate(given):
-        if not isinstance(each, Message if isinstance(given[0], Message) else Block):
-            why = "pass either Message objects or blocks, such as turn.blocks"
-            raise InvalidInputError(f"messages[{at}]", shown(each), why)
-    check(given if given and isinstance(given[0], Message) else arranged(given, rules), rules, thinking=thinking)
+    rules, sequence = _rules(provider), list[Any](messages)
+    for index, entry in enumerate(sequence):
+        if not isinstance(entry, Message if isinstance(sequence[0], Message) else Block):
+            reason = "pass either Message objects or blocks, such as turn.blocks"
+            raise InvalidInputError(f"messages[{index}]", shown(entry), reason)
+    check(
+        sequence if sequence and isinstance(sequence[0], Message) else arranged(sequence, rules),
+        rules,
+        thinking=thinking,
+    )
 
 
 def encode(blocks: Iterable[Block], *, provider: Provider, thinking: bool = False) -> dict[str, Any]:

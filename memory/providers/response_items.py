@@ -22,14 +22,14 @@ from turnwise.memory.providers.openai_responses import BETWEEN, encode, pack_rea
 from turnwise.memory.providers.parts import (
     UnreadableError,
     arguments,
+    assistant_text,
     file,
-    kept,
     mapping,
     parts,
     picture,
     pop_text,
-    said,
     text,
+    unknown_block,
 )
 from turnwise.memory.providers.validation import RESPONSES
 
@@ -56,11 +56,11 @@ def read(items: Sequence[Any]) -> Iterator[list[AnyBlock]]:
     Raises:
         UnreadableError: it is not valid.
     """
-    said_before = _Place()
+    texts_before = _Place()
     for item in items:
-        found = mapping(item, "")
-        blocks = _item(found, said_before.number)
-        said_before.add(blocks)
+        record = mapping(item, "")
+        blocks = _item(record, texts_before.number)
+        texts_before.add(blocks)
         yield blocks
 
 
@@ -97,7 +97,7 @@ def _item(item: Mapping[str, Any], before: int) -> list[AnyBlock]:
                 "", item, "what it refers to is kept by OpenAI: send the item itself, or leave it out"
             )
         case str():
-            return [kept("openai_responses", item)]
+            return [unknown_block("openai_responses", item)]
         case kind:
             raise UnreadableError(".type", kind, "must name the kind of the item, such as message or function_call")
 
@@ -107,16 +107,16 @@ def _message(item: Mapping[str, Any]) -> list[AnyBlock]:
     if role not in ("user", "assistant", "system", "developer"):
         raise UnreadableError(".role", role, "must be user, assistant, system or developer")
     blocks: list[AnyBlock] = []
-    for kind, part, at in parts(item.get("content"), ".content", "input_text"):
+    for kind, part, place in parts(item.get("content"), ".content", "input_text"):
         if role == "assistant" and kind in ("output_text", "input_text", "refusal"):
-            blocks.append(said(text(part, "refusal" if kind == "refusal" else "text", at)))
+            blocks.append(assistant_text(text(part, "refusal" if kind == "refusal" else "text", place)))
         elif role == "user":
-            block = _part(kind, part, at)
+            block = _part(kind, part, place)
             blocks.append(User(text=block.text) if isinstance(block, Text) else block)
         elif role != "assistant" and kind == "input_text":
-            blocks.append(System(text=text(part, "text", at)))
+            blocks.append(System(text=text(part, "text", place)))
         else:
-            raise UnreadableError(f"{at}.type", kind, f"a message of the {role} has no such part: leave it out")
+            raise UnreadableError(f"{place}.type", kind, f"a message of the {role} has no such part: leave it out")
     if not blocks:
         raise UnreadableError(".content", item.get("content"), "it is empty: leave the message out")
     last = blocks[-1]
@@ -127,28 +127,28 @@ def _message(item: Mapping[str, Any]) -> list[AnyBlock]:
     return blocks
 
 
-def _part(kind: str, part: Mapping[str, Any], at: str) -> Content:
+def _part(kind: str, part: Mapping[str, Any], place: str) -> Content:
     match kind:
         case "input_text" | "output_text":
-            return Text(text=text(part, "text", at))
+            return Text(text=text(part, "text", place))
         case "input_image":
             if part.get("file_id") is not None:
                 raise UnreadableError(
-                    f"{at}.file_id", part["file_id"], "files of OpenAI are not read: send image_url, or leave it out"
+                    f"{place}.file_id", part["file_id"], "files of OpenAI are not read: send image_url, or leave it out"
                 )
-            return picture(text(part, "image_url", at))
+            return picture(text(part, "image_url", place))
         case "input_file":
-            return file(part, at)
+            return file(part, place)
         case _:
             raise UnreadableError(
-                f"{at}.type", kind, "must be input_text, input_image or input_file: leave the part out"
+                f"{place}.type", kind, "must be input_text, input_image or input_file: leave the part out"
             )
 
 
 def _thought(item: Mapping[str, Any], before: int) -> Thinking:
     name, encrypted = item.get("id"), item.get("encrypted_content")
-    given = item.get("summary") or item.get("content") or ()
-    texts = [text(part, "text", at) for _, part, at in parts(given, ".summary", "summary_text")]
+    summary = item.get("summary") or item.get("content") or ()
+    texts = [text(part, "text", place) for _, part, place in parts(summary, ".summary", "summary_text")]
     signature = None
     if isinstance(name, str) and name and isinstance(encrypted, str) and encrypted:
         signature = pack_reasoning(name, encrypted, "", before, tuple(map(len, texts)))
@@ -156,8 +156,8 @@ def _thought(item: Mapping[str, Any], before: int) -> Thinking:
 
 
 def _output(item: Mapping[str, Any]) -> ToolResult:
-    call_id, given = text(item, "call_id", ""), item.get("output")
-    found = [_part(*part) for part in parts(given, ".output", "input_text")]
-    own = pop_text(found)
+    call_id, output = text(item, "call_id", ""), item.get("output")
+    contents = [_part(*part) for part in parts(output, ".output", "input_text")]
+    own = pop_text(contents)
     is_error = own.startswith(ERROR)
-    return ToolResult(call_id=call_id, text=own.removeprefix(ERROR), is_error=is_error, blocks=tuple(found))
+    return ToolResult(call_id=call_id, text=own.removeprefix(ERROR), is_error=is_error, blocks=tuple(contents))

@@ -110,8 +110,10 @@ class Rules:
             "data": f"as data of {', '.join(sorted(types)) or 'any type'}",
             "url": f"by a url {' or '.join(self.url_prefixes)}".rstrip(),
         }
-        given = f"data of {block.media_type}" if block.data else block.url or "text"
-        return f"it takes {block.kind}s {', '.join(ways[form] for form in forms) or 'never'}; this one is {given[:99]}"
+        described = f"data of {block.media_type}" if block.data else block.url or "text"
+        return (
+            f"it takes {block.kind}s {', '.join(ways[form] for form in forms) or 'never'}; this one is {described[:99]}"
+        )
 
     def refuses(self, block: Block) -> str | None:
         """Return why the provider refuses a picture or a file, and what it accepts; None if it accepts the block."""
@@ -132,8 +134,8 @@ class Rules:
     def _spared(self, block: Block, keep: Container[Block]) -> Block:
         if isinstance(block, ToolResult):
             return block.replacing(self.refuses)
-        if isinstance(block, Image | Document) and (why := self.refuses(block)) and block not in keep:
-            return User(text=left_out(block, why))
+        if isinstance(block, Image | Document) and (reason := self.refuses(block)) and block not in keep:
+            return User(text=left_out(block, reason))
         return block
 
     def _taken(self, block: Image | Document) -> tuple[tuple[Form, ...], frozenset[str]]:
@@ -194,8 +196,8 @@ BEDROCK = replace(
 def fit(messages: Iterable[Message], rules: Rules) -> list[Message]:
     """Return the messages with the names and call ids that the provider takes; those it takes stay as they are.
 
-    An id that comes again where ids are unique gets a number, and so does its result. What a call is named depends on
-    what came before it only, so a longer conversation begins with the same messages. O(blocks).
+    An id that comes again where ids are unique gets a number, and so does its result. The name of a call depends only
+    on the messages before it, so a longer conversation begins with the same messages. O(blocks).
 
     Raises:
         UnsupportedBlockError: an image or document, in a tool result too, in no form that the provider takes.
@@ -208,17 +210,17 @@ def fit(messages: Iterable[Message], rules: Rules) -> list[Message]:
             taken.clear()
         here: dict[str, str] = {}
         blocks: list[Block] = []
-        for at, block in enumerate(message.blocks):
+        for place, block in enumerate(message.blocks):
             if isinstance(block, ToolUse):
                 if block.call_id not in here:
                     here[block.call_id] = wire[block.call_id] = _free_id(block.call_id, taken, rules)
                 fields = {"call_id": here[block.call_id], "name": rules.fit_name(block.name)}
                 blocks.append(_with(block, fields))
             elif isinstance(block, ToolResult):
-                _check_form(_At(index, at, block), rules)
+                _check_form(_At(index, place, block), rules)
                 blocks.append(_with(block, {"call_id": wire.get(block.call_id, block.call_id)}))
             else:
-                _check_form(_At(index, at, block), rules)
+                _check_form(_At(index, place, block), rules)
                 blocks.append(block)
         fitted.append(Message(message.role, tuple(blocks)))
     return fitted
@@ -282,13 +284,13 @@ def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) 
         InvalidRequestError: names the message, the block in it, and the call's id if there is one.
         UnsupportedBlockError: the same for an image or document.
     """
-    said = list(_said(messages, rules))
-    if not said:
+    places = list(_sent_blocks(messages, rules))
+    if not places:
         raise InvalidRequestError(rules.name, 0, 0, "empty", "there is nothing to send: add a prompt")
-    if rules.user_begins and _is_assistant(said[0]):
-        _refuse(rules, said[0], "first", "the conversation must begin with the user")
+    if rules.user_begins and _is_assistant(places[0]):
+        _refuse(rules, places[0], "first", "the conversation must begin with the user")
     calls: CallPairs[_At] = CallPairs()
-    for is_assistant, neighbours in groupby(said, key=_is_assistant):
+    for is_assistant, neighbours in groupby(places, key=_is_assistant):
         group = list(neighbours)
         if is_assistant:
             _check_thoughts(group, rules, thinking=thinking)
@@ -296,106 +298,106 @@ def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) 
         else:
             _answer(group, calls, rules)
             if rules.results != "later":
-                _check_answered(said, calls, rules)
+                _check_answered(places, calls, rules)
                 calls.answered.clear()
-    _check_answered(said, calls, rules)
-    if rules.user_ends and _is_assistant(said[-1]):
-        _refuse(rules, said[-1], "last", "the conversation must end with the user: add a prompt")
+    _check_answered(places, calls, rules)
+    if rules.user_ends and _is_assistant(places[-1]):
+        _refuse(rules, places[-1], "last", "the conversation must end with the user: add a prompt")
 
 
-def _refuse(rules: Rules, at: _At, kind: Kind, why: str) -> NoReturn:
-    raise InvalidRequestError(rules.name, at.index, at.block_at, kind, why)
+def _refuse(rules: Rules, place: _At, kind: Kind, reason: str) -> NoReturn:
+    raise InvalidRequestError(rules.name, place.index, place.block_at, kind, reason)
 
 
-def _is_assistant(at: _At) -> bool:
-    return at.block.role == "assistant"
+def _is_assistant(place: _At) -> bool:
+    return place.block.role == "assistant"
 
 
-def _said(messages: Sequence[Message], rules: Rules) -> Iterator[_At]:
+def _sent_blocks(messages: Sequence[Message], rules: Rules) -> Iterator[_At]:
     """Yield the blocks that are sent, in order."""
     for index, message in enumerate(messages):
         if not message.blocks:
             raise InvalidRequestError(rules.name, index, 0, "empty", "the message has no blocks: leave it out")
         for block_at, block in enumerate(message.blocks):
-            at = _At(index, block_at, block)
+            place = _At(index, block_at, block)
             if isinstance(block, System):
-                _refuse(rules, at, "misplaced", "a system prompt is not part of the messages")
+                _refuse(rules, place, "misplaced", "a system prompt is not part of the messages")
             if not rules.sends(block):
                 continue
-            if _is_assistant(at) != (message.role == "assistant"):
-                _refuse(rules, at, "misplaced", f"a {block.kind} is in a message of the {message.role}")
-            _check_form(at, rules)
-            yield at
+            if _is_assistant(place) != (message.role == "assistant"):
+                _refuse(rules, place, "misplaced", f"a {block.kind} is in a message of the {message.role}")
+            _check_form(place, rules)
+            yield place
 
 
-def _check_form(at: _At, rules: Rules) -> None:
-    held = at.block.attachments if isinstance(at.block, ToolResult) else [at.block]
+def _check_form(place: _At, rules: Rules) -> None:
+    held = place.block.attachments if isinstance(place.block, ToolResult) else [place.block]
     for block in held:
         if isinstance(block, Image | Document) and rules.form(block) is None:
-            raise UnsupportedBlockError(rules.name, at.index, at.block_at, "unsupported", rules.why_not(block))
+            raise UnsupportedBlockError(rules.name, place.index, place.block_at, "unsupported", rules.why_not(block))
 
 
 def _check_thoughts(group: Sequence[_At], rules: Rules, *, thinking: bool) -> None:
-    thoughts = [at for at in group if isinstance(at.block, Thinking)]
+    thoughts = [place for place in group if isinstance(place.block, Thinking)]
     if len(thoughts) == len(group):
         _refuse(rules, thoughts[0], "thinking_only", "no text and no call follows the thoughts: leave them out")
-    if not rules.thinking_leads or not any(isinstance(at.block, ToolUse) for at in group):
+    if not rules.thinking_leads or not any(isinstance(place.block, ToolUse) for place in group):
         return
     if not thoughts:
         if thinking:
-            kinds = ", ".join(at.block.kind for at in group)
-            why = f"with thinking on, a message that calls tools must begin with a thinking block; it has: {kinds}"
-            _refuse(rules, group[0], "thinking_missing", why)
+            kinds = ", ".join(place.block.kind for place in group)
+            reason = f"with thinking on, a message that calls tools must begin with a thinking block; it has: {kinds}"
+            _refuse(rules, group[0], "thinking_missing", reason)
         return
     if thoughts[0] is not group[0]:
         _refuse(rules, thoughts[0], "thinking_late", "a message that calls tools must begin with its thoughts")
-    for before, at in pairwise(group):
-        is_late = at.index == before.index and not isinstance(before.block, Thinking)
-        if is_late and isinstance(at.block, Thinking):
-            _refuse(rules, at, "thinking_late", "thoughts must come before the other blocks of their message")
+    for before, place in pairwise(group):
+        is_late = place.index == before.index and not isinstance(before.block, Thinking)
+        if is_late and isinstance(place.block, Thinking):
+            _refuse(rules, place, "thinking_late", "thoughts must come before the other blocks of their message")
 
 
 def _declare(group: Sequence[_At], calls: CallPairs[_At], rules: Rules) -> None:
     """Add the calls of the group."""
-    for at in group:
-        if not isinstance(use := at.block, ToolUse):
+    for place in group:
+        if not isinstance(use := place.block, ToolUse):
             continue
         match calls.flaw_of_call(use):
             case "empty_id":
-                _refuse(rules, at, "empty_id", f"the call of {use.name!r} has no id")
+                _refuse(rules, place, "empty_id", f"the call of {use.name!r} has no id")
             case "empty_name":
-                _refuse(rules, at, "empty_name", f"call {use.call_id!r} has no name of a tool")
+                _refuse(rules, place, "empty_name", f"call {use.call_id!r} has no name of a tool")
             case "repeated":
-                _refuse(rules, at, "duplicate_id", f"another call has the id {use.call_id!r}")
-        calls.call(use.call_id, at)
+                _refuse(rules, place, "duplicate_id", f"another call has the id {use.call_id!r}")
+        calls.call(use.call_id, place)
 
 
 def _answer(group: Sequence[_At], calls: CallPairs[_At], rules: Rules) -> None:
     """Remove the calls that the group's results answer."""
     is_lead = True
-    for at in group:
-        if not isinstance(result := at.block, ToolResult):
+    for place in group:
+        if not isinstance(result := place.block, ToolResult):
             is_lead = False
             continue
         call_id = result.call_id
         match calls.flaw_of_result(result):
             case "empty_id":
-                _refuse(rules, at, "empty_id", "the result has no call id")
+                _refuse(rules, place, "empty_id", "the result has no call id")
             case "answered":
-                _refuse(rules, at, "duplicate_id", f"call {call_id!r} has a result already")
+                _refuse(rules, place, "duplicate_id", f"call {call_id!r} has a result already")
             case "orphan":
-                _refuse(rules, at, "orphan", f"no call {call_id!r} precedes this result")
+                _refuse(rules, place, "orphan", f"no call {call_id!r} precedes this result")
         if rules.results != "later" and not is_lead:
-            _refuse(rules, at, "late", f"the result of call {call_id!r} must come before any other block")
-        if rules.results == "one_message" and at.index != group[0].index:
-            _refuse(rules, at, "late", f"the result of call {call_id!r} must be in the message right after the call")
+            _refuse(rules, place, "late", f"the result of call {call_id!r} must come before any other block")
+        if rules.results == "one_message" and place.index != group[0].index:
+            _refuse(rules, place, "late", f"the result of call {call_id!r} must be in the message right after the call")
         calls.answer(call_id)
 
 
-def _check_answered(said: Sequence[_At], calls: CallPairs[_At], rules: Rules) -> None:
-    """Raise if a call is open; `said` has all blocks that are sent."""
-    for call_id, at in calls.open.items():
-        groups = (set(neighbours) for _, neighbours in groupby(said, key=_is_assistant))
-        if not next(group for group in groups if at in group).isdisjoint(calls.answered.values()):
-            _refuse(rules, at, "partial", f"call {call_id!r} has no result, but other calls of its message have one")
-        _refuse(rules, at, "missing", f"call {call_id!r} has no result")
+def _check_answered(places: Sequence[_At], calls: CallPairs[_At], rules: Rules) -> None:
+    """Raise if a call is open; `places` has all blocks that are sent."""
+    for call_id, place in calls.open.items():
+        groups = (set(neighbours) for _, neighbours in groupby(places, key=_is_assistant))
+        if not next(group for group in groups if place in group).isdisjoint(calls.answered.values()):
+            _refuse(rules, place, "partial", f"call {call_id!r} has no result, but other calls of its message have one")
+        _refuse(rules, place, "missing", f"call {call_id!r} has no result")

@@ -79,38 +79,38 @@ class _Counter(ABC):
         """The rule for the tokens of images."""
 
     def count(self, block: Block) -> int:
-        said: tuple[str, ...]
+        texts: tuple[str, ...]
         more = 0
         match block:
             case System() | User() | Recalled():
-                said = (block.text,)
+                texts = (block.text,)
             case Summary():
-                said = (SUMMARY, block.text)
+                texts = (SUMMARY, block.text)
             case Text():
-                said = (block.text, INTERRUPTED * block.interrupted)
+                texts = (block.text, INTERRUPTED * block.interrupted)
             case Thinking():
-                said = (block.text,)
+                texts = (block.text,)
                 more = len(block.redacted or (not block.text and block.signature) or "") // _HIDDEN_CHARACTERS
             case ToolUse():
-                said = (block.call_id, block.name, arguments_of(block))
+                texts = (block.call_id, block.name, arguments_of(block))
                 more = _CALL
             case ToolResult():
-                said = (block.call_id, ERROR * block.is_error, block.text)
+                texts = (block.call_id, ERROR * block.is_error, block.text)
                 more = sum(map(self.count, block.blocks))
             case Image():
-                said = ()
+                texts = ()
                 more = self.images.tokens(image_size(block.data) if block.data else None)
             case Document():
-                said = (block.name,)
+                texts = (block.name,)
                 more = self._document(block)
             case _:
                 return 0
-        return FRAMING + sum(map(self.text, said)) + more
+        return FRAMING + sum(map(self.text, texts)) + more
 
     def overhead(self, system: str | None, tools: Sequence[Mapping[str, Any]]) -> int:
-        said = FRAMING + self.text(system) if system else 0
+        system_tokens = FRAMING + self.text(system) if system else 0
         declared = [_TOOL + self.text(json.dumps(tool, ensure_ascii=False)) for tool in tools]
-        return _REPLY + said + (_TOOLS + sum(declared) if declared else 0)
+        return _REPLY + system_tokens + (_TOOLS + sum(declared) if declared else 0)
 
     def _document(self, block: Document) -> int:
         """Return the tokens of a file: of its text or, for a PDF, of text and image of each page."""
@@ -215,8 +215,8 @@ class _Load:
         self._name = name
         self._done = threading.Event()
         self._waited = False
-        self._found: tiktoken.Encoding | None = None
-        self._why = "loading took too long"
+        self._encoding: tiktoken.Encoding | None = None
+        self._failure = "loading took too long"
         self.has_warned = False
         threading.Thread(target=self._run, name=f"turnwise-vocabulary-{name}", daemon=True).start()
 
@@ -224,18 +224,20 @@ class _Load:
         try:
             import tiktoken
 
-            self._found = tiktoken.get_encoding(self._name)
+            self._encoding = tiktoken.get_encoding(self._name)
         except Exception as error:  # noqa: BLE001 - network, disk or file errors: bytes are counted instead
-            self._why = f"{type(error).__name__}: {error}"[:300]
+            self._failure = f"{type(error).__name__}: {error}"[:300]
         self._done.set()
 
     def vocabulary(self, model: str, timeout_s: float) -> tiktoken.Encoding:
         self._done.wait(0 if self._waited else timeout_s)
         self._waited = True
-        if self._found is None:
+        if self._encoding is None:
             remedy = "put it into TIKTOKEN_CACHE_DIR, or pass a TokenCounter, such as ByteCounter"
-            raise ConfigError("model", model, f"its vocabulary {self._name} cannot be loaded ({self._why}): {remedy}")
-        return self._found
+            raise ConfigError(
+                "model", model, f"its vocabulary {self._name} cannot be loaded ({self._failure}): {remedy}"
+            )
+        return self._encoding
 
 
 _loads: dict[str, _Load] = {}

@@ -124,13 +124,13 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 def _jpeg_size(head: bytes) -> Size | None:
     """Return the size in the first frame header."""
-    at = 2
-    while head[at] == _MARKER:
-        if head[at + 1] in _FRAMES:
-            height, width = struct.unpack_from(">HH", head, at + 5)
+    offset = 2
+    while head[offset] == _MARKER:
+        if head[offset + 1] in _FRAMES:
+            height, width = struct.unpack_from(">HH", head, offset + 5)
             return width, height
-        is_filler = head[at + 1] == _MARKER
-        at += 1 if is_filler else 2 + struct.unpack_from(">H", head, at + 2)[0]
+        is_filler = head[offset + 1] == _MARKER
+        offset += 1 if is_filler else 2 + struct.unpack_from(">H", head, offset + 2)[0]
     return None
 
 
@@ -170,8 +170,8 @@ def pdf_pages(data: bytes) -> int:
 
 def _packed_objects(data: bytes) -> Iterator[bytes]:
     """Yield the beginnings of object streams, which contain the pages in newer files."""
-    for found in _OBJECTS.finditer(data):
+    for match in _OBJECTS.finditer(data):
         try:
-            yield zlib.decompressobj().decompress(data[found.end() :], _MAX_OBJECTS)
+            yield zlib.decompressobj().decompress(data[match.end() :], _MAX_OBJECTS)
         except zlib.error:
             continue

@@ -23,8 +23,8 @@ class _Marks:
         self.places: list[int] = []
         self.totals = [0]
 
-    def add(self, at: int, tokens: int) -> None:
-        self.places.append(at)
+    def add(self, position: int, tokens: int) -> None:
+        self.places.append(position)
         self.totals.append(self.totals[-1] + tokens)
 
     def within(self, start: int, stop: int) -> slice:
@@ -102,11 +102,11 @@ class TokenIndex:
         """Return the parts of `spans` that are not counted."""
         gaps: list[Span] = []
         for log, start, stop in spans:
-            at = start
+            position = start
             for stretch in self._stretches(log, start, stop):
-                gaps.append(Span(log, at, stretch.start))
-                at = stretch.stop
-            gaps.append(Span(log, at, stop))
+                gaps.append(Span(log, position, stretch.start))
+                position = stretch.stop
+            gaps.append(Span(log, position, stop))
         return join(gaps)
 
     def sum(self, spans: Iterable[Span], kind: type[Block] | None = None) -> int:
@@ -132,9 +132,9 @@ class TokenIndex:
             KeyError: some of the span is not counted.
         """
         return [
-            at
+            position
             for stretch, start, stop in self._pieces([span])
-            for at in stretch.marks[kind].places[stretch.marks[kind].within(start, stop)]
+            for position in stretch.marks[kind].places[stretch.marks[kind].within(start, stop)]
         ]
 
     def last_system(self, spans: Sequence[Span]) -> tuple[str, int] | None:
@@ -167,12 +167,12 @@ class TokenIndex:
     def _pieces(self, spans: Iterable[Span]) -> Iterator[tuple[_Stretch, int, int]]:
         """Yield the parts of `spans` in order, each with its stretch."""
         for span in spans:
-            at = span.start
+            position = span.start
             for stretch in self._stretches(*span):
-                if stretch.start > at:
+                if stretch.start > position:
                     break
                 upto = min(stretch.stop, span.stop)
-                yield stretch, at, upto
-                at = upto
-            if at < span.stop:
-                raise KeyError(f"block {span.log}:{at} is not counted: add() or cover() comes first")
+                yield stretch, position, upto
+                position = upto
+            if position < span.stop:
+                raise KeyError(f"block {span.log}:{position} is not counted: add() or cover() comes first")

@@ -20,7 +20,7 @@ def exports(module: str, file: str) -> tuple[Callable[[str], object], Callable[[
         if name not in lookup:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home, its_name = lookup[name]
-        found = import_module(home)
-        return getattr(found, its_name) if hasattr(found, its_name) else import_module(f"{home}.{its_name}")
+        owner = import_module(home)
+        return getattr(owner, its_name) if hasattr(owner, its_name) else import_module(f"{home}.{its_name}")
 
     return find, lambda: sorted(lookup), sorted(lookup)

@@ -186,24 +186,24 @@ async def test_an_imported_session_is_exported_to_the_same_archive(tmp_path: Pat
     """Random forks with summaries, gaps and open runs, from SQLite to PostgreSQL to memory."""
 
     async def story(seed: int, stores: list[SessionStore]) -> None:
-        first, *others = stores
+        first, *copies = stores
         await write_fork(first, seed)
         lines = await exported(first)
         whole = "".join(lines)
-        for store in others:
+        for store in copies:
             await import_session(store, lines)
             assert "".join(await exported(store)) == whole
         assert "".join(await exported(first)) == whole
         await import_session(first, lines, session_id="copy")  # beside the original, with other run ids
         copied = await exported(first, SessionKey("copy", USER))
-        await import_session(others[-1], copied, session_id="copy 2")
-        record = await others[-1].get(SessionKey("copy 2", USER))
-        original = await others[-1].get(S)
+        await import_session(copies[-1], copied, session_id="copy 2")
+        record = await copies[-1].get(SessionKey("copy 2", USER))
+        original = await copies[-1].get(S)
         assert record == replace(original, session_id="copy 2", log=record.log, revision=record.revision)
         assert len(copied) == len(lines) and copied != lines
-        await others[-1].delete(S)
-        await others[-1].delete(SessionKey("copy 2", USER))
-        assert others[-1]._logs == {}  # type: ignore[attr-defined]
+        await copies[-1].delete(S)
+        await copies[-1].delete(SessionKey("copy 2", USER))
+        assert copies[-1]._logs == {}  # type: ignore[attr-defined]
 
     for seed in range(share(8, 2)):
         stores: list[SessionStore] = [
@@ -221,26 +221,26 @@ def test_an_import_has_everything_that_was_exported() -> None:
     """It is compared with the records of the original, which has spans in other logs."""
 
     async def story(seed: int) -> None:
-        store, other = InMemoryStore(), InMemoryStore()
+        store, target = InMemoryStore(), InMemoryStore()
         await write_fork(store, seed)
-        record, found = await store.get(S), await import_session(other, await exported(store))
-        kept: dict[str, Any] = {"log": "", "log_size": 0, "seq": 0, "epoch": 0, "revision": 0}
-        assert replace(found, **kept) == replace(record, **kept)
-        assert found == await other.get(S)
-        runs, old_runs = await other.runs(S), await store.runs(S)
+        record, imported = await store.get(S), await import_session(target, await exported(store))
+        renumbered: dict[str, Any] = {"log": "", "log_size": 0, "seq": 0, "epoch": 0, "revision": 0}
+        assert replace(imported, **renumbered) == replace(record, **renumbered)
+        assert imported == await target.get(S)
+        runs, old_runs = await target.runs(S), await store.runs(S)
         assert [run.turn_index for run in runs] == [run.turn_index for run in old_runs]
         opened = {run.turn_index for run in old_runs if run.is_open}
         assert [run for run in runs if run.turn_index not in opened] == [run for run in old_runs if not run.is_open]
-        turns = await other.turns(S)
+        turns = await target.turns(S)
         for old, new in zip(await store.turns(S), turns, strict=True):
             if old.index not in opened:
                 spans = {"prompt": (), "input": (), "output": (), "appended": (), "carried": ()}
                 assert replace(old, **spans) == replace(new, **spans)  # type: ignore[arg-type]
                 for part in spans:
-                    pair = [await s.blocks(getattr(turn, part)) for s, turn in ((store, old), (other, new))]
-                    blocks = [[without_places(decode(text)) for text in each] for each in pair]
+                    pair = [await s.blocks(getattr(turn, part)) for s, turn in ((store, old), (target, new))]
+                    blocks = [[without_places(decode(text)) for text in texts] for texts in pair]
                     assert blocks[0] == blocks[1]
-        events = await other.events(S, limit=10_000)
+        events = await target.events(S, limit=10_000)
         old_events = await store.events(S, limit=10_000)
         assert events[: len(old_events)] == old_events
         ends = events[len(old_events) :]
@@ -250,14 +250,14 @@ def test_an_import_has_everything_that_was_exported() -> None:
             if run.turn_index in opened:
                 (turn,) = [turn for turn in turns if turn.index == run.turn_index]
                 assert run.state == turn.status == "interrupted" and run.why
-                texts = await other.blocks((*turn.input, *turn.output))
+                texts = await target.blocks((*turn.input, *turn.output))
                 assert sum(decode(text).kind == "tool_use" for text in texts) == sum(
                     decode(text).kind == "tool_result" for text in texts
                 )
-        for block in [decode(text) for text in await other.blocks([Span(found.log, 0, found.log_size)])]:
+        for block in [decode(text) for text in await target.blocks([Span(imported.log, 0, imported.log_size)])]:
             if isinstance(block, Summary):
-                assert await other.blocks([Span(*place) for place in block.of])
-                assert all(log == found.log for log, *_ in (*block.of, *block.folded))
+                assert await target.blocks([Span(*place) for place in block.of])
+                assert all(log == imported.log for log, *_ in (*block.of, *block.folded))
 
     for seed in range(20):
         play(story(seed))
@@ -267,10 +267,10 @@ def without_places(block: Block) -> Block:
     return block.model_copy(update={"of": (), "folded": ()}) if isinstance(block, Summary) else block
 
 
-async def test_a_session_longer_than_a_page_is_imported_whole_and_can_be_continued() -> None:
+async def test_a_session_of_several_pages_is_imported_whole_and_continues() -> None:
     """Case 45: the audit holds after the import, after the next run, and after a fork of it."""
 
-    store, other = InMemoryStore(), InMemoryStore()
+    store, target = InMemoryStore(), InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, EchoEngine())
     for number in range(PAGE + 5):
@@ -281,17 +281,17 @@ async def test_a_session_longer_than_a_page_is_imported_whole_and_can_be_continu
     await core.admission.start(["in the fork"], run_id="f")
     await core.reads.wait("f")
     for name in ("s", fork.session_id):
-        await import_session(other, await exported(store, SessionKey(name)))
-        again = SessionCore(SessionKey(name), other, EchoEngine())
+        await import_session(target, await exported(store, SessionKey(name)))
+        again = SessionCore(SessionKey(name), target, EchoEngine())
         await again.admission.start(["after the import"], run_id=f"after {name}")
         outcome = await again.reads.wait(f"after {name}")
         assert outcome.turn and outcome.turn.text == "after the import"
         assert len(outcome.turn.blocks) >= 2 * PAGE + 12
-    (await audit(other, ["s", "f"])).check()
+    (await audit(target, ["s", "f"])).check()
 
 
 async def test_events_of_a_history_are_exported_and_imported_into_the_store() -> None:
-    store, other, history = InMemoryStore(), InMemoryStore(), InMemoryHistory()
+    store, target, history = InMemoryStore(), InMemoryStore(), InMemoryHistory()
     await store.create(SessionRecord(session_id="s"))
     writer = Writer(store, (await store.activate(SessionKey("s"))).session, random.Random(1))
     for _ in range(PAGE // 2):
@@ -302,8 +302,8 @@ async def test_events_of_a_history_are_exported_and_imported_into_the_store() ->
     await writer.add(forget_events=events[len(events) // 3].seq)
     assert len(await store.events(SessionKey("s"), limit=10_000)) < len(events)
     assert await exported(store, SessionKey("s"), history=history) == plain
-    await import_session(other, await exported(store, SessionKey("s"), history=history))
-    assert await other.events(SessionKey("s"), limit=10_000) == events
+    await import_session(target, await exported(store, SessionKey("s"), history=history))
+    assert await target.events(SessionKey("s"), limit=10_000) == events
 
 
 async def test_exporting_a_session_that_changes_meanwhile_fails_and_leaves_no_archive() -> None:
@@ -342,8 +342,8 @@ def lines() -> list[str]:
         await write_fork(store, 3)
         return await exported(store)
 
-    found: list[str] = play(story())
-    return found
+    archive: list[str] = play(story())
+    return archive
 
 
 async def refuse(lines: list[str]) -> ArchiveError:
@@ -365,12 +365,12 @@ async def test_an_archive_that_is_cut_off_anywhere_imports_nothing(lines: list[s
 async def test_an_archive_with_a_changed_letter_imports_nothing(lines: list[str]) -> None:
     words = random.Random(0)
     for _ in range(share(150, 3)):
-        at = words.randrange(len(lines) - 1)
-        line = lines[at]
+        index = words.randrange(len(lines) - 1)
+        line = lines[index]
         spot = words.randrange(len(line) - 1)
         letter = words.choice([letter for letter in '0a"}{,' if letter != line[spot]])
-        error = await refuse([*lines[:at], line[:spot] + letter + line[spot + 1 :], *lines[at + 1 :]])
-        assert at + 1 <= error.line <= len(lines) + 1
+        error = await refuse([*lines[:index], line[:spot] + letter + line[spot + 1 :], *lines[index + 1 :]])
+        assert index + 1 <= error.line <= len(lines) + 1
 
 
 Change = Callable[[dict[str, Any]], Any]
@@ -381,7 +381,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "why"),
+    ("kind", "change", "reason"),
     [
         ("turnwise_archive", lambda line: line.update(turnwise_archive=2), "it has version 2, and this turnwise reads"),
         ("turnwise_archive", lambda line: line.pop("turnwise_archive"), "not the first line of an archive"),
@@ -415,19 +415,19 @@ def nested(depth: int) -> dict[str, Any]:
         ("event", lambda line: line["event"].__setitem__(6, "{"), "no event"),
     ],
 )
-def test_an_impossible_line_is_refused_by_its_number(lines: list[str], kind: str, change: Change, why: str) -> None:
+def test_an_impossible_line_is_refused_by_its_number(lines: list[str], kind: str, change: Change, reason: str) -> None:
     """Also when the checksum fits."""
-    at = next(at for at, line in enumerate(lines) if line.startswith(f'{{"{kind}"'))
-    changed = json.loads(lines[at])
+    index = next(index for index, line in enumerate(lines) if line.startswith(f'{{"{kind}"'))
+    changed = json.loads(lines[index])
     change(changed)
-    error = play(refuse(sealed([*lines[:at], f"{json.dumps(changed)}\n", *lines[at + 1 : -1]])))
-    assert error.line == at + 1 or kind == "turnwise_archive"
-    with pytest.raises(ArchiveError, match=why):
+    error = play(refuse(sealed([*lines[:index], f"{json.dumps(changed)}\n", *lines[index + 1 : -1]])))
+    assert error.line == index + 1 or kind == "turnwise_archive"
+    with pytest.raises(ArchiveError, match=reason):
         raise error
 
 
 async def test_lines_in_another_order_are_refused(lines: list[str]) -> None:
-    turn = next(at for at, line in enumerate(lines) if line.startswith('{"turn"'))
+    turn = next(index for index, line in enumerate(lines) if line.startswith('{"turn"'))
     swapped = [*lines[: turn - 1], lines[turn], lines[turn - 1], *lines[turn + 1 : -1]]
     assert (await refuse(sealed(swapped))).line == turn  # which comes before the last block
     assert (await refuse(sealed([lines[0], *lines[:-1]]))).line == 2
@@ -439,8 +439,8 @@ async def test_an_import_does_not_change_a_session_with_its_id(lines: list[str])
     with pytest.raises(SessionExistsError, match="'s'"):
         await import_session(store, lines)
     assert await store.get(S) == there
-    found = await import_session(store, lines, session_id="t", now=123.5)
-    assert (found.session_id, found.updated_at) == ("t", 123.5)
+    imported = await import_session(store, lines, session_id="t", now=123.5)
+    assert (imported.session_id, imported.updated_at) == ("t", 123.5)
     run = (await store.runs(SessionKey("t", USER)))[0]
     copy = [line.replace('"session_id":"s"', '"session_id":"u"') for line in lines[:-1]]
     copy = [line.replace('"run_id":"s-', f'"run_id":"{run.run_id}') for line in copy]
@@ -459,15 +459,15 @@ def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
     class Failing(InMemoryStore):
         """Fails, or waits for ever, at one of its verbs."""
 
-        def __init__(self, left: int, fails: bool) -> None:
+        def __init__(self, commits_left: int, fails: bool) -> None:
             super().__init__()
-            self.left, self.fails, self.waits = left, fails, asyncio.Event()
+            self.commits_left, self.fails, self.waits = commits_left, fails, asyncio.Event()
 
         async def fault(self) -> None:
-            self.left -= 1
-            if self.left == 0 and self.fails:
+            self.commits_left -= 1
+            if self.commits_left == 0 and self.fails:
                 raise StoreError("away")
-            if self.left == 0:
+            if self.commits_left == 0:
                 self.waits.set()
                 for _ in range(20):  # long enough to be cancelled in
                     await asyncio.sleep(0)
@@ -482,8 +482,8 @@ def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
             await self.fault()
 
     async def story(fails: bool) -> int:
-        for at in range(1, 100):
-            store = Failing(at, fails)
+        for index in range(1, 100):
+            store = Failing(index, fails)
             task = asyncio.ensure_future(import_session(store, lines))
             if not fails:
                 waits = asyncio.ensure_future(store.waits.wait())
@@ -496,7 +496,7 @@ def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
                 assert len(await exported(store)) == len(lines)
                 break
             assert await store.count() == 0 and store._logs == {}
-        return at
+        return index
 
     for fails in (True, False):
         assert 10 < play(story(fails)) < 99
@@ -504,7 +504,7 @@ def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
 
 def test_a_kill_during_an_import_leaves_a_session_marked_as_unfinished(lines: list[str], url: str) -> None:
     """Case 63: what came in is deleted with one call, and then the import can be repeated."""
-    count = max(at for at, line in enumerate(lines) if line.startswith('{"run"'))
+    count = max(index for index, line in enumerate(lines) if line.startswith('{"run"'))
 
     def first_lines() -> Iterator[str]:
         yield from lines[:count]

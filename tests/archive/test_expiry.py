@@ -65,7 +65,17 @@ async def test_a_sweep_exports_and_deletes_expired_sessions_only(
 ) -> None:
     """More than a page, and ids that are no names of files."""
     monkeypatch.setattr(expiry, "PAGE", 10)
-    names = ["plain", "a/b", "../up", "..", "user.1", "ü" * 200, "😀" * 190, "A b", *(f"s{at}" for at in range(16))]
+    names = [
+        "plain",
+        "a/b",
+        "../up",
+        "..",
+        "user.1",
+        "ü" * 200,
+        "😀" * 190,
+        "A b",
+        *(f"s{index}" for index in range(16)),
+    ]
 
     store, history = SQLStore(f"sqlite:///{tmp_path}/store.db"), InMemoryHistory()
     for name in names:
@@ -133,15 +143,15 @@ class Rival(InMemoryStore):
 
 
 @pytest.mark.parametrize("before", ["activate", "delete"])
-@pytest.mark.parametrize("what", ["opens", "commits"])
-async def test_a_session_that_is_used_during_a_sweep_is_kept(before: str, what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["opens", "commits"])
+async def test_a_session_that_is_used_during_a_sweep_is_kept(before: str, change: str, tmp_path: Path) -> None:
     """And no file says that it was swept."""
 
     store = Rival()
     session = await put(store, "s")
 
     async def act(_: InMemoryStore) -> None:
-        if what == "opens":
+        if change == "opens":
             await InMemoryStore.activate(store, SessionKey("s"))
         elif before == "activate":
             await store.commit(SessionKey("s"), 1, Commit(session=session.committed(updated_at=105.0)))
@@ -164,16 +174,16 @@ async def test_deleting_a_session_during_a_sweep_does_no_harm(tmp_path: Path) ->
 async def test_an_archive_is_in_its_folder_before_its_session_is_deleted(tmp_path: Path) -> None:
     store = Rival()
     await put(store, "s", created_at=2.0)
-    seen: list[str] = []
+    names: list[str] = []
 
     async def look(_: InMemoryStore) -> None:
         (path,) = files(tmp_path)
-        seen.append(path.name)
+        names.append(path.name)
         await import_session(InMemoryStore(), path.read_text().splitlines())
 
     store.before, store.act = "delete", look
     assert (await sweep(store, NOW, tmp_path)).archived == keys("s")
-    assert seen == ["s@default@2000000.jsonl"] == [path.name for path in files(tmp_path)]
+    assert names == ["s@default@2000000.jsonl"] == [path.name for path in files(tmp_path)]
 
 
 class Asked:
@@ -270,17 +280,17 @@ async def test_a_deletion_that_fails_halfway_keeps_the_complete_archive(
         raise StoreError("away")
 
     store.before, store.act = "delete", fail
-    found = await store.get(SessionKey("s"))
-    file = await archived(store, found, tmp_path, history)
+    record = await store.get(SessionKey("s"))
+    file = await archived(store, record, tmp_path, history)
     assert file
     path, whole = file.path, file.path.read_text()
     with pytest.raises(StoreError, match="away"):
-        await core.forgetting.delete(memory=False, updated_at=found.updated_at)
+        await core.forgetting.delete(memory=False, updated_at=record.updated_at)
     assert await history.last_seq(SessionKey("s")) == 0
-    assert await archived(store, found, tmp_path, history) and files(tmp_path) == [path]
+    assert await archived(store, record, tmp_path, history) and files(tmp_path) == [path]
     assert path.read_text() == whole and whole.count('"event"') == 6
     path.write_text(whole[:20])
-    await archived(store, found, tmp_path, history)
+    await archived(store, record, tmp_path, history)
     assert path.read_text().count('"event"') < 6, "one that cannot be read is written again"
 
 
@@ -308,7 +318,7 @@ async def test_a_session_that_cannot_be_exported_is_kept_and_others_are_swept(tm
     await store.close()
 
 
-async def test_a_refresh_counts_as_use_and_a_delete_can_require_an_unchanged_session() -> None:
+async def test_a_refresh_counts_as_use_and_deletes_can_require_no_change() -> None:
     store, times = InMemoryStore(), iter(range(1000, 2000))
     await put(store, "s")
     core = SessionCore(SessionKey("s"), store, EchoEngine(), clock=lambda: float(next(times)))
@@ -365,7 +375,7 @@ def test_a_sweep_of_a_manager_keeps_sessions_in_use(
 
 
 def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: Path) -> None:
-    url, other = f"sqlite:///{tmp_path}/store.db", f"sqlite:///{tmp_path}/other.db"
+    url, target = f"sqlite:///{tmp_path}/store.db", f"sqlite:///{tmp_path}/other.db"
 
     async def fill() -> None:
         store = SQLStore(url)
@@ -380,30 +390,30 @@ def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: 
         return CliRunner().invoke(app, arguments, **settings)
 
     play(fill())
-    told = turnwise("export", url, "s", "--user", "sarah")
-    assert told.exit_code == 0 and told.output.startswith('{"turnwise_archive":1,"session_id":"s"')
+    exported_text = turnwise("export", url, "s", "--user", "sarah")
+    assert exported_text.exit_code == 0 and exported_text.output.startswith('{"turnwise_archive":1,"session_id":"s"')
     file = str(tmp_path / "s.jsonl")
     assert turnwise("export", url, "s", file, "--user", "sarah").output == ""
-    assert Path(file).read_text() == told.output and not Path(f"{file}.part").exists()
-    assert turnwise("import", other, file).output == "s\n"
-    assert turnwise("import", other, "-", "--as", "t", input=told.output).output == "t\n"
-    found = play(read(other))
-    assert {session.user_id for session in found.values()} == {"sarah"} and found["s"].updated_at > 1e9
+    assert Path(file).read_text() == exported_text.output and not Path(f"{file}.part").exists()
+    assert turnwise("import", target, file).output == "s\n"
+    assert turnwise("import", target, "-", "--as", "t", input=exported_text.output).output == "t\n"
+    sessions = play(read(target))
+    assert {session.user_id for session in sessions.values()} == {"sarah"} and sessions["s"].updated_at > 1e9
     for wrong in (
         ["export", url, "nobody"],
         ["export", url, "s", str(tmp_path / "no" / "folder"), "--user", "sarah"],
         ["export", "memory://x", "s"],
-        ["import", other, file],
-        ["import", other, str(tmp_path / "missing")],
-        ["import", other, str(tmp_path / "store.db"), "--as", "u"],
+        ["import", target, file],
+        ["import", target, str(tmp_path / "missing")],
+        ["import", target, str(tmp_path / "store.db"), "--as", "u"],
     ):
         result = turnwise(*wrong)
         assert result.exit_code == 1 and result.stderr.startswith("error: ") and "Traceback" not in result.output
-    assert play(read(other)) == found
+    assert play(read(target)) == sessions
 
     swept = turnwise("sweep", url, "--archive", str(tmp_path / "kept"), "--json")
     assert swept.exit_code == 0 and json.loads(swept.output)["archived"] == [{"session_id": "s", "user_id": "sarah"}]
     assert play(read(url)) == {}
-    assert turnwise("sweep", other).output == "deleted: 0\narchived: 0\nbusy: 0\nused: 0\nfailed: 0\n"
-    (kept,) = files(tmp_path / "kept")
-    assert turnwise("import", url, str(kept)).exit_code == 0 and list(play(read(url))) == ["s"]
+    assert turnwise("sweep", target).output == "deleted: 0\narchived: 0\nbusy: 0\nused: 0\nfailed: 0\n"
+    (archive,) = files(tmp_path / "kept")
+    assert turnwise("import", url, str(archive)).exit_code == 0 and list(play(read(url))) == ["s"]

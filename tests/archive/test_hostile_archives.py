@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from test_archive import exported, play, sealed
 
 from scale import share
-from test_archive import exported, play, sealed
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -102,9 +102,9 @@ async def write_session() -> list[str]:
     await core.admission.append(["later"], "a key")
     await settled(core)
     lines = await exported(store, SessionKey("s"))
-    found = [decode(json.loads(line)["block"]) for line in lines if line.startswith('{"block"')]
-    assert sum(isinstance(block, Summary) and bool(block.folded) for block in found) >= 2
-    assert {block.kind for block in found} >= {"image", "document", "thinking", "tool_use", "tool_result", "summary"}
+    blocks = [decode(json.loads(line)["block"]) for line in lines if line.startswith('{"block"')]
+    assert sum(isinstance(block, Summary) and bool(block.folded) for block in blocks) >= 2
+    assert {block.kind for block in blocks} >= {"image", "document", "thinking", "tool_use", "tool_result", "summary"}
     return lines
 
 
@@ -123,8 +123,8 @@ class Summariser(CheckingEngine):
 
 @pytest.fixture(scope="module")
 def archive() -> list[str]:
-    found: list[str] = play(write_session())
-    return found
+    lines: list[str] = play(write_session())
+    return lines
 
 
 # What must hold of a session that came in
@@ -134,7 +134,7 @@ async def check_works(store: InMemoryStore, session_id: str) -> None:
     """Open the session, read all of it, expand its summaries, run, forget, fork and export it."""
     core = SessionCore(SessionKey(session_id), store, CheckingEngine())
     turns = await core.reads.turns(limit=10_000)
-    assert all(isinstance(block, Block) for one in turns for block in (*one.blocks, *one.new_blocks))
+    assert all(isinstance(block, Block) for turn in turns for block in (*turn.blocks, *turn.new_blocks))
     runs = await core.reads.runs(limit=10_000)
     for run in runs:
         await core.reads.pending(run.run_id)
@@ -147,7 +147,7 @@ async def check_works(store: InMemoryStore, session_id: str) -> None:
             assert all(isinstance(original, Block) for original in await core.reads.expand(block))
     if (await core.reads.session()).status == "active":
         await check_runs(core)
-    ended = [one.index for one in turns if one.status not in ("pending", "queued", "running")]
+    ended = [turn.index for turn in turns if turn.status not in ("pending", "queued", "running")]
     for number, index in enumerate([None, *ended[:1], *ended[-1:]] if ended else []):
         fork = await core.forking.fork(index, f"a fork {number}")
         await check_runs(SessionCore(fork.key, store, CheckingEngine()))
@@ -155,11 +155,11 @@ async def check_works(store: InMemoryStore, session_id: str) -> None:
         await core.forgetting.forget_turn(ended[0])
         await check_runs(SessionCore((await core.forking.fork(None, "forgetting")).key, store, CheckingEngine()))
     await settled(core)
-    other = InMemoryStore()
+    target = InMemoryStore()
     lines: list[str] = []
     await export_session(store, SessionKey(session_id), lines.append)
-    await import_session(other, lines)
-    assert (await other.get(SessionKey(session_id))).session_id == session_id
+    await import_session(target, lines)
+    assert (await target.get(SessionKey(session_id))).session_id == session_id
 
 
 async def check_runs(core: SessionCore) -> None:
@@ -172,15 +172,15 @@ async def check_runs(core: SessionCore) -> None:
 async def try_archive(lines: list[str]) -> ArchiveError | None:
     """Import an archive; return why it was refused. Else it must work."""
     store = InMemoryStore()
-    (found,) = await asyncio.gather(import_session(store, lines), return_exceptions=True)
-    if isinstance(found, SessionRecord):
-        await check_works(store, found.session_id)
+    (outcome,) = await asyncio.gather(import_session(store, lines), return_exceptions=True)
+    if isinstance(outcome, SessionRecord):
+        await check_works(store, outcome.session_id)
         return None
-    if not isinstance(found, ArchiveError):
-        raise found
-    assert 1 <= found.line <= len(lines) + 1
+    if not isinstance(outcome, ArchiveError):
+        raise outcome
+    assert 1 <= outcome.line <= len(lines) + 1
     assert await store.count() == 0 and store._logs == {}
-    return found
+    return outcome
 
 
 def test_the_archive_that_attacks_start_from_can_be_imported(archive: list[str]) -> None:
@@ -204,9 +204,9 @@ def written(
     lines: list[Any] = [
         {"turnwise_archive": 1, "session_id": "s", "user_id": about.pop("user_id", "default"), "session": about},
         *({"block": text} for text in texts),
-        *({"turn": one} for one in turns),
-        *({"run": one} for one in runs or ()),
-        *({"event": one} for one in events or ()),
+        *({"turn": turn} for turn in turns),
+        *({"run": run} for run in runs or ()),
+        *({"event": event} for event in events or ()),
     ]
     return sealed([f"{json.dumps(line)}\n" for line in lines])
 
@@ -220,7 +220,9 @@ def a_run(**fields: Any) -> dict[str, Any]:
 
 
 def summary(*of: Any, folded: Any = ()) -> Summary:
-    return Summary(text="in short", of=tuple(("", *span) for span in of), folded=tuple(("", at) for at in folded))
+    return Summary(
+        text="in short", of=tuple(("", *span) for span in of), folded=tuple(("", position) for position in folded)
+    )
 
 
 HI, YES = User(text="hi"), Text(text="yes")
@@ -303,7 +305,7 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
         "call 'a' has no result",
     ),
     "a list of 100,000 spans": (
-        written([HI] * 5, [turn([["", at % 5, at % 5] for at in range(100_000)])]),
+        written([HI] * 5, [turn([["", index % 5, index % 5] for index in range(100_000)])]),
         7,
         "100000 spans",
     ),
@@ -375,11 +377,11 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_archive_of_an_impossible_session_is_refused_and_its_line_is_named(attack: str) -> None:
-    lines, line, why = ATTACKS[attack]
+def test_an_archive_of_an_impossible_session_is_refused_by_its_line(attack: str) -> None:
+    lines, line, reason = ATTACKS[attack]
     error = play(try_archive(lines))
     assert error is not None, "it was imported, and the session worked"
-    assert error.line == line and why in str(error)
+    assert error.line == line and reason in str(error)
 
 
 def test_a_line_that_is_too_long_is_refused_before_it_is_parsed() -> None:
@@ -423,18 +425,21 @@ async def test_checking_overlapping_summaries_takes_linear_time() -> None:
         folded = range(*below) if level else ()
         blocks += [summary(below, folded=folded)] * 2
     chain = len(blocks)
-    blocks += [summary((0, 1)), *(summary((chain + at, chain + at + 1), folded=[chain + at]) for at in range(wide))]
+    blocks += [
+        summary((0, 1)),
+        *(summary((chain + index, chain + index + 1), folded=[chain + index]) for index in range(wide)),
+    ]
     lines = written(blocks)
 
     store = InMemoryStore()
     await import_session(store, lines)
     core = SessionCore(SessionKey("s"), store, CheckingEngine())
     idle = asyncio.create_task(most_calls())
-    for at in (chain - 1, len(blocks) - 1):
-        (encoded,) = await store.blocks([Span((await core.reads.session()).log, at, at + 1)])
-        found = decode(encoded)
-        assert isinstance(found, Summary)
-        assert await core.reads.expand(found) == (HI,)
+    for position in (chain - 1, len(blocks) - 1):
+        (encoded,) = await store.blocks([Span((await core.reads.session()).log, position, position + 1)])
+        block = decode(encoded)
+        assert isinstance(block, Summary)
+        assert await core.reads.expand(block) == (HI,)
     await core.forking.fork(None, "f")
     idle.cancel()
     assert (await asyncio.gather(idle))[0] < MOST_CALLS, "somebody else on the event loop waited"
@@ -469,14 +474,14 @@ async def most_calls() -> int:
 
 
 @pytest.mark.timeout(60)
-async def test_turns_with_the_most_spans_can_run_and_do_not_block_the_event_loop(
+async def test_turns_with_the_most_spans_run_without_blocking_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a plain run with a quarter of the spans, of which a quarter is checked at once."""
     monkeypatch.setattr(block_order, "AT_ONCE", share(block_order.AT_ONCE, 4))
     count = share(MAX_SPANS, 4)
     blocks: list[Block] = [HI, YES, HI] * count
-    spans = [["", 3 * at, 3 * at + 2] for at in range(count)]
+    spans = [["", 3 * index, 3 * index + 2] for index in range(count)]
     turns = [turn(spans, index=index) for index in range(9)]
 
     store = InMemoryStore()
@@ -500,11 +505,11 @@ def test_seen_spans_behave_like_sets_of_positions(places: list[tuple[str, int, i
     held += [Span("a", 3, 5), Span("a", 5, 6)]
 
     def positions(some: Any) -> list[tuple[str, int]]:
-        return [(span.log, at) for span in some for at in range(span.start, span.stop)]
+        return [(span.log, index) for span in some for index in range(span.start, span.stop)]
 
-    seen, taken = Seen(), []
+    spans_seen, taken = Seen(), []
     for span in spans:
-        taken += seen.take(span)
+        taken += spans_seen.take(span)
     assert sorted(positions(taken)) == sorted(set(positions(spans)))
     assert subtract(spans, held) == union(subtract(spans, held))
     assert set(positions(subtract(spans, held))) == set(positions(spans)) - set(positions(held))
@@ -535,7 +540,7 @@ def attacks(draw: Any) -> list[Callable[[list[Any]], None]]:
 def change_field(draw: Any) -> Callable[[list[Any]], None]:
     """Put something hostile, or something of another place, into any place of any line, or take it out."""
     line, way, how = draw(numbers), draw(st.lists(numbers, min_size=1, max_size=5)), draw(st.integers(0, 9))
-    value, other = draw(st.sampled_from(HOSTILE)), draw(numbers)
+    value, second_line = draw(st.sampled_from(HOSTILE)), draw(numbers)
 
     def attack(lines: list[Any]) -> None:
         holder, key = place_in(lines[line % len(lines)], way)
@@ -544,9 +549,9 @@ def change_field(draw: Any) -> Callable[[list[Any]], None]:
         if how == 0:
             del holder[key]
         elif how == 1 and isinstance(holder[key], int | float):
-            holder[key] += other % 7 - 3
+            holder[key] += second_line % 7 - 3
         elif how == 2:
-            source, at = place_in(lines[other % len(lines)], way)
+            source, at = place_in(lines[second_line % len(lines)], way)
             holder[key] = source[at] if at is not None else value
         else:
             holder[key] = value
@@ -559,11 +564,17 @@ def change_text(draw: Any) -> Callable[[list[Any]], None]:
     line, way, value = draw(numbers), draw(st.lists(numbers, min_size=1, max_size=4)), draw(st.sampled_from(HOSTILE))
 
     def attack(lines: list[Any]) -> None:
-        found = [one for one in lines if isinstance(one, dict) and ("block" in one or "event" in one)]
-        if not found:
+        lines_with_text = [
+            line_with_text
+            for line_with_text in lines
+            if isinstance(line_with_text, dict) and ("block" in line_with_text or "event" in line_with_text)
+        ]
+        if not lines_with_text:
             return
-        one = found[line % len(found)]
-        text: Any = one["block"] if "block" in one else one["event"][-1] if isinstance(one["event"], list) else None
+        chosen = lines_with_text[line % len(lines_with_text)]
+        text: Any = (
+            chosen["block"] if "block" in chosen else chosen["event"][-1] if isinstance(chosen["event"], list) else None
+        )
         try:
             inner = json.loads(text)
         except (TypeError, ValueError):
@@ -571,10 +582,10 @@ def change_text(draw: Any) -> Callable[[list[Any]], None]:
         holder, key = place_in({"": inner}, [0, *way])
         if key is not None:
             holder[key] = value
-        if "block" in one:
-            one["block"] = json.dumps(inner)
+        if "block" in chosen:
+            chosen["block"] = json.dumps(inner)
         else:
-            one["event"][-1] = json.dumps(inner)
+            chosen["event"][-1] = json.dumps(inner)
 
     return attack
 
@@ -583,7 +594,7 @@ def change_block(draw: Any) -> Callable[[list[Any]], None]:
     line, text = draw(numbers), draw(st.sampled_from(BLOCKS))
 
     def attack(lines: list[Any]) -> None:
-        places = [at for at, one in enumerate(lines) if isinstance(one, dict) and "block" in one]
+        places = [index for index, entry in enumerate(lines) if isinstance(entry, dict) and "block" in entry]
         if places:
             lines[places[line % len(places)]] = {"block": text}
 
@@ -592,18 +603,18 @@ def change_block(draw: Any) -> Callable[[list[Any]], None]:
 
 def change_lines(draw: Any) -> Callable[[list[Any]], None]:
     """Take a line out, double it, or change its place with another."""
-    line, other, how, counts = draw(numbers), draw(numbers), draw(st.integers(0, 2)), draw(st.booleans())
+    line, second_line, how, counts = draw(numbers), draw(numbers), draw(st.integers(0, 2)), draw(st.booleans())
 
     def attack(lines: list[Any]) -> None:
-        at, also = 1 + line % (len(lines) - 1), 1 + other % (len(lines) - 1)
+        index, also = 1 + line % (len(lines) - 1), 1 + second_line % (len(lines) - 1)
         if how == 0:
-            del lines[at]
+            del lines[index]
         elif how == 1:
-            lines.insert(at, json.loads(json.dumps(lines[at])))
+            lines.insert(index, json.loads(json.dumps(lines[index])))
         else:
-            lines[at], lines[also] = lines[also], lines[at]
+            lines[index], lines[also] = lines[also], lines[index]
         if counts and isinstance(lines[0].get("session"), dict):
-            size = sum(isinstance(one, dict) and "block" in one for one in lines)
+            size = sum(isinstance(entry, dict) and "block" in entry for entry in lines)
             lines[0]["session"]["log_size"] = size
 
     return attack
@@ -615,7 +626,7 @@ def change_spans(draw: Any) -> Callable[[list[Any]], None]:
     ends = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=4))
 
     def attack(lines: list[Any]) -> None:
-        turns = [one["turn"] for one in lines if isinstance(one, dict) and isinstance(one.get("turn"), dict)]
+        turns = [entry["turn"] for entry in lines if isinstance(entry, dict) and isinstance(entry.get("turn"), dict)]
         if turns:
             turns[line % len(turns)][name] = [["", start, start + more] for start, more in ends]
 
@@ -628,10 +639,10 @@ def change_summary(draw: Any) -> Callable[[list[Any]], None]:
     ends = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=3))
 
     def attack(lines: list[Any]) -> None:
-        found = [one for one in lines if isinstance(one, dict) and '"summary"' in str(one.get("block"))]
-        if found:
+        summaries = [entry for entry in lines if isinstance(entry, dict) and '"summary"' in str(entry.get("block"))]
+        if summaries:
             block = summary(*((start, start + more) for start, more in ends), folded=places)
-            found[line % len(found)]["block"] = encode(block)
+            summaries[line % len(summaries)]["block"] = encode(block)
 
     return attack
 

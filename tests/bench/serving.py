@@ -26,7 +26,7 @@ import ray
 from harness import Samples, Table, prompt_of
 from turnwise import AsyncSessionManager, EchoEngine, OpenAIEngine, Packed
 from turnwise.http import HttpSettings, create_app
-from turnwise.http.listening import Server, listen
+from turnwise.http.server.listening import Server, listen
 from turnwise.testing import LocalProvider
 
 TOKEN_S = 0.05

@@ -64,7 +64,7 @@ def draw(terminal: Terminal, name: str) -> None:
         cells = [screen.buffer[y][x] for x in range(screen.columns)]
         line = Text()
         for style, group in groupby(cells, partial(style_of, is_dim=is_dim)):
-            line.append("".join(each.data for each in group).replace(f"{Path.cwd()}/", "/home/ann/"), style)
+            line.append("".join(character.data for character in group).replace(f"{Path.cwd()}/", "/home/ann/"), style)
         line.rstrip()
         out.print(line)
     out.save_svg(str(IMAGES / f"{name}.svg"), title=f"turnwise {name}")

@@ -73,13 +73,13 @@ def has_answered(commands: int, text: str) -> bool:
 
 
 def session_of(terminal: Terminal) -> str:
-    found = re.search(r"session (\S+) with", terminal.text)
-    assert found, terminal.text
-    return found[1]
+    match = re.search(r"session (\S+) with", terminal.text)
+    assert match, terminal.text
+    return match[1]
 
 
 @pytest.mark.ray
-def test_without_a_ray_of_its_own_a_demo_starts_one_and_ctrl_c_stops_only_the_answer(tmp_path: Path) -> None:
+def test_a_demo_starts_a_ray_and_ctrl_c_stops_only_the_answer(tmp_path: Path) -> None:
     environ = dict.fromkeys(("RAY_ADDRESS", "OPENAI_API_KEY", "OPENAI_BASE_URL", "TURNWISE_STORE"))
     with Terminal(*turnwise("chat", f"sqlite:///{tmp_path}/chats.db", "--demo"), env=environ) as terminal:
         terminal.wait_for("/help lists")
@@ -140,7 +140,7 @@ def test_ctrl_c_twice_in_an_answer_stops_it_and_leaves(
         assert turn.status == "cancelled" and turn.text.startswith("You said: word0")
 
 
-def test_a_killed_chat_is_resumed_by_its_id_and_shows_the_whole_answer(
+def test_a_killed_chat_is_resumed_by_id_with_the_whole_answer(
     chat: Callable[..., Terminal], provider: LocalProvider
 ) -> None:
     began = time.monotonic()
@@ -254,13 +254,13 @@ def test_a_chat_remembers_over_sessions(chat: Callable[..., Terminal], tmp_path:
         if "nothing of that" not in terminal.text.rpartition("> /memory")[2]:
             break
     assert "live in Lisbon" in terminal.text.rpartition("> /memory")[2]
-    asked = terminal.text.count("> /memory")
+    count = terminal.text.count("> /memory")
     terminal.say("/memory")  # all of it
-    terminal.wait_for(partial(has_answered, asked + 1))
+    terminal.wait_for(partial(has_answered, count + 1))
     assert "live in Lisbon" in terminal.text.rpartition("> /memory")[2]
-    other = chat(*memory)
-    other.say("Where do I live? In Lisbon?")
-    other.wait_for("recalled: ")
+    second_chat = chat(*memory)
+    second_chat.say("Where do I live? In Lisbon?")
+    second_chat.wait_for("recalled: ")
 
 
 def test_a_chat_uses_the_hosts_that_have_the_session(
@@ -283,9 +283,11 @@ def test_a_chat_uses_the_hosts_that_have_the_session(
 def piped(environ: dict[str, str | None], store: str, lines: str, *words: str) -> subprocess.CompletedProcess[str]:
     import os
 
-    given = {name: value for name, value in (os.environ | environ).items() if value}
+    environment = {name: value for name, value in (os.environ | environ).items() if value}
     command = turnwise("chat", store, *words)
-    return subprocess.run(command, input=lines, capture_output=True, text=True, env=given, timeout=120, check=False)
+    return subprocess.run(
+        command, input=lines, capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
 
 
 def test_the_lines_of_a_pipe_are_answered_and_nothing_else_is_printed(

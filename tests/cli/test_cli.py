@@ -10,9 +10,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from filled import turnwise
 from typer.testing import Result
 
-from filled import turnwise
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
@@ -139,9 +139,9 @@ def test_a_dry_run_creates_no_tables_in_a_server(source: str, database: str) -> 
 
 
 def test_long_lists_of_users_and_skips_are_shortened(tmp_path: Path, target: str) -> None:
-    users = [([f"user{at:02}", "memories"], "f", PERSON) for at in range(25)]
-    blank: list[Any] = [(["busy", "memories"], f"blank{at}", {}) for at in range(30)]
-    busy = [(["busy", "memories"], f"f{at}", PERSON) for at in range(2)]
+    users = [([f"user{index:02}", "memories"], "f", PERSON) for index in range(25)]
+    blank: list[Any] = [(["busy", "memories"], f"blank{index}", {}) for index in range(30)]
+    busy = [(["busy", "memories"], f"f{index}", PERSON) for index in range(2)]
     shown = invoke(lines(tmp_path / "many.jsonl", *users, *blank, *busy), target).stdout
     assert rows(shown)["busy"] == "2"
     assert rows(shown)["and 6 more"] == "6"
@@ -150,7 +150,7 @@ def test_long_lists_of_users_and_skips_are_shortened(tmp_path: Path, target: str
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "reason"),
     [
         (("missing.jsonl", "{target}"), "no such file"),
         (("{source}", "nonsense"), "scheme is not known"),
@@ -164,12 +164,12 @@ def test_long_lists_of_users_and_skips_are_shortened(tmp_path: Path, target: str
     ],
 )
 def test_an_error_is_printed_in_one_line_without_a_traceback(
-    words: tuple[str, ...], why: str, source: str, target: str, tmp_path: Path
+    words: tuple[str, ...], reason: str, source: str, target: str, tmp_path: Path
 ) -> None:
     ran = invoke(*(word.format(source=source, target=target) for word in words))
     assert ran.exit_code == 1
     assert ran.stdout == ""
-    assert re.fullmatch(r"error: .+\n", ran.stderr) and why in ran.stderr
+    assert re.fullmatch(r"error: .+\n", ran.stderr) and reason in ran.stderr
     assert "secret" not in ran.stderr
     assert not (tmp_path / "facts.db").exists()
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from filled import turnwise
+
 from turnwise.actors.cluster import diagnosis, ray_address, ray_runtime
 from turnwise.actors.cluster.diagnosis import RayFacts
 from turnwise.cli import doctor, environment
@@ -41,7 +41,7 @@ def look(*words: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Return the exit code, and the findings by what was checked."""
     ran = turnwise("doctor", *words, "--json")
     assert KEY not in ran.output and "Traceback" not in ran.output
-    return ran.exit_code, {each["check"]: each for each in json.loads(ran.stdout)}
+    return ran.exit_code, {load["check"]: load for load in json.loads(ran.stdout)}
 
 
 def store_at(folder: Path) -> str:
@@ -61,36 +61,36 @@ def test_what_is_well_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     before = {path.name for path in tmp_path.iterdir()}
     with LocalProvider(api_key=KEY) as provider:
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        code, found = look(url, "--base-url", provider.base_url)
+        code, findings = look(url, "--base-url", provider.base_url)
     assert code == 0
     assert (
-        found["store"]["said"].endswith(f"schema version {SCHEMA.version}, 1 session")
-        and found["store"]["state"] == "ok"
+        findings["store"]["message"].endswith(f"schema version {SCHEMA.version}, 1 session")
+        and findings["store"]["state"] == "ok"
     )
-    assert found["store owner"]["said"] == "no Ray has the file open"
-    assert found["key"]["state"] == found["endpoint"]["state"] == found["disk"]["state"] == "ok"
-    assert (found["ray"]["state"], found["workers"]["state"]) == ("warn", "unknown")
-    assert "ray start --head" in found["ray"]["do"]
-    assert "fastapi" in found["[http]"]["said"]
-    assert not {"[test]", "[dev]"} & set(found), "these are of turnwise's own developers"
+    assert findings["store owner"]["message"] == "no Ray has the file open"
+    assert findings["key"]["state"] == findings["endpoint"]["state"] == findings["disk"]["state"] == "ok"
+    assert (findings["ray"]["state"], findings["workers"]["state"]) == ("warn", "unknown")
+    assert "ray start --head" in findings["ray"]["do"]
+    assert "fastapi" in findings["[http]"]["message"]
+    assert not {"[test]", "[dev]"} & set(findings), "these are of turnwise's own developers"
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
 def test_a_refused_key_and_a_silent_endpoint_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with LocalProvider(api_key="another") as provider:
-        code, found = look("--base-url", provider.base_url)
-    assert (code, found["key"]["state"]) == (1, "fail")
-    code, found = look("--base-url", provider.base_url)
-    assert (code, found["endpoint"]["state"]) == (1, "fail")
-    assert "does not answer" in found["endpoint"]["said"] and "OPENAI_BASE_URL" in found["endpoint"]["do"]
+        code, findings = look("--base-url", provider.base_url)
+    assert (code, findings["key"]["state"]) == (1, "fail")
+    code, findings = look("--base-url", provider.base_url)
+    assert (code, findings["endpoint"]["state"]) == (1, "fail")
+    assert "does not answer" in findings["endpoint"]["message"] and "OPENAI_BASE_URL" in findings["endpoint"]["do"]
 
 
 def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    _, found = look(f"sqlite:///{tmp_path}/none.db")
-    assert found["store"]["state"] == "warn" and "there is no file" in found["store"]["said"]
-    code, found = look(f"sqlite:///{tmp_path}/no/none.db")
-    assert (code, found["store"]["state"]) == (1, "fail")
+    _, findings = look(f"sqlite:///{tmp_path}/none.db")
+    assert findings["store"]["state"] == "warn" and "there is no file" in findings["store"]["message"]
+    code, findings = look(f"sqlite:///{tmp_path}/no/none.db")
+    assert (code, findings["store"]["state"]) == (1, "fail")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,23 +101,23 @@ def test_tables_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with sqlite3.connect(tmp_path / "chats.db") as connection:
         connection.execute("UPDATE turnwise_meta SET value = ? WHERE name = 'schema_version'", (version,))
     connection.close()
-    code, found = look(url)
-    assert (code, found["store"]["state"]) == (int(state == "fail"), state)
-    assert f"version {version}" in found["store"]["said"]
+    code, findings = look(url)
+    assert (code, findings["store"]["state"]) == (int(state == "fail"), state)
+    assert f"version {version}" in findings["store"]["message"]
 
 
 @pytest.mark.parametrize("url", ["mysql://host/name", "sqlite://chats.db", "chats.db"])
 def test_a_wrong_url_fails(url: str) -> None:
-    code, found = look(url)
-    assert (code, found["store"]["state"]) == (1, "fail")
-    assert "sqlite:///path/to/file.db" in found["store"]["said"]
+    code, findings = look(url)
+    assert (code, findings["store"]["state"]) == (1, "fail")
+    assert "sqlite:///path/to/file.db" in findings["store"]["message"]
 
 
 def test_a_ray_that_is_not_there_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
-    code, found = look()
-    assert (code, found["ray"]["state"]) == (1, "fail")
-    assert "RAY_ADDRESS" in found["ray"]["said"] and "ray start --head" in found["ray"]["said"]
+    code, findings = look()
+    assert (code, findings["ray"]["state"]) == (1, "fail")
+    assert "RAY_ADDRESS" in findings["ray"]["message"] and "ray start --head" in findings["ray"]["message"]
 
 
 @pytest.mark.parametrize("command", ["chat", "tail", "top"])
@@ -126,7 +126,7 @@ def test_a_ray_that_is_not_there_is_said_at_once(command: str, tmp_path: Path, m
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     ran = turnwise(command, store_at(tmp_path))
     assert (ran.exit_code, ran.stdout) == (1, "")
-    assert ran.stderr.startswith("error: RAY_ADDRESS='127.0.0.1:9': nobody answers there")
+    assert ran.stderr.startswith("error: RAY_ADDRESS='127.0.0.1:9': no Ray answers there")
 
 
 GIGABYTE = 1 << 30
@@ -148,7 +148,7 @@ WELL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("facts", "check", "state", "said"),
+    ("facts", "check", "state", "message"),
     [
         ({}, "endpoint", "ok", "models.example answers"),
         ({"status": 404}, "endpoint", "warn", "404 to GET /models"),
@@ -173,13 +173,13 @@ WELL: dict[str, Any] = {
     ],
 )
 def test_what_a_process_finds_is_judged(
-    monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], check: str, state: str, said: str
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], check: str, state: str, message: str
 ) -> None:
     monkeypatch.setattr(doctor, "facts", lambda *_: Facts(**{**WELL, **facts}))
-    _, found = look()
-    assert (found[check]["state"], said in found[check]["said"]) == (state, True), found[check]
-    assert bool(found[check]["do"]) == (state != "ok")
-    assert facts or not {"versions", "imports"} & set(found), "what is as it should be there is not worth a line"
+    _, findings = look()
+    assert (findings[check]["state"], message in findings[check]["message"]) == (state, True), findings[check]
+    assert bool(findings[check]["do"]) == (state != "ok")
+    assert facts or not {"versions", "imports"} & set(findings), "what is as it should be there is not worth a line"
 
 
 def test_packages_that_are_compiled_by_each_process_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,25 +197,26 @@ def test_packages_that_are_compiled_by_each_process_are_found(tmp_path: Path, mo
     [(True, "10.0.0.1:6379", "ok"), (False, "10.0.0.1:6379", "warn"), (False, "", "ok")],
 )
 def test_who_may_use_a_ray_is_said(monkeypatch: pytest.MonkeyPatch, has_token: bool, address: str, state: str) -> None:
-    known = RayFacts(version="ray 2", address="here", nodes=1, resources={}, free={}, has_token=has_token)
+    ray_facts = RayFacts(version="ray 2", address="here", nodes=1, resources={}, free={}, has_token=has_token)
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr(ray_runtime, "connect", lambda **_: None)
-    monkeypatch.setattr(diagnosis, "ray_facts", lambda: known)
+    monkeypatch.setattr(diagnosis, "ray_facts", lambda: ray_facts)
     monkeypatch.setattr(diagnosis, "ask_workers", lambda *_: {"node": "died"})
-    _, found = look("--start-ray")
-    assert found["ray access"]["state"] == state
-    assert (found["workers"]["state"], found["workers"]["said"]) == ("fail", "a worker on node cannot look: died")
+    _, findings = look("--start-ray")
+    assert findings["ray access"]["state"] == state
+    assert (findings["workers"]["state"], findings["workers"]["message"]) == (
+        "fail",
+        "a worker on node cannot look: died",
+    )
 
 
-def test_where_the_holder_of_a_file_cannot_be_asked_for_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_says_when_it_cannot_find_the_holder_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = store_at(tmp_path)
     monkeypatch.setattr(sys, "platform", "darwin")
     assert look(url)[1]["store owner"]["state"] == "unknown"
     monkeypatch.setattr(doctor, "running_owner", lambda _: RayId("10.0.0.1:6379", "a session"))
-    found = look(url)[1]["store owner"]
-    assert found["state"] == "warn" and "the Ray at 10.0.0.1:6379, which had it open last" in found["said"]
+    finding = look(url)[1]["store owner"]
+    assert finding["state"] == "warn" and "the Ray at 10.0.0.1:6379, which had it open last" in finding["message"]
 
 
 def test_people_get_a_line_for_each_check(tmp_path: Path) -> None:

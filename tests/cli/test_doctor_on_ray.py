@@ -21,16 +21,16 @@ KEY = "sk-very-secret"
 
 
 def look(*words: str, **environ: str) -> tuple[int, list[dict[str, Any]]]:
-    given = {**os.environ, "OPENAI_API_KEY": KEY, **environ}
-    given = {name: value for name, value in given.items() if value}
+    environment = {**os.environ, "OPENAI_API_KEY": KEY, **environ}
+    environment = {name: value for name, value in environment.items() if value}
     command = turnwise("doctor", *words, "--json")
-    ran = subprocess.run(command, env=given, capture_output=True, text=True, timeout=200, check=False)
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert KEY not in ran.stdout and without_late_start(ran.stderr) == ""
     return ran.returncode, json.loads(ran.stdout)
 
 
-def states(found: list[dict[str, Any]], check: str) -> list[str]:
-    return [each["state"] for each in found if each["check"] == check]
+def states(findings: list[dict[str, Any]], check: str) -> list[str]:
+    return [finding["state"] for finding in findings if finding["check"] == check]
 
 
 def test_the_workers_are_asked_and_may_lack_the_key(
@@ -39,21 +39,21 @@ def test_the_workers_are_asked_and_may_lack_the_key(
     make_manager().open("one")
     url = f"sqlite:///{tmp_path}/chats.db"
     with LocalProvider(api_key=KEY) as provider:
-        code, found = look(url, "--base-url", provider.base_url, RAY_ADDRESS=ray_address, NO_PROXY="127.0.0.1")
+        code, findings = look(url, "--base-url", provider.base_url, RAY_ADDRESS=ray_address, NO_PROXY="127.0.0.1")
     assert code == 1
-    by_check = {each["check"]: each for each in found}
-    assert by_check["ray"]["state"] == "ok" and ray_address in by_check["ray"]["said"]
-    assert by_check["ray resources"]["said"].endswith("for its processes")
-    assert by_check["key"]["state"] == "fail" and "workers on" in by_check["key"]["said"]
-    assert "is missing, and is needed" in by_check["key"]["said"]
+    by_check = {finding["check"]: finding for finding in findings}
+    assert by_check["ray"]["state"] == "ok" and ray_address in by_check["ray"]["message"]
+    assert by_check["ray resources"]["message"].endswith("for its processes")
+    assert by_check["key"]["state"] == "fail" and "workers on" in by_check["key"]["message"]
+    assert "is missing, and is needed" in by_check["key"]["message"]
     assert "OPENAI_API_KEY where `ray start` runs" in by_check["key"]["do"]
     assert by_check["endpoint"]["state"] == "ok"
     assert (
         by_check["store owner"]["state"] == "ok"
-        and "the one that programs here join" in by_check["store owner"]["said"]
+        and "the one that programs here join" in by_check["store owner"]["message"]
     )
-    code, found = look(url, RAY_ADDRESS="", OPENAI_API_KEY="")
-    (owner,) = [each for each in found if each["check"] == "store owner"]
+    code, findings = look(url, RAY_ADDRESS="", OPENAI_API_KEY="")
+    (owner,) = [finding for finding in findings if finding["check"] == "store owner"]
     assert (code, owner["state"], owner["do"]) == (0, "warn", f"set {naming(ray_address)}, or only read")
 
 
@@ -61,7 +61,9 @@ def test_the_workers_are_asked_and_may_lack_the_key(
 def test_it_starts_a_ray_if_it_is_told_to() -> None:
     with LocalProvider(api_key=KEY) as provider:
         environ = {"RAY_ADDRESS": "", "NO_PROXY": "127.0.0.1", "OPENAI_BASE_URL": provider.base_url}
-        code, found = look("--start-ray", **environ)
-    assert code == 0, found
-    assert states(found, "key") == ["ok"] and states(found, "ray") == ["ok"]
-    assert all("workers on" in each["said"] for each in found if each["check"] in ("key", "endpoint", "disk"))
+        code, findings = look("--start-ray", **environ)
+    assert code == 0, findings
+    assert states(findings, "key") == ["ok"] and states(findings, "ray") == ["ok"]
+    assert all(
+        "workers on" in finding["message"] for finding in findings if finding["check"] in ("key", "endpoint", "disk")
+    )

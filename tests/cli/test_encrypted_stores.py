@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-
 from filled import files, turnwise
+
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.archive.export import export_session
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
@@ -93,11 +93,11 @@ def test_expired_sessions_of_an_encrypted_store_are_deleted_but_not_archived(tmp
     """Deleting needs no key."""
     url = f"sqlite:///{tmp_path}/store.db"
     asyncio.run(fill(url, ttl_s=0.001))
-    kept = turnwise("sweep", url, "--archive", str(tmp_path / "archive"))
+    swept = turnwise("sweep", url, "--archive", str(tmp_path / "archive"))
     assert (
-        kept.exit_code == 1
-        and "'chat' of ann: session chat is encrypted" in kept.stderr
-        and "deleted: 0" in kept.stdout
+        swept.exit_code == 1
+        and "'chat' of ann: session chat is encrypted" in swept.stderr
+        and "deleted: 0" in swept.stdout
     )
     assert not files(tmp_path / "archive")
     assert "deleted: 1" in turnwise("sweep", url).stdout

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from filled import HOSTILE, files, filled, on_terminal, rows, text_of, turnwise
+
 from turnwise.cli.common import run, still
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -49,7 +49,7 @@ def test_an_interrupt_exits_with_130_and_says_nothing(tmp_path: Path) -> None:
     assert (running.returncode, out, err) == (130, b"", b"")
 
 
-def test_an_interrupt_that_meets_a_task_of_the_command_says_nothing_and_what_fails_is_said() -> None:
+def test_an_interrupt_prints_nothing_and_a_failure_is_printed() -> None:
     program = """
 import asyncio, os, signal
 from turnwise.cli.common import run
@@ -119,9 +119,9 @@ def test_what_changed_while_it_was_read_is_not_believed(tmp_path: Path) -> None:
     store = filled(f"sqlite:///{tmp_path}/store.db")
 
     async def change() -> None:
-        other = open_store(store)
-        await other.create(SessionRecord(session_id="new"))
-        await other.close()  # moves SQLite's log into its file
+        writer = open_store(store)
+        await writer.create(SessionRecord(session_id="new"))
+        await writer.close()  # moves SQLite's log into its file
 
     def read_meanwhile() -> None:
         with still(store) as url:
@@ -137,13 +137,13 @@ def test_a_file_that_somebody_has_open_is_read_beside_them(tmp_path: Path) -> No
     store = filled(f"sqlite:///{tmp_path}/store.db")
 
     async def read_beside() -> None:
-        other = open_store(store)
-        await other.create(SessionRecord(session_id="new"))  # it is in SQLite's log only
+        writer = open_store(store)
+        await writer.create(SessionRecord(session_id="new"))  # it is in SQLite's log only
         with still(store) as url:
             assert url == store
         shown = await asyncio.to_thread(turnwise, "ls", store)
         assert "new" in {row["session"] for row in rows(shown.stdout)}
-        await other.close()
+        await writer.close()
 
     asyncio.run(read_beside())
     assert set(files(tmp_path)) == {"store.db"}
@@ -153,8 +153,8 @@ def test_long_work_shows_a_bar_on_a_terminal_and_no_other(store: str, tmp_path: 
     file = str(tmp_path / "chat.jsonl")
     assert turnwise("export", store, "chat", "--user", "ann", file).output == ""
     raw = bytearray()
-    seen = text_of(on_terminal("import", f"sqlite:///{tmp_path}/new.db", file, "--as", "copy", raw=raw))
-    assert seen == "copy", "the bar is gone at the end"
+    shown = text_of(on_terminal("import", f"sqlite:///{tmp_path}/new.db", file, "--as", "copy", raw=raw))
+    assert shown == "copy", "the bar is gone at the end"
     assert re.search(b"import.* 100%", raw) and b"progress.percentage" not in raw, raw
     assert not re.search("[\x1b\u202e]", turnwise("show", store, "bad", "--user", HOSTILE[8:20]).stdout)
     assert (
@@ -183,7 +183,7 @@ def described(*words: str) -> str:
     return ran.stdout
 
 
-def test_all_commands_describe_themselves_and_each_prints_json_unless_it_has_another_output() -> None:
+def test_all_commands_have_help_and_print_json() -> None:
     names = re.findall(r"^\u2502 ([a-z]+) ", described(), re.MULTILINE)
     assert {"ls", "show", "runs", "usage", "cancel", "approve", "reject", "end", "rm", "fork"} <= set(names)
     assert {"export", "import", "sweep", "memory", "serve", "console"} <= set(names)

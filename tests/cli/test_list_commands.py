@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from filled import HOSTILE, files, filled, on_terminal, rows, text_of, turnwise
+
 from turnwise.cli.common import reading
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.urls import open_store
@@ -24,8 +24,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_ls_lists_sessions_with_what_they_do(store: str) -> None:
     ran = turnwise("ls", store)
     assert ran.exit_code == 0, ran.output
-    found = {row["session"]: row for row in rows(ran.stdout)}
-    assert {name: row["state"] for name, row in found.items()} == {
+    rows_by_session = {row["session"]: row for row in rows(ran.stdout)}
+    assert {name: row["state"] for name, row in rows_by_session.items()} == {
         "chat": "idle",
         "bad": "idle",
         "money": "awaiting_approval",
@@ -33,7 +33,7 @@ def test_ls_lists_sessions_with_what_they_do(store: str) -> None:
         "long": "running",
         "empty": "ended",
     }
-    chat = found["chat"]
+    chat = rows_by_session["chat"]
     assert (chat["title"], chat["user"], chat["agent"], chat["turns"]) == ("A week in Oslo", "ann", "travel", "2")
     assert int(chat["tokens"]) > 0 and chat["changed"] == "just now"
 
@@ -46,21 +46,21 @@ def test_ls_filters_and_pages(store: str) -> None:
     first = turnwise("ls", store, "-n", "4", "--json")
     page = json.loads(first.stdout)
     rest = json.loads(turnwise("ls", store, "--cursor", page["cursor"], "--json").stdout)
-    assert len({each["id"] for each in [*page["items"], *rest["items"]]}) == 6 and rest["cursor"] is None
+    assert len({item["id"] for item in [*page["items"], *rest["items"]]}) == 6 and rest["cursor"] is None
     assert f"--cursor '{page['cursor']}'" in turnwise("ls", store, "-n", "4").stderr
 
 
 def test_runs_lists_the_newest_first(store: str) -> None:
-    found = rows(turnwise("runs", store).stdout)
-    assert [row["run"] for row in found] == ["r-6", "r-5", "r-4", "r-3", "r-2", "r-1"]
-    assert {row["state"] for row in found} == {"running", "completed", "awaiting_approval"}
+    listed = rows(turnwise("runs", store).stdout)
+    assert [row["run"] for row in listed] == ["r-6", "r-5", "r-4", "r-3", "r-2", "r-1"]
+    assert {row["state"] for row in listed} == {"running", "completed", "awaiting_approval"}
     assert [row["run"] for row in rows(turnwise("runs", store, "chat", "--user", "ann").stdout)] == ["r-2", "r-1"]
     assert [row["run"] for row in rows(turnwise("runs", store, "chat", "--user", "ann", "-n", "1").stdout)] == ["r-2"]
     assert [row["run"] for row in rows(turnwise("runs", store, "--state", "running").stdout)] == ["r-6"]
     assert [row["run"] for row in rows(turnwise("runs", store, "mine", "--user", "ann").stdout)] == ["r-5"]
     assert rows(turnwise("runs", store, "chat", "--user", "ann", "--state", "failed").stdout) == []
     items = json.loads(turnwise("runs", store, "chat", "--user", "ann", "--json").stdout)["items"]
-    assert [(each["id"], each["session_id"], each["state"]) for each in items] == [
+    assert [(item["id"], item["session_id"], item["state"]) for item in items] == [
         ("r-2", "chat", "completed"),
         ("r-1", "chat", "completed"),
     ]
@@ -95,10 +95,10 @@ def test_the_store_may_be_named_by_the_environment(store: str) -> None:
     assert none.exit_code == 2 and "TURNWISE_STORE" in none.stderr
 
 
-def test_a_turn_that_does_not_exist_is_refused_with_the_command_that_lists_them(store: str) -> None:
+def test_an_unknown_turn_is_refused_with_the_command_that_lists_turns(store: str) -> None:
     refused = turnwise("show", store, "chat", "--user", "ann", "7")
-    said = "error: session 'chat' has no turn 7: `turnwise show STORE SESSION` lists those it has"
-    assert refused.exit_code == 1 and refused.stderr.startswith(said)
+    message = "error: session 'chat' has no turn 7: `turnwise show STORE SESSION` lists those it has"
+    assert refused.exit_code == 1 and refused.stderr.startswith(message)
 
 
 def test_the_path_of_a_file_is_told_as_a_url() -> None:
@@ -107,7 +107,7 @@ def test_the_path_of_a_file_is_told_as_a_url() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "reason"),
     [
         (["runs", "{store}", "chta"], "there is no session 'chta'; did you mean 'chat'?"),
         (["runs", "{store}", "zzzzzz"], "there is no session 'zzzzzz'"),
@@ -127,12 +127,12 @@ def test_the_path_of_a_file_is_told_as_a_url() -> None:
         (["runs", "{store}", "a\x1b[2Jb"], "session id 'a"),
     ],
 )
-def test_an_error_is_one_line(words: list[str], why: str, store: str, tmp_path: Path) -> None:
+def test_an_error_is_one_line(words: list[str], reason: str, store: str, tmp_path: Path) -> None:
     (broken := tmp_path / "br ok.db").write_text("This is no database, as its first bytes say.")
     urls = {"store": store, "missing": f"sqlite:///{tmp_path}/none.db", "broken": f"sqlite:///{broken}"}
     ran = turnwise(*(word.format(**urls) for word in words))
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
-    assert ran.stderr.startswith("error: ") and why in ran.stderr and "\x1b" not in ran.stderr
+    assert ran.stderr.startswith("error: ") and reason in ran.stderr and "\x1b" not in ran.stderr
     assert list(tmp_path.iterdir()) == [broken], "nothing that reads creates a file"
 
 
@@ -184,7 +184,7 @@ def test_who_looks_removes_no_file_of_those_who_write(tmp_path: Path) -> None:
     assert {"new", "newer"} <= {row["session"] for row in rows(turnwise("ls", store).stdout)}
 
 
-def test_a_terminal_shows_a_table_with_colours_and_is_not_steered_by_texts_of_users(store: str) -> None:
+def test_a_table_in_a_terminal_is_coloured_and_shows_control_characters_escaped(store: str) -> None:
     plain = turnwise("ls", store).stdout
     assert "\x1b" not in plain and "\u202e" not in plain and "[bold red]danger[/bold red]" in plain
     screen = on_terminal("ls", store, columns=160)
@@ -193,12 +193,12 @@ def test_a_terminal_shows_a_table_with_colours_and_is_not_steered_by_texts_of_us
     lines = shown.splitlines()
     assert len(lines) > 6, "it did not clear the screen"
     assert lines[0].split() == ["session", "title", "user", "agent", "state", "turns", "tokens", "changed"]
-    place = next(at for at, line in enumerate(lines) if line.startswith("long"))
+    place = next(index for index, line in enumerate(lines) if line.startswith("long"))
     assert screen.buffer[place][lines[place].index("running")].fg == "brown"  # yellow, as pyte calls it
     assert json.loads(turnwise("ls", store, "--title", "danger", "--json").stdout)["items"][0]["title"] == HOSTILE
 
 
-def test_a_narrow_terminal_cuts_titles_but_no_ids_and_colours_can_be_switched_off(store: str) -> None:
+def test_a_narrow_terminal_cuts_titles_but_no_ids(store: str) -> None:
     dull = on_terminal("ls", store, columns=70, NO_COLOR="1")
     shown = text_of(dull)
     assert "A week in Oslo" not in shown and all(name in shown for name in ("chat", "money", "mine"))

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from filled import filled, turnwise
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from filled import filled, turnwise
 from turnwise.cli.chat import engine_of
 from turnwise.errors import ConfigError
 from turnwise.memory.longterm.base import MemoryItem, Scope
@@ -68,8 +68,8 @@ def served(*args: str, **variables: str) -> StdioServerParameters:
 async def called(client: Client, name: str, **arguments: Any) -> Any:
     result = await client.call_tool(name, arguments)
     assert not result.is_error, result.content
-    found = result.structured_content
-    return found["result"] if isinstance(found, dict) and found.keys() == {"result"} else found
+    content = result.structured_content
+    return content["result"] if isinstance(content, dict) and content.keys() == {"result"} else content
 
 
 async def refused(client: Client, name: str, **arguments: Any) -> str:
@@ -84,19 +84,19 @@ async def names(client: Client) -> set[str]:
     return {tool.name for tool in (await client.list_tools()).tools}
 
 
-def test_a_client_over_stdio_sees_its_users_sessions_and_memories_and_nobody_elses(store: str, memory: str) -> None:
+def test_a_client_over_stdio_sees_only_its_users_sessions_and_memories(store: str, memory: str) -> None:
     async def main() -> None:
         async with Client(served(store, "--user", "ann", "--read-only", "--memory", memory)) as client:
             assert await names(client) == {"list_sessions", "show_session", "recall"}
             page = await called(client, "list_sessions")
-            assert {each["session_id"] for each in page["sessions"]} == {"chat", "mine"}
+            assert {session["session_id"] for session in page["sessions"]} == {"chat", "mine"}
             first = await called(client, "list_sessions", limit=1)
             rest = await called(client, "list_sessions", cursor=first["cursor"])
             assert [*first["sessions"], *rest["sessions"]] == page["sessions"]
 
             shown = await called(client, "show_session", session_id="chat")
             assert shown["title"] == "A week in Oslo"
-            assert [each["text"] for each in shown["messages"] if each["role"] == "user"] == [
+            assert [message["text"] for message in shown["messages"] if message["role"] == "user"] == [
                 "Will it rain?",
                 "And tomorrow?",
             ]
@@ -105,15 +105,15 @@ def test_a_client_over_stdio_sees_its_users_sessions_and_memories_and_nobody_els
             assert newest["messages"] == shown["messages"][-1:] and newest["cursor"]
             assert (await called(client, "show_session", session_id="mine"))["messages"][-1]["text"] == "Hello, Ann."
 
-            for each in HOSTILE:
-                said = await refused(client, "show_session", session_id=each)
-                assert "Pay 7" not in said and "bob" not in said.replace(repr(each), ""), said
+            for session_id in HOSTILE:
+                refusal = await refused(client, "show_session", session_id=session_id)
+                assert "Pay 7" not in refusal and "bob" not in refusal.replace(repr(session_id), ""), refusal
             unknown = await refused(client, "show_session", session_id="monet")
             assert (await refused(client, "show_session", session_id="money")).replace("money", "monet") == unknown
             assert "Unknown tool" in await refused_or_error(client, "send", prompt="Hello")
 
-            found = await called(client, "recall", query="Who lives in Oslo?")
-            assert [each["text"] for each in found] == ["ann lives in Oslo"]
+            memories = await called(client, "recall", query="Who lives in Oslo?")
+            assert [memory["text"] for memory in memories] == ["ann lives in Oslo"]
             assert "limit" in await refused(client, "recall", query="Oslo", limit=0)
 
     asyncio.run(main())
@@ -142,7 +142,7 @@ def test_a_client_over_http_needs_the_token(store: str) -> None:
                 Client(streamable_http_client(url, http_client=http)) as client,
             ):
                 page = await called(client, "list_sessions")
-                assert {each["session_id"] for each in page["sessions"]} == {"chat", "mine"}
+                assert {session["session_id"] for session in page["sessions"]} == {"chat", "mine"}
                 assert "money" in await refused(client, "show_session", session_id="money")
         finally:
             server.terminate()
@@ -153,19 +153,19 @@ def test_a_client_over_http_needs_the_token(store: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "why"),
+    ("args", "reason"),
     [
         (["--read-only", "--host", "0.0.0.0", "--port", "0"], "set TURNWISE_TOKEN, or listen on 127.0.0.1"),
         ([], "OPENAI_API_KEY"),
     ],
 )
 def test_what_would_be_open_to_all_or_without_a_model_is_refused(
-    store: str, args: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+    store: str, args: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TURNWISE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     result = turnwise("mcp", store, "--user", "ann", *args)
-    assert result.exit_code == 1 and why in result.stderr
+    assert result.exit_code == 1 and reason in result.stderr
     assert turnwise("mcp", store).exit_code == 2, "nobody is the user"
     missing = turnwise("mcp", "sqlite:////no/such.db", "--user", "ann", "--read-only")
     assert missing.exit_code == 1 and "there is no file" in missing.stderr

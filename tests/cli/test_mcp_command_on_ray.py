@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from mcp import Client, StdioServerParameters
-
 from test_mcp_command import called, names, refused
+
 from turnwise.testing import LocalProvider, Message
 
 pytestmark = pytest.mark.ray
@@ -45,12 +45,12 @@ def test_a_client_sends_prompts_to_sessions_of_its_user_and_saves_memories(ray_a
                 again = await called(ann, "send", prompt="What does Ann like?", session_id=first["session_id"])
                 assert again["text"] == "You like tea." and again["session_id"] == first["session_id"]
                 shown = await called(ann, "show_session", session_id=first["session_id"])
-                assert [each["role"] for each in shown["messages"]] == ["user", "assistant"] * 2
+                assert [message["role"] for message in shown["messages"]] == ["user", "assistant"] * 2
 
                 for tool in ("show_session", "send"):
                     more = {"prompt": "What did she say?"} if tool == "send" else {}
-                    said = await refused(bob, tool, session_id=first["session_id"], **more)
-                    assert f"there is no session '{first['session_id']}'" in said
+                    refusal = await refused(bob, tool, session_id=first["session_id"], **more)
+                    assert f"there is no session '{first['session_id']}'" in refusal
                 assert await called(bob, "list_sessions") == {"sessions": [], "cursor": None}
                 assert await called(bob, "recall", query="Who likes tea?") == []
                 assert (await called(ann, "recall", query="Who likes tea?"))[0]["text"] == "Ann likes tea"

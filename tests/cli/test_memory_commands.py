@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from filled import HOSTILE, files, on_terminal, rows, text_of, turnwise
+
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.index.locations import ChromaFolder
 from turnwise.memory.longterm.index.vector_index import VectorIndex
@@ -52,17 +52,17 @@ def test_items_are_listed_and_found(store: str) -> None:
     assert {row["item"]: row["user"] for row in rows(turnwise("memory", "ls", store).stdout)}["bike"] == "bob"
     (page, rest) = (json.loads(turnwise("memory", "ls", store, "--user", "ann", "-n", "2", "--json").stdout), None)
     rest = json.loads(turnwise("memory", "ls", store, "--user", "ann", "--cursor", page["cursor"], "--json").stdout)
-    assert [each["id"] for each in [*page["items"], *rest["items"]]] == ["bad", "tea", "home"]
+    assert [item["id"] for item in [*page["items"], *rest["items"]]] == ["bad", "tea", "home"]
     assert rest["items"][0]["source"] == {"session_id": "chat", "turn_index": 0}
-    (found,) = rows(turnwise("memory", "search", store, "Where does Ann live?", "--user", "ann", "-n", "1").stdout)
-    assert (found["item"], found["about"], found["session"]) == ("home", "home", "chat") and float(found["score"]) > 0
+    (item,) = rows(turnwise("memory", "search", store, "Where does Ann live?", "--user", "ann", "-n", "1").stdout)
+    assert (item["item"], item["about"], item["session"]) == ("home", "home", "chat") and float(item["score"]) > 0
     assert rows(turnwise("memory", "search", store, "Where does Ann live?", "--user", "carl").stdout) == []
 
 
 def test_what_is_forgotten_is_gone(store: str) -> None:
     assert turnwise("memory", "forget", store, "tea", "--user", "ann").exit_code == 1, "nobody said yes"
-    gone = turnwise("memory", "forget", store, "tea", "--user", "ann", "--yes", "--json")
-    assert gone.exit_code == 0 and json.loads(gone.stdout)["items"] == 1
+    forgotten = turnwise("memory", "forget", store, "tea", "--user", "ann", "--yes", "--json")
+    assert forgotten.exit_code == 0 and json.loads(forgotten.stdout)["items"] == 1
     again = turnwise("memory", "forget", store, "tea", "--user", "ann", "-y")
     assert again.exit_code == 1 and "user 'ann' has no item 'tea'" in again.stderr
     assert turnwise("memory", "forget", store, "--user", "ann", "--session", "chat", "-y").stdout.startswith("1 items")
@@ -106,11 +106,11 @@ def test_items_of_a_vector_memory_are_listed_found_and_forgotten(tmp_path: Path)
         "tea",
         "home",
     }
-    (found,) = rows(turnwise("memory", "search", url, "Where does Ann live?", "--user", "ann", "-n", "1").stdout)
-    assert found["item"] == "home"
+    (item,) = rows(turnwise("memory", "search", url, "Where does Ann live?", "--user", "ann", "-n", "1").stdout)
+    assert item["item"] == "home"
     assert files(tmp_path) == before
     assert {row["user"] for row in rows(turnwise("memory", "ls", url).stdout)} == {"ann"}
-    gone = turnwise("memory", "forget", url, "tea", "--user", "ann", "--yes", "--json")
-    assert gone.exit_code == 0 and json.loads(gone.stdout)["items"] == 1, gone.output
+    forgotten = turnwise("memory", "forget", url, "tea", "--user", "ann", "--yes", "--json")
+    assert forgotten.exit_code == 0 and json.loads(forgotten.stdout)["items"] == 1, forgotten.output
     assert {row["item"] for row in rows(turnwise("memory", "ls", url, "--user", "ann").stdout)} == {"bad", "home"}
     assert rows(turnwise("memory", "ls", url, "--user", "ann", "--space", "items").stdout) == []

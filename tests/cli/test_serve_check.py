@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from filled import turnwise
 from typer.testing import Result
 
-from filled import turnwise
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.http.app import _App, create_app
@@ -61,8 +61,8 @@ def test_the_model_is_the_options_then_the_files_then_the_variables(
     ran = check(*words, **env)
     assert ran.exit_code == 0, ran.output
     assert ran.stdout.count("\n") == 1
-    found = json.loads(ran.stdout)
-    assert {key: value for key, value in found.items() if key.startswith("engine ")} == {f"engine {name}": model}
+    report = json.loads(ran.stdout)
+    assert {key: value for key, value in report.items() if key.startswith("engine ")} == {f"engine {name}": model}
 
 
 def test_telemetry_is_an_option() -> None:
@@ -73,8 +73,8 @@ def test_telemetry_is_an_option() -> None:
 def test_with_tokens_it_may_listen_anywhere(folder: Path) -> None:
     tokens = folder / "tokens.json"
     tokens.write_text(json.dumps({"a-very-secret-token": "ann"}), encoding="utf-8")
-    told = check("--demo", "--host", "0.0.0.0", "--tokens", str(tokens))
-    assert json.loads(told.stdout)["users"] == f"tokens from {tokens}" and "a-very-secret-token" not in told.output
+    result = check("--demo", "--host", "0.0.0.0", "--tokens", str(tokens))
+    assert json.loads(result.stdout)["users"] == f"tokens from {tokens}" and "a-very-secret-token" not in result.output
 
 
 def test_tokens_of_a_file_come_before_those_of_the_variable(folder: Path) -> None:
@@ -82,8 +82,8 @@ def test_tokens_of_a_file_come_before_those_of_the_variable(folder: Path) -> Non
     tokens.write_text(json.dumps({"a-very-secret-token": "ann"}), encoding="utf-8")
     env = {"TURNWISE_HTTP_TOKENS": json.dumps({"another-secret-token": "bob"})}
     assert json.loads(check("--demo", **env).stdout)["users"] == "tokens from TURNWISE_HTTP_TOKENS"
-    told = check("--demo", "--tokens", str(tokens), **env)
-    assert json.loads(told.stdout)["users"] == f"tokens from {tokens}", told.output
+    result = check("--demo", "--tokens", str(tokens), **env)
+    assert json.loads(result.stdout)["users"] == f"tokens from {tokens}", result.output
 
 
 def test_two_models_are_refused() -> None:

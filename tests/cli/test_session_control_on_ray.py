@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from filled import filled, pay, turnwise
 
 from engines import ScriptedEngine as Echo
-from filled import filled, pay, turnwise
 from late_ray import without_late_start
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
@@ -80,16 +80,16 @@ def test_of_several_calls_that_wait_one_is_named(make_manager: Callable[..., Ses
     run = session.run("Pay both")
     while len(run.pending()) < 2:
         pass
-    first, second = (each.call_id for each in run.pending())
+    first, second = (call.call_id for call in run.pending())
     unnamed = act("approve", store, "money", "--namespace", here)
     assert unnamed.returncode == 1 and f"name one of {first}, {second}" in unnamed.stderr, unnamed.stderr
     mistyped = act("reject", store, "money", f"{second}x", "--namespace", here)
-    why = f"there is no call of run '{run.run_id}' with the id '{second}x'; did you mean '{second}'?"
-    assert (mistyped.returncode, mistyped.stderr) == (1, f"error: {why}\n")
+    reason = f"there is no call of run '{run.run_id}' with the id '{second}x'; did you mean '{second}'?"
+    assert (mistyped.returncode, mistyped.stderr) == (1, f"error: {reason}\n")
     assert act("approve", store, "money", first, "--namespace", here).returncode == 0
     assert act("reject", store, "money", "--namespace", here).returncode == 0, "only the other one waits"
-    said = str(run.wait(60).blocks)
-    assert "paid 7" in said and "paid 9" not in said
+    blocks = str(run.wait(60).blocks)
+    assert "paid 7" in blocks and "paid 9" not in blocks
 
 
 def test_a_decision_without_a_ray_that_could_have_the_run_starts_none(tmp_path: Path) -> None:
@@ -120,5 +120,7 @@ def test_sessions_without_a_process_are_changed_unless_runs_would_fail(ray_sessi
     assert act("end", store, "money", "--user", "bob", **where).stdout == "session money has ended\n"
     assert act("rm", store, "mine", "-y", "--user", "ann", "--json", **where).stdout
     assert turnwise("show", store, "mine", "--user", "ann").exit_code == 1
-    asked = act("rm", store, "chat", "--user", "ann", **where)
-    assert asked.returncode == 1 and turnwise("show", store, "chat", "--user", "ann").exit_code == 0, "nobody said yes"
+    removal = act("rm", store, "chat", "--user", "ann", **where)
+    assert removal.returncode == 1 and turnwise("show", store, "chat", "--user", "ann").exit_code == 0, (
+        "nobody said yes"
+    )

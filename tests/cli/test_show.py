@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from filled import HOSTILE, files, filled, on_terminal, text_of, turnwise
+
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
@@ -64,8 +64,10 @@ def test_as_sent_says_that_what_memory_added_is_not_shown(tmp_path: Path) -> Non
     )
     assert "not stored" not in turnwise("show", url, "chat", "r-2", "--as-sent").stdout
     assert "not stored" not in turnwise("show", url, "chat", "--user", "ann").stdout
-    runs = [json.loads(turnwise("show", url, "chat", each, "--as-sent", "--json").stdout) for each in ("r-1", "r-2")]
-    assert [each["run"]["memory"] for each in runs] == ["on", "off"]
+    runs = [
+        json.loads(turnwise("show", url, "chat", run_id, "--as-sent", "--json").stdout) for run_id in ("r-1", "r-2")
+    ]
+    assert [run["run"]["memory"] for run in runs] == ["on", "off"]
 
 
 _USES: dict[str, MemoryUse] = {"r-1": "on", "r-2": "off"}
@@ -93,7 +95,7 @@ def test_a_call_that_waits_is_shown_with_its_ids(store: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "reason"),
     [
         (["chat", "--user", "ann", "r-9"], "did you mean 'r-"),
         (["chat", "--user", "ann", "99"], "session 'chat' has no turn 99"),
@@ -101,15 +103,15 @@ def test_a_call_that_waits_is_shown_with_its_ids(store: str) -> None:
         (["chta"], "did you mean 'chat'?"),
     ],
 )
-def test_what_is_not_there_is_said(words: list[str], why: str, store: str) -> None:
+def test_what_is_not_there_is_said(words: list[str], reason: str, store: str) -> None:
     ran = turnwise("show", store, *words)
-    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1) and why in ran.stderr
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1) and reason in ran.stderr
 
 
 def test_json_is_in_the_form_of_the_http_api(store: str) -> None:
     shown = json.loads(turnwise("show", store, "chat", "--user", "ann", "--json").stdout)
     assert shown["session"]["id"] == "chat" and shown["session"]["active_run_id"] is None
-    assert [each["role"] for each in shown["messages"]] == [
+    assert [message["role"] for message in shown["messages"]] == [
         "user",
         "assistant",
         "tool",
@@ -117,7 +119,7 @@ def test_json_is_in_the_form_of_the_http_api(store: str) -> None:
         "user",
         "assistant",
     ]
-    assert [each["id"] for each in shown["runs"]] == ["r-1", "r-2"]
+    assert [run["id"] for run in shown["runs"]] == ["r-1", "r-2"]
 
 
 def test_a_terminal_shows_it_with_styles_and_no_steering(store: str) -> None:

@@ -36,8 +36,8 @@ def start(tmp_path: Path, ray_address: str | None, *words: str) -> subprocess.Po
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    return process.returncode, said
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
 
 
 def test_the_events_of_a_session_are_followed_live_across_runs(
@@ -48,15 +48,15 @@ def test_the_events_of_a_session_are_followed_live_across_runs(
     epoch = session.info().session.epoch
     process = start(tmp_path, ray_address, "tail", "followed", "--json", "--after", "0")
     assert process.stdout
-    seen = [json.loads(process.stdout.readline())]
+    events = [json.loads(process.stdout.readline())]
     session.run("slow 5").wait()
     session.run("two").wait()
-    while len([event for event in seen if event["kind"] == "run_completed"]) < 3:
-        seen.append(json.loads(process.stdout.readline()))
+    while len([event for event in events if event["kind"] == "run_completed"]) < 3:
+        events.append(json.loads(process.stdout.readline()))
     assert end(process) == (130, "")
-    assert [event["seq"] for event in seen] == sorted({event["seq"] for event in seen})
-    assert "text_delta" in {event["kind"] for event in seen}
-    assert "0 1 2 3 4 " in "".join(event["text"] for event in seen if event["kind"] == "text_delta")
+    assert [event["seq"] for event in events] == sorted({event["seq"] for event in events})
+    assert "text_delta" in {event["kind"] for event in events}
+    assert "0 1 2 3 4 " in "".join(event["text"] for event in events if event["kind"] == "text_delta")
     assert session.info().session.epoch == epoch, "it was taken over"
 
 
@@ -88,8 +88,8 @@ def test_the_stored_events_of_all_sessions_are_followed_without_a_ray(manager: S
     for n in range(100):
         manager.open(f"session-{n}").run("hello").wait()
         os.set_blocking(reader.fileno(), False)
-        if found := reader.readline():
-            lines.append(found)
+        if line := reader.readline():
+            lines.append(line)
             break
         time.sleep(0.2)
     assert end(process) == (130, "")
@@ -101,13 +101,13 @@ def test_top_counts_what_goes_on(manager: SessionManager, ray_address: str, tmp_
     session = manager.open("busy")
     waiting = [session.run("slow 3000"), session.run("next", if_busy="enqueue")]
     process = start(tmp_path, ray_address, "top", "--once", "--json")
-    said, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
-    found = json.loads(said)
-    assert found["sessions"] == {"active": 1, "ended": 0}
-    assert found["runs"] == {"running": 1, "queued": 1, "awaiting_approval": 0}
-    assert {run["session_id"] for run in found["open_runs"]} == {"busy"}
-    (host,) = found["hosts"]
+    snapshot = json.loads(output)
+    assert snapshot["sessions"] == {"active": 1, "ended": 0}
+    assert snapshot["runs"] == {"running": 1, "queued": 1, "awaiting_approval": 0}
+    assert {run["session_id"] for run in snapshot["open_runs"]} == {"busy"}
+    (host,) = snapshot["hosts"]
     assert host["is_packed"] and host["sessions"] == 1 and host["pid"]
     assert host["memory_bytes"] > 10_000_000
     for run in waiting:
@@ -127,6 +127,6 @@ def test_top_shows_a_screen_until_q_is_pressed(manager: SessionManager, ray_addr
 def test_without_a_ray_top_reads_the_store_alone(manager: SessionManager, tmp_path: Path) -> None:
     manager.open("alone").run("hello").wait()
     process = start(tmp_path, None, "top")
-    said, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    assert "1 active sessions" in said and "no run is going on" in said and "RAY_ADDRESS names no Ray" in said
+    assert "1 active sessions" in output and "no run is going on" in output and "RAY_ADDRESS names no Ray" in output

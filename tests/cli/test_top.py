@@ -38,9 +38,9 @@ def test_tokens_that_turnwise_counted_itself_are_marked() -> None:
         run_id="r", session_id="s", turn_index=0, state="running", first_seq=1, created_at=90.0, usage=usage
     )
     sessions = {"active": 1, "ended": 0}
-    found = Snapshot(at=100, sessions=sessions, runs=(run,), tokens=1_020, counted_tokens=700, hosts=None)
+    snapshot = Snapshot(at=100, sessions=sessions, runs=(run,), tokens=1_020, counted_tokens=700, hosts=None)
     page = Console(width=160, record=True, file=io.StringIO())
-    page.print(render("sqlite:///a.db", found, 0.0))
+    page.print(render("sqlite:///a.db", snapshot, 0.0))
     text = page.export_text()
     assert "700 of them counted here" in text and "1,020 (700 counted here)" in text
-    assert found.as_json(0.0)["counted_tokens"] == 700
+    assert snapshot.as_json(0.0)["counted_tokens"] == 700

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from test_packed_host import Asking, Named
+from test_tool_loop import Stage
 
 from packed_hosts import Hosting, OpenResources, answer_of, refused
 from scale import share
 from schedules import DawdlingStore, explore
 from session_memories import Book
-from test_packed_host import Asking, Named
-from test_tool_loop import Stage
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import EngineWanted, SessionRef
 from turnwise.actors.hosting import verbs

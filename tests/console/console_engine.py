@@ -65,10 +65,10 @@ class DemoEngine:
         context.report(usage=Usage(input_tokens=900 + size, output_tokens=80 + size // 8, calls=1))
         if "refund" in prompt.lower():
             if not any(state.verdict for state in context.calls.values()):
-                why = "a refund above 100 EUR needs a person"
-                given = {"order": "4711", "amount": "120.00 EUR"}
-                await context.record(ToolUse(call_id="call-1", name="refund_order", input=given))
-                raise Suspend({"call-1": CallState(name="refund_order", wants="approval", why=why)})
+                reason = "a refund above 100 EUR needs a person"
+                arguments = {"order": "4711", "amount": "120.00 EUR"}
+                await context.record(ToolUse(call_id="call-1", name="refund_order", input=arguments))
+                raise Suspend({"call-1": CallState(name="refund_order", wants="approval", why=reason)})
             return [Text(text="The refund is on its way.")]
         with context.step("look up the customer"):
             context.note("the address is in the customer's record, so no search is needed")

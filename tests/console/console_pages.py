@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 import pytest
 from conftest import end_actors
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, WebSocket, expect, sync_playwright
-
 from console_engine import Engine
 from console_server import NAMESPACE, Console
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, WebSocket, expect, sync_playwright
+
 from programs import path_to
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
@@ -63,9 +63,9 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     def open_page(url: str, **settings: Any) -> Page:
         host = urlsplit(url).netloc
 
-        def asked(what: Request | WebSocket) -> None:
-            if urlsplit(what.url).netloc not in ("", host):
-                wrong.append(f"another host: {what.url}")
+        def asked(request: Request | WebSocket) -> None:
+            if urlsplit(request.url).netloc not in ("", host):
+                wrong.append(f"another host: {request.url}")
 
         def said(message: ConsoleMessage) -> None:
             if message.type == "error":

@@ -32,16 +32,16 @@ class Console:
 
     def __init__(self, folder: Path, address: str, *, program: Sequence[str] = (), **settings: Any) -> None:
         self.store = str(settings.get("store", f"sqlite:///{folder}/chats.db"))
-        given = {**settings, "store": self.store}
-        command = [sys.executable, *(program or (__file__, json.dumps(given)))]
+        options = {**settings, "store": self.store}
+        command = [sys.executable, *(program or (__file__, json.dumps(options)))]
         environ = os.environ | {"RAY_ADDRESS": address}
         self.log = folder / "console.log"
         self._log = self.log.open("w")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environ)
         assert self.process.stdout
-        said = re.search(r"http://[^/\s]+", self.process.stdout.readline())
-        assert said, self.log.read_text()
-        self.address = said[0]
+        match = re.search(r"http://[^/\s]+", self.process.stdout.readline())
+        assert match, self.log.read_text()
+        self.address = match[0]
         self.url = f"{self.address}/console"
 
     def __enter__(self) -> Self:

@@ -14,10 +14,10 @@ sys.path[:0] = [str(ROOT / "tests/console"), str(ROOT / "tests/support")]
 os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], *filter(None, [os.environ.get("PYTHONPATH")])])
 
 import ray  # noqa: E402 - it and its processes find the modules below by these paths
-from playwright.sync_api import Page, expect, sync_playwright  # noqa: E402
-
 from console_engine import TALKS, DemoEngine  # noqa: E402
 from console_server import NAMESPACE, Console  # noqa: E402
+from playwright.sync_api import Page, expect, sync_playwright  # noqa: E402
+
 from programs import path_to  # noqa: E402
 from turnwise.actors.client.blocking.manager import SessionManager  # noqa: E402
 from turnwise.actors.cluster.placement import Packed  # noqa: E402

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
-
 from console_engine import Engine
 from console_server import NAMESPACE, Console
+from playwright.sync_api import Page, expect
+
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -89,7 +89,7 @@ def test_ten_thousand_sessions_are_listed_in_pages_and_searched(
     expect(page.get_by_role("button", name="New conversation")).to_have_count(0)
 
 
-def test_a_long_conversation_is_loaded_in_pages_and_followed_without_a_way_to_change_it(
+def test_a_long_conversation_is_loaded_in_pages_and_followed_read_only(
     console: Console, manager: SessionManager, open_page: Callable[..., Page], tmp_path: Path
 ) -> None:
     session, file = manager.open("long"), tmp_path / "file"

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
-
 from console_engine import Engine
 from console_server import NAMESPACE, Console
+from playwright.sync_api import Page, expect
+
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.memory.longterm.lexical import LexicalMemory
@@ -34,7 +34,7 @@ def manager(console: Console, folder: Path) -> Iterator[SessionManager]:
         yield manager
 
 
-def test_what_the_model_was_sent_and_its_steps_stand_beside_what_was_said(
+def test_the_inspector_shows_the_models_input_and_the_steps(
     console: Console, manager: SessionManager, open_page: Callable[..., Page]
 ) -> None:
     session = manager.open("details", user_id="ann")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from console_server import Console
 from playwright.sync_api import Page, expect
 
-from console_server import Console
 from turnwise.actors.client.blocking.manager import SessionManager
 
 pytestmark = pytest.mark.ray
@@ -94,27 +94,27 @@ def test_a_waiting_call_is_decided(console: Console, manager: SessionManager, op
     page = open_page(conversation(console, "calls"))
     ask = page.get_by_role("region", name="Decision about pay")
     expect(ask).to_contain_text("it costs money")
-    other = open_page(conversation(console, "calls"))  # two browsers on one session
+    second_page = open_page(conversation(console, "calls"))  # two browsers on one session
     ask.get_by_label("Arguments").fill('{"broken": my-secret')
     ask.get_by_role("button", name="Approve").click()
     expect(page.get_by_text("they are not JSON")).to_be_visible()
     ask.get_by_label("Why not").fill("too dear")
     ask.get_by_role("button", name="Reject").click()
-    for each in (page, other):
-        expect(each.get_by_text("it was rejected", exact=True)).to_be_visible()
-        expect(each.get_by_role("region", name="Decision about pay")).to_have_count(0)
+    for browser in (page, second_page):
+        expect(browser.get_by_text("it was rejected", exact=True)).to_be_visible()
+        expect(browser.get_by_role("region", name="Decision about pay")).to_have_count(0)
     assert execution.wait().text == "it was rejected"
     assert "my-secret" not in console.log.read_text()
-    send(other, "approve with other arguments")
+    send(second_page, "approve with other arguments")
     ask.get_by_label("Arguments").fill('{"amount": 4}')
     ask.get_by_role("button", name="Approve").click()
-    expect(other.get_by_text("it was approved", exact=True)).to_be_visible()
-    expect(other.locator("article.turn").nth(1).locator("summary").first).to_contain_text('"amount": 4')
-    send(other, "outside")
+    expect(second_page.get_by_text("it was approved", exact=True)).to_be_visible()
+    expect(second_page.locator("article.turn").nth(1).locator("summary").first).to_contain_text('"amount": 4')
+    send(second_page, "outside")
     ask.get_by_label("Result").fill("5 kg")
     ask.get_by_role("button", name="Send the result").click()
-    expect(other.get_by_text("it was provided", exact=True)).to_be_visible()
-    send(other, "from the other browser")
+    expect(second_page.get_by_text("it was provided", exact=True)).to_be_visible()
+    send(second_page, "from the other browser")
     expect(page.get_by_text("echo: from the other browser", exact=True)).to_be_visible()
 
 
@@ -160,9 +160,9 @@ def test_a_message_of_a_megabyte_is_shown_in_parts(
     answer = page.locator(".turn .said.answer")
     expect(answer).to_contain_text("echo: <b>xxx")
     while (more := answer.get_by_role("button", name="Show more")).count():
-        left = more.inner_text()
+        label = more.inner_text()
         more.click()
-        expect(answer.get_by_role("button", name=left, exact=True)).to_have_count(0)
+        expect(answer.get_by_role("button", name=label, exact=True)).to_have_count(0)
     expect(answer).to_contain_text("the end")
 
 

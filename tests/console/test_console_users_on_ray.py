@@ -9,10 +9,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
-
 from console_engine import Engine
 from console_server import NAMESPACE, TOKENS, Console
+from playwright.sync_api import Page, expect
+
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 
@@ -47,15 +47,15 @@ def test_a_user_logs_in_and_sees_what_is_theirs(guarded: Console, open_page: Cal
     expect(page.locator("tbody tr")).to_have_count(1)
     expect(page.locator("tbody")).to_contain_text("ann's talk")
     expect(page.get_by_label("User", exact=True)).to_have_count(0)
-    (cookie,) = (each for each in page.context.cookies() if each["name"] == "turnwise_token")
+    (cookie,) = (cookie for cookie in page.context.cookies() if cookie["name"] == "turnwise_token")
     assert cookie["httpOnly"] and cookie["sameSite"] == "Lax" and cookie["path"] == "/console"
     assert TOKENS["ann"] not in page.content() and "secret" not in page.url
-    other = page.context.new_page()
-    other.goto(f"{guarded.url}/sessions")
-    expect(other.locator("tbody tr")).to_have_count(1)
+    second_page = page.context.new_page()
+    second_page.goto(f"{guarded.url}/sessions")
+    expect(second_page.locator("tbody tr")).to_have_count(1)
     page.get_by_role("button", name="Log out").click()
     expect(page).to_have_url(re.compile("/console/login"))
-    expect(other).to_have_url(re.compile("/console/login"))
+    expect(second_page).to_have_url(re.compile("/console/login"))
     page.goto(f"{guarded.url}/sessions")
     expect(page).to_have_url(re.compile("/console/login"))
 
@@ -76,10 +76,10 @@ def test_an_operator_sees_all_users_and_acts_for_each(guarded: Console, open_pag
 def answer(console: Console, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection(urlsplit(console.url).netloc, timeout=30)
     connection.request(method, f"/console{path}", headers={name.replace("_", "-"): headers[name] for name in headers})
-    found = connection.getresponse()
-    found.read()
+    response = connection.getresponse()
+    response.read()
     connection.close()
-    return found
+    return response
 
 
 SOCKET = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13"}
@@ -107,7 +107,7 @@ def test_pages_and_websockets_are_for_those_who_logged_in(guarded: Console, open
     nobodys = re.sub("client_id=[^&]*&", "", path)
     assert answer(guarded, nobodys, **SOCKET, **ann).status == 403
     assert answer(guarded, "/logout", "POST", Origin="http://evil.example").status == 403
-    found = answer(guarded, "/login?next=//evil.example/console/", **ann)
-    assert found.status == 200 and "default-src 'self'" in (found.headers["content-security-policy"])
+    response = answer(guarded, "/login?next=//evil.example/console/", **ann)
+    assert response.status == 200 and "default-src 'self'" in (response.headers["content-security-policy"])
     log = guarded.log.read_text()
     assert "secret" not in log and "was here" not in log

@@ -15,8 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.console.gate import COOKIE, Gate
-from turnwise.console.viewer import Viewer
+from turnwise.console.access.gate import COOKIE, Gate
+from turnwise.console.access.viewer import Viewer
 from turnwise.http import BearerTokens, HttpSettings, Identity, Service
 
 TOKEN = 'a-secret;with "signs'.replace(" ", "-") + "-%3d"
@@ -24,9 +24,9 @@ TOKEN = 'a-secret;with "signs'.replace(" ", "-") + "-%3d"
 
 @asynccontextmanager
 async def guarded(
-    prefix: str = "", *, has_auth: bool = True, left: list[Identity] | None = None
+    prefix: str = "", *, has_auth: bool = True, ended: list[Identity] | None = None
 ) -> AsyncIterator[httpx.AsyncClient]:
-    left = [] if left is None else left
+    ended = [] if ended is None else ended
 
     async def pages(scope: Scope, receive: Receive, send: Send) -> None:
         viewer = Viewer.of(scope)
@@ -39,7 +39,7 @@ async def guarded(
     manager = AsyncSessionManager("memory://gate", engine=EchoEngine(), read_only=True)
     service = Service(manager, HttpSettings(), BearerTokens({TOKEN: Identity("ann")}) if has_auth else None)
     app = FastAPI()
-    app.mount("/console", Gate(service, pages, ready, lambda _: None, left.append))
+    app.mount("/console", Gate(service, pages, ready, lambda _: None, ended.append))
     outer = FastAPI()
     outer.mount(prefix or "/", app)
     transport = httpx.ASGITransport(outer)
@@ -49,11 +49,11 @@ async def guarded(
 
 @pytest.mark.parametrize("prefix", ["", "/under/another"])
 async def test_a_login_leads_where_the_viewer_wanted_to_go(prefix: str) -> None:
-    left: list[Identity] = []
-    async with guarded(prefix, left=left) as client:
-        asked = await client.get("/session?id=chat&user=bob")
-        assert asked.status_code == 303
-        login = asked.headers["location"]
+    ended: list[Identity] = []
+    async with guarded(prefix, ended=ended) as client:
+        redirect = await client.get("/session?id=chat&user=bob")
+        assert redirect.status_code == 303
+        login = redirect.headers["location"]
         assert login.startswith(f"{prefix}/console/login?next=")
         page = await client.get(f"https://here{login}")
         assert page.status_code == 200 and f'action="{prefix}/console/login?next=' in page.text
@@ -66,16 +66,16 @@ async def test_a_login_leads_where_the_viewer_wanted_to_go(prefix: str) -> None:
         assert all(part in cookie for part in ("HttpOnly", "SameSite=lax", "Secure", f"Path={prefix}/console"))
         assert (await client.get("/sessions")).text == f"ann at {prefix}/console/sessions?q=a+b"
         assert (await client.post("/logout", headers={"Origin": "https://here"})).status_code == 303
-        assert COOKIE not in client.cookies and left == [Identity("ann")]
+        assert COOKIE not in client.cookies and ended == [Identity("ann")]
         assert (await client.get("/sessions")).status_code == 303
 
 
 @pytest.mark.parametrize(
-    "asked", ["//evil.example/", "https://evil.example", "/elsewhere", "/console/\\evil", "javascript:alert(1)"]
+    "target", ["//evil.example/", "https://evil.example", "/elsewhere", "/console/\\evil", "javascript:alert(1)"]
 )
-async def test_a_login_leads_nowhere_else(asked: str) -> None:
+async def test_a_login_leads_nowhere_else(target: str) -> None:
     async with guarded() as client:
-        page = await client.post(f"/login?next={quote(asked, safe='')}", data={"token": TOKEN})
+        page = await client.post(f"/login?next={quote(target, safe='')}", data={"token": TOKEN})
         assert page.headers["location"] == "/console/"
 
 
@@ -103,11 +103,11 @@ async def test_without_authentication_everybody_is_let_in() -> None:
 
 
 @pytest.mark.parametrize("kind", ["websocket", "http"])
-async def test_each_open_page_is_one_of_the_streams_that_a_user_may_have(kind: str) -> None:
-    gone = asyncio.Event()
+async def test_each_open_page_counts_as_a_stream_of_its_user(kind: str) -> None:
+    leave = asyncio.Event()
 
     async def page(scope: Scope, receive: Receive, send: Send) -> None:
-        await gone.wait()
+        await leave.wait()
 
     async def ready() -> None:
         pass
@@ -136,6 +136,6 @@ async def test_each_open_page_is_one_of_the_streams_that_a_user_may_have(kind: s
     refusal = ["websocket.close"] if kind == "websocket" else ["http.response.start", "http.response.body"]
     assert await connect("bob") == refusal, "it is a page of somebody else"
     assert await connect("ann") == refusal
-    gone.set()
+    leave.set()
     assert await first == []
     assert await connect("ann") == []

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.console.app import _Console
-from turnwise.console.conversation import _Conversation
-from turnwise.console.frame import Frame
-from turnwise.console.memories import _Memories
+from turnwise.console.elements.frame import Frame
+from turnwise.console.pages.conversation import _Conversation
+from turnwise.console.pages.memories import _Memories
 from turnwise.http import HttpSettings, Service
 
 
@@ -46,9 +46,9 @@ async def test_pages_that_could_not_be_started_are_started_by_the_next_request(
 async def test_a_page_tries_again_whatever_has_failed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str | None] = []
+    messages: list[str | None] = []
     frame: Any = object.__new__(Frame)
-    frame.wake, frame.show = asyncio.Event(), said.append
+    frame.wake, frame.show = asyncio.Event(), messages.append
     tries: list[int] = []
 
     async def work() -> None:
@@ -58,10 +58,10 @@ async def test_a_page_tries_again_whatever_has_failed(
             raise ValueError("a mistake")
 
     await frame.repeat(work)
-    assert said == ["This did not work: the service's log has the cause. Trying again.", None]
+    assert messages == ["This did not work: the service's log has the cause. Trying again.", None]
     assert "a mistake" in caplog.text
 
-    monkeypatch.setattr("turnwise.console.conversation.REFRESH_S", 0)
+    monkeypatch.setattr("turnwise.console.pages.conversation.REFRESH_S", 0)
     page: Any = object.__new__(_Conversation)
     nothing = SimpleNamespace(clear=lambda: None, is_stored=lambda: None)
     page._live, page._frame, page._session, page._followed = nothing, frame, SimpleNamespace(), "run"
@@ -71,11 +71,11 @@ async def test_a_page_tries_again_whatever_has_failed(
 
 
 async def test_a_further_page_of_memories_is_not_shown_under_another_user() -> None:
-    asked, answered = asyncio.Event(), asyncio.Event()
+    requested, answered = asyncio.Event(), asyncio.Event()
 
     class Memory:
         async def list(self, limit: int, cursor: str) -> Any:
-            asked.set()
+            requested.set()
             await answered.wait()
             return _Page(["Ann's"])
 
@@ -84,10 +84,10 @@ async def test_a_further_page_of_memories_is_not_shown_under_another_user() -> N
     page._list, page._show, page._set_cursor = nullcontext(), shown.extend, lambda _: None
     page._session, page._cursor = SimpleNamespace(memory=Memory()), "50"
     for user in ("bob", "ann"):
-        asked.clear()
+        requested.clear()
         answered.clear()
         further = asyncio.create_task(page._next())
-        await asked.wait()
+        await requested.wait()
         if user == "bob":
             page._session = SimpleNamespace(memory=Memory())
         answered.set()

@@ -20,10 +20,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.console import app as console_app, gate, mount
-from turnwise.console.tags import button
+from turnwise.console import app as console_app, mount
+from turnwise.console.access import gate
+from turnwise.console.elements.tags import button
 from turnwise.http import HttpSettings, Identity, Service
-from turnwise.http.listening import Server, listen
+from turnwise.http.server.listening import Server, listen
 
 END_S = 30.0
 
@@ -50,9 +51,9 @@ class Console:
         (client_id,) = set(Client.instances) - before
         page = Page(self, user, client_id)
         with Client.instances[client_id].content:
-            made: Any = button("Count", lambda: page.clicks.append(user))
-        page.element = made.id
-        (listener,) = made._event_listeners.values()
+            element: Any = button("Count", lambda: page.clicks.append(user))
+        page.element = element.id
+        (listener,) = element._event_listeners.values()
         page.listener = listener.id
         return page
 
@@ -88,9 +89,11 @@ class Page:
     @asynccontextmanager
     async def socket(self, user: str = "") -> AsyncIterator[Socket]:
         headers = {"Cookie": f"{gate.COOKIE}={user or self.user}"}
-        async with connect(f"ws://{self.path}?{self.query}&transport=websocket", additional_headers=headers) as made:
-            socket = Socket(made, self.id)
-            await made.send("40")
+        async with connect(
+            f"ws://{self.path}?{self.query}&transport=websocket", additional_headers=headers
+        ) as websocket:
+            socket = Socket(websocket, self.id)
+            await websocket.send("40")
             await socket.until("40")
             yield socket
 
@@ -184,8 +187,8 @@ async def test_what_stands_for_a_socket_goes_on_with_its_own_only() -> None:
         async with httpx.AsyncClient() as client:
             opened = await client.get(f"http://{ann.path}?{ann.query}&transport=polling", headers=headers["ann"])
             sid = json.loads(opened.text[1:])["sid"]
-            others = f"http://{bob.path}?{bob.query}&transport=polling&sid={sid}"
-            assert (await client.post(others, content="40", headers=headers["bob"])).status_code == 403
+            address = f"http://{bob.path}?{bob.query}&transport=polling&sid={sid}"
+            assert (await client.post(address, content="40", headers=headers["bob"])).status_code == 403
             own = f"http://{ann.path}?{ann.query}&transport=polling&sid={sid}"
             assert (await client.post(own, content="40", headers=headers["bob"])).status_code == 403
             assert (await client.post(own, content="40", headers=headers["ann"])).status_code == 200
@@ -241,8 +244,8 @@ async def test_a_browser_writes_nothing_into_the_log(caplog: pytest.LogCaptureFi
             path = "/console/no%0AERROR%20turnwise:%20forged%1b[2J"
             await client.get(f"http://{console.address}{path}", headers={"Cookie": f"{gate.COOKIE}=ann"})
         logging.getLogger("nicegui").warning("%s", forged)
-        told = [record.getMessage() for record in caplog.records if record.name.startswith(("nicegui", "turnwise"))]
-        assert told[-1:] and all(text.isprintable() for text in told), told
+        messages = [record.getMessage() for record in caplog.records if record.name.startswith(("nicegui", "turnwise"))]
+        assert messages[-1:] and all(text.isprintable() for text in messages), messages
 
 
 MALFORMED: list[list[Any]] = [
@@ -275,7 +278,10 @@ async def test_messages_that_nobody_expects_change_nothing(caplog: pytest.LogCap
         async with ann.socket() as socket:
             for name in ("event", "handshake", "ack", "log", "javascript_response", "connect", "disconnect", "other"):
                 for args in MALFORMED:
-                    full = [{**ann.click, **each} if isinstance(each, dict) and each else each for each in args]
+                    full = [
+                        {**ann.click, **argument} if isinstance(argument, dict) and argument else argument
+                        for argument in args
+                    ]
                     await socket.emit(name, *full)
             await socket.settled()
             before = len(ann.clicks)  # some were right

@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise.console.text import ago, json_text
+from turnwise.console.elements.text import ago, json_text
 from turnwise.memory.conversation.plain_text import plain
 
 
@@ -18,14 +18,14 @@ from turnwise.memory.conversation.plain_text import plain
         ("שלום مرحبا 你好 👩\u200d💻", "שלום مرحبا 你好 👩\u200d💻"),
     ],
 )
-def test_what_would_steer_a_terminal_or_turn_the_writing_is_shown_as_a_sign(text: str, shown: str) -> None:
+def test_control_and_direction_characters_are_shown_as_signs(text: str, shown: str) -> None:
     assert plain(text) == shown
     assert plain(shown) == shown
 
 
 def test_json_and_times_are_read_by_people() -> None:
     assert json_text({"é": ["\x1b"]}) == '{\n  "é": [\n    "\\u001b"\n  ]\n}'
-    assert [ago(at, 100_000) for at in (99_990, 99_000, 90_000, 0)] == [
+    assert [ago(time, 100_000) for time in (99_990, 99_000, 90_000, 0)] == [
         "just now",
         "17 min ago",
         "3 h ago",

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from test_packed_host import Patient
 
 from engines import ScriptedEngine
 from packed_hosts import Hosting, OpenResources
 from schedules import SESSION
 from session_memories import Book, MemoryStage
-from test_packed_host import Patient
-from turnwise.actors.cluster.batcher import Batcher
-from turnwise.actors.cluster.memory_actor import MemoryHost
+from turnwise.actors.cluster.shared_actors.batcher import Batcher
+from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost

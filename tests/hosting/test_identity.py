@@ -23,7 +23,7 @@ from ray import cloudpickle
 from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.cluster.placement import Dedicated
-from turnwise.actors.cluster.remote_memory import RemoteMemory
+from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.registry import ToolRegistry

@@ -16,15 +16,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from test_agents_on_ray import until
 
 import large_settings
 from engines import ScriptedEngine, process_of
 from large_settings import RESUMED, Deadly, Librarian, end_all, handbook, text_of
-from test_agents_on_ray import until
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.remote_memory import RemoteMemory
+from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.loading import FREE_STARTS

@@ -38,7 +38,7 @@ FROZEN_S = 3.0
 
 
 def ends(told: Acknowledged) -> int:
-    return sum(note.what == "end" for note in told)
+    return sum(note.kind == "end" for note in told)
 
 
 def freeze(server: PostgresServer | RedisServer) -> None:

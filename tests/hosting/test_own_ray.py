@@ -47,8 +47,8 @@ async def count_ticks(over: asyncio.Event) -> int:
 async def first_life(folder: Path) -> dict[str, Any]:
     """Open a manager, and cancel a tool that is a Ray task."""
     import ray
-
     from test_ray_tools import linger, start
+
     from turnwise.actors.inference.echo import EchoEngine
     from turnwise.actors.inference.tools.tool import tool
 
@@ -137,8 +137,8 @@ def test_workers_that_ignore_sigint_are_warned_about_once(ray_session: Any) -> N
 
         def call(self) -> list[str]:
             import ray
-
             from test_ray_tools import call, whereabouts
+
             from turnwise.actors.inference.tools.tool import tool
 
             said: list[str] = []

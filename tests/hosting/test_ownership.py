@@ -16,11 +16,11 @@ from types import ModuleType
 from typing import Any, get_args
 
 import pytest
+from test_outages import AwayStore
 
 from engines import ScriptedEngine
 from forks import Fork
 from scale import share
-from test_outages import AwayStore
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
@@ -209,7 +209,9 @@ async def drive(address: str, folder: Path, number: str) -> None:
         ) as manager:
             sizes = Workload(appends=0.2, cancels=0.2, follows=0.2, forks=0.0, run_timeout_s=BOUND_S)
             left = iter(range(ASKED))
-            caller = Caller(manager, name, name=number, workload=sizes, told=acknowledged, seed=f"{name} {number}")
+            caller = Caller(
+                manager, name, name=number, workload=sizes, acknowledged=acknowledged, seed=f"{name} {number}"
+            )
             calling = asyncio.create_task(caller.call(lambda: next(left, None) is None))
             session = await manager.open(name)
             for at in range(SHARED):

@@ -18,7 +18,7 @@ def test_a_ray_address_at_which_nobody_answers_is_refused_at_once(
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(ConfigError, match=rf"{address}.*nobody answers there .*`ray start --head`"):
+        with pytest.raises(ConfigError, match=rf"{address}.*no Ray answers there .*`ray start --head`"):
             SessionManager(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine()).open("trip")
 
 

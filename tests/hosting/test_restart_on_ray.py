@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from memory_engines import Mirror
 from test_agents_on_ray import until
 from test_sessions_on_ray import kill
+
+from memory_engines import Mirror
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.gc_tuning import THRESHOLDS
 from turnwise.memory.longterm.items.sql import SQLItems

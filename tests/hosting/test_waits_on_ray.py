@@ -10,11 +10,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from test_agents_on_ray import until
+from test_sessions_on_ray import python
 
 from engines import Asking
 from scale import share
-from test_agents_on_ray import until
-from test_sessions_on_ray import python
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager

@@ -39,17 +39,17 @@ async def awaited(connection: HTTPConnection) -> Identity | str | None:
 
 @pytest.mark.parametrize("auth", [plain, identities, awaited])
 async def test_a_function_says_who_makes_a_request(auth: Any) -> None:
-    asked: list[HTTPConnection] = []
+    connections: list[HTTPConnection] = []
 
     def counted(connection: HTTPConnection) -> Identity | str | Awaitable[Identity | str | None] | None:
-        asked.append(connection)
+        connections.append(connection)
         return auth(connection)  # type: ignore[no-any-return]
 
     manager = AsyncSessionManager("memory://auth", engine=EchoEngine())
     transport = httpx.ASGITransport(create_app(manager, auth=counted))
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         assert (await client.get("/openai/v1/models", headers={"X-User": "ann"})).is_success
-        assert len(asked) == 1
+        assert len(connections) == 1
         for path in ("/openai/v1/models", "/v1/sessions", "/v1/sessions/chat", "/v1/runs"):
             refused = await client.get(path)
             assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer", path
@@ -71,12 +71,12 @@ async def test_a_function_that_raises_gets_the_answer_of_its_error(error: Except
     transport = httpx.ASGITransport(create_app(manager, auth=raising))
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         for path in ("/openai/v1/models", "/v1/sessions"):
-            found = await client.get(path)
-            assert found.status_code == (403 if isinstance(error, RefusedError) else 429), path
+            response = await client.get(path)
+            assert response.status_code == (403 if isinstance(error, RefusedError) else 429), path
 
 
 @pytest.mark.parametrize(
-    ("users", "why"),
+    ("users", "reason"),
     [
         ({}, "nobody could use the service"),
         ({"short": "ann"}, "16 or more printable ASCII characters"),
@@ -93,7 +93,7 @@ async def test_a_function_that_raises_gets_the_answer_of_its_error(error: Except
     ],
 )
 def test_tokens_that_cannot_be_used_are_refused_and_not_quoted(
-    users: Any, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    users: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tokens.json").write_text(json.dumps(users), encoding="utf-8")
     monkeypatch.setenv("TURNWISE_HTTP_TOKENS", json.dumps(users))
@@ -102,7 +102,7 @@ def test_tokens_that_cannot_be_used_are_refused_and_not_quoted(
         BearerTokens.from_environment,
     ]
     for read in reads:
-        with pytest.raises(ConfigError, match=why) as caught:
+        with pytest.raises(ConfigError, match=reason) as caught:
             read()
         assert TOKEN not in str(caught.value)
 
@@ -134,6 +134,6 @@ def test_callers_without_authentication_share_the_streams_of_the_service() -> No
     caller: Any = Caller(service, None, None)  # type: ignore[arg-type]
     with ExitStack() as rooms:
         for _ in range(3):
-            rooms.enter_context(caller.room(wanted=True))
+            rooms.enter_context(caller.room(is_needed=True))
         with pytest.raises(TooManyStreams, match="3 streams"):
-            caller.room(wanted=True)
+            caller.room(is_needed=True)

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import serve_objects
 from typer.testing import CliRunner
 
-import serve_objects
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.cli import app
 from turnwise.errors import ConfigError
 from turnwise.http.assembly import Assembly, _memory, _working_memory, assemble, overflow_of
 from turnwise.http.config import load
-from turnwise.http.listening import url_of
-from turnwise.http.server import listen
+from turnwise.http.server.listening import url_of
+from turnwise.http.server.processes import listen
 from turnwise.memories import ExtractiveMemory, LexicalMemory, StaticMemory
 from turnwise.memory.working.formats import Markdown
 from turnwise.strategies.summarize import Summarize
@@ -35,9 +35,9 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "serve.toml"
 
 
-def made(file: Path, text: str, **given: Any) -> Assembly:
+def assembled(file: Path, text: str, **overrides: Any) -> Assembly:
     file.write_text(text, encoding="utf-8")
-    return assemble(*load(file, **given))
+    return assemble(*load(file, **overrides))
 
 
 def test_the_example_is_valid_and_says_all_that_it_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -62,13 +62,13 @@ def test_options_come_before_the_environment_and_the_environment_before_the_file
     monkeypatch.setenv("TURNWISE_SERVE_PORT", "2")
     monkeypatch.setenv("TURNWISE_SERVE_ENGINES__MAIN__SYSTEM", "Be brief.")
     monkeypatch.setenv("TURNWISE_HTTP_MAX_BODY_BYTES", "77")
-    config = made(file, f"port = 1\nworkers = 1\n{ENGINE}[http]\nmax_body_bytes = 5\n", workers=3).config
+    config = assembled(file, f"port = 1\nworkers = 1\n{ENGINE}[http]\nmax_body_bytes = 5\n", workers=3).config
     assert (config.port, config.workers, config.http.max_body_bytes) == (2, 3, 77)
     assert (config.engines["main"].model, config.engines["main"].system) == ("m", "Be brief.")
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "key", "why"),
+    ("text", "line", "key", "reason"),
     [
         ("port = 1\n\n[engines.main]\n# a comment\nmodle = 'm'\n", 5, "engines.main.modle", "no such key"),
         ("port = 90000\n", 1, "port", "65535"),
@@ -99,21 +99,23 @@ def test_options_come_before_the_environment_and_the_environment_before_the_file
         ("port = 1\n", None, "engines", "--model"),
     ],
 )
-def test_a_mistake_is_named_with_its_key_and_line(file: Path, text: str, line: int | None, key: str, why: str) -> None:
+def test_a_mistake_is_named_with_its_key_and_line(
+    file: Path, text: str, line: int | None, key: str, reason: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        made(file, text)
+        assembled(file, text)
     place = f"{file}:{line}: {key}" if line else key
     assert caught.value.setting.endswith(place), caught.value
-    assert why in caught.value.why, caught.value
+    assert reason in caught.value.why, caught.value
 
 
-def test_all_mistakes_are_named_and_a_secret_that_was_pasted_in_is_not_quoted(file: Path) -> None:
+def test_all_mistakes_are_named_and_no_pasted_secret_is_quoted(file: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        made(file, "[engines.main]\nmodel = 'm'\nkey = 'sk-12-34'\napi_key = 'sk-12-34'\n[packed]\nhosts = 0\n")
-    told = str(caught.value)
-    assert f"{file}:3: engines.main.key" in told and f"{file}:4: engines.main.api_key" in told
-    assert f"{file}:6: packed.hosts" in told
-    assert "sk-12" not in told
+        assembled(file, "[engines.main]\nmodel = 'm'\nkey = 'sk-12-34'\napi_key = 'sk-12-34'\n[packed]\nhosts = 0\n")
+    message = str(caught.value)
+    assert f"{file}:3: engines.main.key" in message and f"{file}:4: engines.main.api_key" in message
+    assert f"{file}:6: packed.hosts" in message
+    assert "sk-12" not in message
 
 
 def test_a_wrong_variable_is_named_rather_than_the_line_that_it_overrides(
@@ -121,17 +123,17 @@ def test_a_wrong_variable_is_named_rather_than_the_line_that_it_overrides(
 ) -> None:
     monkeypatch.setenv("TURNWISE_SERVE_PORT", "many")
     with pytest.raises(ConfigError, match=r"^TURNWISE_SERVE_PORT: port='many'"):
-        made(file, f"port = 1\n{ENGINE}")
+        assembled(file, f"port = 1\n{ENGINE}")
     monkeypatch.setenv("TURNWISE_SERVE_PORT", "1")
     monkeypatch.setenv("TURNWISE_SERVE_SESSION", "no json")
     with pytest.raises(ConfigError, match="JSON"):
-        made(file, ENGINE)
+        assembled(file, ENGINE)
 
 
 def test_objects_of_ones_own_are_imported(file: Path) -> None:
     text = "auth = 'serve_objects:auth'\n[engines.own]\nobject = 'serve_objects:engine'\n"
-    found = made(file, f"{text}[overflow]\nstrategy = 'none'\n")
-    assert type(found.engines["own"]).__name__ == "EchoEngine"
+    assembly = assembled(file, f"{text}[overflow]\nstrategy = 'none'\n")
+    assert type(assembly.engines["own"]).__name__ == "EchoEngine"
 
 
 def test_memories_notes_and_a_strategy_of_each_kind_are_made(file: Path, tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ template = "# Plan"
 [overflow]
 object = "serve_objects:strategy"
 """
-    made(file, text)
+    assembled(file, text)
     config, source = load(file)
     assert config.working_memory and config.working_memory.per == "user"
     engines = assemble(config, source).engines
@@ -176,7 +178,7 @@ def test_summaries_are_written_by_the_engine_that_is_named(file: Path) -> None:
     text = f"{ENGINE}[engines.small]\nmodel = 's'\nbase_url = 'http://127.0.0.1:9/v1'\n"
     text += "[overflow]\nstrategy = 'summarize'\nengine = 'small'\nkeep_turns = 3\n"
     with pytest.raises(ConfigError, match=r"session\.max_context_tokens=None: the window of model 'm' is not known"):
-        made(file, text)
+        assembled(file, text)
     file.write_text(f"{text}[session]\nmax_context_tokens = 8000\n", encoding="utf-8")
     config, source = load(file)
     engines = assemble(config, source).engines
@@ -189,12 +191,12 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy(file: Path) -> None:
     with listen(*load(file)) as taken:
         port = int(url_of(taken).rpartition(":")[2])
         file.write_text(f"\nport = {port}\n{ENGINE}", encoding="utf-8")
-        with pytest.raises(ConfigError, match=r":2: port=\d+: nobody can listen there \(Address already in use\)"):
+        with pytest.raises(ConfigError, match=r":2: port=\d+: the port cannot be opened \(Address already in use\)"):
             listen(*load(file))
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "reason"),
     [
         ([], "there is no engine: give --model"),
         (["--model", "m"], "OPENAI_API_KEY"),
@@ -207,7 +209,7 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy(file: Path) -> None:
         (["--demo", "--packed", "0"], "from 1"),
     ],
 )
-def test_what_keeps_it_from_starting_is_one_line(words: list[str], why: str, tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["serve", *words])
-    assert told.exit_code == 1 and told.stderr.startswith("error: ") and why in told.stderr, told.output
-    assert told.stderr.count("\n") == 1
+def test_what_keeps_it_from_starting_is_one_line(words: list[str], reason: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["serve", *words])
+    assert result.exit_code == 1 and result.stderr.startswith("error: ") and reason in result.stderr, result.output
+    assert result.stderr.count("\n") == 1

@@ -15,7 +15,7 @@ from turnwise.cli.mcp import _Guarded
 from turnwise.http import BearerTokens, create_app
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
-from turnwise.http.paths import InPath, SegmentPaths, header_of_id, id_of_header, path_of
+from turnwise.http.middleware.paths import InPath, SegmentPaths, header_of_id, id_of_header, path_of
 
 NATIVE = [
     ("GET", "/nope", b"", 404, "not_found"),
@@ -109,7 +109,7 @@ ODD = ["a/b", "a?b", "a#b", "a b", " a ", "%2e%2e", "a%2Fb", "...", "../a", "a/.
 
 
 @pytest.mark.parametrize("id", ODD)
-async def test_what_is_an_id_is_reached_by_its_address_and_by_a_header(id: str) -> None:
+async def test_an_id_is_reached_by_its_path_and_by_a_header(id: str) -> None:
     app = FastAPI()
     app.add_middleware(SegmentPaths)
 

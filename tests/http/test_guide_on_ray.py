@@ -51,8 +51,8 @@ def test_its_requests_work_against_a_service_with_tokens(ray_address: str, tmp_p
 
 def test_its_file_of_tokens_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "tokens.json").write_text(TOKENS, encoding="utf-8")
-    found = BearerTokens.from_file(tmp_path / "tokens.json").find("another-long-secret")
-    assert found and found.is_operator
+    identity = BearerTokens.from_file(tmp_path / "tokens.json").find("another-long-secret")
+    assert identity and identity.is_operator
 
 
 def test_its_configuration_has_keys_that_exist(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_its_commands_exist() -> None:
 
 def test_the_mistake_that_it_shows_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (shown,), (file,) = texts("text"), texts("toml")
-    told = re.findall(r"^error: (.*)$", shown.text, re.MULTILINE)
+    mistakes = re.findall(r"^error: (.*)$", shown.text, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     Path("serve.toml").write_text(file.text.replace("model =", "modle =", 1), encoding="utf-8")
     checked = CliRunner().invoke(app, ["serve", "--config", "serve.toml", "--check"])
     assert checked.exit_code == 1
-    assert told[0] in checked.stderr
+    assert mistakes[0] in checked.stderr

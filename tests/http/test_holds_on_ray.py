@@ -35,8 +35,10 @@ HUGE = "x" * MOST_BYTES
 
 def _tools(form: str, count: int, properties: int) -> list[dict[str, Any]]:
     """Return tools as a dialect has them."""
-    schema = {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(properties)}}
-    tools: list[dict[str, Any]] = [{"name": f"t{at}", "description": "", "parameters": schema} for at in range(count)]
+    schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(properties)}}
+    tools: list[dict[str, Any]] = [
+        {"name": f"t{index}", "description": "", "parameters": schema} for index in range(count)
+    ]
     if form == "chat":
         return [{"type": "function", "function": tool} for tool in tools]
     return [{"type": "function", **tool} for tool in tools] if form == "responses" else tools
@@ -47,7 +49,7 @@ AT_BOUND: dict[str, Any] = {
     "blocks": [{"kind": "user", "text": "hello"}] * MAX_BLOCKS,
     "parts": [{"role": "user", "content": [{"type": "input_text", "text": "hello"}] * MAX_BLOCKS}],
     "chat parts": [{"role": "user", "content": [{"type": "text", "text": "hello"}] * MAX_BLOCKS}],
-    "dialogue": [{"role": each, "content": "hello"} for each in ("user", "assistant")] * (MOST_VALUES // 6),
+    "dialogue": [{"role": role, "content": "hello"} for role in ("user", "assistant")] * (MOST_VALUES // 6),
     "messages": [{"id": "m1", "role": "user", "content": "hello"}] * MAX_BLOCKS,
     **{f"tools of {form}": _tools(form, 128, 20) for form in ("responses", "chat", "ours")},
     "names": [f"name {number}" for number in range(MAX_NAMES)],
@@ -61,7 +63,7 @@ TOO_MANY: dict[str, Any] = {
     "objects": [{"kind": "user", "text": "x"}] * (MOST_VALUES // 3),
     "wrong objects": [{"a": 1, "b": 2, "c": 3}] * (MOST_VALUES // 4),
     "members": {f"name {number}": number for number in range(MOST_VALUES)},
-    "schema": {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(MOST_VALUES // 3)}},
+    "schema": {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(MOST_VALUES // 3)}},
     "text": HUGE,
     "a text with commas": "a, " * (MOST_BYTES // 3),
     "a text of quotes": '"' * (MOST_BYTES // 2),
@@ -120,11 +122,11 @@ def bodies(route: APIRoute) -> Iterator[tuple[str, bytes]]:
         return
     yield from _some(route, BYTES.items())
     model: Any = route.body_field.field_info.annotation
-    models = [each for each in (model, *getattr(model, "__args__", ())) if hasattr(each, "model_fields")]
+    models = [candidate for candidate in (model, *getattr(model, "__args__", ())) if hasattr(candidate, "model_fields")]
     assert models, f"{route.path} takes {model}, of which this test knows nothing: teach it"
     (model,) = models
     examples = (model.model_config.get("json_schema_extra") or {}).get("examples") or [{}]
-    needed = next((each for path, each in RIGHT.items() if route.path.startswith(path)), examples[0])
+    needed = next((example for path, example in RIGHT.items() if route.path.startswith(path)), examples[0])
     for row, (name, field) in enumerate(model.model_fields.items()):
         has_members = any(
             word in str(field.annotation).lower() for word in ("list", "dict", "any", "json", "turnwise", "ag_ui")
@@ -140,7 +142,7 @@ def bodies(route: APIRoute) -> Iterator[tuple[str, bytes]]:
 def _some(route: APIRoute, requests: Iterable[Request]) -> list[Request]:
     """Return the request of all whose turn it is with this route; with `make races` all."""
     requests = list(requests)
-    first = ROUTES.index(next(each for each in ROUTES if each[1] is route)) % len(requests)
+    first = ROUTES.index(next(route_entry for route_entry in ROUTES if route_entry[1] is route)) % len(requests)
     return requests if share(2, 2) == 2 else [requests[first]]
 
 
@@ -176,11 +178,16 @@ def users(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def test_all_routes_of_the_description_are_tried() -> None:
-    described = {(method.upper(), path) for path, each in _app().openapi()["paths"].items() for method in each}
+    described = {
+        (method.upper(), path) for path, operation in _app().openapi()["paths"].items() for method in operation
+    }
     assert described <= {(method, route.path_format) for method, route in ROUTES} and len(described) > 60
 
 
-@pytest.mark.parametrize(("method", "route"), [pytest.param(*each, id=f"{each[0]} {each[1].path}") for each in ROUTES])
+@pytest.mark.parametrize(
+    ("method", "route"),
+    [pytest.param(*route_entry, id=f"{route_entry[0]} {route_entry[1].path}") for route_entry in ROUTES],
+)
 def test_no_request_holds_another_user_up(users: Users, method: str, route: APIRoute) -> None:
     broken = list(_broken(users.ann, users.bob, method, route))
     assert not broken, "\n".join(broken)
@@ -189,24 +196,24 @@ def test_no_request_holds_another_user_up(users: Users, method: str, route: APIR
 def _broken(ann: httpx.Client, bob: httpx.Client, method: str, route: APIRoute) -> Iterator[str]:
     """Send a route its worst requests while another user works; yield those that held him up, each time they came."""
     path = _path(ann, route)
-    requests = [(f"query {each[:20]}", each, b"") for each in _some(route, QUERIES)]
-    requests += [(what, "", body) for what, body in bodies(route)]
+    requests = [(f"query {query_text[:20]}", query_text, b"") for query_text in _some(route, QUERIES)]
+    requests += [(label, "", body) for label, body in bodies(route)]
     _take(bob)
     scale = slowness()
-    for what, query, body in requests:
+    for label, query, body in requests:
         status, holds = 0, list[Any]()
         for _ in range(TIMES):
             with ann.stream(method, path + query, content=body, headers=JSON) as sent:
                 status = sent.status_code
-            assert status < 500, (method, route.path, what, status)
+            assert status < 500, (method, route.path, label, status)
             holds = [
-                each for each in _take(bob) if each["loop_s"] > LOOP_S * scale or each["store_s"] > STORE_S * scale
+                hold for hold in _take(bob) if hold["loop_s"] > LOOP_S * scale or hold["store_s"] > STORE_S * scale
             ]
             if not holds:
                 break
             scale = slowness()  # others may have begun to use this machine
         else:
-            yield f"{method} {route.path} {what} ({status}, {scale:.1f} times slower): {holds}"
+            yield f"{method} {route.path} {label} ({status}, {scale:.1f} times slower): {holds}"
 
 
 def _of(token: str) -> dict[str, str]:
@@ -218,7 +225,7 @@ def _path(ann: httpx.Client, route: APIRoute) -> str:
     session = ann.post("/v1/sessions", json={}).json()["id"]
     run = ann.post(f"/v1/sessions/{session}/runs?wait_s=60", json={"prompt": "hello"}).json()["id"]
     names = {"session_id": session, "chat_id": session, "thread_id": session, "run_id": run}
-    return re.sub(r"{(\w+)(:\w+)?}", lambda found: names.get(found[1], "other"), route.path)
+    return re.sub(r"{(\w+)(:\w+)?}", lambda match: names.get(match[1], "other"), route.path)
 
 
 def _take(bob: httpx.Client) -> list[dict[str, Any]]:

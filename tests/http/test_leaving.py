@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.http.runs import cancel_own
+from turnwise.http.native.runs import cancel_own
 from turnwise.memory.conversation.runs import RunRecord
 
 
@@ -30,9 +30,7 @@ class Handle:
 
 
 @pytest.mark.parametrize(("leading", "cancels"), [("own", 1), ("others", 0)])
-async def test_a_client_that_leaves_ends_its_own_run_but_none_that_its_prompt_joined(
-    leading: str, cancels: int
-) -> None:
+async def test_a_leaving_client_ends_its_own_run_but_none_it_joined(leading: str, cancels: int) -> None:
     handle: Any = Handle(leading)
     await cancel_own(handle)
     assert len(handle.reasons) == cancels

@@ -70,10 +70,10 @@ def followed(url: str, session: str) -> Iterator[list[int]]:
     run = start(url, session, "Tell me a long story.")
     followers = [Follower(run) for _ in range(6)]
     cuts: list[int] = []
-    threads = [threading.Thread(target=follow, args=(each, url, cuts)) for each in followers]
+    threads = [threading.Thread(target=follow, args=(follower, url, cuts)) for follower in followers]
     for thread in threads:
         thread.start()
-    wait_until(lambda: all(len(each.events) > 3 for each in followers))
+    wait_until(lambda: all(len(follower.events) > 3 for follower in followers))
     yield cuts
     for thread in threads:
         thread.join(120)
@@ -104,14 +104,14 @@ def test_the_example_of_a_deployment_can_be_built(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TURNWISE_HTTP_TOKENS", '{"a-very-secret-token": "ann"}')
     (app,) = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["applications"]
     assert app["import_path"] == f"{deployment.__module__}:{deployment.__name__}"
-    assert [each["name"] for each in app["deployments"]] == [Replica.name]
+    assert [entry["name"] for entry in app["deployments"]] == [Replica.name]
     assert isinstance(deployment(app["args"]), Application)
 
 
 def test_a_deployment_without_users_must_say_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text("[engines.main]\nobject = 'serve_objects:engine'\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="anonymous=False: whoever reaches Serve could do everything"):
+    with pytest.raises(ConfigError, match="anonymous=False: every client that reaches Serve could do everything"):
         deployment({"config": str(file)})
     assert isinstance(deployment({"config": str(file), "anonymous": "true"}), Application)
     with pytest.raises(ConfigError, match="run `turnwise console` beside"):
@@ -121,13 +121,13 @@ def test_a_deployment_without_users_must_say_so(monkeypatch: pytest.MonkeyPatch,
 def test_a_serve_that_runs_already_is_not_given_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turnwise.http.serve.connect", lambda **_: None)
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(proxies={"node": "HEALTHY"}))
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "store": "memory://beside",
         "engines": {"own": {"object": "serve_objects:engine"}},
         "port": 0,
     }
     with pytest.raises(ConfigError, match="Serve runs on this Ray, and keeps its address: use `serve deploy`"):
-        serve_on_ray(*load(**given), ready=lambda *_: None)
+        serve_on_ray(*load(**settings), ready=lambda *_: None)
 
 
 async def test_a_replica_that_ends_ends_its_streams_before_its_manager() -> None:
@@ -136,8 +136,8 @@ async def test_a_replica_that_ends_ends_its_streams_before_its_manager() -> None
     async def close() -> None:
         done.append("manager")
 
-    made: Any = SimpleNamespace(
+    assembly: Any = SimpleNamespace(
         service=SimpleNamespace(stop=lambda: done.append("streams")), manager=SimpleNamespace(close=close)
     )
-    await _Replica.__del__(SimpleNamespace(_made=made))  # type: ignore[arg-type]
+    await _Replica.__del__(SimpleNamespace(_made=assembly))  # type: ignore[arg-type]
     assert done == ["streams", "manager"]

@@ -47,9 +47,7 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service", headers=ANN, timeout=60)
 
 
-async def test_who_has_as_many_streams_as_may_be_is_refused_before_a_run_starts(
-    ray_session: None, tmp_path: Path
-) -> None:
+async def test_a_request_beyond_the_stream_limit_starts_no_run(ray_session: None, tmp_path: Path) -> None:
     with LocalProvider() as provider:
         async with manager_of(tmp_path, provider.base_url) as manager:
             app = create_app(manager, auth=TOKENS, settings=HttpSettings(max_streams_per_user=1))
@@ -57,26 +55,26 @@ async def test_who_has_as_many_streams_as_may_be_is_refused_before_a_run_starts(
             async with client_of(app) as client:
                 async with app.state.service.stream("ann"):
                     for path, body, headers in REQUESTS:
-                        found = await client.post(path, json=body, headers=headers)
-                        assert found.status_code == 429 and found.headers["retry-after"] == "1", (path, body)
-                        openai = found.json().get("error")
+                        response = await client.post(path, json=body, headers=headers)
+                        assert response.status_code == 429 and response.headers["retry-after"] == "1", (path, body)
+                        openai = response.json().get("error")
                         assert (openai["code"] if "/openai" in path else openai) == "too_many_streams", path
                 assert not await manager.runs(user_id="ann") and not provider.requests
                 for path, body, headers in REQUESTS:
-                    found = await client.post(path, json=body, headers=headers)
-                    assert found.is_success, (path, found.text)
+                    response = await client.post(path, json=body, headers=headers)
+                    assert response.is_success, (path, response.text)
                 gc.collect()  # where a coroutine that was never awaited is told of
 
 
 @pytest.mark.parametrize(("path", "body", "headers"), REQUESTS[2:4] + REQUESTS[6:10])
-async def test_of_requests_that_come_at_once_as_many_start_a_run_as_are_answered(
+async def test_of_concurrent_requests_exactly_the_answered_ones_start_runs(
     ray_session: None, tmp_path: Path, path: str, body: dict[str, Any], headers: dict[str, str]
 ) -> None:
     with LocalProvider() as provider:
         async with manager_of(tmp_path, provider.base_url) as manager:
             app = create_app(manager, auth=TOKENS, settings=HttpSettings(max_streams_per_user=2))
             async with client_of(app) as client:
-                found = await asyncio.gather(*(client.post(path, json=body, headers=headers) for _ in range(6)))
-                statuses = Counter(each.status_code for each in found)
+                responses = await asyncio.gather(*(client.post(path, json=body, headers=headers) for _ in range(6)))
+                statuses = Counter(response.status_code for response in responses)
                 assert statuses[429] == 4 and len(provider.requests) == 2, statuses
                 assert (await client.post(path, json=body, headers=headers)).is_success

@@ -118,16 +118,16 @@ def is_ready(url: str) -> bool | None:
         return False
 
 
-def wait_until(holds: Any, what: str) -> None:
+def wait_until(holds: Any, condition: str) -> None:
     for _ in range(1200):
         if holds():
             return
         time.sleep(0.1)
-    raise AssertionError(f"two minutes passed, and it is not so that {what}")
+    raise AssertionError(f"two minutes passed, and it is not so that {condition}")
 
 
 def free_ports() -> tuple[int, int]:
     with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind(("127.0.0.1", 0))
+        for listener in (first, second):
+            listener.bind(("127.0.0.1", 0))
         return first.getsockname()[1], second.getsockname()[1]

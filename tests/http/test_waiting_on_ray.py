@@ -44,29 +44,29 @@ class Calls:
     """Counts the calls that the clients of this process make to sessions, by verb."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         ask = AsyncSessionHost.ask
 
         async def counted(host: AsyncSessionHost, call: VerbCall[Any], **settings: Any) -> Any:
-            self.made[call.verb.name] += 1
+            self.counts[call.verb.name] += 1
             return await ask(host, call, **settings)
 
         monkeypatch.setattr(AsyncSessionHost, "ask", counted)
 
     async def until(self, waits: int, follows: int) -> None:
         """Return when so many waits, and readers of events, have asked since the last `check_quiet`."""
-        while self.made["wait"] < waits or self.made["events"] < follows:
+        while self.counts["wait"] < waits or self.counts["events"] < follows:
             await asyncio.sleep(0.01)
 
     async def check_quiet(self, waits: int, follows: int) -> None:
         """Check that so many who wait, and who read events, ask for no more than the next slice of their wait."""
         began = asyncio.get_running_loop().time()
-        self.made.clear()
+        self.counts.clear()
         await asyncio.sleep(WINDOW_S)
         slices = 1 + (asyncio.get_running_loop().time() - began) // SLICE_S
-        assert self.made.keys() <= {"wait", "events"}, self.made
-        assert self.made["wait"] <= waits * slices and self.made["events"] <= follows * slices, self.made
-        self.made.clear()
+        assert self.counts.keys() <= {"wait", "events"}, self.counts
+        assert self.counts["wait"] <= waits * slices and self.counts["events"] <= follows * slices, self.counts
+        self.counts.clear()
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ async def test_no_dialect_polls_while_a_run_goes_on_or_is_suspended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     message = {"role": "user", "content": PROMPT}
-    said = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": PROMPT}]}
+    user_message = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": PROMPT}]}
     thread = {"threadId": "ag-ui", "runId": "r1", "messages": [{"id": "u1", **message}], "state": {}, "tools": []}
     async with service(tmp_path, provider_url) as (client, agent):
         await client.post("/v1/sessions", json={"id": "native"})
@@ -123,7 +123,7 @@ async def test_no_dialect_polls_while_a_run_goes_on_or_is_suspended(
             "/openai/v1/chat/completions": {"model": "local", "messages": [message]},
             "/openai/v1/responses": {"model": "local", "input": PROMPT},
             "/v1/sessions/native/runs?wait_s=60": {"prompt": PROMPT},
-            "/v1/ui/chat": {"id": "ui", "messages": [said], "trigger": "submit-message"},
+            "/v1/ui/chat": {"id": "ui", "messages": [user_message], "trigger": "submit-message"},
             "/v1/ag-ui": {**thread, "context": [], "forwardedProps": {}},
         }
         posts = [asyncio.create_task(client.post(path, json=body)) for path, body in bodies.items()]
@@ -140,12 +140,12 @@ async def test_no_dialect_polls_while_a_run_goes_on_or_is_suspended(
         assert native.json()["state"] == "awaiting_approval"
         assert "tool-approval-request" in ui.text and "interrupt" in ag_ui.text
         assert (await called).structured_content["state"] == "awaiting_approval"
-        assert calls.made["wait"] <= 4, "each has waited once"
+        assert calls.counts["wait"] <= 4, "each has waited once"
 
         run = f"/v1/runs/{native.json()['id']}"
         settled = await client.get(f"{run}/wait?timeout_s=60&until=settled")
         assert settled.json()["state"] == "awaiting_approval"
-        calls.made.clear()
+        calls.counts.clear()
         waiting = asyncio.create_task(client.get(f"{run}/wait?timeout_s=60"))
         following = asyncio.create_task(client.get(f"{run}/events?stream=true"))
         await calls.until(waits=1, follows=2)

@@ -15,11 +15,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from test_sessions_on_ray import audit, kill, python
 
 import agent_tools
 from agent_tools import charge, driver, fail, far_away, note, pause, pay, prompt, search, stubborn, whoami
 from engines import SlowlyBuilt, process_of
-from test_sessions_on_ray import audit, kill, python
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
@@ -56,9 +56,9 @@ WAIT_S = 120.0
 def obey(messages: list[Message]) -> Message:
     """Answer as the user's last message says: see `agent_tools.prompt`."""
     content = [message["content"] for message in messages if message["role"] == "user"][-1]
-    asked = content if isinstance(content, str) else content[-1]["text"]
-    wanted = json.loads(asked.split(PARAGRAPH)[-1])  # behind what was recalled for it
-    return tool_script(wanted["steps"], reasoning=wanted["thought"])(messages)
+    text = content if isinstance(content, str) else content[-1]["text"]
+    instructions = json.loads(text.split(PARAGRAPH)[-1])  # behind what was recalled for it
+    return tool_script(instructions["steps"], reasoning=instructions["thought"])(messages)
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,8 @@ class Bench:
         kind: type[OpenAIEngine] = OpenAIEngine,
         **settings: Any,
     ) -> OpenAIEngine:
-        given: dict[str, Any] = {"base_url": self.provider.base_url, "max_retries": 0, **settings}
-        return kind("local", tools=ToolRegistry(*tools, **(registry or {})), **given)
+        options: dict[str, Any] = {"base_url": self.provider.base_url, "max_retries": 0, **settings}
+        return kind("local", tools=ToolRegistry(*tools, **(registry or {})), **options)
 
     def manager(
         self, *tools: Tool, config: Mapping[str, Any] | None = None, placement: Placement | None = None, **settings: Any
@@ -95,9 +95,9 @@ class Bench:
     def notes(self) -> list[str]:
         return self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
 
-    def noted(self, what: str) -> None:
+    def noted(self, note: str) -> None:
         """Wait for a note."""
-        until(lambda: what in self.notes())
+        until(lambda: note in self.notes())
 
     def sent(self) -> list[Message]:
         """Return the conversation of the provider's last request."""
@@ -132,9 +132,9 @@ def results(turn: Turn | None) -> list[tuple[str, bool]]:
 
 
 def packed(thought: Thinking) -> tuple[str, str]:
-    found = unpack_reasoning(thought.signature)
-    assert found
-    return found.id, found.encrypted_content
+    reasoning = unpack_reasoning(thought.signature)
+    assert reasoning
+    return reasoning.id, reasoning.encrypted_content
 
 
 def is_alive(pid: int) -> bool:
@@ -149,7 +149,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_parallel_calls_have_their_results_in_order_and_thoughts_go_back_as_they_came(bench: Bench, api: str) -> None:
+def test_parallel_results_are_in_order_and_thoughts_go_back_unchanged(bench: Bench, api: str) -> None:
     """Cases 26, 31 and 32: one call is slow, one fails, one names no tool, one has wrong arguments."""
     manager = bench.manager(note, pause, fail, far_away, api=api)
     chat = manager.open("chat", user_id="ada")
@@ -196,7 +196,7 @@ def test_parallel_calls_have_their_results_in_order_and_thoughts_go_back_as_they
     audit(manager, "chat", user_id="ada")
 
 
-def test_a_tool_that_aborts_ends_the_run_and_keeps_the_results_of_others(bench: Bench) -> None:
+def test_a_tool_that_aborts_ends_the_run_and_keeps_other_results(bench: Bench) -> None:
     """Case 31."""
     manager = bench.manager(note, pause, fail, registry={"on_error": "abort"})
     chat = manager.open("chat")
@@ -210,7 +210,7 @@ def test_a_tool_that_aborts_ends_the_run_and_keeps_the_results_of_others(bench: 
     audit(manager, "chat")
 
 
-def test_a_cancel_does_not_wait_for_a_tool_and_drops_its_late_result(bench: Bench) -> None:
+def test_a_cancel_does_not_wait_for_a_tool_and_drops_its_result(bench: Bench) -> None:
     """Cases 8, 9 and 21: one tool ignores the cancel, one reacts to it, and one has ended before."""
     manager = bench.manager(note, pause, stubborn, config={"cancel_grace_s": 1.0})
     chat = manager.open("chat")
@@ -227,14 +227,14 @@ def test_a_cancel_does_not_wait_for_a_tool_and_drops_its_late_result(bench: Benc
     bench.noted("ended")
     after = chat.run(prompt("and on"), labels=bench.labels).wait(WAIT_S)
     assert after.text == "and on" and "late result" not in str(after.blocks)
-    told = [message["content"] for message in bench.sent() if message["role"] == "tool"]
-    assert told == ["noted a", *["[error] cancelled: changed my mind"] * 2]
+    results_sent = [message["content"] for message in bench.sent() if message["role"] == "tool"]
+    assert results_sent == ["noted a", *["[error] cancelled: changed my mind"] * 2]
     assert bench.notes().count("began") == 1, "cancelled calls are not made again"
     assert [event.kind for event in run.events() if event.terminal] == ["run_cancelled"]
     audit(manager, "chat")
 
 
-def test_a_run_at_its_step_limit_keeps_executed_results_and_has_a_stop_reason(bench: Bench) -> None:
+def test_a_run_at_its_step_limit_keeps_results_and_says_why(bench: Bench) -> None:
     """Case 22: a model that always calls a tool."""
     manager = bench.manager(note, registry={"max_steps": 3})
     chat = manager.open("chat")
@@ -257,8 +257,8 @@ def test_a_tool_gets_the_sessions_user_and_usage_adds_up_by_user(bench: Bench) -
     spent: dict[str, Usage] = {}
     for session_id, user_id in (("a1", "ada"), ("a2", "ada"), ("b1", "ada-1")):
         turn = manager.open(session_id, user_id=user_id).run(story).wait(WAIT_S)
-        (said, _), (refused, is_error) = results(turn)
-        assert said == f"{user_id} in {session_id}, not eve"
+        (first_result, _), (refused, is_error) = results(turn)
+        assert first_result == f"{user_id} in {session_id}, not eve"
         assert is_error and "context: Extra inputs" in refused
         assert turn.usage and turn.usage.cost == pytest.approx(turn.usage.output_tokens + turn.usage.input_tokens / 1e6)
         spent[session_id] = turn.usage
@@ -282,7 +282,7 @@ def test_ray_tasks_and_actor_methods_are_tools(bench: Bench, ray_session: Module
 # Kills
 
 
-def test_a_run_that_is_killed_in_a_tool_continues_after_its_last_result(bench: Bench) -> None:
+def test_a_run_killed_in_a_tool_continues_after_its_last_result(bench: Bench) -> None:
     """Case 33: calls with a result are not repeated; calls that had begun only if they are repeatable."""
     manager = bench.manager(note, charge, search, api="responses", config={"on_lost": "resume"})
     chat = manager.open("chat")
@@ -313,9 +313,7 @@ def test_a_run_that_is_killed_in_a_tool_continues_after_its_last_result(bench: B
 @pytest.mark.parametrize(
     ("api", "placement"), [("chat", Dedicated()), ("responses", Packed(hosts=1))], ids=["chat", "responses"]
 )
-def test_a_resumed_run_uses_the_same_parameters_and_forces_a_call_only_in_its_first_step(
-    bench: Bench, api: str, placement: Placement
-) -> None:
+def test_a_resumed_run_forces_a_call_only_in_its_first_step(bench: Bench, api: str, placement: Placement) -> None:
     config = SessionConfig(on_lost="resume")
     engine = bench.engine(search, api=api, temperature=1.0)
     manager = bench._make_manager(engine=engine, config=config, placement=placement)
@@ -329,9 +327,9 @@ def test_a_resumed_run_uses_the_same_parameters_and_forces_a_call_only_in_its_fi
     assert run.wait(WAIT_S).text == "done"
     first, *later = [request.body for request in bench.provider.requests[before:]]
     for body, tool_choice in ((first, "required"), *((body, "auto") for body in later)):
-        said = {name: body.get(name) for name in ("model", "temperature", "top_p", "metadata", "tool_choice")}
-        asked = {"model": "large", "temperature": 0.25, "top_p": 0.5, "metadata": {"team": "blue"}}
-        assert said == {**asked, "tool_choice": tool_choice}
+        sent = {name: body.get(name) for name in ("model", "temperature", "top_p", "metadata", "tool_choice")}
+        settings = {"model": "large", "temperature": 0.25, "top_p": 0.5, "metadata": {"team": "blue"}}
+        assert sent == {**settings, "tool_choice": tool_choice}
     assert len(later) == 1
     (record,) = chat.runs()
     assert (record.resumes, record.model, record.params) == (
@@ -346,7 +344,7 @@ def test_a_resumed_run_uses_the_same_parameters_and_forces_a_call_only_in_its_fi
     audit(manager, "chat")
 
 
-def test_a_killed_run_that_may_not_resume_is_interrupted_and_keeps_its_results(bench: Bench) -> None:
+def test_a_killed_run_without_resume_is_interrupted_and_keeps_its_results(bench: Bench) -> None:
     """Case 33."""
     manager = bench.manager(note, charge)
     chat = manager.open("chat")
@@ -357,9 +355,9 @@ def test_a_killed_run_that_may_not_resume_is_interrupted_and_keeps_its_results(b
     kill(chat)
     with pytest.raises(RunInterruptedError, match=run.run_id) as interrupted:
         run.wait(WAIT_S)
-    kept = results(interrupted.value.turn)
-    assert kept[:2] == [("noted a", False), ("noted b", False)]
-    assert kept[2][0].startswith("cancelled: ") and kept[2][1]
+    kept_results = results(interrupted.value.turn)
+    assert kept_results[:2] == [("noted a", False), ("noted b", False)]
+    assert kept_results[2][0].startswith("cancelled: ") and kept_results[2][1]
     after = chat.run(prompt("and on")).wait(WAIT_S)
     assert after.text == "and on" and sorted(bench.notes()) == ["a", "b", "charge 5"]
     audit(manager, "chat")
@@ -436,11 +434,15 @@ def test_a_run_waits_for_approval_without_its_process_and_without_its_caller(
         {"euros": 80},
         {"euros": 3},
     ]
-    told = [message for message in bench.sent() if message["role"] in ("assistant", "tool")]
-    assert [call["function"]["arguments"] for call in told[0]["tool_calls"]][1] == '{"euros": 80}'
-    assert [message["content"] for message in told[1:4]] == ["noted a", "paid 80", "[error] rejected: one is enough"]
-    asked = [event for event in run.events() if isinstance(event, ApprovalRequested)]
-    assert [dict(event.input) for event in asked] == [{"euros": 800}, {"euros": 3}], "the events tell what was asked"
+    messages = [message for message in bench.sent() if message["role"] in ("assistant", "tool")]
+    assert [call["function"]["arguments"] for call in messages[0]["tool_calls"]][1] == '{"euros": 80}'
+    assert [message["content"] for message in messages[1:4]] == [
+        "noted a",
+        "paid 80",
+        "[error] rejected: one is enough",
+    ]
+    requests = [event for event in run.events() if isinstance(event, ApprovalRequested)]
+    assert [dict(event.input) for event in requests] == [{"euros": 800}, {"euros": 3}], "the events tell what was asked"
     audit(manager, "chat")
 
 
@@ -501,8 +503,8 @@ def test_another_process_can_provide_the_result_of_a_call(
     with pytest.raises(InvalidInputError, match="provide"):
         run.approve(first.call_id)
     address = ray_session.get_runtime_context().gcs_address
-    other = python(PROVIDE, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace, run.run_id)
-    refused, answer = other.communicate(timeout=WAIT_S)[0].splitlines()
+    provider_process = python(PROVIDE, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace, run.run_id)
+    refused, answer = provider_process.communicate(timeout=WAIT_S)[0].splitlines()
     assert "the image (image/png): its data is not base64" in refused and answer == "thanks"
     turn = run.wait(WAIT_S)
     assert results(turn) == [("he comes at 12", False), ("he has left", True)]
@@ -570,7 +572,7 @@ def endless(bench: Bench) -> str:
 def test_a_run_over_its_budget_fails_and_names_the_limit(bench: Bench, endless: str) -> None:
     """One session, with other settings in each run."""
     spent = 0
-    for budget, more, why in (
+    for budget, more, reason in (
         (Budget(calls=2), {}, "2 of 2 calls"),
         (Budget(tool_calls=3), {}, "3 of 3 tool calls"),
         (Budget(tokens=1), {}, "of 1 tokens"),
@@ -578,7 +580,7 @@ def test_a_run_over_its_budget_fails_and_names_the_limit(bench: Bench, endless: 
         (Budget(seconds=1e-6), {}, "of 1e-06 seconds"),
     ):
         manager = bench.manager(note, config={"run_budget": budget, **more}, kind=SlowlyBuilt)
-        with pytest.raises(RunLimitError, match=rf"the run has spent .*{why}.*run_budget") as limited:
+        with pytest.raises(RunLimitError, match=rf"the run has spent .*{reason}.*run_budget") as limited:
             manager.open("chat").run(endless, labels=bench.labels).wait(WAIT_S)
         turn = limited.value.turn
         assert turn and turn.stop_reason == "budget"
@@ -653,8 +655,8 @@ def test_hooks_and_middleware_run_in_the_sessions_process_at_each_step(bench: Be
     turn = run.wait(WAIT_S)
     assert turn.text == "done" and not any(block.kind == "system" for block in turn.blocks)
     chain = ["outer in", "inner in", "inner out", "outer out"]
-    asked = ["before_inference 1", *chain, "after_inference 2", "a", "after_tools 3"]
-    assert bench.notes() == [*asked, "before_inference 3", *chain, "after_inference 4"]
+    notes_before = ["before_inference 1", *chain, "after_inference 2", "a", "after_tools 3"]
+    assert bench.notes() == [*notes_before, "before_inference 3", *chain, "after_inference 4"]
     assert [message["content"] for message in bench.sent() if message["role"] == "system"] == ["Be kind."]
     (failed,) = [event for event in run.events() if isinstance(event, HookFailed)]
     assert failed.hook == "after_tools: trip" and failed.why == "ValueError: the hook broke"

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-
 from test_tool_loop import Stage, use
+
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.inference.engine import RunContext, check_taken
 from turnwise.actors.inference.function_engine import FunctionEngine
@@ -127,15 +127,15 @@ async def test_a_function_that_requires_two_arguments_gets_the_context() -> None
         assert "custom" in [event.kind for event in await stage.events()]
 
 
-async def test_a_call_of_a_tool_is_made_and_the_function_is_called_again() -> None:
+async def test_after_a_tool_call_the_function_is_called_again() -> None:
     @tool
     async def weather(city: str) -> str:
         """Return the weather."""
         return f"rain in {city}"
 
     async def agent(turn: Turn) -> AsyncIterator[Any]:
-        if found := [block.text for block in turn.output if isinstance(block, ToolResult)]:
-            yield f"There is {found[0]}."
+        if texts := [block.text for block in turn.output if isinstance(block, ToolResult)]:
+            yield f"There is {texts[0]}."
         else:
             yield "Let me look."
             yield use("c1", "weather", city="Paris")
@@ -167,7 +167,7 @@ async def test_a_cancel_stops_an_async_generator_which_cleans_up() -> None:
     assert outcome.turn and outcome.turn.output == (Text(text="so far", interrupted=True),)
 
 
-async def test_a_cancel_ends_the_run_at_once_and_closes_a_generator_on_its_thread_when_it_yields() -> None:
+async def test_a_cancel_ends_the_run_at_once_and_later_closes_its_generator() -> None:
     go_on, closed = threading.Event(), threading.Event()
 
     def blocking(turn: Turn) -> Iterator[str]:
@@ -192,15 +192,15 @@ async def test_a_cancel_ends_the_run_at_once_and_closes_a_generator_on_its_threa
 
 
 async def test_a_blocking_function_leaves_the_event_loop_free() -> None:
-    asked = threading.Event()
+    is_asked = threading.Event()
 
     def blocking(turn: Turn) -> str:
-        asked.wait(60)
+        is_asked.wait(60)
         return "done"
 
     stage = Stage(FunctionEngine(blocking))
     await stage.start()
-    asked.set()  # the loop would not come here
+    is_asked.set()  # the loop would not come here
     outcome = await stage.outcome()
     assert outcome.turn and outcome.turn.text == "done"
 
@@ -230,8 +230,8 @@ async def broken_async(turn: Turn) -> AsyncIterator[str]:
 async def test_what_a_function_raises_fails_its_run_which_keeps_what_was_streamed(function: Callable[..., Any]) -> None:
     outcome = await ran(function)
     assert outcome.run.state == "failed" and outcome.run.why == "ConnectionError: the line broke"
-    kept = () if function is broken else (Text(text="so far", interrupted=True),)
-    assert outcome.turn and outcome.turn.output == kept
+    kept_output = () if function is broken else (Text(text="so far", interrupted=True),)
+    assert outcome.turn and outcome.turn.output == kept_output
 
 
 def numbers(turn: Turn) -> Iterator[int]:
@@ -247,7 +247,7 @@ def nothing(turn: Turn) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("function", "reason"),
     [
         (nothing, "nothing gave None: return or yield text"),
         (numbers, "numbers gave 0: return or yield text"),
@@ -258,13 +258,13 @@ def nothing(turn: Turn) -> None:
         (lambda turn: [], "the engine returned no answer"),
     ],
 )
-async def test_another_answer_than_text_and_blocks_fails_the_run(function: Callable[..., Any], why: str) -> None:
+async def test_another_answer_than_text_and_blocks_fails_the_run(function: Callable[..., Any], reason: str) -> None:
     outcome = await ran(function)
-    assert outcome.run.state == "failed" and outcome.run.why and why in outcome.run.why
+    assert outcome.run.state == "failed" and outcome.run.why and reason in outcome.run.why
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("settings", "reason"),
     [
         ({"function": "plain"}, "must be a function"),
         ({"function": Speaker}, "must be a function"),
@@ -275,8 +275,8 @@ async def test_another_answer_than_text_and_blocks_fails_the_run(function: Calla
         ({"function": plain, "tools": [plain]}, "make them with @tool"),
     ],
 )
-def test_wrong_settings_are_refused(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_wrong_settings_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
         FunctionEngine(**settings)
 
 
@@ -314,17 +314,17 @@ async def test_a_typed_answer_is_checked_and_sent_back_to_the_function() -> None
 
 
 async def test_a_memory_can_ask_the_function_for_json_of_a_schema() -> None:
-    seen: list[Mapping[str, Any] | None] = []
+    output_types: list[Mapping[str, Any] | None] = []
 
     async def typed(turn: Turn, context: RunContext) -> str:
-        seen.append(context.output_type)
+        output_types.append(context.output_type)
         return f"{turn.blocks[-1].text} {context.run_id}"  # type: ignore[union-attr]
 
     model = EngineModel(FunctionEngine(typed))
     assert await model.answer([User(text="Which city?")], schema=CITY) == "Which city? aside"
-    assert seen[0] and seen[0]["schema"]["required"] == ("city",)
+    assert output_types[0] and output_types[0]["schema"]["required"] == ("city",)
     await model.answer([User(text="Which city?")])
-    assert seen[1] is None
+    assert output_types[1] is None
 
 
 def test_engines_of_one_function_are_the_same_engine() -> None:
@@ -332,5 +332,5 @@ def test_engines_of_one_function_are_the_same_engine() -> None:
         return "other"
 
     assert identity(FunctionEngine(plain)) == identity(FunctionEngine(plain))
-    assert len({identity(FunctionEngine(each)) for each in (plain, coroutine, other)}) == 3
+    assert len({identity(FunctionEngine(function)) for function in (plain, coroutine, other)}) == 3
     assert identity(FunctionEngine(plain, takes=["seed"])) != identity(FunctionEngine(plain))

@@ -99,10 +99,10 @@ async def test_an_async_generator_streams_in_the_async_family(ray_session: Any, 
     settings: dict[str, Any] = {"engine": FunctionEngine(count), "namespace": f"test-{tmp_path.name}"}
     async with AsyncSessionManager("memory://counts", **settings) as manager:
         run = await (await manager.open()).run("hello")
-        told = "".join([event.text async for event in run.events() if event.kind == "text_delta"])
+        text = "".join([event.text async for event in run.events() if event.kind == "text_delta"])
         with pytest.raises(RunFailedError, match="that is all") as failed:
             await run.wait()
-        assert failed.value.turn and failed.value.turn.text == told == "0 1 2 "
+        assert failed.value.turn and failed.value.turn.text == text == "0 1 2 "
 
 
 def test_a_function_that_cannot_be_pickled_is_refused(make_manager: ManagerMaker) -> None:
@@ -116,7 +116,7 @@ def test_a_function_that_cannot_be_pickled_is_refused(make_manager: ManagerMaker
         make_manager(engine=FunctionEngine(locked)).open()
 
 
-def test_a_scripted_agent_is_approved_fails_and_goes_on_after_a_kill_and_in_a_fork(make_manager: ManagerMaker) -> None:
+def test_a_scripted_agent_survives_an_approval_a_kill_and_a_fork(make_manager: ManagerMaker) -> None:
     script: list[ScriptedAnswer] = [
         ["Let me pay.", ("pay", {"euros": 5})],
         "It is paid.",

@@ -88,9 +88,9 @@ async def run(core: SessionCore, run_id: str = "run") -> Outcome:
     return await core.reads.wait(run_id)
 
 
-def shown(middleware: Middleware, *given: Block) -> tuple[Block, ...]:
+def shown(middleware: Middleware, *blocks: Block) -> tuple[Block, ...]:
     """Return the blocks that the model gets; check that the turn is unchanged."""
-    encoded = [encode(block) for block in given]
+    encoded = [encode(block) for block in blocks]
     spans = (Span("chat-1", 0, len(encoded)),)
     turn = turn_of("chat-1", TurnRecord(index=0, input=spans), spans, encoded)
     model = Model(DONE)
@@ -103,14 +103,14 @@ def shown(middleware: Middleware, *given: Block) -> tuple[Block, ...]:
             pass
 
     answer = asyncio.run(wrap(model, [middleware]).run(turn, Context()))  # type: ignore[arg-type]
-    assert tuple(answer) == DONE and turn.blocks == given
+    assert tuple(answer) == DONE and turn.blocks == blocks
     return model.given[0]
 
 
 # Middleware
 
 
-def test_a_system_prompt_is_first_and_present_once_however_often_it_is_added() -> None:
+def test_a_system_prompt_comes_first_and_once_however_often_added() -> None:
     """Case 34."""
     hello, answer, again = User(text="hello"), Text(text="hi"), User(text="again")
     old, new = System(text="old"), System(text="new")
@@ -206,7 +206,7 @@ def test_middleware_and_hooks_pickle_with_their_engine_and_are_checked() -> None
     middleware: list[Middleware] = [SystemPrompt("Be brief."), LogCalls(), ReorderResults()]
     engine = OpenAIEngine("local", middleware=middleware, hooks=[show_nothing])
     assert pickle.loads(pickle.dumps(engine)) == engine
-    assert all(isinstance(each, Middleware) for each in middleware)
+    assert all(isinstance(layer, Middleware) for layer in middleware)
     with pytest.raises(ConfigError, match="middleware"):
         OpenAIEngine("local", middleware=["Be brief."])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="hooks"):
@@ -221,18 +221,18 @@ def show_nothing(phase: Phase, turn: Turn, context: RunContext) -> None:
 
 
 async def test_hooks_get_the_turn_before_and_after_each_call_and_after_tools() -> None:
-    seen: list[tuple[str, int, str]] = []
+    hook_calls: list[tuple[str, int, str]] = []
 
     async def later(phase: Phase, turn: Turn, context: RunContext) -> None:
         await asyncio.sleep(0.1)
-        seen.append((phase, len(turn.blocks), turn.blocks[-1].kind))
+        hook_calls.append((phase, len(turn.blocks), turn.blocks[-1].kind))
         assert context.run_id == "run" and turn.index == 0
 
     model = Model(LOOK, DONE)
     model.hooks = [later]
     outcome = await run(await core_of(model))
     assert outcome.run.state == "completed"
-    assert seen == [
+    assert hook_calls == [
         ("before_inference", 1, "user"),
         ("after_inference", 3, "tool_use"),
         ("after_tools", 4, "tool_result"),
@@ -242,27 +242,27 @@ async def test_hooks_get_the_turn_before_and_after_each_call_and_after_tools() -
 
 
 @pytest.mark.parametrize("kind", [ValueError, TypeError])
-async def test_a_failing_hook_is_reported_and_stops_neither_the_run_nor_other_hooks(kind: type[Exception]) -> None:
+async def test_a_failing_hook_is_reported_and_stops_nothing(kind: type[Exception]) -> None:
     """Case 59."""
 
-    seen: list[str] = []
+    phases: list[str] = []
 
     def broken(phase: Phase, turn: Turn, context: RunContext) -> None:
         raise kind("the hook broke")
 
     class Watcher:
         def __call__(self, phase: Phase, turn: Turn, context: RunContext) -> None:
-            seen.append(phase)
+            phases.append(phase)
 
     model = Model(LOOK, DONE)
     model.hooks = [broken, Watcher()]
     core = await core_of(model)
     outcome = await run(core)
     assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"), *DONE)
-    assert seen == ["before_inference", "after_inference", "after_tools", "before_inference", "after_inference"]
+    assert phases == ["before_inference", "after_inference", "after_tools", "before_inference", "after_inference"]
     events: list[Event] = (await core.reads.events())[0]
     failed = [event for event in events if isinstance(event, HookFailed)]
-    assert [event.hook.partition(":")[0] for event in failed] == seen
+    assert [event.hook.partition(":")[0] for event in failed] == phases
     assert {event.why for event in failed} == {f"{kind.__name__}: the hook broke"}
     assert all(event.hook.endswith("broken") for event in failed)
     assert [event.call for event in events if isinstance(event, ModelCallStarted)] == [0, 1]
@@ -275,14 +275,14 @@ def test_a_budget_names_the_reached_limit_and_the_usage() -> None:
     spent = Usage(input_tokens=70, output_tokens=30, calls=3, tool_calls=2, seconds=1.5, cost=0.25)
     assert Budget().exceeded(spent) is None
     assert Budget(tokens=101, calls=4, tool_calls=3, seconds=2.0, cost=0.3).exceeded(spent) is None
-    for budget, why in (
+    for budget, reason in (
         (Budget(tokens=100), "100 of 100 tokens"),
         (Budget(calls=2), "3 of 2 calls"),
         (Budget(tool_calls=2), "2 of 2 tool calls"),
         (Budget(seconds=1), "1.5 of 1 seconds"),
         (Budget(cost=0.2), "0.25 of 0.2 cost"),
     ):
-        assert budget.exceeded(spent) == why
+        assert budget.exceeded(spent) == reason
     assert Budget(calls=2).exceeded(spent, times=2) is None
     assert Budget(calls=1).exceeded(spent, times=3) == "3 of 3 calls"
     for name in ("tokens", "calls", "tool_calls", "seconds", "cost"):
@@ -313,15 +313,15 @@ def test_a_price_is_for_a_million_tokens_of_each_kind() -> None:
         (Budget(seconds=1.2), 3),
     ],
 )
-async def test_a_call_that_passes_a_limit_is_finished_and_the_next_is_refused(budget: Budget, calls: int) -> None:
+async def test_a_call_that_passes_a_limit_ends_and_the_next_is_refused(budget: Budget, calls: int) -> None:
     model = Model(*([use(str(number))] for number in range(9)))
     prices = {"model": Price(input=1_000_000.0, output=0.0)}
     outcome = await run(await core_of(model, run_budget=budget, prices=prices))
     assert (outcome.run.state, outcome.run.code) == ("failed", "budget")
     assert outcome.turn and outcome.turn.stop_reason == "budget"
     assert len(model.given) == calls
-    asked = [(use(str(number)), result(str(number))) for number in range(calls)]
-    assert outcome.turn.output == tuple(block for pair in asked for block in pair)
+    pairs = [(use(str(number)), result(str(number))) for number in range(calls)]
+    assert outcome.turn.output == tuple(block for pair in pairs for block in pair)
     assert outcome.run.usage and outcome.run.usage.cost == 10.0 * calls
 
 
@@ -341,7 +341,7 @@ async def test_a_cost_limit_applies_only_to_known_costs() -> None:
     assert (await run(free)).run.state == "completed"
 
 
-async def test_a_sessions_budget_counts_all_runs_and_an_approval_is_for_one_run() -> None:
+async def test_a_sessions_budget_counts_all_runs_and_an_approval_covers_one() -> None:
     core = await core_of(Model(DONE), session_budget=Budget(calls=2), over_budget="ask")
     for name in ("first", "second"):
         assert (await run(core, name)).run.state == "completed"

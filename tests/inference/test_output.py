@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field, field_validator
+from test_tool_loop import Stage
 from typing_extensions import TypedDict
 
 from engine_calls import answer, engine_at, failure, refusal
 from quirks import EVENTS, JSON, QuirkServer, Reply, call, chunk, completed, events, function, item, message, spoken
 from schedules import SESSION
-from test_tool_loop import Stage
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -70,10 +70,10 @@ def calls(name: str, arguments: str, api: str = "chat", call_id: str = "c1") -> 
     """Return an answer that calls a tool, with its arguments in two pieces."""
     first, rest = arguments[:9], arguments[9:]
     if api == "responses":
-        given = {"type": "function_call", "id": "fc_1", "call_id": call_id, "name": name}
+        call_fields = {"type": "function_call", "id": "fc_1", "call_id": call_id, "name": name}
         deltas = [item("response.function_call_arguments.delta", item_id="fc_1", delta=part) for part in (first, rest)]
-        added = item("response.output_item.added", item={**given, "arguments": ""})
-        return 200, EVENTS, events(added, *deltas, completed({**given, "arguments": arguments}))
+        added = item("response.output_item.added", item={**call_fields, "arguments": ""})
+        return 200, EVENTS, events(added, *deltas, completed({**call_fields, "arguments": arguments}))
     pieces = call(index=0, id=call_id, function=function(name, first)), call(index=0, function=function(None, rest))
     return 200, EVENTS, events(*pieces, chunk("tool_calls"))
 
@@ -129,9 +129,9 @@ def output(outcome: Outcome) -> Sequence[Block]:
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_a_server_with_schemas_gets_a_strict_schema(api: Any) -> None:
     with QuirkServer(says(PARIS, api)) as server:
-        said, context = answer(engine_at(server, api=api).answering(City))
+        blocks, context = answer(engine_at(server, api=api).answering(City))
         (request,) = server.requests
-    assert said == [Text(text=PARIS)] and context.text == PARIS
+    assert blocks == [Text(text=PARIS)] and context.text == PARIS
     form = format_of(request)
     assert form and form["type"] == "json_schema"
     assert form["json_schema"]["strict"] is True
@@ -176,13 +176,13 @@ class Words(TypedDict):
     ("model", "takes"), [(City, True), (Loose, False), (Outer, True), (Tree, True), (Words, False)]
 )
 def test_strict_mode_needs_all_properties_named_and_required(model: Any, takes: bool) -> None:
-    found = strict(output_record(model, 2)["schema"])
-    assert (found is not None) is takes
-    if found:
-        assert found["additionalProperties"] is False
-        assert all(held["additionalProperties"] is False for held in found.get("$defs", {}).values())
-        assert '"$ref": ' not in json.dumps(found) or all(
-            len(each) == 1 for each in _objects(found) if "$ref" in each
+    strict_schema = strict(output_record(model, 2)["schema"])
+    assert (strict_schema is not None) is takes
+    if strict_schema:
+        assert strict_schema["additionalProperties"] is False
+        assert all(held["additionalProperties"] is False for held in strict_schema.get("$defs", {}).values())
+        assert '"$ref": ' not in json.dumps(strict_schema) or all(
+            len(schema) == 1 for schema in _objects(strict_schema) if "$ref" in schema
         ), "nothing stands beside a reference"
 
 
@@ -196,16 +196,16 @@ def test_a_provider_as_strict_as_openai_accepts_each_schema(api: Any, model: Any
 
 def _objects(value: Any) -> list[dict[str, Any]]:
     if isinstance(value, dict):
-        return [value, *(each for held in value.values() for each in _objects(held))]
-    return [each for held in value for each in _objects(held)] if isinstance(value, list | tuple) else []
+        return [value, *(schema for held in value.values() for schema in _objects(held))]
+    return [schema for held in value for schema in _objects(held)] if isinstance(value, list | tuple) else []
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_a_model_answers_by_a_tool_if_its_server_has_no_schemas(api: Any) -> None:
     with QuirkServer(calls(ANSWER_TOOL, PARIS, api)) as server:
-        said, context = answer(engine_at(server, api=api, provider="groq").answering(City))
+        blocks, context = answer(engine_at(server, api=api, provider="groq").answering(City))
         (request,) = server.requests
-    assert said == [Text(text=PARIS)]
+    assert blocks == [Text(text=PARIS)]
     assert context.text == PARIS, "its arguments are streamed as the answer's text"
     (declared,) = request["tools"]
     declared = declared.get("function", declared)
@@ -237,17 +237,17 @@ def test_a_schema_that_the_caller_checks_is_not_checked() -> None:
 
 
 def test_an_answer_by_tool_may_come_in_the_last_event_only() -> None:
-    given = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": ANSWER_TOOL, "arguments": PARIS}
-    with QuirkServer((200, EVENTS, events(completed(given)))) as server:
-        said, context = answer(engine_at(server, api="responses", provider="groq").answering(City))
-    assert said == [Text(text=PARIS)] and context.text == PARIS
+    call_item = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": ANSWER_TOOL, "arguments": PARIS}
+    with QuirkServer((200, EVENTS, events(completed(call_item)))) as server:
+        blocks, context = answer(engine_at(server, api="responses", provider="groq").answering(City))
+    assert blocks == [Text(text=PARIS)] and context.text == PARIS
 
 
 def test_an_answer_by_tool_may_come_without_streaming() -> None:
     whole = message("tool_calls", tool_calls=[{"id": "c", "function": function(ANSWER_TOOL, PARIS)}])
     with QuirkServer((200, JSON, json.dumps(whole).encode())) as server:
-        said, context = answer(engine_at(server, provider="groq", stream=False).answering(City))
-    assert said == [Text(text=PARIS)] and context.text == PARIS
+        blocks, context = answer(engine_at(server, provider="groq", stream=False).answering(City))
+    assert blocks == [Text(text=PARIS)] and context.text == PARIS
 
 
 # What servers refuse
@@ -255,7 +255,7 @@ def test_an_answer_by_tool_may_come_without_streaming() -> None:
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "This model does not support response format `json_schema`",
         "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model.",
@@ -263,17 +263,17 @@ def test_an_answer_by_tool_may_come_without_streaming() -> None:
         "Function calling with a response mime type: 'application/json' is unsupported",
     ],
 )
-def test_a_server_that_refuses_schemas_gets_a_tool_from_then_on(api: Any, said: str) -> None:
-    with QuirkServer(refusal(said), calls(ANSWER_TOOL, PARIS, api)) as server:
+def test_a_server_that_refuses_schemas_gets_a_tool_from_then_on(api: Any, message: str) -> None:
+    with QuirkServer(refusal(message), calls(ANSWER_TOOL, PARIS, api)) as server:
         chosen = engine_at(server, api=api).answering(City)
         for _ in range(2):
             assert answer(chosen)[0] == [Text(text=PARIS)]
         assert ["tools" in request for request in server.requests] == [False, True, True]
 
 
-def test_a_schema_refused_as_invalid_is_sent_without_strict_mode_but_others_with_it() -> None:
-    said = "Invalid schema for response_format 'answer': In context=(), 'minimum' is not permitted."
-    with QuirkServer(refusal(said), says(PARIS)) as server:
+def test_only_a_schema_refused_as_invalid_is_sent_without_strict_mode() -> None:
+    message = "Invalid schema for response_format 'answer': In context=(), 'minimum' is not permitted."
+    with QuirkServer(refusal(message), says(PARIS)) as server:
         for model in (City, City, Outer):
             answer(engine_at(server).answering(model))
         forms = [format_of(request) for request in server.requests]
@@ -283,9 +283,9 @@ def test_a_schema_refused_as_invalid_is_sent_without_strict_mode_but_others_with
 def test_a_server_without_tools_and_schemas_gets_instructions() -> None:
     refusals = refusal("unknown field response_format"), refusal("local does not support tools")
     with QuirkServer(*refusals, says(f"Sure! {PARIS}")) as server:
-        said, _ = answer(engine_at(server, system="Be brief.").answering(City))
+        blocks, _ = answer(engine_at(server, system="Be brief.").answering(City))
         request = server.requests[-1]
-    assert read_answer(City, said[0].text).name == "Paris"  # type: ignore[attr-defined]
+    assert read_answer(City, blocks[0].text).name == "Paris"  # type: ignore[attr-defined]
     assert request["messages"][0]["content"].startswith("Be brief.\n\nAnswer with one JSON object of this schema")
     assert "tools" not in request and "response_format" not in request
 
@@ -314,8 +314,10 @@ def test_an_invalid_answer_is_sent_back_with_its_errors(api: Any) -> None:
         (outcome,), story = play(engine_at(server, api=api).answering(City))
         _, second, third = server.requests
     assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == PARIS
-    told = second["messages" if api == "chat" else "input"][-1]
-    assert told["role"] == "user" and "people: -1 is less than the minimum of 0" in json.dumps(told)
+    sent_back_message = second["messages" if api == "chat" else "input"][-1]
+    assert sent_back_message["role"] == "user" and "people: -1 is less than the minimum of 0" in json.dumps(
+        sent_back_message
+    )
     assert "no JSON object" in json.dumps(third), "each answer and what was said to it is there"
     assert MINUS in json.dumps(third).replace("\\", "")
     assert outcome.run.usage and (outcome.run.usage.calls, outcome.run.usage.tool_calls) == (3, 0)
@@ -338,23 +340,23 @@ def test_a_run_fails_after_its_last_retry(retries: int) -> None:
     assert after.run.state == "completed" and after.turn
     check(messages_of(after.turn.blocks), CHAT)
     check(messages_of(after.turn.blocks), RESPONSES)
-    assert [each["role"] for each in request["messages"]] == ["user", "assistant"] * (retries + 1) + ["user"]
+    assert [message["role"] for message in request["messages"]] == ["user", "assistant"] * (retries + 1) + ["user"]
 
 
 def test_the_errors_of_an_answer_have_a_length_limit() -> None:
     class Many(BaseModel):
         numbers: list[int]
 
-    kept = OutputType.read(output_record(Many, 2))
-    assert kept
-    told = kept.errors(json.dumps({"numbers": ["x" * 5000] * 5000}))
-    assert told and len(told) < 4000 and told.endswith("and 4990 more") and told.startswith("numbers.0: ")
+    output_type = OutputType.read(output_record(Many, 2))
+    assert output_type
+    errors = output_type.errors(json.dumps({"numbers": ["x" * 5000] * 5000}))
+    assert errors and len(errors) < 4000 and errors.endswith("and 4990 more") and errors.startswith("numbers.0: ")
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": }', "[1]", "nothing", "{" * 100_000, '{"name": NaN}', "null"])
 def test_a_text_that_is_not_an_object_is_invalid(text: str) -> None:
-    kept = OutputType.read(output_record(City, 2))
-    assert kept and kept.errors(text)
+    output_type = OutputType.read(output_record(City, 2))
+    assert output_type and output_type.errors(text)
 
 
 class Word(BaseModel):
@@ -363,10 +365,10 @@ class Word(BaseModel):
 
 def test_a_pattern_is_checked_as_the_class_checks_it() -> None:
     """By Rust's regular expressions, as pydantic does; by Python's if Rust does not support the pattern."""
-    kept = OutputType.read(output_record(Word, 2))
-    assert kept and kept.errors('{"letters": "été"}') is None
-    told = kept.errors('{"letters": "a1"}')
-    assert told and told.startswith("letters: 'a1' does not match")
+    output_type = OutputType.read(output_record(Word, 2))
+    assert output_type and output_type.errors('{"letters": "été"}') is None
+    errors = output_type.errors('{"letters": "a1"}')
+    assert errors and errors.startswith("letters: 'a1' does not match")
     ahead = OutputType(schema=freeze({"properties": {"a": {"pattern": "^(?!b)"}}}), retries=2)
     assert ahead.errors('{"a": "a"}') is None and ahead.errors('{"a": "b"}')
     slow = OutputType(schema=freeze({"properties": {"a": {"pattern": "^(a+)+$"}}}), retries=2)
@@ -374,13 +376,13 @@ def test_a_pattern_is_checked_as_the_class_checks_it() -> None:
 
 
 def test_a_too_deeply_nested_answer_is_invalid() -> None:
-    kept = OutputType.read(output_record(Tree, 2))
-    assert kept
-    found = [
-        kept.errors('{"value": 1, "children": [' * depth + '{"value": 1, "children": []}' + "]}" * depth)
+    output_type = OutputType.read(output_record(Tree, 2))
+    assert output_type
+    errors = [
+        output_type.errors('{"value": 1, "children": [' * depth + '{"value": 1, "children": []}' + "]}" * depth)
         for depth in (50, 5_000)
     ]
-    assert found[0] is None and found[1] and "no JSON object" in found[1]
+    assert errors[0] is None and errors[1] and "no JSON object" in errors[1]
 
 
 class Times(BaseModel):
@@ -388,11 +390,11 @@ class Times(BaseModel):
 
 
 def test_a_format_is_checked_as_the_class_checks_it() -> None:
-    kept = OutputType.read(output_record(Times, 2))
-    assert kept
-    assert kept.errors('{"at": "2026-01-02T03:04:05Z"}') is None
-    told = kept.errors('{"at": "yesterday"}')
-    assert told and told.startswith("at: 'yesterday' is not a 'date-time'")
+    output_type = OutputType.read(output_record(Times, 2))
+    assert output_type
+    assert output_type.errors('{"at": "2026-01-02T03:04:05Z"}') is None
+    errors = output_type.errors('{"at": "yesterday"}')
+    assert errors and errors.startswith("at: 'yesterday' is not a 'date-time'")
 
 
 async def test_a_budget_ends_retries() -> None:
@@ -422,11 +424,14 @@ def test_tools_are_called_before_the_answer(api: Any) -> None:
         with QuirkServer(calls("weather", '{"city": "Paris"}', api), last) as server:
             chosen = replace(engine_at(server, api=api, provider=provider).answering(City), tools=[weather])
             (outcome,), _ = play(chosen)
-            asked = [([each.get("function", each)["name"] for each in request["tools"]]) for request in server.requests]
+            names = [
+                ([tool_entry.get("function", tool_entry)["name"] for tool_entry in request["tools"]])
+                for request in server.requests
+            ]
             forms = [format_of(request) for request in server.requests]
         assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == PARIS
         assert [block.kind for block in output(outcome)] == ["tool_use", "tool_result", "text"]
-        assert asked == [["weather", ANSWER_TOOL] if by_tool else ["weather"]] * 2
+        assert names == [["weather", ANSWER_TOOL] if by_tool else ["weather"]] * 2
         assert [form and form["type"] for form in forms] == [None if by_tool else "json_schema"] * 2
 
 
@@ -450,7 +455,7 @@ def test_an_answer_can_be_sent_back_between_tool_calls() -> None:
         )
         last_request = server.requests[4]
     assert outcome.turn and outcome.turn.text == PARIS and after.run.state == "completed"
-    roles = [each["role"] for each in last_request["messages"]]
+    roles = [message["role"] for message in last_request["messages"]]
     looked = ["assistant", "tool"]
     assert roles == ["user", *looked, "assistant", "user", *looked, "assistant", "user"]
     assert outcome.run.usage and (outcome.run.usage.calls, outcome.run.usage.tool_calls) == (5, 2)
@@ -464,7 +469,7 @@ def test_a_tool_with_the_answer_tools_name_keeps_it() -> None:
 
     with QuirkServer(calls(ANSWER_TOOL, "{}"), calls(f"{ANSWER_TOOL}_", PARIS)) as server:
         (outcome,), _ = play(replace(engine_at(server, provider="vllm").answering(City), tools=[own]))
-        names = [each["function"]["name"] for each in server.requests[0]["tools"]]
+        names = [request["function"]["name"] for request in server.requests[0]["tools"]]
     assert names == [ANSWER_TOOL, f"{ANSWER_TOOL}_"]
     assert outcome.turn and outcome.turn.text == PARIS
 
@@ -474,9 +479,9 @@ def test_a_tool_choice_still_lets_the_model_answer(choice: Any) -> None:
     with QuirkServer(calls(ANSWER_TOOL, PARIS)) as server:
         chosen = engine_at(server, provider="vllm", extra={"tool_choice": choice}).answering(City)
         play(replace(chosen, tools=[weather]))
-        asked = server.requests[0]["tool_choice"]
+        choice_sent = server.requests[0]["tool_choice"]
     of_answer = {"type": "function", "function": {"name": ANSWER_TOOL}}
-    assert asked == {"auto": "required", "none": of_answer}.get(str(choice), choice)
+    assert choice_sent == {"auto": "required", "none": of_answer}.get(str(choice), choice)
 
 
 # As it comes
@@ -486,19 +491,19 @@ def test_partial_objects_grow_with_the_text_and_restart_with_each_answer() -> No
     texts = ['{"name": "Rome", "people": -1}', f"Here: ```json\n{PARIS}\n```"]
     with QuirkServer(*map(says, texts)) as server:
         _, story = play(engine_at(server).answering(City))
-    found = list(Partials().add(story.events))
-    assert found[-1] == {"name": "Paris", "people": 2100000}
-    assert {"name": "Rome", "people": -1} in found
+    partials = list(Partials().add(story.events))
+    assert partials[-1] == {"name": "Paris", "people": 2100000}
+    assert {"name": "Rome", "people": -1} in partials
     stored = [event for event in story.events if not event.live]
-    assert list(Partials().add(stored)) == found[-1:], "what is replayed later has the whole"
+    assert list(Partials().add(stored)) == partials[-1:], "what is replayed later has the whole"
 
 
 def test_only_texts_of_a_partial_object_may_be_incomplete() -> None:
     about: dict[str, Any] = {"session_id": SESSION, "seq": 1, "at": 0.0}
     deltas = [TextDelta(text=part, **about) for part in PARIS]
-    found = list(Partials().add(deltas))
-    assert {"name": "Pa"} in found and found[-1] == {"name": "Paris", "people": 2100000}
-    assert all("Paris".startswith(each.get("name", "")) for each in found)
+    partials = list(Partials().add(deltas))
+    assert {"name": "Pa"} in partials and partials[-1] == {"name": "Paris", "people": 2100000}
+    assert all("Paris".startswith(partial_object.get("name", "")) for partial_object in partials)
 
 
 # Refusals, and answers that are cut
@@ -585,17 +590,19 @@ async def test_a_resumed_run_has_the_same_type_and_the_remaining_retries(last: s
     model = Answers(MINUS, None, MINUS, last)
     stage = Stage(model, on_lost="resume")
     await stage.start(output=output_record(City, 2))
-    await stage.until(lambda: asked(model, 2))
+    await stage.until(lambda: asks(model, 2))
     stage.new_core()  # the first never hears of it
     await stage.core.transactor.activate()
     outcome = await stage.outcome()
     assert (outcome.run.state, outcome.run.code) == ("failed" if code else "completed", code)
     assert outcome.run.output == output_record(City, 2) and outcome.run.resumes == 1
-    assert [len(given) for given in model.given] == [1, 3, 3, 5], "what was sent back is there for the next process"
+    assert [len(request_size) for request_size in model.given] == [1, 3, 3, 5], (
+        "what was sent back is there for the next process"
+    )
     assert outcome.turn and outcome.turn.text == last
 
 
-async def asked(model: Answers, times: int) -> bool:
+async def asks(model: Answers, times: int) -> bool:
     return len(model.given) == times
 
 
@@ -645,11 +652,11 @@ async def test_the_same_key_with_another_type_is_a_conflict() -> None:
 
 
 def test_answers_that_were_sent_back_are_not_saved_in_memory() -> None:
-    said, result = sent_back([Text(text=MINUS)], "people: wrong", "1")
-    blocks = [User(text="What of Paris?"), *said, result, Text(text=PARIS)]
-    found = turn_item(SESSION, TurnBlocks(0, ()), (Span("log", 0, 4),), blocks)
-    assert found and found.text == f"user: What of Paris?\nassistant: {PARIS}"
-    assert found.blocks == (blocks[0], blocks[3])
+    call, result = sent_back([Text(text=MINUS)], "people: wrong", "1")
+    blocks = [User(text="What of Paris?"), *call, result, Text(text=PARIS)]
+    item = turn_item(SESSION, TurnBlocks(0, ()), (Span("log", 0, 4),), blocks)
+    assert item and item.text == f"user: What of Paris?\nassistant: {PARIS}"
+    assert item.blocks == (blocks[0], blocks[3])
 
 
 def test_a_typed_turn_parses_its_answer() -> None:
@@ -678,7 +685,7 @@ class Vast(BaseModel):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         *(int, "x", 5, None, list[City], City | None, City(name="a", people=1), Unspeakable, Vast, object, len),
         *({"type": "string"}, {"type": "object", "properties": 5}, {"type": "object", "title": "x" * 1_000_000}),
@@ -686,11 +693,11 @@ class Vast(BaseModel):
         {"type": "object", "properties": {"a": {"type": "string", "pattern": r"(a+)\1"}}},
         {"type": "object", "patternProperties": {"(a+)+$": {}}},
     ],
-    ids=lambda given: repr(given)[:20],
+    ids=lambda value: repr(value)[:20],
 )
-def test_an_invalid_output_type_is_refused(given: Any) -> None:
+def test_an_invalid_output_type_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInputError, match="output") as caught:
-        output_record(given, 2)
+        output_record(value, 2)
     assert len(str(caught.value)) < 1000
 
 
@@ -708,19 +715,19 @@ def test_an_invalid_output_type_is_refused(given: Any) -> None:
 def test_a_type_with_an_object_schema_is_accepted(model: Any, text: str) -> None:
     record = output_record(model, 2)
     assert record["schema"]["type"] == "object"
-    kept = OutputType.read(record)
-    assert kept and kept.record == record and kept.errors(text) is None
+    output_type = OutputType.read(record)
+    assert output_type and output_type.record == record and output_type.errors(text) is None
     assert read_answer(model, text)
 
 
 def test_a_json_schema_is_stored_as_that_of_a_class() -> None:
     tree = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}}}
-    given = {**tree, "required": ["children"], "$defs": {"Tree": tree}}
-    assert output_record(given, 2)["schema"] == freeze(given)
+    schema = {**tree, "required": ["children"], "$defs": {"Tree": tree}}
+    assert output_record(schema, 2)["schema"] == freeze(schema)
     assert output_record(SCHEMA, 2) == output_record(City, 2)
-    kept = OutputType.read(output_record(given, 2))
-    assert kept and kept.errors('{"children": [{"children": []}]}') is None
-    assert kept.errors('{"children": [{"children": 5}]}') == "children.0.children: 5 is not of type 'array'"
+    output_type = OutputType.read(output_record(schema, 2))
+    assert output_type and output_type.errors('{"children": [{"children": []}]}') is None
+    assert output_type.errors('{"children": [{"children": 5}]}') == "children.0.children: 5 is not of type 'array'"
 
 
 def test_a_class_may_accept_less_than_its_schema() -> None:
@@ -734,7 +741,7 @@ def test_a_class_may_accept_less_than_its_schema() -> None:
                 raise ValueError("must be even")
             return value
 
-    kept = OutputType.read(output_record(Even, 2))
-    assert kept and kept.errors('{"number": 3}') is None
+    output_type = OutputType.read(output_record(Even, 2))
+    assert output_type and output_type.errors('{"number": 3}') is None
     with pytest.raises(ValueError, match="number: Value error, must be even"):
         read_answer(Even, '{"number": 3}')

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field, field_validator
-
-from engine_calls import engine_at
-from quirks import QuirkServer, Reply
 from test_agents_on_ray import WAIT_S, until
 from test_output import MINUS, PARIS, says
 from test_sessions_on_ray import kill
+
+from engine_calls import engine_at
+from quirks import QuirkServer, Reply
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.session.config import SessionConfig
@@ -95,13 +95,13 @@ def test_both_families_return_instances_and_partial_objects_and_refuse_invalid_t
         with QuirkServer(says(MINUS), says(PARIS)) as server:
             settings: Any = {"engine": engine_at(server), "namespace": manager._client.namespace}
             async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
-                other = await opened.open("another")
-                run = await other.run("What of Paris?", output=Place)
-                found = [each async for each in run.partials()]
-                assert found[-1] == {"name": "Paris", "people": 2100000}
-                assert (await run).parsed == Place(**found[-1])
+                second_session = await opened.open("another")
+                run = await second_session.run("What of Paris?", output=Place)
+                partials = [partial async for partial in run.partials()]
+                assert partials[-1] == {"name": "Paris", "people": 2100000}
+                assert (await run).parsed == Place(**partials[-1])
                 server.serve(says(MINUS))
-                run = await other.run("And Rome?", output=Place, output_retries=1)
+                run = await second_session.run("And Rome?", output=Place, output_retries=1)
                 with pytest.raises(OutputInvalidError, match="people: -1") as caught:
                     await run.wait(WAIT_S)
                 assert isinstance(caught.value, RunFailedError) and caught.value.turn

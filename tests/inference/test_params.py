@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from test_tool_loop import Scripted, Stage, use
 
 from engine_calls import HEALTHY, Recorder, engine_at, refusal, run, turn
 from quirks import QuirkServer
 from schedules import SESSION, DawdlingStore, explore
-from test_tool_loop import Scripted, Stage, use
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import StepContext, check_taken
 from turnwise.actors.inference.middleware import SystemPrompt
@@ -75,13 +75,13 @@ FORMS: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any] | None]] = {
 
 
 def requests(
-    engine: OpenAIEngine, server: Any, params: Mapping[str, Any], model: str | None = None, *given: Block
+    engine: OpenAIEngine, server: Any, params: Mapping[str, Any], model: str | None = None, *blocks: Block
 ) -> dict[str, Any]:
     """Return the request that the engine sends for a run with these parameters."""
 
     async def use(runner: OpenAIRunner, context: Recorder) -> None:
         context.params, context.model = check_params("params", params), model
-        await runner.run(turn("Hello", *given), context)
+        await runner.run(turn("Hello", *blocks), context)
 
     _, context = run(engine, use, engine.registry.definitions())
     assert context.model == (model or engine.model), "whose prices apply"
@@ -118,8 +118,8 @@ def test_a_runs_parameters_replace_the_engines_settings(api: Any) -> None:
     extra = {"top_p": 0.1, "metadata": {"a": "b"}, "reasoning": {"summary": "auto", "effort": "high"}}
     with QuirkServer(HEALTHY[api]) as server:
         engine = looking(server, api=api, temperature=1.0, max_output_tokens=9, extra=extra)
-        asked = {"temperature": 0, "max_output_tokens": 5, "top_p": 0.5, "reasoning_effort": "low"}
-        sent = requests(engine, server, asked, "another")
+        params = {"temperature": 0, "max_output_tokens": 5, "top_p": 0.5, "reasoning_effort": "low"}
+        sent = requests(engine, server, params, "another")
     assert (sent["model"], sent["temperature"], sent["top_p"], sent["metadata"]) == ("another", 0.0, 0.5, {"a": "b"})
     assert sent["max_completion_tokens" if api == "chat" else "max_output_tokens"] == 5
     assert sent["reasoning"]["effort" if api == "responses" else "summary"] == ("low" if api == "responses" else "auto")
@@ -194,7 +194,7 @@ WRONG: dict[str, list[Any]] = {
         *({"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}, {"type": "json_schema", "name": "a"}),
     ],
     "service_tier": ["fastest", 1],
-    "metadata": ["a", {"a": 1}, {"a" * 65: "b"}, {"a": "b" * 513}, {str(at): "" for at in range(17)}, ["a"]],
+    "metadata": ["a", {"a": 1}, {"a" * 65: "b"}, {"a": "b" * 513}, {str(index): "" for index in range(17)}, ["a"]],
     "prompt_cache_key": ["", 1, "x" * 513],
     "safety_identifier": ["", 1],
 }
@@ -226,8 +226,8 @@ def test_a_wrong_name_is_refused_with_the_right_one(name: str, remedy: str) -> N
 
 
 def test_checked_parameters_have_one_form_and_checking_is_idempotent() -> None:
-    given = {"stop": "END", "tool_choice": {"type": "function", "name": "look"}, "temperature": 1}
-    once = check_params("params", {**given, "response_format": {"type": "json_schema", **SCHEMA}})
+    params = {"stop": "END", "tool_choice": {"type": "function", "name": "look"}, "temperature": 1}
+    once = check_params("params", {**params, "response_format": {"type": "json_schema", **SCHEMA}})
     assert once == {
         "stop": ("END",),
         "tool_choice": LOOK,
@@ -251,20 +251,22 @@ ANYTHING = st.recursive(
 @given(st.dictionaries(st.one_of(st.sampled_from(PARAMS), st.text(max_size=3)), ANYTHING, max_size=3))
 def test_any_parameters_are_refused_by_name_or_can_be_stored_and_sent(passed: dict[str, Any]) -> None:
     try:
-        found, refused = check_params("params", passed), ""
+        checked, refused = check_params("params", passed), ""
     except InvalidInputError as error:
-        found, refused = freeze({}), error.field
+        checked, refused = freeze({}), error.field
     if refused:
         assert refused.startswith(("params", "a key of params"))
         return
-    assert found.keys() == passed.keys()
-    stored = freeze(json.loads(json.dumps(found)))
-    assert check_params("params", stored) == found
+    assert checked.keys() == passed.keys()
+    stored = freeze(json.loads(json.dumps(checked)))
+    assert check_params("params", stored) == checked
     for api in HEALTHY:
         engine = OpenAIEngine("local", api=api, tools=[look])  # type: ignore[arg-type]
-        made = engine._api((), "", "")
-        api_of_run = made.of_run(made.settings.of_run("local", merged({}, found), is_later_step=False))
-        if not engine.not_taken(None, merged({}, found)):
+        api_of_engine = engine._api((), "", "")
+        api_of_run = api_of_engine.of_run(
+            api_of_engine.settings.of_run("local", merged({}, checked), is_later_step=False)
+        )
+        if not engine.not_taken(None, merged({}, checked)):
             assert json.loads(json.dumps(api_of_run.fields)) is not None
 
 
@@ -273,7 +275,7 @@ def test_later_parameters_replace_earlier_ones_and_none_removes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "params", "why"),
+    ("settings", "params", "reason"),
     [
         ({"tools": ()}, {"tool_choice": "required"}, "the engine has no such tool; it has none"),
         ({}, {"tool_choice": {"type": "function", "name": "paint"}}, "no such tool; it has look"),
@@ -285,9 +287,9 @@ def test_later_parameters_replace_earlier_ones_and_none_removes_them() -> None:
     ],
     ids=str,
 )
-def test_unsupported_parameters_are_refused(settings: dict[str, Any], params: dict[str, Any], why: str) -> None:
+def test_unsupported_parameters_are_refused(settings: dict[str, Any], params: dict[str, Any], reason: str) -> None:
     engine = OpenAIEngine("local", **{"tools": [look], **settings})
-    with pytest.raises(InvalidInputError, match=rf"^params\['{next(iter(params))}'\]=.*{why}"):
+    with pytest.raises(InvalidInputError, match=rf"^params\['{next(iter(params))}'\]=.*{reason}"):
         check_taken(engine, None, check_params("params", params))
     check_taken(engine, "another", check_params("params", {"temperature": 0.5, "tool_choice": "none"}))
 
@@ -327,7 +329,7 @@ def steered(*settings: Any) -> Steered:
     return Steered(TWO_STEPS, ToolRegistry(look, *settings))
 
 
-async def test_a_forced_choice_applies_to_the_first_step_and_other_parameters_to_all() -> None:
+async def test_a_forced_choice_holds_for_the_first_step_other_parameters_for_all() -> None:
     engine = steered()
     stage = Stage(engine)
     await stage.start(model="large", params={"temperature": 0.5, "tool_choice": "required"})
@@ -355,20 +357,22 @@ async def test_a_resumed_run_has_the_same_parameters(after: str) -> None:
     await stage.new_core().transactor.activate()
     assert (await stage.outcome()).run.state == "completed"
     later = {**params, "tool_choice": "auto"}
-    assert engine.asked == [("large", each) for each in ([params, later] if after == "the first call" else [later])]
+    assert engine.asked == [
+        ("large", params_of_call) for params_of_call in ([params, later] if after == "the first call" else [later])
+    ]
 
 
-def test_a_run_killed_anywhere_keeps_its_parameters_and_forces_only_its_first_call() -> None:
+def test_a_run_killed_anywhere_keeps_its_parameters() -> None:
     """Another process activates the session at random moments, up to three times in a run."""
     taken_over = Counter[int]()
 
     async def story(seed: int) -> None:
         dice = random.Random(seed)
-        asked: list[tuple[Mapping[str, Any], bool]] = []
+        requests_seen: list[tuple[Mapping[str, Any], bool]] = []
 
         class Slow(Steered):
             async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
-                asked.append((context.params, bool(turn.output)))
+                requests_seen.append((context.params, bool(turn.output)))
                 await asyncio.sleep(dice.random() * 0.02)
                 return await super().run(turn, context)
 
@@ -390,8 +394,8 @@ def test_a_run_killed_anywhere_keeps_its_parameters_and_forces_only_its_first_ca
         outcome = await stage.outcome()
         assert outcome.run.state == "completed" and outcome.run.params == params
         taken_over[outcome.run.resumes] += 1
-        for found, has_output in asked:
-            assert found == {"top_p": 0.5, "tool_choice": "auto" if has_output else "required"}
+        for checked, has_output in requests_seen:
+            assert checked == {"top_p": 0.5, "tool_choice": "auto" if has_output else "required"}
 
     assert explore(30, story) and all(taken_over[times] for times in range(3))
 
@@ -416,8 +420,8 @@ async def test_a_run_that_waited_for_approval_keeps_its_parameters() -> None:
 async def test_a_sessions_parameters_apply_to_its_runs_and_forks() -> None:
     engine = Steered([[Text(text="done")]], ToolRegistry())
     stage = Stage(engine)
-    asked: dict[str, Any] = {"model": "large", "params": check_params("params", {"temperature": 0.5, "top_p": 0.5})}
-    await stage.store.create(SessionRecord(session_id=SESSION, **asked))
+    options: dict[str, Any] = {"model": "large", "params": check_params("params", {"temperature": 0.5, "top_p": 0.5})}
+    await stage.store.create(SessionRecord(session_id=SESSION, **options))
     await stage.core.admission.start(["go"], run_id="run")
     await stage.outcome()
     await stage.core.admission.start(["go"], run_id="next", model="small", params={"temperature": 0.0, "top_p": None})
@@ -428,7 +432,7 @@ async def test_a_sessions_parameters_apply_to_its_runs_and_forks() -> None:
 
 
 async def test_a_run_with_unsupported_parameters_is_refused_and_nothing_is_stored() -> None:
-    for engine, asked, why in (
+    for engine, options, reason in (
         (
             EchoEngine(),
             {"params": {"temperature": 0.5}},
@@ -439,8 +443,8 @@ async def test_a_run_with_unsupported_parameters_is_refused_and_nothing_is_store
     ):
         stage = Stage(engine)
         await stage.create()
-        with pytest.raises(InvalidInputError, match=why):
-            await stage.core.admission.start(["go"], run_id="run", **asked)
+        with pytest.raises(InvalidInputError, match=reason):
+            await stage.core.admission.start(["go"], run_id="run", **options)
         assert (
             await stage.store.runs(SessionKey(SESSION)) == []
             and (await stage.store.get(SessionKey(SESSION))).log_size == 0

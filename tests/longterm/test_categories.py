@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from open_stores import closing
-from turnwise.actors.cluster.memory_actor import MemoryHost
+from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
 from turnwise.memory.longterm.base import MemoryItem, ProfiledRecall, Scope, limits_categories
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryItems

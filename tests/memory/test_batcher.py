@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from turnwise.actors.cluster.batcher import AT_ONCE, Batcher
+from turnwise.actors.cluster.shared_actors.batcher import AT_ONCE, Batcher
 
 pytestmark = pytest.mark.virtual_time
 
@@ -105,7 +105,7 @@ async def test_a_batch_ends_when_all_who_asked_have_given_up() -> None:
     await asyncio.wait({first[1]})
     await asyncio.sleep(1)
     assert (began, ended) == ([[1, 2]], [[1, 2]]), "nobody waits for it"
-    assert not batcher._waiting and not batcher._awaited
+    assert not batcher._waiting and not batcher._answers_of
     again = asyncio.create_task(batcher.ask(4))
     await asyncio.sleep(1)
     assert began == [[1, 2], [4]]

@@ -10,7 +10,7 @@ import pytest
 from ray import cloudpickle
 
 from turnwise.actors.cluster.identity import identity
-from turnwise.actors.cluster.remote_memory import equip
+from turnwise.actors.cluster.shared_actors.remote_memory import equip
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, StoreURLError

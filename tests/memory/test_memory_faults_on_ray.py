@@ -15,12 +15,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from test_agents_on_ray import until
+from test_sessions_on_ray import kill
 
 from memory_engines import SteeredEmbedding
 from memory_manager import WAIT_S, Chroma, House, answering, say, sections, told
 from scale import share
-from test_agents_on_ray import until
-from test_sessions_on_ray import kill
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.errors import ConfigError
@@ -288,7 +288,7 @@ async def test_recalls_go_over_a_socket_and_by_ray_while_the_memorys_process_is_
 
     async def recall_until_connected(connected_before: object = None) -> object:
         """Recall until that goes over a new connection; return it."""
-        line = remote._lines[asyncio.get_running_loop()]
+        line = remote._links[asyncio.get_running_loop()]
         while line.connection() is None or line._connection is connected_before:
             await recall()
             await asyncio.sleep(0.05)

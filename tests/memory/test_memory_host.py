@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.actors.cluster.memory_actor import MemoryHost
+from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
 from turnwise.actors.cluster.wire import Refused
 from turnwise.errors import InvalidMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
@@ -75,7 +75,7 @@ async def test_calls_of_users_do_not_wait_for_each_other_and_deletions_stay() ->
     assert not (given.done() or asked.done() or forgotten.done())
     memory.goes_on.set()
     assert await given == ["1"] and await forgotten == 1 and not memory.kept
-    assert await asked and not host._gifts
+    assert await asked and not host._pending_saves
 
 
 class Slow(LexicalMemory):

@@ -18,19 +18,19 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from test_agents_on_ray import WAIT_S, until
+from test_output import says
+from test_sessions_on_ray import kill
 
 from engine_calls import engine_at
 from memory_engines import BrokenMemory, Mirror, SlowMemory
 from memory_manager import answering
 from quirks import QuirkServer, Reply
 from scale import share
-from test_agents_on_ray import WAIT_S, until
-from test_output import says
-from test_sessions_on_ray import kill
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.remote_memory import RemoteMemory
+from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.actors.cluster.unix_socket import Connection, path_of, serve
+from turnwise.actors.cluster.shared_actors.unix_socket import Connection, path_of, serve
 
 
 async def echo(request: bytes) -> bytes:
@@ -48,7 +48,7 @@ async def test_who_gives_up_leaves_the_answers_of_others_alone(tmp_path: Path) -
 LISTENER = """
 import asyncio, sys
 from pathlib import Path
-from turnwise.actors.cluster.unix_socket import serve
+from turnwise.actors.cluster.shared_actors.unix_socket import serve
 
 async def hang(request):
     await asyncio.sleep(1000 if request == b"hang" else 0)

@@ -40,7 +40,7 @@ def use(call_id: str, name: str = "look", **arguments: Any) -> ToolUse:
     return ToolUse(call_id=call_id, name=name, input=arguments)
 
 
-def asked(*call_ids: str) -> dict[str, Any]:
+def user_message(*call_ids: str) -> dict[str, Any]:
     content = [{"type": "tool_use", "id": call_id, "name": "look", "input": {}} for call_id in call_ids]
     return {"role": "assistant", "content": content}
 
@@ -54,10 +54,10 @@ def messages_of(*blocks: Block) -> list[dict[str, Any]]:
     return encode(blocks)[1]
 
 
-def said_of(*said: Block) -> list[dict[str, Any]]:
+def said_of(*blocks: Block) -> list[dict[str, Any]]:
     """Return the content of the assistant's message with these blocks, after adding results for its calls."""
-    results = [ToolResult(call_id=block.call_id, text="seen") for block in said if isinstance(block, ToolUse)]
-    messages = messages_of(User(text="Hello"), *said, *results, User(text="Well?"))
+    results = [ToolResult(call_id=block.call_id, text="seen") for block in blocks if isinstance(block, ToolUse)]
+    messages = messages_of(User(text="Hello"), *blocks, *results, User(text="Well?"))
     check_anthropic(messages, thinking=False)
     return next((message["content"] for message in messages if message["role"] == "assistant"), [])
 
@@ -66,9 +66,9 @@ def said_of(*said: Block) -> list[dict[str, Any]]:
 
 
 def test_a_summary_is_a_text_of_the_user_after_a_header() -> None:
-    said = {"type": "text", "text": "[summary of the conversation so far]\nThey met."}
+    text = {"type": "text", "text": "[summary of the conversation so far]\nThey met."}
     (message,) = messages_of(Summary(text="They met.", of=(("1", 0, 9),)), User(text="Hello"))
-    assert message["content"] == [said, {"type": "text", "text": "Hello"}]
+    assert message["content"] == [text, {"type": "text", "text": "Hello"}]
     assert messages_of(Summary(text=" "), User(text="Hello")) == [HELLO]
 
 
@@ -149,12 +149,14 @@ def test_an_interrupted_text_is_marked() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
-@pytest.mark.parametrize(("is_error", "kept"), [(True, {"is_error": True, "content": "[error]"}), (False, {})])
-def test_a_blank_result_has_no_content_unless_it_is_an_error(text: str, is_error: bool, kept: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("is_error", "content"), [(True, {"is_error": True, "content": "[error]"}), (False, {})])
+def test_a_blank_result_has_no_content_unless_it_is_an_error(
+    text: str, is_error: bool, content: dict[str, Any]
+) -> None:
     """Acceptance 27."""
     blocks = [User(text="Hello"), use("a"), ToolResult(call_id="a", text=text, is_error=is_error)]
     messages = messages_of(*blocks)
-    assert messages[2]["content"] == [{"type": "tool_result", "tool_use_id": "a", **kept}]
+    assert messages[2]["content"] == [{"type": "tool_result", "tool_use_id": "a", **content}]
     check_anthropic(messages, thinking=False)
 
 
@@ -188,8 +190,8 @@ def test_signed_thoughts_before_a_call_stay_and_unsigned_ones_become_a_placehold
     thoughts: list[Thinking], on_wire: list[dict[str, Any]]
 ) -> None:
     """Acceptance 26."""
-    assert said_of(*thoughts, use("a")) == [*on_wire, *asked("a")["content"]]
-    assert said_of(use("a"), *thoughts) == [*on_wire, *asked("a")["content"]]
+    assert said_of(*thoughts, use("a")) == [*on_wire, *user_message("a")["content"]]
+    assert said_of(use("a"), *thoughts) == [*on_wire, *user_message("a")["content"]]
 
 
 @pytest.mark.parametrize("lost", [UNSIGNED, OF_RESPONSES, BROKEN], ids=repr)
@@ -270,7 +272,7 @@ def user(*content: dict[str, Any]) -> dict[str, Any]:
 
 
 HI = {"type": "text", "text": "Hi"}
-USE = asked("a")["content"][0]
+USE = user_message("a")["content"][0]
 RESULT = answered("a")["content"][0]
 
 
@@ -279,11 +281,11 @@ RESULT = answered("a")["content"][0]
     [
         ([HELLO], True),
         ([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}, HELLO], True),
-        ([HELLO, HELLO, asked("a", "b"), answered("b", "a")], False),
-        ([HELLO, asked("a"), user(RESULT, HI)], False),
+        ([HELLO, HELLO, user_message("a", "b"), answered("b", "a")], False),
+        ([HELLO, user_message("a"), user(RESULT, HI)], False),
         ([HELLO, model(SIGNED_ON_WIRE, HI, USE), answered("a")], True),
         ([HELLO, model(REDACTED_ON_WIRE, USE), answered("a")], True),
-        ([HELLO, asked("a"), answered("a"), model(HI), HELLO], True),
+        ([HELLO, user_message("a"), answered("a"), model(HI), HELLO], True),
     ],
 )
 def test_valid_messages_pass(messages: list[dict[str, Any]], thinking: bool) -> None:
@@ -295,7 +297,7 @@ def source(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("messages", "index", "why"),
+    ("messages", "index", "reason"),
     [
         ([], 0, "at least one"),
         ([{"role": "system", "content": "Be brief."}], 0, "role 'system'"),
@@ -307,22 +309,22 @@ def source(**fields: Any) -> dict[str, Any]:
         ([user(USE)], 0, "tool_use"),
         ([HELLO, model(RESULT), HELLO], 1, "'a' follows no message"),
         ([user(SIGNED_ON_WIRE)], 0, "thinking"),
-        ([HELLO, asked("a")], 1, "'a' has no result"),
-        ([HELLO, asked("a"), HELLO], 1, "'a' has no result"),
-        ([HELLO, asked("a", "b"), answered("a")], 1, "'b' has no result"),
-        ([HELLO, asked("a", "b"), answered("a"), answered("b")], 1, "'b' has no result"),
-        ([HELLO, asked("a"), asked("b"), answered("a", "b")], 1, "'a' has no result"),
-        ([HELLO, asked("a"), user(HI, RESULT)], 2, "before the other blocks"),
+        ([HELLO, user_message("a")], 1, "'a' has no result"),
+        ([HELLO, user_message("a"), HELLO], 1, "'a' has no result"),
+        ([HELLO, user_message("a", "b"), answered("a")], 1, "'b' has no result"),
+        ([HELLO, user_message("a", "b"), answered("a"), answered("b")], 1, "'b' has no result"),
+        ([HELLO, user_message("a"), user_message("b"), answered("a", "b")], 1, "'a' has no result"),
+        ([HELLO, user_message("a"), user(HI, RESULT)], 2, "before the other blocks"),
         ([HELLO, model(HI), answered("a")], 2, "'a' follows no message"),
-        ([HELLO, asked("a"), answered("a", "a")], 2, "'a' has a result already"),
-        ([HELLO, asked("a", "a"), answered("a")], 1, "unique"),
-        ([HELLO, asked("a"), answered("a"), asked("a"), answered("a")], 3, "unique"),
-        ([HELLO, asked("a.b"), answered("a.b")], 1, "must match"),
-        ([HELLO, asked(""), answered("")], 1, "must match"),
+        ([HELLO, user_message("a"), answered("a", "a")], 2, "'a' has a result already"),
+        ([HELLO, user_message("a", "a"), answered("a")], 1, "unique"),
+        ([HELLO, user_message("a"), answered("a"), user_message("a"), answered("a")], 3, "unique"),
+        ([HELLO, user_message("a.b"), answered("a.b")], 1, "must match"),
+        ([HELLO, user_message(""), answered("")], 1, "must match"),
         ([HELLO, model({**USE, "name": "look up"}), answered("a")], 1, "name"),
         ([HELLO, model({**USE, "input": "{}"}), answered("a")], 1, "no object"),
-        ([HELLO, asked("a"), user({**RESULT, "is_error": True, "content": ""})], 2, "no content"),
-        ([HELLO, asked("a"), user({**RESULT, "content": [{"type": "text", "text": ""}]})], 2, "blank"),
+        ([HELLO, user_message("a"), user({**RESULT, "is_error": True, "content": ""})], 2, "no content"),
+        ([HELLO, user_message("a"), user({**RESULT, "content": [{"type": "text", "text": ""}]})], 2, "blank"),
         ([HELLO, model(HI, SIGNED_ON_WIRE), HELLO], 1, "final block"),
         ([HELLO, model(HI, SIGNED_ON_WIRE, USE), answered("a")], 1, "begins with thinking"),
         ([HELLO, model({**SIGNED_ON_WIRE, "signature": None}, HI), HELLO], 1, "signature"),
@@ -336,9 +338,9 @@ def source(**fields: Any) -> dict[str, Any]:
         ([source(type="text", media_type="text/plain", data="hi")], 0, "no source"),
     ],
 )
-def test_invalid_messages_are_an_error_that_names_the_message(messages: Any, index: int, why: str) -> None:
+def test_invalid_messages_are_an_error_that_names_the_message(messages: Any, index: int, reason: str) -> None:
     """Acceptance 25."""
-    with pytest.raises(WireError, match=rf"messages\[{index}\].*{why}") as caught:
+    with pytest.raises(WireError, match=rf"messages\[{index}\].*{reason}") as caught:
         check_anthropic(messages, thinking=False)
     assert caught.value.index == index
 

@@ -49,13 +49,13 @@ def use(call_id: str, name: str = "look", **arguments: Any) -> ToolUse:
     return ToolUse(call_id=call_id, name=name, input=arguments)
 
 
-def asked(*calls: str) -> dict[str, Any]:
+def calls_message(*calls: str) -> dict[str, Any]:
     """Return the assistant message that makes these calls."""
     (message,) = encode([use(call) for call in calls])
     return message
 
 
-CALL = asked("a")["tool_calls"][0]
+CALL = calls_message("a")["tool_calls"][0]
 
 
 def answered(call_id: str) -> dict[str, Any]:
@@ -120,9 +120,9 @@ def test_a_document_with_only_a_url_is_sent_as_text() -> None:
 
 def test_a_summary_is_a_text_of_the_user_after_a_header() -> None:
     summary, prompt = Summary(text="They met.", of=(("1", 0, 9),)), User(text="Hello")
-    said = "[summary of the conversation so far]\nThey met."
-    assert encode([summary, prompt]) == [{"role": "user", "content": f"{said}\n\nHello"}]
-    assert encode([summary]) == [{"role": "user", "content": said}]
+    text = "[summary of the conversation so far]\nThey met."
+    assert encode([summary, prompt]) == [{"role": "user", "content": f"{text}\n\nHello"}]
+    assert encode([summary]) == [{"role": "user", "content": text}]
     assert encode([Summary(text="")]) == []
 
 
@@ -206,8 +206,8 @@ def test_attached_data_is_sent_back_to_its_provider_only() -> None:
     call = use("a").model_copy(update={"signature": pack_attached("gemini", extra_content=extra)})
     blocks = [User(text="Weather?"), call, ToolResult(call_id="a", text="Sun")]
     assert encode(blocks, GEMINI)[1]["tool_calls"][0]["extra_content"] == extra
-    for other in (OPENAI, OPENROUTER):
-        assert "extra_content" not in encode(blocks, other)[1]["tool_calls"][0]
+    for profile in (OPENAI, OPENROUTER):
+        assert "extra_content" not in encode(blocks, profile)[1]["tool_calls"][0]
 
 
 def test_reasoning_details_of_openrouter_are_sent_back_unchanged() -> None:
@@ -260,7 +260,7 @@ def test_the_page_of_endpoints_has_each_profile_as_it_is() -> None:
         f"| {'sent' if profile.stream_options else 'not sent'} "
         f"| {'no' if profile.returns_thoughts == 'never' else 'with calls'} | {profile.json_mode} "
         f"| {profile.json_mode if profile.schema_with_tools else 'tool'} "
-        f"| {', '.join(said for name, said in ALSO.items() if getattr(profile, name)) or 'nothing'} |"
+        f"| {', '.join(label for name, label in ALSO.items() if getattr(profile, name)) or 'nothing'} |"
         for profile in PROFILES.values()
     ]
 
@@ -272,12 +272,12 @@ def test_the_page_of_endpoints_says_which_parameters_each_lacks() -> None:
     rows = [line for line in page.splitlines() if line.startswith(tuple(f"- {name}: " for name in lacks))]
     renamed = {name: f"; the seed goes out as `{profile.seed_field}`" for name, profile in PROFILES.items()}
     assert rows == [
-        f"- {name}: {', '.join(f'`{each}`' for each in names) or 'nothing'}"
+        f"- {name}: {', '.join(f'`{name}`' for name in names) or 'nothing'}"
         + (renamed[name] if name in PROFILES and PROFILES[name].seed_field != "seed" else "")
         for name, names in lacks.items()
     ]
-    known = {*PARAMS, "tool_choice.function"}
-    assert known.issuperset(each for names in lacks.values() for each in names)
+    names = {*PARAMS, "tool_choice.function"}
+    assert names.issuperset(name for names in lacks.values() for name in names)
 
 
 def test_calls_without_a_text_are_a_message_without_content() -> None:
@@ -305,18 +305,18 @@ def test_long_ids_of_calls_are_sent_where_allowed() -> None:
 
 def test_short_ids_of_calls_match_their_results() -> None:
     ids = ["call_1", "call_2", "D681PevKs", "call_" + "x" * 30]
-    blocks = [User(text="Hello"), *map(use, ids), *(ToolResult(call_id=each, text="Sun") for each in ids)]
+    blocks = [User(text="Hello"), *map(use, ids), *(ToolResult(call_id=call_id, text="Sun") for call_id in ids)]
     _, message, *results = encode(blocks, PROFILES["mistral"])
     sent = [call["id"] for call in message["tool_calls"]]
     assert [result["tool_call_id"] for result in results] == sent
     assert len(set(sent)) == len(ids)
-    assert all(re.fullmatch("[a-zA-Z0-9]{9}", each) for each in sent)
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", call_id) for call_id in sent)
     assert sent[2] == "D681PevKs"
 
 
 def test_the_first_unsigned_call_gets_geminis_placeholder() -> None:
     signs = taught(PROFILES["gemini"], lessons_of("Function call is missing a thought_signature in functionCall parts"))
-    blocks = [User(text="Hello"), use("a"), use("b"), *(ToolResult(call_id=each, text="Sun") for each in "ab")]
+    blocks = [User(text="Hello"), use("a"), use("b"), *(ToolResult(call_id=call_id, text="Sun") for call_id in "ab")]
     first, second = encode(blocks, signs)[1]["tool_calls"]
     assert first["extra_content"]["google"]["thought_signature"] == "skip_thought_signature_validator"
     assert "extra_content" not in second
@@ -433,8 +433,8 @@ def test_every_kind_survives_json(block: Block) -> None:
         [HELLO],
         [{"role": "system", "content": "Be brief."}, HELLO],
         [HELLO, {"role": "assistant", "content": "Hi"}],
-        [HELLO, asked("a", "b"), answered("b"), answered("a"), HELLO],
-        [HELLO, asked("a"), answered("a"), asked("a"), answered("a")],
+        [HELLO, calls_message("a", "b"), answered("b"), answered("a"), HELLO],
+        [HELLO, calls_message("a"), answered("a"), calls_message("a"), answered("a")],
     ],
 )
 def test_a_valid_conversation_passes(messages: list[dict[str, Any]]) -> None:
@@ -442,25 +442,34 @@ def test_a_valid_conversation_passes(messages: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "why"),
+    ("messages", "reason"),
     [
         ([], "at least one"),
         ([HELLO, {"role": "system", "content": "Be brief."}], r"messages\[1\].*first"),
         ([{"role": "system", "content": "a"}, {"role": "system", "content": "b"}], r"messages\[1\].*only one"),
-        ([HELLO, asked("a")], r"messages\[1\].*'a' has no result"),
-        ([HELLO, asked("a"), HELLO], r"messages\[1\].*'a' has no result"),
-        ([HELLO, asked("a", "b"), answered("a"), HELLO, answered("b")], r"messages\[1\].*'b' has no result"),
-        ([HELLO, asked("a"), asked("b"), answered("a"), answered("b")], r"messages\[1\].*'a' has no result"),
+        ([HELLO, calls_message("a")], r"messages\[1\].*'a' has no result"),
+        ([HELLO, calls_message("a"), HELLO], r"messages\[1\].*'a' has no result"),
+        ([HELLO, calls_message("a", "b"), answered("a"), HELLO, answered("b")], r"messages\[1\].*'b' has no result"),
+        (
+            [HELLO, calls_message("a"), calls_message("b"), answered("a"), answered("b")],
+            r"messages\[1\].*'a' has no result",
+        ),
         ([HELLO, answered("a")], r"messages\[1\].*'a' follows no message"),
-        ([HELLO, asked("a"), answered("a"), answered("x")], r"messages\[3\].*'x' follows no message"),
-        ([HELLO, asked("a"), answered("a"), answered("a")], r"messages\[3\].*'a' has a result already"),
-        ([HELLO, asked("a"), answered("")], r"messages\[2\].*no tool_call_id"),
-        ([HELLO, asked("a"), {"role": "tool", "tool_call_id": "a"}], r"messages\[2\].*no content"),
-        ([HELLO, asked("")], r"messages\[1\]: tool_calls\[0\] has no id"),
-        ([HELLO, asked("a", "b", "a")], r"messages\[1\]: tool_calls\[2\] has the id 'a'"),
+        ([HELLO, calls_message("a"), answered("a"), answered("x")], r"messages\[3\].*'x' follows no message"),
+        ([HELLO, calls_message("a"), answered("a"), answered("a")], r"messages\[3\].*'a' has a result already"),
+        ([HELLO, calls_message("a"), answered("")], r"messages\[2\].*no tool_call_id"),
+        ([HELLO, calls_message("a"), {"role": "tool", "tool_call_id": "a"}], r"messages\[2\].*no content"),
+        ([HELLO, calls_message("")], r"messages\[1\]: tool_calls\[0\] has no id"),
+        ([HELLO, calls_message("a", "b", "a")], r"messages\[1\]: tool_calls\[2\] has the id 'a'"),
         ([HELLO, encode([use("a", name="")])[0]], r"messages\[1\].*'a' names no function"),
-        ([HELLO, {**asked("a"), "tool_calls": [{**CALL, "id": "x" * 41}]}], r"messages\[1\].*over 40 characters"),
-        ([HELLO, {**asked("a"), "tool_calls": [{**CALL, "function": {"name": "look"}}]}], r"messages\[1\].*JSON text"),
+        (
+            [HELLO, {**calls_message("a"), "tool_calls": [{**CALL, "id": "x" * 41}]}],
+            r"messages\[1\].*over 40 characters",
+        ),
+        (
+            [HELLO, {**calls_message("a"), "tool_calls": [{**CALL, "function": {"name": "look"}}]}],
+            r"messages\[1\].*JSON text",
+        ),
         ([{"role": "user", "content": [{"type": "file", "file": {"file_data": "hi"}}]}], r"messages\[0\].*filename"),
         ([HELLO, {"role": "assistant", "content": ""}], r"messages\[1\].*neither content nor tool calls"),
         ([HELLO, {"role": "assistant", "content": "Hi", "tool_calls": []}], r"messages\[1\]: tool_calls is empty"),
@@ -471,7 +480,7 @@ def test_a_valid_conversation_passes(messages: list[dict[str, Any]]) -> None:
         ("Hello", "at least one"),
     ],
 )
-def test_an_invalid_conversation_is_an_error_that_names_the_message(messages: Any, why: str) -> None:
+def test_an_invalid_conversation_is_an_error_that_names_the_message(messages: Any, reason: str) -> None:
     """Acceptance 25."""
-    with pytest.raises(WireError, match=why):
+    with pytest.raises(WireError, match=reason):
         check_chat(messages)

@@ -126,14 +126,19 @@ ANTHROPIC: list[Any] = [
 )
 def test_messages_come_back_as_they_were(format: Any, messages: list[Any], back: list[Any]) -> None:
     blocks = from_messages(messages)
-    made = to_messages(blocks, format)
-    assert made == back and made.format == format and made.left_out == {} and made.system is None
+    messages_back = to_messages(blocks, format)
+    assert (
+        messages_back == back
+        and messages_back.format == format
+        and messages_back.left_out == {}
+        and messages_back.system is None
+    )
     assert from_messages(json.loads(json.dumps(messages)), format) == blocks
-    assert from_messages(made) == from_messages(back)
+    assert from_messages(messages_back) == from_messages(back)
 
 
 def test_blocks_come_back_from_each_format_that_has_them() -> None:
-    seen = Image(data=PNG, media_type="image/png")
+    picture = Image(data=PNG, media_type="image/png")
     blocks: list[Block] = [
         System(text="Be brief."),
         User(text="Where?"),
@@ -143,12 +148,12 @@ def test_blocks_come_back_from_each_format_that_has_them() -> None:
         ToolResult(call_id="c2", text="here"),
         Text(text="There."),
         User(text="And here?"),
-        seen,
+        picture,
         Text(text="It is cut", interrupted=True),
     ]
     for name in ("openai_chat", "openai_responses", "anthropic"):
-        made = to_messages(blocks, name)
-        assert from_messages(made, system=made.system) == blocks, name
+        encoded = to_messages(blocks, name)
+        assert from_messages(encoded, system=encoded.system) == blocks, name
 
 
 def test_what_a_format_cannot_carry_is_counted() -> None:
@@ -168,8 +173,8 @@ def test_what_a_format_cannot_carry_is_counted() -> None:
     assert to_messages(blocks, "openai_chat").left_out == {**lost, "thinking": 3, "cache_checkpoint": 1}
     assert to_messages(blocks, "openai_responses").left_out == {**lost, "thinking": 2, "cache_checkpoint": 1}
     assert to_messages(blocks, "anthropic").left_out == {**lost, "thinking": 2}
-    made = to_messages([System(text="s"), *blocks], "anthropic")
-    assert made.system == "s" and "of old" in made[0]["content"][1]["text"]
+    encoded = to_messages([System(text="s"), *blocks], "anthropic")
+    assert encoded.system == "s" and "of old" in encoded[0]["content"][1]["text"]
 
 
 def test_objects_of_the_clients_are_read() -> None:
@@ -187,8 +192,8 @@ def test_objects_of_the_clients_are_read() -> None:
     ]
     assert from_messages(items) == from_messages([*ITEMS[1:4], ITEMS[6], ITEMS[8]])
     about = {"id": "m", "type": "message", "model": "m", "usage": {"input_tokens": 1, "output_tokens": 1}}
-    said = AnthropicMessage.model_validate({**about, **ANTHROPIC[3], "stop_reason": "end_turn"})
-    assert from_messages([*ANTHROPIC[:3], said]) == from_messages(ANTHROPIC)
+    message = AnthropicMessage.model_validate({**about, **ANTHROPIC[3], "stop_reason": "end_turn"})
+    assert from_messages([*ANTHROPIC[:3], message]) == from_messages(ANTHROPIC)
 
 
 def test_items_of_unknown_kinds_are_kept_and_never_sent() -> None:
@@ -197,8 +202,10 @@ def test_items_of_unknown_kinds_are_kept_and_never_sent() -> None:
     assert blocks[1] == Unknown(stored_kind="openai_responses.web_search_call", payload=search)
     assert to_messages(blocks, "openai_responses") == [ITEMS[1], ITEMS[8]]
     used = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
-    kept = from_messages([ANTHROPIC[0], {"role": "assistant", "content": [used, {"type": "text", "text": "found"}]}])
-    assert [block.kind for block in kept] == ["user", "cache_checkpoint", "unknown", "text"]
+    kept_blocks = from_messages(
+        [ANTHROPIC[0], {"role": "assistant", "content": [used, {"type": "text", "text": "found"}]}]
+    )
+    assert [block.kind for block in kept_blocks] == ["user", "cache_checkpoint", "unknown", "text"]
 
 
 def test_several_system_prompts_become_one() -> None:
@@ -256,10 +263,10 @@ ODD: dict[str, tuple[list[Any], str, str]] = {
 
 @pytest.mark.parametrize("case", ODD)
 def test_what_cannot_be_read_or_continued_is_named_by_its_index(case: str) -> None:
-    messages, where, why = ODD[case]
+    messages, where, reason = ODD[case]
     with pytest.raises(InvalidInputError) as caught:
         from_messages(messages)
-    assert where in str(caught.value) and why in str(caught.value), str(caught.value)
+    assert where in str(caught.value) and reason in str(caught.value), str(caught.value)
 
 
 def test_an_unknown_format_is_refused() -> None:

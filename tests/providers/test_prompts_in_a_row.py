@@ -51,12 +51,12 @@ def test_each_prompt_stays_apart(provider: Literal["chat", "responses", "anthrop
     blocks = [block for block in ROW if provider != "bedrock" or not isinstance(block, Image)]
     request = encode(blocks, provider=provider)
     sent = [texts(message) for message in request["input" if provider == "responses" else "messages"]]
-    wanted = [[text for text in prompt if text != "[picture]" or provider != "bedrock"] for prompt in APART]
+    expected = [[text for text in prompt if text != "[picture]" or provider != "bedrock"] for prompt in APART]
     if provider in ("anthropic", "bedrock"):  # roles alternate, and each text is a part
-        wanted = [[text for prompt in wanted for text in prompt]]
+        expected = [[text for prompt in expected for text in prompt]]
     else:  # texts of one prompt are one
-        wanted = [["\n\n".join(prompt)] if "[picture]" not in prompt else prompt for prompt in wanted]
-    assert sent == wanted
+        expected = [["\n\n".join(prompt)] if "[picture]" not in prompt else prompt for prompt in expected]
+    assert sent == expected
 
 
 def test_a_prompt_behind_results_stays_apart_from_their_pictures() -> None:
@@ -88,8 +88,8 @@ def test_prompts_are_one_message_for_a_server_whose_roles_alternate(words: str) 
 
 def refuse_a_row(body: dict[str, Any]) -> tuple[int, str, bytes] | None:
     """Refuse messages of the user in a row, as chat templates do."""
-    roles = [each.get("role") for each in body.get("messages") or body["input"]]
-    in_a_row = any(one == two == "user" for one, two in pairwise(roles))
+    roles = [message.get("role") for message in body.get("messages") or body["input"]]
+    in_a_row = any(first == two == "user" for first, two in pairwise(roles))
     return (400, JSON, json.dumps({"error": {"message": ALTERNATING}}).encode()) if in_a_row else None
 
 

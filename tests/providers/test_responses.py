@@ -33,7 +33,7 @@ def use(call_id: str, name: str = "look", **arguments: Any) -> ToolUse:
     return ToolUse(call_id=call_id, name=name, input=arguments)
 
 
-def asked(call_id: str) -> dict[str, Any]:
+def output_item(call_id: str) -> dict[str, Any]:
     return {"type": "function_call", "call_id": call_id, "name": "look", "arguments": "{}"}
 
 
@@ -80,7 +80,7 @@ def test_a_prompt_is_one_message_of_parts() -> None:
     check_responses(items)
 
 
-def test_reasoning_then_text_then_calls_and_the_outputs_in_the_order_of_declaration() -> None:
+def test_reasoning_text_and_calls_come_in_order_and_outputs_as_declared() -> None:
     """Acceptance 24."""
     items = items_of(
         User(text="Hello"),
@@ -100,7 +100,7 @@ def test_reasoning_then_text_then_calls_and_the_outputs_in_the_order_of_declarat
         {**THOUGHT, "summary": [{"type": "summary_text", "text": "Hm."}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me look."}]},
         {"type": "function_call", "call_id": "a", "name": "look", "arguments": '{"city": "Zürich"}'},
-        asked("b"),
+        output_item("b"),
         {"type": "function_call_output", "call_id": "a", "output": "sun"},
         {"type": "function_call_output", "call_id": "b", "output": "rain"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Well?"}]},
@@ -110,10 +110,10 @@ def test_reasoning_then_text_then_calls_and_the_outputs_in_the_order_of_declarat
 
 def test_interrupted_texts_and_error_results_are_marked() -> None:
     """Acceptance 20, 27."""
-    said, _, output = items_of(
+    message, _, output = items_of(
         Text(text="The wea", interrupted=True), use("a"), ToolResult(call_id="a", text="no such city", is_error=True)
     )
-    assert said["content"][0]["text"] == "The wea [interrupted]"
+    assert message["content"][0]["text"] == "The wea [interrupted]"
     assert output["output"] == "[error] no such city"
 
 
@@ -175,8 +175,8 @@ def test_unknown_signatures_are_ignored(signature: str | None) -> None:
     [
         [HELLO],
         [{"role": "user", "content": "Hello"}, HI],
-        [THOUGHT, {**THOUGHT, "id": "rs_2"}, asked("a"), HELLO, answered("a")],
-        [asked("a"), asked("b"), answered("b"), answered("a"), THOUGHT, HI],
+        [THOUGHT, {**THOUGHT, "id": "rs_2"}, output_item("a"), HELLO, answered("a")],
+        [output_item("a"), output_item("b"), answered("b"), answered("a"), THOUGHT, HI],
     ],
 )
 def test_valid_input_passes(items: list[dict[str, Any]]) -> None:
@@ -184,7 +184,7 @@ def test_valid_input_passes(items: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "index", "why"),
+    ("items", "index", "reason"),
     [
         ([], 0, "at least one"),
         ([HELLO, {"type": "hologram"}], 1, "hologram"),
@@ -193,16 +193,16 @@ def test_valid_input_passes(items: list[dict[str, Any]]) -> None:
         ([{"type": "message", "role": "user", "content": []}], 0, "empty"),
         ([{**HELLO, "role": "assistant"}], 0, "input_text"),
         ([{**HI, "role": "user"}], 0, "output_text"),
-        ([HELLO, asked("a")], 1, "'a' has no output"),
+        ([HELLO, output_item("a")], 1, "'a' has no output"),
         ([HELLO, answered("a")], 1, "no call 'a'"),
-        ([answered("a"), asked("a")], 0, "no call 'a'"),
-        ([asked("a"), answered("a"), answered("a")], 2, "an output already"),
-        ([asked("a"), answered("a"), asked("a"), answered("a")], 2, "'a' is there already"),
-        ([asked("x" * 65), answered("x" * 65)], 0, "over 64"),
-        ([{**asked("a"), "call_id": ""}, answered("")], 0, "not empty"),
-        ([{**asked("a"), "name": "look up"}, answered("a")], 0, "names no function"),
-        ([{**asked("a"), "arguments": "{"}, answered("a")], 0, "JSON"),
-        ([asked("a"), {**answered("a"), "output": None}], 1, "missing"),
+        ([answered("a"), output_item("a")], 0, "no call 'a'"),
+        ([output_item("a"), answered("a"), answered("a")], 2, "an output already"),
+        ([output_item("a"), answered("a"), output_item("a"), answered("a")], 2, "'a' is there already"),
+        ([output_item("x" * 65), answered("x" * 65)], 0, "over 64"),
+        ([{**output_item("a"), "call_id": ""}, answered("")], 0, "not empty"),
+        ([{**output_item("a"), "name": "look up"}, answered("a")], 0, "names no function"),
+        ([{**output_item("a"), "arguments": "{"}, answered("a")], 0, "JSON"),
+        ([output_item("a"), {**answered("a"), "output": None}], 1, "missing"),
         ([HELLO, THOUGHT], 1, "not followed"),
         ([THOUGHT, HELLO], 0, "not followed"),
         ([THOUGHT, {**THOUGHT, "id": "rs_2"}, HELLO], 1, "not followed"),
@@ -215,8 +215,8 @@ def test_valid_input_passes(items: list[dict[str, Any]]) -> None:
         ([{**HELLO, "content": [{"type": "input_file", "file_data": "data:a/b;base64,aGk="}]}], 0, "filename"),
     ],
 )
-def test_invalid_input_is_an_error_that_names_the_item(items: Any, index: int, why: str) -> None:
+def test_invalid_input_is_an_error_that_names_the_item(items: Any, index: int, reason: str) -> None:
     """Acceptance 25."""
-    with pytest.raises(WireError, match=rf"input\[{index}\].*{why}") as caught:
+    with pytest.raises(WireError, match=rf"input\[{index}\].*{reason}") as caught:
         check_responses(items)
     assert caught.value.index == index

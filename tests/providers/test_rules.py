@@ -126,10 +126,10 @@ EVERYWHERE: list[tuple[list[Message], int, int, str, str]] = [
 @pytest.mark.parametrize("case", EVERYWHERE)
 def test_errors_name_message_block_and_call(case: tuple[list[Message], int, int, str, str], rules: Rules) -> None:
     """Acceptance 25."""
-    messages, index, block, kind, why = case
+    messages, index, block, kind, reason = case
     error = refused(messages, rules)
     assert (error.provider, error.index, error.block, error.kind) == (rules.name, index, block, kind)
-    assert why in error.why
+    assert reason in error.why
     assert f"messages[{index}], block {block}" in str(error)
     assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
 
@@ -291,12 +291,12 @@ def test_ids_are_unique_paired_and_stable_as_the_conversation_grows(
     end = data.draw(st.integers(0, len(messages)))
     fitted = fit(messages, rules)
     assert fitted[:end] == fit(messages[:end], rules)
-    said = ids_of(fitted)[::2]
-    assert said == ids_of(fitted)[1::2]
-    assert [[bool(call_id) for call_id in ids] for ids in said] == [
+    ids_of_calls = ids_of(fitted)[::2]
+    assert ids_of_calls == ids_of(fitted)[1::2]
+    assert [[bool(call_id) for call_id in ids] for ids in ids_of_calls] == [
         [bool(call_id) for call_id in ids] for ids in rounds
     ]
-    scopes = said if rules.unique_ids == "message" else [[call_id for ids in said for call_id in ids]]
+    scopes = ids_of_calls if rules.unique_ids == "message" else [[call_id for ids in ids_of_calls for call_id in ids]]
     for ids in scopes:
         there = [call_id for call_id in ids if call_id]
         assert len(there) == len(set(there))
@@ -377,7 +377,7 @@ def check_everywhere(history: list[Block]) -> None:
 
 
 @given(RUNS)
-def test_after_runs_of_any_engines_the_next_request_is_valid_for_all_providers(
+def test_after_runs_of_any_engines_the_next_request_is_valid(
     runs: list[tuple[list[Block], list[Block], bool]],
 ) -> None:
     """Acceptance 19, 24, 25, 26."""
@@ -389,9 +389,9 @@ def test_during_a_run_the_next_request_is_valid_for_all_providers(
     runs: list[tuple[list[Block], list[Block], bool]], output: list[Block], thought: Thinking | None
 ) -> None:
     """Acceptance 24, 26."""
-    said = [thought] if thought else []
-    asked = repair([*output, *said, use("z"), result("z")], why="enough", interrupted=False)
-    check_everywhere([*history_of(runs), HELLO, *asked])
+    thoughts = [thought] if thought else []
+    conversation = repair([*output, *thoughts, use("z"), result("z")], why="enough", interrupted=False)
+    check_everywhere([*history_of(runs), HELLO, *conversation])
 
 
 ANYTHING = st.one_of(

@@ -213,7 +213,7 @@ def test_each_shape_of_a_history_is_answered_by_each_provider(
         assert request.body
 
 
-def test_a_greeting_comes_after_a_text_that_says_that_it_is_the_beginning() -> None:
+def test_a_greeting_follows_a_text_that_marks_the_beginning() -> None:
     _, messages = anthropic.encode([HI, HI, HELLO])
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[0]["content"] == [{"type": "text", "text": BEGIN}]
@@ -222,8 +222,8 @@ def test_a_greeting_comes_after_a_text_that_says_that_it_is_the_beginning() -> N
 
 def test_texts_of_the_assistant_are_sent_with_a_blank_line_between() -> None:
     assert openai_chat.encode([HELLO, HI, HI, HELLO])[1]["content"] == f"{HI.text}\n\n{HI.text}"
-    (_, said, _) = openai_responses.encode([HELLO, HI, HI, HELLO])[1]
-    assert said["content"][0]["text"] == f"{HI.text}\n\n{HI.text}"
+    (_, message, _) = openai_responses.encode([HELLO, HI, HI, HELLO])[1]
+    assert message["content"][0]["text"] == f"{HI.text}\n\n{HI.text}"
 
 
 def test_the_pieces_of_a_cited_text_stay_one_text() -> None:

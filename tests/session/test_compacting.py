@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from test_tool_loop import Stage
 
 from schedules import SESSION, inline
-from test_tool_loop import Stage
 from turnwise.actors.inference.completion import within
 from turnwise.actors.inference.engine import RunContext
 from turnwise.actors.session.budget import Budget, Price

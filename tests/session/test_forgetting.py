@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from test_saving import later
 
 from agent_world import check_request
 from schedules import SESSION
 from session_memories import Book, MemoryStage
-from test_saving import later
-from turnwise.actors.cluster.remote_memory import equip
+from turnwise.actors.cluster.shared_actors.remote_memory import equip
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig

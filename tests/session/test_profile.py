@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_recalling import Parrot, opened
 
 from schedules import SESSION
-from test_recalling import Parrot, opened
-from turnwise.actors.cluster.memory_actor import MemoryHost
+from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.memory.session_memory import SessionMemoryAccess
 from turnwise.actors.session.core import SessionCore

@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
+from test_tool_loop import Scripted, use
 
 from agent_world import check_request
 from schedules import SESSION, inline
-from test_tool_loop import Scripted, use
-from turnwise.actors.cluster.memory_actor import MemoryHost
-from turnwise.actors.cluster.remote_memory import RemoteMemory
+from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
+from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot

@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from test_tool_loop import Stage, results, use
 
 from schedules import SESSION, inline
-from test_tool_loop import Stage, results, use
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.loop import ToolLoop

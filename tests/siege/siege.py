@@ -25,12 +25,12 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import ray
-
-from large_settings import orphan
 from siege_callers import ANSWER_S, Caller, misuse, mutate
 from siege_engine import SiegeEngine
 from siege_ledger import Ledger
 from siege_stores import STORES, Store
+
+from large_settings import orphan
 from turnwise import AsyncSessionManager, Dedicated, LexicalMemory, NotFoundError, Packed, SessionConfig, TurnwiseError
 from turnwise.errors import RunEndedError
 from turnwise.stores import SQLItems

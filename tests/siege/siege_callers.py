@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from siege_ledger import Entry, Ledger
 from siege_stores import IMPORTED
+
 from turnwise import (
     AsyncExecutionHandle,
     AsyncSession,

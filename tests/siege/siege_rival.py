@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-
 from siege_engine import SiegeEngine
+
 from turnwise import ConfigError, Packed, SessionManager, TurnwiseError
 
 

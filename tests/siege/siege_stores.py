@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import psycopg
 from psycopg import sql
+from siege_engine import TOKEN
 
 from postgres_server import PostgresServer
 from redis_server import RedisServer
-from siege_engine import TOKEN
 
 TABLES = ("sessions", "borrowed", "blocks", "turns", "runs", "events")
 

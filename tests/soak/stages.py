@@ -215,8 +215,8 @@ async def _audit_memory(manager: AsyncSessionManager, url: str, told: Acknowledg
             continue
         if not await session.memory.wait(MEMORY_S):
             broken.append(f"the memory of session {session_id!r} does not catch up")
-    completed = {note.run_id for note in told if note.what == "end" and note.state == "completed"}
-    prompts = {str(note.prompt): note.run_id in completed for note in told if note.what == "prompt"}
+    completed = {note.run_id for note in told if note.kind == "end" and note.state == "completed"}
+    prompts = {str(note.prompt): note.run_id in completed for note in told if note.kind == "prompt"}
     facts = SQLItems(url)
     said: Counter[str] = Counter()
     async for fact in all_stored(facts, None):

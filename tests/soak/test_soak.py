@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from stages import STAGES, Setting, packed_on_postgres
+
 from turnwise.testing.report import Report
 
 MORE = 0.1

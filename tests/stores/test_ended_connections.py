@@ -6,9 +6,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from test_failed_verbs import ITEMS, ON_SQL, SESSION, USER
 
 from open_stores import closing
-from test_failed_verbs import ITEMS, ON_SQL, SESSION, USER
 from turnwise.adapters import TurnwiseSaver, TurnwiseStore
 from turnwise.adapters.langgraph.items import Batch
 from turnwise.errors import StoreError

@@ -10,10 +10,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from test_group_commit import busy
 
 from open_stores import closing
 from redis_server import RedisServer
-from test_group_commit import busy
 from turnwise.adapters.langgraph.checkpoints import Commit as CheckpointCommit, Row, Space
 from turnwise.adapters.langgraph.checkpoints_sql import SQLCheckpoints
 from turnwise.adapters.langgraph.items import Batch

@@ -14,11 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from test_sql_store import stored_turns, using, whole_turn
 
 from forks import Fork
 from open_stores import closing, own
 from scale import share
-from test_sql_store import stored_turns, using, whole_turn
 from turnwise.errors import (
     DuplicateKeyError,
     SessionExistsError,

@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 from langgraph.store.base import InvalidNamespaceError
+from test_failed_verbs import an_item
 
 from item_verbs import count
 from open_stores import closing
-from test_failed_verbs import an_item
 from turnwise.adapters import TurnwiseSaver, TurnwiseStore
 from turnwise.errors import InvalidInputError, InvalidMemoryError, NameRefusedError, StoreError
 from turnwise.memory.conversation.ids import MAX_INDEXED_BYTES

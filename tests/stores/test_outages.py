@@ -14,6 +14,7 @@ from typing import Any, Literal
 import psycopg
 import pytest
 import sqlalchemy as sa
+from test_sql_store import stored_turns, using, whole_turn
 
 from engines import ScriptedEngine
 from forks import Fork
@@ -21,7 +22,6 @@ from open_stores import own
 from packed_hosts import OpenResources
 from postgres_server import PostgresServer
 from scale import share
-from test_sql_store import stored_turns, using, whole_turn
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost

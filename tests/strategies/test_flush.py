@@ -75,13 +75,13 @@ def test_flushed_exchanges_are_saved_completely_with_their_source() -> None:
     assert first.text == 'user: Paris?\nassistant calls look: {"at": "Paris"}\nresult: rain\nassistant: Yes.'
     assert first.blocks == tuple(blocks[2:6])
     assert (first.source.session_id, first.source.spans) == ("s", (Span("own", 2, 6),))
-    kept = list(window.blocks(plan.keep))
-    assert [block for item in memory.items.values() for block in item.blocks] + kept[1:] == blocks[2:]
-    assert kept[0] == Summary(text="They met.")
+    kept_blocks = list(window.blocks(plan.keep))
+    assert [block for item in memory.items.values() for block in item.blocks] + kept_blocks[1:] == blocks[2:]
+    assert kept_blocks[0] == Summary(text="They met.")
     assert window.tokens_from(plan.keep[-1].start, TokenBudget(300)) <= 150
 
 
-def test_exchanges_that_a_memory_did_not_save_stay_and_a_retry_makes_no_duplicates() -> None:
+def test_exchanges_that_a_memory_did_not_save_stay_in_the_window() -> None:
     """Case 42: one memory's failure is not another's."""
     good, bad, static = Memory("good"), Memory("bad"), Memory("static", read_only=True)
     strategy = FlushToMemory([static, good, bad])

@@ -50,7 +50,7 @@ class Custom:
         if window.taken(budget) <= budget.max_tokens and not self.always:
             return None
         keep = tuple(Range(*part) for part in self.keeps(window))
-        return plan_for(window, budget, strategy="Custom", keep=keep, why="so it is", **self.more(window))
+        return plan_for(window, budget, strategy="Custom", keep=keep, reason="so it is", **self.more(window))
 
     def due(self, window: Window, budget: TokenBudget) -> bool:
         return False
@@ -100,7 +100,7 @@ BROKEN: list[tuple[str, Custom]] = [
 
 
 @pytest.mark.parametrize(("law", "strategy"), BROKEN)
-def test_a_plan_that_breaks_a_law_is_refused_by_the_name_of_the_law(law: str, strategy: Custom) -> None:
+def test_a_plan_that_breaks_a_law_is_refused_by_its_name(law: str, strategy: Custom) -> None:
     """Whatever it would do, the conversation stays as it is."""
     conversation = talk(*FULL)
     window = conversation.window()
@@ -143,12 +143,12 @@ def test_a_failing_strategy_is_a_strategy_error() -> None:
         def decide(self, window: Window, budget: TokenBudget) -> Any:
             return None
 
-    for strategy, law, why in [
+    for strategy, law, reason in [
         (Nonsense(), "decides", "list"),
         (Failing(), "decides", "ZeroDivisionError"),
         (Idle(), "budget met", "does not change"),
     ]:
-        with pytest.raises(StrategyError, match=why) as caught:
+        with pytest.raises(StrategyError, match=reason) as caught:
             decide(strategy, window, budget)
         assert caught.value.law == law
 
@@ -178,7 +178,7 @@ class Greedy:
         oldest = window.end_of_oldest(1)
         if plan or self.is_due or not oldest:
             return plan
-        return plan_for(window, budget, strategy="Greedy", keep=window.kept_from(oldest), why="it is there")
+        return plan_for(window, budget, strategy="Greedy", keep=window.kept_from(oldest), reason="it is there")
 
     def due(self, window: Window, budget: TokenBudget) -> bool:
         return self.is_due

@@ -104,14 +104,14 @@ def test_remaining_requests_are_valid_on_the_wire() -> None:
         dice = Random(seed)
         conversation, budget = random_case(dice)
         for strategy in (Trim(), DeleteOldest(2), summarize(Case(conversation, budget))):
-            left = Conversation()
-            left.add(read(conversation.window()))
+            remaining = Conversation()
+            remaining.add(read(conversation.window()))
             try:
-                check_case(strategy, Case(left, budget))
+                check_case(strategy, Case(remaining, budget))
             except AssertionError as error:
                 raise AssertionError(f"{error} (seed {seed})") from error
-            left.add([HELLO])
-            blocks = read(left.window())
+            remaining.add([HELLO])
+            blocks = read(remaining.window())
             check_chat(chat.encode(blocks))
             check_responses(responses.encode(blocks)[1])
             check_anthropic(anthropic.encode(blocks)[1], thinking=False)
@@ -126,7 +126,7 @@ STRATEGIES: list[OverflowStrategy] = [
 ]
 
 
-def test_deciding_on_a_long_history_reads_no_more_than_on_a_short_one() -> None:
+def test_deciding_on_a_long_history_reads_no_more_blocks() -> None:
     caches = CountingCache(), CountingCache()
     windows = [long_conversation(size, cache).window() for size, cache in zip((1_000, 20_000), caches, strict=True)]
     for strategy in STRATEGIES:
@@ -139,7 +139,7 @@ def test_deciding_on_a_long_history_reads_no_more_than_on_a_short_one() -> None:
 
 def test_the_last_turns_or_messages_stay_whatever_their_size() -> None:
     blocks, plenty = exchanges(1, 2, 3, 4), TokenBudget(10**6)
-    for strategy, left in [
+    for strategy, kept_numbers in [
         (KeepLast(turns=1), [4]),
         (KeepLast(turns=3), [2, 3, 4]),
         (KeepLast(turns=9), [1, 2, 3, 4]),
@@ -147,7 +147,7 @@ def test_the_last_turns_or_messages_stay_whatever_their_size() -> None:
         (KeepLast(messages=4), [3, 4]),
         (KeepLast(messages=5), [3, 4]),
     ]:
-        assert after(strategy, plenty, *blocks) == exchanges(*left)
+        assert after(strategy, plenty, *blocks) == exchanges(*kept_numbers)
     assert after(KeepLast(turns=3), TokenBudget(tokens(exchanges(3, 4))), *blocks) == exchanges(3, 4)
 
 
@@ -188,11 +188,11 @@ def test_a_window_that_fits_is_not_changed(strategy: OverflowStrategy) -> None:
 def test_trim_drops_the_oldest_until_the_rest_fits() -> None:
     """Case 35: one message, many, more than fit."""
     blocks = exchanges(*range(10))
-    for kept in range(1, 10):
-        left = exchanges(*range(10 - kept, 10))
-        assert after(Trim(), TokenBudget(tokens(left)), *blocks) == left
-        assert after(Trim(tokens(left)), TokenBudget(10**6), *blocks) == left
-        assert after(Trim(), TokenBudget(tokens(left) + 27), *blocks) == left
+    for count in range(1, 10):
+        remaining = exchanges(*range(10 - count, 10))
+        assert after(Trim(), TokenBudget(tokens(remaining)), *blocks) == remaining
+        assert after(Trim(tokens(remaining)), TokenBudget(10**6), *blocks) == remaining
+        assert after(Trim(), TokenBudget(tokens(remaining) + 27), *blocks) == remaining
     assert after(Trim(1), TokenBudget(10**6), *blocks) == exchanges(9), "the newest stays, whatever its own limit is"
 
 
@@ -200,8 +200,8 @@ def test_delete_removes_the_given_number_and_more_if_necessary() -> None:
     """Case 35: fewer than there are, as many, more."""
     blocks = exchanges(*range(5))
     over = TokenBudget(tokens(blocks) - 1)
-    for count, left in [(1, [1, 2, 3, 4]), (3, [3, 4]), (4, [4]), (5, [4]), (10**9, [4])]:
-        assert after(DeleteOldest(count), over, *blocks) == exchanges(*left)
+    for count, remaining_numbers in [(1, [1, 2, 3, 4]), (3, [3, 4]), (4, [4]), (5, [4]), (10**9, [4])]:
+        assert after(DeleteOldest(count), over, *blocks) == exchanges(*remaining_numbers)
     assert after(DeleteOldest(1), TokenBudget(tokens(exchanges(3, 4))), *blocks) == exchanges(3, 4)
 
 
@@ -217,8 +217,11 @@ def test_a_greeting_is_removed_first() -> None:
 def test_a_summary_stays_when_later_blocks_are_removed() -> None:
     summary = Summary(text="They met.", of=(("gone", 0, 9),))
     for strategy in (Trim(), DeleteOldest(1), FlushToMemory([Memory()], max_ratio=1, trigger_ratio=1)):
-        left = [System(text="Be brief."), summary, *exchanges(2)]
-        assert after(strategy, TokenBudget(tokens(left)), System(text="Be brief."), summary, *exchanges(1, 2)) == left
+        remaining = [System(text="Be brief."), summary, *exchanges(2)]
+        assert (
+            after(strategy, TokenBudget(tokens(remaining)), System(text="Be brief."), summary, *exchanges(1, 2))
+            == remaining
+        )
 
 
 # What does not fit
@@ -235,8 +238,8 @@ def test_an_oversized_newest_turn_is_an_error_with_token_counts(strategy: Overfl
     assert (error.max_tokens, error.newest, error.summary) == (400, tokens([prompt]), tokens([summary]))
     assert error.overhead == 77 + tokens([system])
     assert error.needed == error.overhead + error.summary + error.newest
-    for said in (str(error.overhead), str(error.newest), "400", "max_context_tokens"):
-        assert said in str(error)
+    for words_of_error in (str(error.overhead), str(error.newest), "400", "max_context_tokens"):
+        assert words_of_error in str(error)
 
 
 def test_an_oversized_system_prompt_or_tools_are_an_error() -> None:

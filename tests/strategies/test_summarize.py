@@ -58,7 +58,7 @@ from window_conversations import (
 
 def test_the_model_sees_each_removed_block_once() -> None:
     """Case 37: results of tools, errors and pictures as well."""
-    gone: list[Block] = [
+    removed: list[Block] = [
         *exchange(1),
         *(User(text="q002"), Image(url="https://example.org/cat.png"), Document(name="notes.txt", text="d002")),
         Thinking(text="t002", signature="SECRET"),
@@ -66,12 +66,12 @@ def test_the_model_sees_each_removed_block_once() -> None:
         *(ToolResult(call_id="c1", text="r002\n{}]"), ToolResult(call_id="c2", text="e002", is_error=True)),
         *(Text(text="a002", interrupted=True), CacheCheckpoint(), Unknown(stored_kind="hologram")),
     ]
-    kept = [*exchange(3), User(text="q004")]
-    window = talk(System(text="SYSTEM"), *gone, *kept).window()
+    kept_blocks = [*exchange(3), User(text="q004")]
+    window = talk(System(text="SYSTEM"), *removed, *kept_blocks).window()
     plan = decide(rolling(), window, TokenBudget(600))
     assert plan and plan.summary
     assert plan.summary.model == Engine()
-    assert read_ranges(window, plan.keep) == kept, "the trailing prompt stays, and the exchange before it"
+    assert read_ranges(window, plan.keep) == kept_blocks, "the trailing prompt stays, and the exchange before it"
     request = plan.summary.request(window)
     shown = said_in(request)
     for word in ("q001", "a001", "q002", "d002", "t002", "i002", "r002", "e002", "a002"):
@@ -85,16 +85,16 @@ def test_the_model_sees_each_removed_block_once() -> None:
     check_responses(responses.encode(request)[1])
     check_anthropic(anthropic.encode(request)[1], thinking=False)
     lines = [line for block in request[1:] if isinstance(block, User) for line in block.text.splitlines()]
-    told = [json.loads(line) for line in lines if line.startswith("{")]
-    assert {"result of call": "c1", "text": "r002\n{}]"} in told
-    assert {"result of call": "c2", "error": "e002"} in told
+    shown_lines = [json.loads(line) for line in lines if line.startswith("{")]
+    assert {"result of call": "c1", "text": "r002\n{}]"} in shown_lines
+    assert {"result of call": "c2", "error": "e002"} in shown_lines
     block = plan.summary.block(window, "They met.")
-    assert block.of == (("own", 1, 1 + len(gone)),), "it names what it stands for, and not the system prompt"
+    assert block.of == (("own", 1, 1 + len(removed)),), "it names what it stands for, and not the system prompt"
 
 
 def test_in_random_conversations_the_model_sees_exactly_the_removed_blocks() -> None:
     """Case 37."""
-    seen = 0
+    summaries = 0
     for seed in seeds(700_000, share(1000)):
         dice = Random(seed)
         conversation, budget = random_case(dice)
@@ -106,13 +106,15 @@ def test_in_random_conversations_the_model_sees_exactly_the_removed_blocks() -> 
             continue
         if not plan or not plan.summary:
             continue
-        seen += 1
-        gone = [at for part in plan.summary.ranges for at in range(*part)]
-        gone = [at for at in gone if not isinstance(window.block(at), System)]
-        kept = [at for part in plan.keep for at in range(*part)]
-        assert gone + kept == [at for at, block in enumerate(read(window)) if not isinstance(block, System)], seed
-        assert plan.summary.block(window, "").of == window.spans_of(Range(at, at + 1) for at in gone), seed
-    assert seen > share(350) or os.environ.get("TURNWISE_SEED")
+        summaries += 1
+        removed = [index for part in plan.summary.ranges for index in range(*part)]
+        removed = [index for index in removed if not isinstance(window.block(index), System)]
+        kept_places = [index for part in plan.keep for index in range(*part)]
+        assert removed + kept_places == [
+            index for index, block in enumerate(read(window)) if not isinstance(block, System)
+        ], seed
+        assert plan.summary.block(window, "").of == window.spans_of(Range(index, index + 1) for index in removed), seed
+    assert summaries > share(350) or os.environ.get("TURNWISE_SEED")
 
 
 def test_each_summary_includes_the_previous_one() -> None:
@@ -152,7 +154,7 @@ def check_case_of(
     summed_up += [
         part + ">" for part in shown.replace("<", "\n<").replace(">", "\n").splitlines() if part.startswith("<")
     ]
-    assert all(shown.count(text) == (at == len(texts) - 1) for at, text in enumerate(texts))
+    assert all(shown.count(text) == (index == len(texts) - 1) for index, text in enumerate(texts))
     text = plan.summary.accept([Text(text=f"Summary {len(texts):03}.")], COUNTER)
     texts.append(text)
     span = conversation.store("own", [plan.summary.block(window, text)])
@@ -192,15 +194,18 @@ def test_a_summary_has_at_most_the_given_length() -> None:
 def test_the_newest_turns_are_kept_or_fewer() -> None:
     blocks = exchanges(*range(20), length=20)
     budget = TokenBudget(tokens(blocks))
-    one = tokens(exchange(1, 20))
+    exchange_tokens = tokens(exchange(1, 20))
 
-    def kept(**settings: Any) -> int:
+    def kept_exchanges(**settings: Any) -> int:
         plan = decide(rolling(**settings), talk(*blocks).window(), budget)
         assert plan
         return sum(stop - start for start, stop in plan.keep) // 2
 
-    assert [kept(keep_turns=turns) for turns in (1, 2, 5, 99)] == [1, 2, 5, 13]
-    assert [kept(keep_turns=9, keep_tokens=room) for room in (1, one, 3 * one - 1, 3 * one)] == [1, 1, 2, 3]
+    assert [kept_exchanges(keep_turns=turns) for turns in (1, 2, 5, 99)] == [1, 2, 5, 13]
+    assert [
+        kept_exchanges(keep_turns=9, keep_tokens=room)
+        for room in (1, exchange_tokens, 3 * exchange_tokens - 1, 3 * exchange_tokens)
+    ] == [1, 1, 2, 3]
 
 
 def test_the_window_is_summarized_above_the_trigger_only() -> None:
@@ -208,9 +213,12 @@ def test_the_window_is_summarized_above_the_trigger_only() -> None:
     window = talk(*blocks).window()
     for ratio in (0.5, 0.8, 1.0):
         strategy = rolling(trigger_ratio=ratio)
-        at = int(tokens(blocks) / ratio)
-        assert not strategy.due(window, TokenBudget(at + 2)) and decide(strategy, window, TokenBudget(at + 2)) is None
-        assert strategy.due(window, TokenBudget(at - 2)) and decide(strategy, window, TokenBudget(at - 2))
+        limit = int(tokens(blocks) / ratio)
+        assert (
+            not strategy.due(window, TokenBudget(limit + 2))
+            and decide(strategy, window, TokenBudget(limit + 2)) is None
+        )
+        assert strategy.due(window, TokenBudget(limit - 2)) and decide(strategy, window, TokenBudget(limit - 2))
 
 
 def test_without_room_for_a_summary_the_other_strategy_decides() -> None:
@@ -226,7 +234,7 @@ def test_without_room_for_a_summary_the_other_strategy_decides() -> None:
     assert two.otherwise is None
 
 
-def test_a_window_full_of_its_newest_turn_is_not_changed_while_it_fits() -> None:
+def test_a_window_with_only_its_newest_turn_stays_while_it_fits() -> None:
     """There is no endless loop over a window that cannot shrink."""
     window = talk(Summary(text="They met. " * 20), User(text="x" * 500)).window()
     budget = TokenBudget(800)

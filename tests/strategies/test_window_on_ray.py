@@ -16,11 +16,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from test_agents_on_ray import is_alive, results, until
+from test_sessions_on_ray import kill, python
 
 from agent_tools import prompt
 from engines import ScriptedEngine, process_of
-from test_agents_on_ray import is_alive, results, until
-from test_sessions_on_ray import kill, python
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.manager import AsyncSessionManager
@@ -129,12 +129,12 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
     # Each block that went was shown once, behind the summary of what went before it.
     shown = bench.summed_up()
     assert len(done) == len(shown) >= 6
-    gone = [fact for _, told_of in shown for fact in told_of]
-    assert gone == exchanges(0, len(gone) // 2)
+    summarized = [fact for _, told_of in shown for fact in told_of]
+    assert summarized == exchanges(0, len(summarized) // 2)
     until_now = 0
     ends = []
-    for at, (earlier, told_of) in enumerate(shown):
-        assert earlier == (f"Talked of p00 to p{until_now - 1:02}" if at else None)
+    for index, (earlier, told_of) in enumerate(shown):
+        assert earlier == (f"Talked of p00 to p{until_now - 1:02}" if index else None)
         until_now += len(told_of) // 2
         ends.append(until_now)
 
@@ -144,10 +144,10 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
         at_least = max((end for seq, end in marks.items() if seq < start.seq), default=0)
         system, *rest = body["messages"]
         assert system == {"role": "system", "content": "Be brief." if number >= 20 else "Be kind."}
-        said = facts(rest)
-        first = int(said[0][1].split()[-1][1:]) + 1 if said[0][0] == "summary" else 0
+        sent_facts = facts(rest)
+        first = int(sent_facts[0][1].split()[-1][1:]) + 1 if sent_facts[0][0] == "summary" else 0
         assert first >= at_least and first in (0, *ends)
-        assert said[bool(first) :] == [*exchanges(first, number), ("user", ask(number))]
+        assert sent_facts[bool(first) :] == [*exchanges(first, number), ("user", ask(number))]
 
     # Earlier turns read as they were sent, in another process too, and each stands for all that was said.
     address = ray_session.get_runtime_context().gcs_address
@@ -164,9 +164,9 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
 
     # What the summaries cost is in the bill.
     usage = chat.info().session.usage
-    asked = [*bench.sent(), *bench.sent(SMALL)]
-    assert usage.calls == len(asked) == 40 + len(done)
-    assert usage.input_tokens == sum(len(words(text_of(said))) for body in asked for said in body["messages"])
+    requests = [*bench.sent(), *bench.sent(SMALL)]
+    assert usage.calls == len(requests) == 40 + len(done)
+    assert usage.input_tokens == sum(len(words(text_of(message))) for body in requests for message in body["messages"])
     assert usage == manager.usage(user_id="ada")
     (spent,) = {event.usage.calls for event in done if event.usage}
     assert spent == 1 and all(event.usage for event in done)
@@ -207,33 +207,35 @@ def test_a_slow_summarizer_delays_only_prompts_that_do_not_fit(bench: Bench, tmp
     gate = Gate(tmp_path)
     gate.before.on()
     manager = bench.manager(bench.summarize(gate))
-    chat, other = manager.open("chat"), manager.open("other")
+    chat, second = manager.open("chat"), manager.open("other")
     number = talk_until_due(chat)
     noted(gate, "came")
 
-    talk(other, 0, 3)
+    talk(second, 0, 3)
     assert len(chat.turns()) == number and chat.latest() == chat.turn(number - 1) and chat.events()
     assert chat.run("short").wait(WAIT_S).text.startswith("as to short")
     assert facts(bench.last())[:-1] == exchanges(0, number), "it was sent what there was"
-    asked = len(bench.sent())
+    request_count = len(bench.sent())
 
     long = chat.run(f"long {'z' * 200}")  # does not fit, so it waits
     queued = chat.run("behind", if_busy="enqueue")
-    talk(other, 3, 5)
+    talk(second, 3, 5)
     assert len(chat.turns()) == number + 3 and chat.info().active_run_id == long.run_id
     assert long.status() == "running" and queued.status() == "queued"
-    assert len(bench.sent()) == asked + 2, "the other's"
+    assert len(bench.sent()) == request_count + 2, "the other's"
     assert gate.notes() == ["came"] and not told(chat, WindowCompacted) and not bench.sent(SMALL)
 
     gate.before.off()
     assert long.wait(WAIT_S).text.startswith("as to long")
     assert queued.wait(WAIT_S).text.startswith("as to behind")
     models = [record.body["model"] for record in bench.provider.requests]
-    assert models[: asked + 4] == [*[MODEL] * (asked + 2), SMALL, MODEL], "it was taken over, not made again"
-    said = facts(bench.sent()[asked + 2]["messages"])
-    assert said[0][0] == "summary" and said[-3][1] == "short" and said[-1][1].startswith("long")
-    (earlier, gone) = bench.summed_up()[0]
-    assert earlier is None and [*gone, *said[1:-3]] == exchanges(0, number)
+    assert models[: request_count + 4] == [*[MODEL] * (request_count + 2), SMALL, MODEL], (
+        "it was taken over, not made again"
+    )
+    sent_facts = facts(bench.sent()[request_count + 2]["messages"])
+    assert sent_facts[0][0] == "summary" and sent_facts[-3][1] == "short" and sent_facts[-1][1].startswith("long")
+    (earlier, summarized) = bench.summed_up()[0]
+    assert earlier is None and [*summarized, *sent_facts[1:-3]] == exchanges(0, number)
     chat.compact()
     bench.check()
     audit(manager, "chat")
@@ -294,7 +296,7 @@ def test_a_failed_summary_is_reported_and_requested_again(bench: Bench) -> None:
     settings: dict[str, Any] = {"max_summary_tokens": 150, "trigger_ratio": 0.1}
     number = 0
     chat = bench.manager(None).open("chat")
-    for fault, more, why in (
+    for fault, more, reason in (
         ("/empty", "", "returned nothing"),
         ("/length", "", r"\(cut\)"),
         ("/500", "", "You asked for a 500"),
@@ -307,9 +309,9 @@ def test_a_failed_summary_is_reported_and_requested_again(bench: Bench) -> None:
         chat = bench.manager(Summarize(model, prompt=f"{PROMPT} {more}", **settings), limit).open("chat")
         talk(chat, number, number + 4)
         number += 4
-        with pytest.raises(CompactionError, match=why):
+        with pytest.raises(CompactionError, match=reason):
             chat.compact()
-        assert re.search(why, told(chat, CompactionFailed)[-1].why)
+        assert re.search(reason, told(chat, CompactionFailed)[-1].why)
     talk(chat, number, number + 1)
     assert facts(bench.last())[:-1] == exchanges(0, number) and not told(chat, WindowCompacted)
 
@@ -338,8 +340,8 @@ def kill_when(path: Path, chat: Session, count: int) -> None:
     with closing(sqlite3.connect(path, timeout=30.0)) as database:
 
         def is_there() -> bool:
-            (found,) = database.execute("SELECT COUNT(*) FROM turnwise_events WHERE kind = 'window_compacted'")
-            return bool(found[0] >= count)
+            (count_row,) = database.execute("SELECT COUNT(*) FROM turnwise_events WHERE kind = 'window_compacted'")
+            return bool(count_row[0] >= count)
 
         until(is_there)
         os.kill(pid, signal.SIGKILL)
@@ -380,10 +382,10 @@ def test_a_kill_during_a_compaction_loses_nothing(bench: Bench, tmp_path: Path) 
     # One answer was paid for and lost with its process; else each was shown what is new, once.
     shown = bench.summed_up()
     assert len(shown) == 4
-    lost = next(at for at in range(3) if shown[at + 1][0] == shown[at][0])
+    lost = next(index for index in range(3) if shown[index + 1][0] == shown[index][0])
     assert shown[lost + 1][1][: len(shown[lost][1])] == shown[lost][1]
-    gone = [fact for at, (_, new) in enumerate(shown) if at != lost for fact in new]
-    assert gone == exchanges(0, first)
+    summarized = [fact for index, (_, new) in enumerate(shown) if index != lost for fact in new]
+    assert summarized == exchanges(0, first)
     assert chat.info().session.usage.calls == number + 1 + 3
     bench.check()
     audit(manager, "chat")
@@ -413,20 +415,20 @@ def test_a_run_that_waits_for_a_compaction_resumes_after_a_kill(bench: Bench, tm
 
 def flushed(chat: Session, notebook: Notebook, manager: SessionManager) -> list[dict[str, Any]]:
     """Return a memory's items, after comparing each with the blocks of its source."""
-    kept = notebook.kept()
+    items = notebook.kept()
 
     async def texts() -> list[str]:
         store = manager._client.open_store()
-        found = [
+        texts_found = [
             "\n".join(f"{who}: {text}" for who, text in facts_of(map(decode_block, await store.blocks(spans))))
-            for spans in ([Span(*span) for span in item["spans"]] for item in kept)
+            for spans in ([Span(*span) for span in item["spans"]] for item in items)
         ]
         await store.close()
-        return found
+        return texts_found
 
-    assert [item["text"] for item in kept] == asyncio.run(texts())
-    assert {(item["user"], item["session"]) for item in kept} == {("ada", chat.id)}
-    return kept
+    assert [item["text"] for item in items] == asyncio.run(texts())
+    assert {(item["user"], item["session"]) for item in items} == {("ada", chat.id)}
+    return items
 
 
 def said_in(item: Mapping[str, Any]) -> list[Fact]:
@@ -462,14 +464,14 @@ def test_exchanges_stay_in_the_window_until_each_memory_has_them(bench: Bench, t
     talk(chat, number, number + 1)
     (done,) = told(chat, WindowCompacted)
     assert done.strategy == "FlushToMemory" and done.tokens_after <= LIMIT // 2
-    left = facts(bench.last())
+    remaining = facts(bench.last())
     for notebook in (good, bad):
-        kept = flushed(chat, notebook, manager)
-        assert len({item["id"] for item in kept}) == len(kept)
-        assert [item["turn"] for item in kept] == list(range(len(kept))), "also what was given once more"
-        said = [fact for item in kept for fact in said_in(item)]
+        items = flushed(chat, notebook, manager)
+        assert len({item["id"] for item in items}) == len(items)
+        assert [item["turn"] for item in items] == list(range(len(items))), "also what was given once more"
+        saved = [fact for item in items for fact in said_in(item)]
         spoken = [("user", "hello"), ("assistant", f"as to hello {'y' * 30}"), *exchanges(0, number)]
-        assert [*said, *left] == [*spoken, ("user", f"long {'z' * 60}"), ("user", ask(number))]
+        assert [*saved, *remaining] == [*spoken, ("user", f"long {'z' * 60}"), ("user", ask(number))]
     assert {item["id"] for item in good.kept()} == {item["id"] for item in bad.kept()} >= set(first)
     assert not static.given()
     bench.check()
@@ -507,15 +509,15 @@ def test_a_kill_between_acknowledgement_and_commit_makes_no_duplicates(bench: Be
     assert facts(bench.last()) == [*exchanges(0, number), ("user", ask(number))]
     number += 1
     compacted(chat, 1)
-    kept = flushed(chat, notebook, manager)
-    assert kept[: len(first)] == first and len({item["id"] for item in kept}) == len(kept)
-    given = notebook.given()
-    assert [given.count(item["id"]) for item in first] == [2] * len(first)
-    assert len(given) == len(first) + len(kept), "they were given once more, and are the same"
-    assert [item["turn"] for item in kept] == list(range(len(kept)))
+    items = flushed(chat, notebook, manager)
+    assert items[: len(first)] == first and len({item["id"] for item in items}) == len(items)
+    given_ids = notebook.given()
+    assert [given_ids.count(item["id"]) for item in first] == [2] * len(first)
+    assert len(given_ids) == len(first) + len(items), "they were given once more, and are the same"
+    assert [item["turn"] for item in items] == list(range(len(items)))
     talk(chat, number, number + 1)
-    said = [fact for item in kept for fact in said_in(item)]
-    assert [*said, *facts(bench.last())] == [*exchanges(0, number), ("user", ask(number))]
+    saved = [fact for item in items for fact in said_in(item)]
+    assert [*saved, *facts(bench.last())] == [*exchanges(0, number), ("user", ask(number))]
     bench.check()
     audit(manager, "chat", user_id="ada", drops=True)
 
@@ -548,8 +550,8 @@ def test_a_summary_is_requested_once_despite_kills_and_new_managers(bench: Bench
         assert len(bench.sent(SMALL)) == round_
         assert round_ > 2 or chat.info().pid != pid
         number += 1
-    gone = [fact for _, new in bench.summed_up() for fact in new]
-    assert gone == exchanges(0, len(gone) // 2)
+    summarized = [fact for _, new in bench.summed_up() for fact in new]
+    assert summarized == exchanges(0, len(summarized) // 2)
     assert chat.info().session.usage.calls == number + 4
     bench.check()
     audit(manager, "chat")
@@ -560,12 +562,12 @@ def test_an_idle_process_stays_until_its_window_is_compacted(bench: Bench, tmp_p
     gate = Gate(tmp_path)
     gate.before.on()
     manager = bench.manager(bench.summarize(gate), {"idle_s": 0.5})
-    chat, other = manager.open("chat"), manager.open("other")
+    chat, second = manager.open("chat"), manager.open("other")
     number = talk_until_due(chat)
     noted(gate, "came")
     pid = process_of(chat.info())
-    talk(other, 0, 1)
-    gone_from(process_of(other.info()))
+    talk(second, 0, 1)
+    gone_from(process_of(second.info()))
     assert is_alive(pid)
     gate.before.off()
     gone_from(pid)
@@ -597,12 +599,12 @@ def test_a_tool_loop_that_outgrows_the_window_continues_with_fewer_old_blocks(
     uses = [block.call_id for block in turn.output if isinstance(block, ToolUse)]
     for step, body in enumerate(requests):
         if api == "chat":
-            said = decode(body["messages"])
-            assert [block.call_id for block in said if isinstance(block, ToolUse)] == uses[:step]
-            assert [block.call_id for block in said if isinstance(block, ToolResult)] == uses[:step]
+            sent = decode(body["messages"])
+            assert [block.call_id for block in sent if isinstance(block, ToolUse)] == uses[:step]
+            assert [block.call_id for block in sent if isinstance(block, ToolResult)] == uses[:step]
         else:
-            made = [item["call_id"] for item in body["input"] if item["type"] == "function_call"]
-            assert made == uses[:step] and body["instructions"] == "Dig."
+            call_ids = [item["call_id"] for item in body["input"] if item["type"] == "function_call"]
+            assert call_ids == uses[:step] and body["instructions"] == "Dig."
     if api == "chat":
         bench.check(limit)
         if name == "Trim":
@@ -620,7 +622,7 @@ def test_an_oversized_turn_fails_with_token_counts(bench: Bench) -> None:
     system = System(text="Be kind. " + "s" * 100)
     chat.run(system, ask(0)).wait(WAIT_S)
     overhead = COUNTER.overhead(None, bench.sent()[0]["tools"]) + COUNTER.count(system)
-    asked = len(bench.provider.requests)
+    request_count = len(bench.provider.requests)
 
     def refused(prompt: str) -> Turn:
         with pytest.raises(RunFailedError) as failed:
@@ -636,11 +638,13 @@ def test_an_oversized_turn_fails_with_token_counts(bench: Bench) -> None:
         return turn
 
     refused("z" * 2500)
-    assert len(bench.provider.requests) == asked, "neither the model nor the summarizer"
+    assert len(bench.provider.requests) == request_count, "neither the model nor the summarizer"
     talk(chat, 1, 3)
-    asked = len(bench.sent())
+    request_count = len(bench.sent())
     turn = refused(prompt([("dig", {"size": 300})]))
-    assert len(results(turn)) == len(bench.sent()) - asked > 1 and not any(is_error for _, is_error in results(turn))
+    assert len(results(turn)) == len(bench.sent()) - request_count > 1 and not any(
+        is_error for _, is_error in results(turn)
+    )
     talk(chat, 3, 5)
     assert facts(bench.last())[-1] == ("user", ask(4))
     bench.check(limit)
@@ -675,8 +679,8 @@ def test_the_next_run_has_the_strategy_of_a_later_manager(bench: Bench) -> None:
 
     chat.run(ask(number)).wait(WAIT_S)
     assert taken(bench.sent()[-1]) <= LIMIT and len(bench.sent(SMALL)) == 2
-    earlier, gone = bench.summed_up()[-1]
-    assert earlier == summary[1] and [*gone, *facts(bench.last())[1:]] == [
+    earlier, summarized = bench.summed_up()[-1]
+    assert earlier == summary[1] and [*summarized, *facts(bench.last())[1:]] == [
         *exchanges(number - 11, number),
         ("user", ask(number)),
     ]

@@ -60,10 +60,12 @@ def test_an_exchange_begins_with_a_prompt() -> None:
 
 def test_a_prompt_that_joined_the_newest_run_begins_no_exchange() -> None:
     call, result = ToolUse(call_id="a", name="look"), ToolResult(call_id="a", text="seen")
-    said = talk(HELLO, YES, HELLO, call, result, HELLO, YES)
-    joined = Window(said.spans, said.cache, said.index, newest_turn=2, newest_output=3)
+    conversation = talk(HELLO, YES, HELLO, call, result, HELLO, YES)
+    joined = Window(conversation.spans, conversation.cache, conversation.index, newest_turn=2, newest_output=3)
     assert list(joined.exchanges()) == [Range(2, 7), Range(0, 2)]
-    older = Window(said.spans, said.cache, said.index)  # in a turn that is not the newest any more
+    older = Window(
+        conversation.spans, conversation.cache, conversation.index
+    )  # in a turn that is not the newest any more
     assert list(older.exchanges()) == [Range(5, 7), Range(2, 5), Range(0, 2)]
 
 
@@ -79,18 +81,20 @@ def test_a_window_agrees_with_reading_all_blocks() -> None:
         dice = Random(seed)
         window = random_case(dice).conversation.window()
         blocks = read(window)
-        assert [window.block(at) for at in range(len(window))] == blocks
+        assert [window.block(index) for index in range(len(window))] == blocks
         assert [
             block for start in range(0, len(blocks), 3) for block in window.blocks([Range(start, start + 3)])
         ] == blocks
-        systems = [at for at, block in enumerate(blocks) if isinstance(block, System)]
+        systems = [index for index, block in enumerate(blocks) if isinstance(block, System)]
         assert window.system == (systems[-1] if systems else None)
         assert list(window.places(System)) == systems
-        assert window.summaries == tuple(at for at, block in enumerate(blocks) if isinstance(block, Summary))
+        assert window.summaries == tuple(index for index, block in enumerate(blocks) if isinstance(block, Summary))
         for _ in range(5):
             start, stop = sorted(dice.choices(range(len(blocks) + 1), k=2))
             assert window.tokens(start, stop) == tokens([b for b in blocks[start:stop] if not isinstance(b, System)])
-            assert list(window.places(System, Range(start, stop))) == [at for at in systems if start <= at < stop]
+            assert list(window.places(System, Range(start, stop))) == [
+                position for position in systems if start <= position < stop
+            ]
         parts = list(window.exchanges())
         assert merge(parts) == ((Range(0, len(blocks)),) if blocks else ())
         for number, part in enumerate(reversed(parts[1:]), 1):
@@ -102,14 +106,14 @@ def test_a_window_agrees_with_reading_all_blocks() -> None:
 
 def test_ranges_agree_with_sets_of_positions() -> None:
     def places(ranges: Iterable[Range]) -> set[int]:
-        return {at for start, stop in ranges for at in range(start, stop)}
+        return {index for start, stop in ranges for index in range(start, stop)}
 
     dice = Random(1)
     for _ in range(500):
-        some, others = (
+        some, further = (
             merge(Range(start, start + dice.randrange(4)) for start in dice.choices(range(12), k=3)) for _ in range(2)
         )
-        assert places(overlap(some, others)) == places(some) & places(others)
+        assert places(overlap(some, further)) == places(some) & places(further)
         assert places(gaps(some, Range(2, 12))) == set(range(2, 12)) - places(some)
 
 

@@ -1,7 +1,8 @@
 """What clients make of the streams of `turnwise.adapters.front_ends`, with the checks that they make.
 
 `UiMessage` does what `processUIMessageStream` of the npm package `ai` does; `AgUiThread` what `verifyEvents` and the
-message reducer of `@ag-ui/client` do. `tests/adapters/test_front_ends_in_node.py` compares them with these packages.
+message reducer of `@ag-ui/client` do. `tests/adapters/front_ends/test_front_ends_in_node.py` compares them with these
+packages.
 """
 
 from __future__ import annotations

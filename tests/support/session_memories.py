@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from schedules import SESSION, inline
 from test_tool_loop import Stage
+
+from schedules import SESSION, inline
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord

@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from audit import check_session, turns_of
 from test_agents_on_ray import is_alive, obey, until
+
+from audit import check_session, turns_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.inference.openai.engine import OpenAIEngine

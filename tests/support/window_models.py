@@ -156,7 +156,7 @@ class OnlyTheNewest:
         cut = window.newest.start
         if window.tokens_from(cut, budget) > budget.max_tokens:
             raise window.overflow(budget)
-        return plan_for(window, budget, strategy="OnlyTheNewest", keep=window.kept_from(cut), why="it is old")
+        return plan_for(window, budget, strategy="OnlyTheNewest", keep=window.kept_from(cut), reason="it is old")
 
     def due(self, window: Window, budget: TokenBudget) -> bool:
         return False

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from test_tool_loop import Stage
+
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Summary, Text, User
 from turnwise.memory.conversation.turns import Outcome, Turn

@@ -52,32 +52,32 @@ def run_program(*arguments: str, until: str = "") -> tuple[str, str]:
         ) as program,
     ):
         assert program.stdin and program.stdout and program.stderr
-        said = ""
+        errors = ""
         if not until:
             program.stdin.close()
         for line in program.stderr:
-            said += line
+            errors += line
             if until and until in line:  # Ray brings the lines of other processes some time later
                 program.stdin.close()
         printed = program.stdout.read()
-    assert program.returncode == 0, said
-    return printed, said
+    assert program.returncode == 0, errors
+    return printed, errors
 
 
 @pytest.mark.ray
 def test_a_plain_program_has_no_warnings_on_its_console() -> None:
-    printed, said = run_program()
-    assert (printed, without_late_start(said)) == ("chat-7\n", "")
+    printed, errors = run_program()
+    assert (printed, without_late_start(errors)) == ("chat-7\n", "")
 
 
 @pytest.mark.ray
-def test_session_processes_log_as_the_calling_program_does_with_the_session_in_front() -> None:
-    _, said = run_program("json", until="turnwise.calls")
-    lines = [line for line in said.splitlines() if "turnwise.calls" in line]
+def test_session_processes_log_like_the_calling_program() -> None:
+    _, errors = run_program("json", until="turnwise.calls")
+    lines = [line for line in errors.splitlines() if "turnwise.calls" in line]
     assert len(lines) == 1 and "(Session(chat-7) pid=" in lines[0]
     logged = json.loads(lines[0][lines[0].index("{") :])
     assert (logged["session_id"], logged["level"]) == ("chat-7", "INFO")
-    assert logged["run_id"] in logged["message"] and "Hello" not in said and "ada" not in said
+    assert logged["run_id"] in logged["message"] and "Hello" not in errors and "ada" not in errors
 
 
 def test_a_record_is_one_line_of_json_with_its_exception() -> None:
@@ -88,9 +88,9 @@ def test_a_record_is_one_line_of_json_with_its_exception() -> None:
     except ValueError:
         record.exc_info = sys.exc_info()
     line = JsonFormatter().format(record)
-    said = json.loads(line)
-    assert "\n" not in line and said["message"] == "failed: ü\n" and said["session_id"] == "chat"
-    assert "ValueError: no" in said["exception"] and "run_id" not in said
+    fields = json.loads(line)
+    assert "\n" not in line and fields["message"] == "failed: ü\n" and fields["session_id"] == "chat"
+    assert "ValueError: no" in fields["exception"] and "run_id" not in fields
 
 
 def test_the_settings_are_those_of_the_logger_turnwise_and_of_its_handlers() -> None:

@@ -31,7 +31,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ConfigError
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
-from turnwise.http.tracing import TraceContext
+from turnwise.http.middleware.tracing import TraceContext
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.longterm.base import MemoryItem, Scope
@@ -119,9 +119,9 @@ def facts(span: ReadableSpan) -> Mapping[str, Any]:
 
 def place(span: ReadableSpan) -> tuple[int, int]:
     """Return the ids of the trace and of the span."""
-    found = span.get_span_context()
-    assert found
-    return found.trace_id, found.span_id
+    context = span.get_span_context()
+    assert context
+    return context.trace_id, context.span_id
 
 
 def above(span: ReadableSpan) -> tuple[int, int]:
@@ -129,7 +129,7 @@ def above(span: ReadableSpan) -> tuple[int, int]:
     return span.parent.trace_id, span.parent.span_id
 
 
-async def test_a_run_is_a_span_and_its_request_to_the_model_one_below_it(
+async def test_a_run_is_a_span_and_its_model_request_a_child_span(
     spans: InMemorySpanExporter, provider: LocalProvider
 ) -> None:
     engine = engine_of(provider, temperature=0.5, max_output_tokens=50, extra={"stop": ["END"], "seed": 7})
@@ -137,9 +137,11 @@ async def test_a_run_is_a_span_and_its_request_to_the_model_one_below_it(
     (run,), (chat,) = named(spans, RUN), named(spans, "chat test-model")
     assert above(chat) == place(run) and run.parent is None
     assert chat.kind == trace.SpanKind.CLIENT and run.kind == trace.SpanKind.INTERNAL
-    asked = {name.removeprefix("gen_ai.request."): value for name, value in facts(chat).items() if ".request." in name}
-    given = {"temperature": 0.5, "max_tokens": 50, "stop_sequences": ("END",), "seed": 7, "stream": True}
-    assert asked == {"model": "test-model", **given}
+    request_facts = {
+        name.removeprefix("gen_ai.request."): value for name, value in facts(chat).items() if ".request." in name
+    }
+    expected = {"temperature": 0.5, "max_tokens": 50, "stop_sequences": ("END",), "seed": 7, "stream": True}
+    assert request_facts == {"model": "test-model", **expected}
     for span, operation in ((run, "invoke_agent"), (chat, "chat")):
         about = facts(span)
         assert (about["gen_ai.operation.name"], about["gen_ai.conversation.id"]) == (operation, ID)
@@ -151,13 +153,13 @@ async def test_a_run_is_a_span_and_its_request_to_the_model_one_below_it(
     assert (facts(run)["gen_ai.agent.name"], facts(run)["turnwise.run.state"]) == ("helper", "completed")
 
 
-async def test_a_tool_is_a_span_of_the_run_and_the_current_one_in_the_tool(spans: InMemorySpanExporter) -> None:
-    seen: list[trace.Span] = []
+async def test_a_tool_is_a_child_span_and_current_within_the_tool(spans: InMemorySpanExporter) -> None:
+    current_spans: list[trace.Span] = []
 
     @tool
     def look(where: str) -> str:
         """Look around."""
-        seen.append(trace.get_current_span())
+        current_spans.append(trace.get_current_span())
         if where == "nowhere":
             raise ValueError(where)
         return f"nothing in {where}"
@@ -167,7 +169,7 @@ async def test_a_tool_is_a_span_of_the_run_and_the_current_one_in_the_tool(spans
         await run_to_end(await new_core(engine_of(provider, tools=[look])), "hello")
     (run,), (first, second) = named(spans, RUN), named(spans, "execute_tool look")
     assert above(first) == above(second) == place(run)
-    assert [span.get_span_context() for span in seen] == [first.context, second.context]
+    assert [span.get_span_context() for span in current_spans] == [first.context, second.context]
     assert facts(first)["gen_ai.tool.description"] == "Look around." and facts(first)["gen_ai.tool.call.id"]
     assert "error.type" not in facts(first) and facts(second)["error.type"] == "tool_error"
     assert not second.status.is_ok and run.status.is_ok
@@ -187,9 +189,9 @@ class Knows(SavesOnly):
 
 async def test_a_search_in_a_memory_is_a_span_of_the_run(spans: InMemorySpanExporter) -> None:
     await run_to_end(await new_core(ScriptedEngine(), memories=[Knows()]), "hello there", "please fail now")
-    (first, _), (found, failed) = named(spans, RUN), named(spans, "retrieval Knows")
-    assert above(found) == place(first)
-    assert facts(found)["gen_ai.operation.name"] == "retrieval" and facts(found)["turnwise.recall.found"] == 1
+    (first, _), (recall, failed) = named(spans, RUN), named(spans, "retrieval Knows")
+    assert above(recall) == place(first)
+    assert facts(recall)["gen_ai.operation.name"] == "retrieval" and facts(recall)["turnwise.recall.found"] == 1
     assert facts(failed)["error.type"] == "OSError" and not failed.status.is_ok
 
 
@@ -225,7 +227,7 @@ async def test_texts_are_captured_only_if_asked_for(
     assert not Telemetry().content
 
 
-async def test_a_providers_refusal_is_an_error_of_the_request_and_of_the_run(
+async def test_a_providers_refusal_is_an_error_in_both_spans(
     spans: InMemorySpanExporter, provider: LocalProvider
 ) -> None:
     await run_to_end(await new_core(engine_of(provider, "503")), "hello")
@@ -263,7 +265,7 @@ async def test_the_wait_of_a_queued_run_is_part_of_its_span(spans: InMemorySpanE
     assert set(_values("turnwise.runs.open").values()) == {0}
 
 
-async def test_a_merged_or_replaced_run_names_the_other_one_and_is_no_error(spans: InMemorySpanExporter) -> None:
+async def test_a_merged_or_replaced_run_names_the_other_run(spans: InMemorySpanExporter) -> None:
     core = await new_core(ScriptedEngine())
     await core.admission.start(["slow 5"], run_id="first")
     counted = sum(_values("turnwise.runs").values())
@@ -280,7 +282,7 @@ async def test_a_merged_or_replaced_run_names_the_other_one_and_is_no_error(span
     assert set(_values("turnwise.runs.open").values()) == {0}
 
 
-async def test_a_run_that_waits_for_a_decision_goes_on_in_a_span_that_links_to_the_first(
+async def test_a_run_after_a_decision_links_to_its_first_span(
     spans: InMemorySpanExporter,
 ) -> None:
     core = await new_core(Asking())
@@ -296,14 +298,14 @@ async def test_a_run_that_waits_for_a_decision_goes_on_in_a_span_that_links_to_t
     assert above(waited) == above(ended) == (0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)
 
 
-async def test_a_run_that_was_lost_ends_in_a_span_that_links_to_the_first(spans: InMemorySpanExporter) -> None:
+async def test_a_lost_run_ends_in_a_span_linked_to_its_first(spans: InMemorySpanExporter) -> None:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=ID, agent="helper"))
     lost = await new_core(ScriptedEngine(), store=store)
     await lost.admission.start(["slow 1000"], run_id="run")
     fences = sum(_values("turnwise.fences").values())
-    other = await new_core(ScriptedEngine(), store=store)
-    await other.transactor.activate()
+    second = await new_core(ScriptedEngine(), store=store)
+    await second.transactor.activate()
     (ended,) = named(spans, RUN)
     first = (await store.run("run")).trace["traceparent"].split("-")
     assert facts(ended)["error.type"] == facts(ended)["turnwise.run.state"] == "interrupted"
@@ -380,16 +382,16 @@ print([name for name in sys.modules if name.startswith(("opentelemetry", "turnwi
 
 def _points() -> dict[str, list[tuple[dict[str, Any], Any]]]:
     """Return labels and values of each metric."""
-    found: dict[str, list[tuple[dict[str, Any], Any]]] = {}
+    points_by_name: dict[str, list[tuple[dict[str, Any], Any]]] = {}
     data = READER.get_metrics_data()
     for resource in data.resource_metrics if data else ():
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
                 points: Any = metric.data.data_points
-                found[metric.name] = [
+                points_by_name[metric.name] = [
                     (dict(point.attributes), getattr(point, "value", getattr(point, "count", None))) for point in points
                 ]
-    return found
+    return points_by_name
 
 
 def _values(name: str) -> dict[tuple[Any, ...], Any]:
@@ -428,17 +430,17 @@ def test_the_dashboard_names_metrics_that_exist_and_each_of_them() -> None:
     dashboard = json.loads(text)
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     suffixes = {"counter": "_total", "gauge": "", "histogram": "_bucket"}
-    known = {f"{metric.ray_name}{suffixes[metric.kind]}" for metric in METRICS.values()}
-    known |= {f"{metric.ray_name}{end}" for metric in METRICS.values() for end in ("_sum", "_count")}
-    shown = {name for each in expressions for name in re.findall(r"\bray_(\w+)", each)}
-    assert shown <= known
+    names = {f"{metric.ray_name}{suffixes[metric.kind]}" for metric in METRICS.values()}
+    names |= {f"{metric.ray_name}{end}" for metric in METRICS.values() for end in ("_sum", "_count")}
+    shown = {name for expression in expressions for name in re.findall(r"\bray_(\w+)", expression)}
+    assert shown <= names
     for metric in METRICS.values():
         assert any(re.fullmatch(rf"{metric.ray_name}(_total|_bucket|_sum|_count)?", name) for name in shown), (
             metric.name
         )
     labels = {label.replace(".", "_") for metric in METRICS.values() for label in metric.labels} | {"le"}
     grouped = {
-        each.strip() for text in expressions for by in re.findall(r"by \(([^)]*)\)", text) for each in by.split(",")
+        label.strip() for text in expressions for by in re.findall(r"by \(([^)]*)\)", text) for label in by.split(",")
     }
     assert grouped <= labels
 
@@ -446,16 +448,16 @@ def test_the_dashboard_names_metrics_that_exist_and_each_of_them() -> None:
 # The caller's side
 
 
-async def test_a_request_over_http_hands_its_trace_context_to_the_runs_that_it_starts() -> None:
-    seen: list[dict[str, Any]] = []
+async def test_a_request_over_http_passes_its_trace_context_to_its_runs() -> None:
+    traces: list[dict[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(callers_trace())
+        traces.append(callers_trace())
 
     header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     for headers in ([(b"traceparent", header.encode()), (b"x-other", b"1")], [], [(b"traceparent", b"0" * 513)]):
         await TraceContext(app)({"type": "http", "headers": headers}, None, None)  # type: ignore[arg-type]
-    assert seen == [{"trace": {"traceparent": header}}, {}, {}]
+    assert traces == [{"trace": {"traceparent": header}}, {}, {}]
 
 
 def test_the_current_span_comes_before_a_requests_header() -> None:

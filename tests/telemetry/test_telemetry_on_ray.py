@@ -87,12 +87,12 @@ def test_a_run_that_resumes_after_a_kill_links_to_its_first_span(
         run.wait(timeout_s=60)
         stored = run.info().trace
         session.run("another").wait(timeout_s=60)
-    (resumed, other) = collector.wait_for(RUN, 2)
+    (resumed, following) = collector.wait_for(RUN, 2)
     first = stored["traceparent"].split("-")
-    assert resumed.links == (first[2],) and resumed.trace_id == other.trace_id == first[1]
+    assert resumed.links == (first[2],) and resumed.trace_id == following.trace_id == first[1]
     assert resumed.span_id != first[2]
     assert resumed.parent_id == stored["parent"] == trace.format_span_id(caller.get_span_context().span_id)
-    assert not other.links and resumed.attributes["turnwise.run.resumes"] == 1
+    assert not following.links and resumed.attributes["turnwise.run.resumes"] == 1
 
 
 PROGRAM = """
@@ -124,7 +124,7 @@ with SessionManager("memory://scraped", engine=EchoEngine(), telemetry=Telemetry
 
 
 @pytest.mark.ray
-def test_the_standard_variables_say_where_to_export_to_and_ray_exports_for_prometheus(collector: Collector) -> None:
+def test_standard_variables_configure_exporters_and_ray_exports_for_prometheus(collector: Collector) -> None:
     names = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "OTEL_SERVICE_NAME": "chats"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

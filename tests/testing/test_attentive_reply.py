@@ -78,7 +78,7 @@ def test_questions_about_the_user_are_answered_only_from_the_request(before: lis
 
 def test_other_questions_are_answered_from_the_instructions() -> None:
     instructions = {"role": "system", "content": SYSTEM}
-    asked = {"role": "user", "content": f"{LEAVE} How is parental leave paid?"}
-    assert "paid by the state" in attentive_reply([instructions, asked])
-    assert attentive_reply([asked]) == "The handbook does not say."
+    question = {"role": "user", "content": f"{LEAVE} How is parental leave paid?"}
+    assert "paid by the state" in attentive_reply([instructions, question])
+    assert attentive_reply([question]) == "The handbook does not say."
     assert attentive_reply([instructions, {"role": "user", "content": LEAVE}]) == "Thank you, I have noted that."

@@ -79,14 +79,14 @@ def test_a_response_is_the_same_streamed_or_not() -> None:
     with LocalProvider(reply=SAID) as provider:
         whole = respond(provider)
         *_, last = streamed(provider)
-    name, other = (given.removeprefix("resp_") for given in (whole["id"], last.response.id))
-    assert last.response == Response.model_validate_json(json.dumps(whole).replace(name, other))
+    name, streamed_name = (response_id.removeprefix("resp_") for response_id in (whole["id"], last.response.id))
+    assert last.response == Response.model_validate_json(json.dumps(whole).replace(name, streamed_name))
     assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call"]
     assert whole["usage"]["output_tokens"] == 2 + 3 + 4
     assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
 
 
-def test_the_events_of_a_response_are_in_the_order_of_the_real_api() -> None:
+def test_the_events_of_a_response_are_ordered_as_in_the_real_api() -> None:
     with LocalProvider(reply={"reasoning_content": "Hm.", "content": "I look.", "tool_calls": [CALL]}) as provider:
         events = streamed(provider, include=["reasoning.encrypted_content"])
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -156,10 +156,10 @@ def test_a_model_reasons_on_request(provider: LocalProvider) -> None:
 
 
 def test_a_reply_function_gets_the_same_conversation_from_both_apis() -> None:
-    given: list[list[Message]] = []
+    conversations: list[list[Message]] = []
 
     def reply(messages: list[Message]) -> str:
-        given.append(messages)
+        conversations.append(messages)
         return "Sun."
 
     calls = [CALL, {**CALL, "id": "b"}]
@@ -173,9 +173,9 @@ def test_a_reply_function_gets_the_same_conversation_from_both_apis() -> None:
         {"role": "assistant", "content": "Both."},
         {"role": "user", "content": "And now?"},
     ]
-    seen = [{"type": "input_text", "text": "See?"}, {"type": "input_image", "image_url": picture["url"]}]
+    parts = [{"type": "input_text", "text": "See?"}, {"type": "input_image", "image_url": picture["url"]}]
     items = [
-        {"role": "user", "content": seen},
+        {"role": "user", "content": parts},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
         *({"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls),  # type: ignore[dict-item]
         {"type": "function_call_output", "call_id": "a", "output": "sun"},
@@ -186,19 +186,19 @@ def test_a_reply_function_gets_the_same_conversation_from_both_apis() -> None:
     with LocalProvider(reply=reply) as provider:
         chat(provider, messages=messages)
         respond(provider, instructions="Be brief.", input=items)
-    assert given[0] == given[1] == messages
+    assert conversations[0] == conversations[1] == messages
 
 
 def test_a_script_restarts_with_each_user_message_and_repeats_its_last_step() -> None:
     script = tool_script([[("look", {"at": "Paris"}), ("look", "as it is")], "Sun."], reasoning="Hm.")
-    asked: list[Message] = [{"role": "user", "content": "Weather?"}]
-    first = script(asked)
+    question: list[Message] = [{"role": "user", "content": "Weather?"}]
+    first = script(question)
     assert first["reasoning_content"] == "Hm."
     assert [call["function"]["arguments"] for call in first["tool_calls"]] == ['{"at": "Paris"}', "as it is"]
-    said = [{"role": "assistant", **first}, *({"role": "tool", "content": "sun"} for _ in first["tool_calls"])]
-    assert script([*asked, *said])["content"] == "Sun."
-    assert script([*asked, *said, {"role": "assistant", "content": "Sun."}])["content"] == "Sun."
-    again = script([*asked, *said, {"role": "user", "content": "And now?"}])
+    steps = [{"role": "assistant", **first}, *({"role": "tool", "content": "sun"} for _ in first["tool_calls"])]
+    assert script([*question, *steps])["content"] == "Sun."
+    assert script([*question, *steps, {"role": "assistant", "content": "Sun."}])["content"] == "Sun."
+    again = script([*question, *steps, {"role": "user", "content": "And now?"}])
     assert len({call["id"] for message in (first, again) for call in message["tool_calls"]}) == 4
 
 
@@ -206,7 +206,7 @@ def test_a_script_restarts_with_each_user_message_and_repeats_its_last_step() ->
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "why"),
+    ("body", "param", "reason"),
     [
         ({"messages": [{"role": "tool", "tool_call_id": "a", "content": "seen"}]}, "messages", "'a'"),
         ({"messages": []}, "messages", "Missing"),
@@ -232,16 +232,16 @@ def test_a_script_restarts_with_each_user_message_and_repeats_its_last_step() ->
     ids=str,
 )
 def test_a_completion_is_refused_like_by_the_real_api(
-    provider: LocalProvider, body: dict[str, Any], param: str, why: str
+    provider: LocalProvider, body: dict[str, Any], param: str, reason: str
 ) -> None:
-    with pytest.raises(openai.BadRequestError, match=why) as caught:
+    with pytest.raises(openai.BadRequestError, match=reason) as caught:
         chat(provider, **body)
     assert caught.value.param == param
     assert caught.value.type == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "why"),
+    ("body", "param", "reason"),
     [
         ({"input": [{"type": "function_call_output", "call_id": "a", "output": "seen"}]}, "input", "a"),
         ({"input": []}, "input", "Missing"),
@@ -260,9 +260,9 @@ def test_a_completion_is_refused_like_by_the_real_api(
     ids=str,
 )
 def test_a_response_is_refused_like_by_the_real_api(
-    provider: LocalProvider, body: dict[str, Any], param: str, why: str
+    provider: LocalProvider, body: dict[str, Any], param: str, reason: str
 ) -> None:
-    with pytest.raises(openai.BadRequestError, match=why) as caught:
+    with pytest.raises(openai.BadRequestError, match=reason) as caught:
         respond(provider, **body)
     assert caught.value.param == param
 
@@ -293,13 +293,13 @@ def test_reasoning_is_accepted_only_unchanged_and_with_its_following_item() -> N
             return respond(provider, input=[*HELLO, reasoning, *rest, *HELLO])
 
         assert sent(item, followed)
-        for changes, why in [
+        for changes, reason in [
             ({"encrypted_content": item["encrypted_content"][:-8] + "AAAA" * 2}, "could not be decrypted"),
             ({"encrypted_content": "Zürich"}, "could not be decrypted"),
             ({"id": "rs_1"}, "item_id did not match"),
             ({"encrypted_content": None}, "encrypted_content"),
         ]:
-            with pytest.raises(openai.BadRequestError, match=why):
+            with pytest.raises(openai.BadRequestError, match=reason):
                 sent({**item, **changes}, followed)
         with pytest.raises(openai.BadRequestError, match="is not followed by its item"):
             sent(item)
@@ -316,7 +316,7 @@ def test_an_answer_without_streaming_is_cut_instead_of_broken(provider: LocalPro
     assert not provider.requests[0].finished
 
 
-def test_a_response_at_its_maximum_length_is_incomplete_and_so_is_its_last_item(provider: LocalProvider) -> None:
+def test_a_response_of_maximum_length_is_incomplete_with_its_last_item(provider: LocalProvider) -> None:
     *_, last = streamed(provider, model="length")
     assert last.type == "response.incomplete"
     assert last.response.incomplete_details.reason == "max_output_tokens"
@@ -339,8 +339,8 @@ def test_texts_that_share_words_have_near_embeddings(provider: LocalProvider) ->
     cat, kitten, stocks = ([float(x) for x in item.embedding] for item in packed.data)
     assert [item.embedding for item in plain.data] == [pytest.approx(embed(text)) for text in texts]
 
-    def near(one: list[float], other: list[float]) -> float:
-        return sum(a * b for a, b in zip(one, other, strict=True))
+    def near(left_vector: list[float], right_vector: list[float]) -> float:
+        return sum(a * b for a, b in zip(left_vector, right_vector, strict=True))
 
     assert near(cat, cat) == pytest.approx(1)
     assert near(cat, kitten) > near(cat, stocks)

@@ -8,8 +8,8 @@ import pickle
 from typing import Any
 
 import pytest
-
 from test_tool_loop import Stage
+
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.errors import ConfigError, ContextOverflowError
@@ -61,9 +61,9 @@ async def test_an_agent_thinks_calls_a_tool_and_answers() -> None:
     outcome = await Stage(ScriptedEngine(script, tools=[weather])).run()
     assert text(outcome) == "Take an umbrella."
     assert outcome.turn
-    thought, said, use, result, _ = outcome.turn.output
+    thought, spoken, use, result, _ = outcome.turn.output
     assert isinstance(use, ToolUse) and use.name == "weather" and use.input == {"city": "Paris"}
-    assert thought == thinks and said == Text(text="Let me look.")
+    assert thought == thinks and spoken == Text(text="Let me look.")
     assert result == ToolResult(call_id=use.call_id, text="rain in Paris")
     assert outcome.run.usage and outcome.run.usage.calls == 2 and outcome.run.usage.output_tokens == 3 + 1 + 3
 
@@ -124,7 +124,7 @@ async def test_parameters_and_typed_answers_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("settings", "reason"),
     [
         ({"script": []}, "at least one answer"),
         ({"script": "Hello."}, "must be a list"),
@@ -138,8 +138,8 @@ async def test_parameters_and_typed_answers_are_taken() -> None:
         ({"script": ["Hello."], "tools": [text]}, "make them with @tool"),
     ],
 )
-def test_wrong_settings_are_refused(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_wrong_settings_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
         ScriptedEngine(**settings)
 
 

@@ -60,22 +60,22 @@ def test_virtual_time_jumps_and_an_endless_wait_is_a_deadlock() -> None:
 
 
 def test_a_killed_process_does_nothing_more_not_even_its_finally() -> None:
-    seen: list[str] = []
+    steps: list[str] = []
 
     async def work() -> None:
         child = asyncio.create_task(tick())
         try:
-            seen.append("begun")
+            steps.append("begun")
             await asyncio.sleep(1)
-            seen.append("slept")
+            steps.append("slept")
         finally:
-            seen.append("cleaned up")
+            steps.append("cleaned up")
             child.cancel()
 
     async def tick() -> None:
         while True:
             await asyncio.sleep(0.4)
-            seen.append("tick")
+            steps.append("tick")
 
     async def life() -> None:
         process = Process("it")
@@ -86,7 +86,7 @@ def test_a_killed_process_does_nothing_more_not_even_its_finally() -> None:
         await asyncio.sleep(10)
         with pytest.raises(SessionLostError):
             await process.call(work())
-        assert seen == ["begun", "tick"]
+        assert steps == ["begun", "tick"]
 
     play(life(), "a life", 0)
 
@@ -97,14 +97,14 @@ def test_a_process_can_be_killed_between_any_two_steps() -> None:
             reached.append(number)
             await asyncio.sleep(0)
 
-    for at, expected in ((1, []), (2, [0]), (3, [0, 1]), (4, [0, 1, 2])):
+    for kill_step, expected in ((1, []), (2, [0]), (3, [0, 1]), (4, [0, 1, 2])):
         reached: list[int] = []
 
         async def life(reached: list[int] = reached) -> None:
             with pytest.raises(SessionLostError):
                 await Process().call(three_steps(reached))
 
-        play(life(), "a life", at, lambda step, at=at: "kill" if step == at else "go")  # type: ignore[misc]
+        play(life(), "a life", kill_step, lambda step, step_number=kill_step: "kill" if step == step_number else "go")  # type: ignore[misc]
         assert reached == expected
 
 
@@ -148,7 +148,7 @@ async def _life(seed: int, log: list[object] | None = None) -> None:
         await world.wait(await world.start(f"prompt {number}", timeout_s=5.0))
     (await world.audit()).check()
     if log is not None:
-        log += [asyncio.get_running_loop().time(), *world.faults.struck.items(), *world.told]
+        log += [asyncio.get_running_loop().time(), *world.faults.struck.items(), *world.acknowledged]
 
 
 def test_a_seed_replays_its_schedule_exactly() -> None:
@@ -202,22 +202,25 @@ def test_faults_of_other_processes_differ_and_are_counted_in_the_journal(tmp_pat
     assert read_faults(tmp_path / "journal") == Counter()
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    others = [context.Process(target=_strike_there, args=(pickle.dumps(faults), answers)) for _ in range(2)]
-    for other in others:
-        other.start()
-    told = [answers.get() for _ in others]
-    for other in others:
-        other.join()
-    assert told[0] != told[1]
-    found = read_faults(tmp_path / "journal")
-    assert found == Counter(f"{kind} there" for each in told for kind in each) and found.total() == 60
+    processes = [context.Process(target=_strike_there, args=(pickle.dumps(faults), answers)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    strikes = [answers.get() for _ in processes]
+    for process in processes:
+        process.join()
+    assert strikes[0] != strikes[1]
+    faults_in_journal = read_faults(tmp_path / "journal")
+    assert (
+        faults_in_journal == Counter(f"{kind} there" for kind_ in strikes for kind in kind_)
+        and faults_in_journal.total() == 60
+    )
 
 
 def test_a_store_fails_before_or_after_a_call() -> None:
     async def life() -> None:
-        for at, is_there in ((0, False), (1, True)):
+        for number, is_there in ((0, False), (1, True)):
             inner = InMemoryStore()
-            store = with_faults(inner, Faults(FaultPlan(at={at: "error"})))
+            store = with_faults(inner, Faults(FaultPlan(at={number: "error"})))
             with pytest.raises(StoreError, match=r"store\.create (before|after)"):
                 await store.create(SessionRecord(session_id="chat"))
             assert (await inner.count() == 1) == is_there
@@ -247,7 +250,7 @@ def test_a_real_crash_needs_for_real() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_an_engine_does_the_run_ends_and_the_next_one_is_answered(kind: Any) -> None:
+def test_whatever_an_engine_does_its_run_ends_and_the_next_is_answered(kind: Any) -> None:
     async def life() -> None:
         faults = Faults(FaultPlan(at={0: kind}))
         world = World(Faults(), engine=FaultyEngine(faults, word_s=0.1))
@@ -297,14 +300,14 @@ def test_exhaust_injects_each_fault_once_and_names_a_failing_case(monkeypatch: p
 # What callers were told
 
 
-def test_processes_share_a_file_of_notes_and_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
+def test_processes_share_a_notes_file_and_incomplete_last_lines_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "told"
     context = multiprocessing.get_context("fork")
 
     def write(name: str) -> None:
-        told = Acknowledged(path, fsync=name == "a")
+        acknowledged = Acknowledged(path, fsync=name == "a")
         for number in range(50):
-            told.stored("chat", [f"{name}{number}"], told.clock(), run_id=f"{name}{number}")
+            acknowledged.stored("chat", [f"{name}{number}"], acknowledged.clock(), run_id=f"{name}{number}")
 
     writers = [context.Process(target=write, args=(name,)) for name in "abc"]
     for writer in writers:
@@ -312,10 +315,10 @@ def test_processes_share_a_file_of_notes_and_an_incomplete_last_line_is_ignored(
     for writer in writers:
         writer.join()
     with path.open("a") as file:
-        file.write('{"what": "prompt", "sess')
+        file.write('{"kind": "prompt", "sess')
     notes = list(Acknowledged(path))
     assert len(notes) == 300 and {note.prompt for note in notes} >= {"a0", "b49", "c7"}
-    assert all(note.told >= note.asked for note in notes) and Acknowledged(path).session_ids == ["chat"]
+    assert all(note.returned_at >= note.called_at for note in notes) and Acknowledged(path).session_ids == ["chat"]
     with path.open("a") as file:
         file.write("\nwhatever\n")
     with pytest.raises(ConfigError, match="line 301 is not a note"):

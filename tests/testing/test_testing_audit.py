@@ -58,7 +58,7 @@ async def lived() -> World:
     for prompt in ("one", "two"):
         await world.wait(await world.start(prompt))
     events, *_ = await world.ask("reads.events", 0, 1000)
-    world.told.followed("session", "two", [event.seq for event in events if event.run_id == "two"])
+    world.acknowledged.followed("session", "two", [event.seq for event in events if event.run_id == "two"])
     return world
 
 
@@ -67,18 +67,18 @@ def row(world: World) -> Any:
 
 
 def log(world: World) -> dict[int, str]:
-    found: dict[int, str] = world.store.inner._logs[row(world).session.log]
-    return found
+    blocks: dict[int, str] = world.store.inner._logs[row(world).session.log]
+    return blocks
 
 
 def test_a_scenario_without_faults_passes_and_is_counted() -> None:
     async def life() -> None:
         world = await lived()
-        found = await world.audit()
-        found.check()
-        assert found.counts["sessions"] == 1 and found.counts["turns"] == found.counts["runs"] == 2
-        assert found.counts["acknowledged prompt"] == 3 and found.counts["acknowledged end"] == 2
-        assert found.counts["acknowledged followed"] == 1 and found.counts["requests"] == 2
+        report = await world.audit()
+        report.check()
+        assert report.counts["sessions"] == 1 and report.counts["turns"] == report.counts["runs"] == 2
+        assert report.counts["acknowledged prompt"] == 3 and report.counts["acknowledged end"] == 2
+        assert report.counts["acknowledged followed"] == 1 and report.counts["requests"] == 2
 
     play(life(), "a life", 0)
 
@@ -92,19 +92,19 @@ def _double_a_prompt(world: World) -> None:
 
 
 def _change_an_answer(world: World) -> None:
-    at = next(at for at, block in log(world).items() if "answer" in block)
-    log(world)[at] = encode(Text(text="something else"))
+    position = next(place for place, block in log(world).items() if "answer" in block)
+    log(world)[position] = encode(Text(text="something else"))
 
 
 def _leave_a_call_open(world: World) -> None:
-    at = next(at for at, block in log(world).items() if "answer" in block)
-    log(world)[at] = encode(ToolUse(call_id="1", name="look", input={}))
+    position = next(place for place, block in log(world).items() if "answer" in block)
+    log(world)[position] = encode(ToolUse(call_id="1", name="look", input={}))
 
 
 def _swap_prompts(world: World) -> None:
-    places = {block: at for at, block in log(world).items()}
-    one, two = (places[encode(User(text=text))] for text in ("one", "two"))
-    log(world)[one], log(world)[two] = log(world)[two], log(world)[one]
+    places = {block: position for position, block in log(world).items()}
+    first, two = (places[encode(User(text=text))] for text in ("one", "two"))
+    log(world)[first], log(world)[two] = log(world)[two], log(world)[first]
 
 
 def _drop_a_run(world: World) -> None:
@@ -136,11 +136,11 @@ def _start_two_at_once(world: World) -> None:
 
 
 def _miss_an_event(world: World) -> None:
-    world.told.followed("session", "two", [max(row(world).events)])
+    world.acknowledged.followed("session", "two", [max(row(world).events)])
 
 
 def _see_an_event_twice(world: World) -> None:
-    world.told.followed("session", "two", [1, 2, 2, *row(world).events])
+    world.acknowledged.followed("session", "two", [1, 2, 2, *row(world).events])
 
 
 def _lose_an_end(world: World) -> None:
@@ -150,31 +150,31 @@ def _lose_an_end(world: World) -> None:
 
 def _tell_another_input(world: World) -> None:
     events = row(world).events
-    one, two = (event for event in events.values() if isinstance(event, RunStarted))
-    places = [("", at, at + 1) for _, start, stop in (*one.prompt, ("", 2, 3)) for at in range(start, stop)]
+    first, two = (event for event in events.values() if isinstance(event, RunStarted))
+    places = [("", index, index + 1) for _, start, stop in (*first.prompt, ("", 2, 3)) for index in range(start, stop)]
     events[two.seq] = two.model_copy(update={"input": (*reversed(places), *two.prompt)})
 
 
 def _tell_another_first_answer(world: World) -> None:
     events = row(world).events
-    one, two = (event for event in events.values() if isinstance(event, RunCompleted))
-    events[one.seq] = one.model_copy(update={"span": two.span})
+    first, two = (event for event in events.values() if isinstance(event, RunCompleted))
+    events[first.seq] = first.model_copy(update={"span": two.span})
 
 
 def _tell_another_answer(world: World) -> None:
     events = row(world).events
-    one, two = (event for event in events.values() if isinstance(event, RunCompleted))
-    events[two.seq] = two.model_copy(update={"span": one.span})
+    first, two = (event for event in events.values() if isinstance(event, RunCompleted))
+    events[two.seq] = two.model_copy(update={"span": first.span})
 
 
 def _tell_another_prompt(world: World) -> None:
     events = row(world).events
-    one, two = (event for event in events.values() if isinstance(event, RunStarted))
-    events[two.seq] = two.model_copy(update={"prompt": one.prompt})
+    first, two = (event for event in events.values() if isinstance(event, RunStarted))
+    events[two.seq] = two.model_copy(update={"prompt": first.prompt})
 
 
 def _store_a_dropped_prompt(world: World) -> None:
-    world.told.dropped("session", "one", 0.0, "two")
+    world.acknowledged.dropped("session", "one", 0.0, "two")
 
 
 def _keep_a_replaced_prompt(world: World) -> None:
@@ -182,7 +182,7 @@ def _keep_a_replaced_prompt(world: World) -> None:
 
 
 def _forget_the_session(world: World) -> None:
-    world.told.forked("a fork that there is not")
+    world.acknowledged.forked("a fork that there is not")
 
 
 BREAKS: list[tuple[Callable[[World], None], str]] = [
@@ -216,10 +216,10 @@ def test_each_violated_law_is_named(spoil: Callable[[World], None], law: str) ->
     async def life() -> None:
         world = await lived()
         spoil(world)
-        found = await world.audit()
-        assert law in {violation.law for violation in found.violations}
+        report = await world.audit()
+        assert law in {violation.law for violation in report.violations}
         with pytest.raises(AssertionError, match=law):
-            found.check()
+            report.check()
 
     play(life(), "a life", 0)
 
@@ -234,7 +234,7 @@ def test_prompts_of_cancelled_runs_may_be_missing_only_with_discards() -> None:
         for run_id in ("first", "second", "third"):
             await world.wait(run_id)
         (await world.audit(discards=True)).check()
-        assert {each.law for each in (await world.audit()).violations} == {"acknowledged prompt once"}
+        assert {violation.law for violation in (await world.audit()).violations} == {"acknowledged prompt once"}
 
     play(life(), "a life", 0)
 
@@ -249,9 +249,9 @@ def test_prompts_of_replaced_runs_and_dropped_ones_are_missing_without_discards(
         assert await world.start("dropped", run_id="fourth", if_busy="drop") == "first"
         for run_id in ("first", "second", "third"):
             await world.wait(run_id)
-        found = await world.audit()
-        found.check()
-        assert found.counts["acknowledged dropped"] == 1
+        report = await world.audit()
+        report.check()
+        assert report.counts["acknowledged dropped"] == 1
 
     play(life(), "a life", 0)
 
@@ -271,7 +271,7 @@ def test_a_debounced_run_that_does_not_wait_for_silence_is_found(early_s: float)
         for seq, event in events.items():
             if isinstance(event, RunStarted):
                 events[seq] = event.model_copy(update={"at": event.at - early_s})
-        laws = {each.law for each in (await world.audit()).violations}
+        laws = {violation.law for violation in (await world.audit()).violations}
         assert laws == ({"silence before a debounced run"} if early_s else set())
 
     play(life(), "a life", 0)
@@ -350,7 +350,7 @@ def test_each_turn_is_judged_as_if_it_were_read_whole(turns: list[Turn], compact
         continues = _continues_newest(turn, before.blocks) if compacts else _begins_with(turn.blocks, before.blocks)
         wrong |= set() if continues else {f"turn {turn.index} does not"}
     steps = list(_steps(turns))
-    assert {what.partition(":")[0] for _, what in _turns_hold(steps, compacts=compacts)} == wrong
+    assert {problem.partition(":")[0] for _, problem in _turns_hold(steps, compacts=compacts)} == wrong
     assert _digests(steps) == {turn.run_id: digest(turn.blocks) for turn in turns}
     assert {text: len(places) for text, places in _places(steps).items()} == prompts_of(turns)
 
@@ -372,8 +372,8 @@ def test_two_events_with_one_number_are_found() -> None:
         history = InMemoryHistory()
         started = next(event for event in row(world).events.values() if isinstance(event, RunStarted))
         await history.append(SessionKey("session"), [started.model_copy(update={"run_id": "another"})])
-        found = await audit(world.store.inner, ["session"], history=history)
-        assert "numbers only grow" in {each.law for each in found.violations}
+        report = await audit(world.store.inner, ["session"], history=history)
+        assert "numbers only grow" in {violation.law for violation in report.violations}
 
     play(life(), "a life", 0)
 
@@ -384,9 +384,9 @@ def test_a_long_conversation_is_read_a_few_times(monkeypatch: pytest.MonkeyPatch
     read = BlockCache.read
 
     def counted(cache: BlockCache, spans: Spans) -> tuple[Block, ...]:
-        found = read(cache, spans)
-        reads["blocks"] += len(found)
-        return found
+        blocks = read(cache, spans)
+        reads["blocks"] += len(blocks)
+        return blocks
 
     async def life() -> None:
         world = World(Faults())

@@ -41,7 +41,7 @@ from turnwise.memory.tokens.index import TokenIndex
 
 URL = "https://example.org/tiny.tiktoken"
 MERGES = [b"th", b"the", b" the", b"at", b"cat"]
-RANKS = {bytes([byte]): byte for byte in range(256)} | {piece: 256 + at for at, piece in enumerate(MERGES)}
+RANKS = {bytes([byte]): byte for byte in range(256)} | {piece: 256 + index for index, piece in enumerate(MERGES)}
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ class Counting:
 def test_each_block_is_counted_once() -> None:
     counter: Any = Counting()
     index = TokenIndex(counter)
-    blocks = [User(text="x" * at) for at in range(10)]
+    blocks = [User(text="x" * index) for index in range(10)]
     index.add("a", 0, blocks[:5])
     index.add("a", 5, blocks[5:])
     index.add("a", 3, blocks[3:])
@@ -334,14 +334,16 @@ def test_the_index_agrees_with_reading_all_blocks() -> None:
             index.cover(spans, cache)
             assert index.missing(spans) == ()
             read = cache.read(spans)
-            places = [(span.log, at) for span in spans for at in range(span.start, span.stop)]
+            places = [(span.log, index) for span in spans for index in range(span.start, span.stop)]
             for kind in (System, Summary):
                 taken = sum(index.counter.count(block) for block in read if isinstance(block, kind))
                 assert index.sum(spans, kind) == taken, seed
-                found = [(span.log, at) for span in spans for at in index.places(span, kind)]
-                assert found == [at for at, block in zip(places, read, strict=True) if isinstance(block, kind)], seed
+                indexed = [(span.log, position) for span in spans for position in index.places(span, kind)]
+                assert indexed == [
+                    place for place, block in zip(places, read, strict=True) if isinstance(block, kind)
+                ], seed
             assert index.sum(spans) == sum(map(index.counter.count, read)), seed
-            systems = [at for at, block in zip(places, read, strict=True) if isinstance(block, System)]
+            systems = [place for place, block in zip(places, read, strict=True) if isinstance(block, System)]
             assert index.last_system(spans) == (systems[-1] if systems else None), seed
 
 

@@ -16,7 +16,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     TurnwiseError,
 )
-from turnwise.memory.archive.expiry import PAGE, Swept, archived, damaged, kept, sweep_session
+from turnwise.memory.archive.expiry import PAGE, Swept, archived, damaged, not_deleted, sweep_session
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
@@ -66,7 +66,7 @@ def _ask(
         # Remove the file only if nothing was deleted; otherwise it may be the only copy of the session.
         if file and isinstance(error, _REFUSALS) and _is_there(client, store, session):
             steps.in_thread(file.remove)
-        return kept(session.key, error)
+        return not_deleted(session.key, error)
     return Swept(deleted=(session.key,), archived=(session.key,) if file else ())
 
 

@@ -19,8 +19,8 @@ from turnwise.actors.cluster.identity import identity
 from turnwise.actors.cluster.logs import LogSettings
 from turnwise.actors.cluster.nodes import is_file
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
-from turnwise.actors.cluster.remote_memory import RemoteMemory, equip
-from turnwise.actors.cluster.store_object import StoreObject
+from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory, equip
+from turnwise.actors.cluster.shared_actors.store_object import StoreObject
 from turnwise.actors.cluster.wire import (
     ClientOutcome,
     PackedOutcome,

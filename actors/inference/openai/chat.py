@@ -96,16 +96,16 @@ class ChatAPI:
         return {"type": "function", "function": definition(tool, self.settings.profile.unknown_keywords)}
 
     def adapt(self, refused: str, form: Form | None) -> bool:
-        known = self.settings.refused
+        refused_fields = self.settings.refused
         own = [name for name in ("stream_options", self._limit_field) if name in self.fields]
         own += ["tool_choice"] if form and choose_tool(self.fields, form) else []
         for field in own:
             if field not in (self.settings.engine.extra or ()) and names(refused, field):
-                is_new = field not in known
-                known.add(field)
+                is_new = field not in refused_fields
+                refused_fields.add(field)
                 return is_new
-        new = (lessons_of(refused) or set(form.refused_as(refused) if form else ())) - known
-        known.update(new)
+        new = (lessons_of(refused) or set(form.refused_as(refused) if form else ())) - refused_fields
+        refused_fields.update(new)
         return bool(new)
 
     def blamed(self, error: openai.APIStatusError) -> tuple[str | None, str | None]:
@@ -173,8 +173,8 @@ class ChatAnswer:
     def end(self) -> list[str | Block]:
         thought, text = self._thoughts.end(), self._text.end()
         rest = [(call.name, call.arguments.end()) for call in self._calls]
-        said = [text, *(arguments for name, arguments in rest if name == self._answer_tool)]
-        return [*([Thinking(text=thought)] if thought else []), *filter(None, said)]
+        output = [text, *(arguments for name, arguments in rest if name == self._answer_tool)]
+        return [*([Thinking(text=thought)] if thought else []), *filter(None, output)]
 
     def blocks(self) -> list[AnyBlock]:
         self.end()
@@ -186,12 +186,12 @@ class ChatAnswer:
             blocks.append(Thinking(text=str(self._thoughts), signature=signature))
         if self._text:
             blocks.append(Text(text=str(self._text)))
-        return [*blocks, *(self._use(at, call) for at, call in enumerate(self._calls))]
+        return [*blocks, *(self._use(index, call) for index, call in enumerate(self._calls))]
 
-    def _use(self, at: int, call: _Call) -> ToolUse:
+    def _use(self, index: int, call: _Call) -> ToolUse:
         extra = whole_json(call.extra_content)
         attached = pack_attached(self._provider, extra_content=extra) if extra else None
-        return tool_use(at, call.call_id, call.name, str(call.arguments), is_cut=self.is_cut, signature=attached)
+        return tool_use(index, call.call_id, call.name, str(call.arguments), is_cut=self.is_cut, signature=attached)
 
     def _add_choice(self, choice: Mapping[str, Any]) -> list[str | Block]:
         if choice.get("error") or choice.get("finish_reason") == "error":
@@ -235,8 +235,8 @@ class ChatAnswer:
         if thought := piece(delta, "reasoning_content") or piece(delta, "reasoning"):
             return thought
         content = delta.get("content")  # Mistral sends thoughts as parts of the content
-        thinking = [each for each in content if string(each, "type") == "thinking"] if isinstance(content, list) else []
-        return "".join(texts(each.get("thinking"), "thinking") for each in thinking)
+        thinking = [part for part in content if string(part, "type") == "thinking"] if isinstance(content, list) else []
+        return "".join(texts(part.get("thinking"), "thinking") for part in thinking)
 
     def _add_signed(self, block: Any) -> None:
         kind, signature = string(block, "type"), string(block, "signature")
@@ -332,11 +332,11 @@ class _Call:
 
     def add(self, arguments: str) -> str:
         """Add a piece of the arguments; return what of it is whole characters."""
-        seen = 0
+        end = 0
         for mark in _MARK.finditer(arguments):
-            at, kind = mark.start(), mark[0]
-            is_escaped, self._is_escaped = self._is_escaped and at == seen, False
-            seen = at + 1
+            start, kind = mark.start(), mark[0]
+            is_escaped, self._is_escaped = self._is_escaped and start == end, False
+            end = start + 1
             if is_escaped:
                 continue
             if self._is_in_text:
@@ -346,7 +346,7 @@ class _Call:
                 self._is_in_text = True
             elif kind != "\\":
                 self._depth, self._has_begun = self._depth + (1 if kind in "{[" else -1), True
-        self._is_escaped = self._is_escaped and seen == len(arguments)
+        self._is_escaped = self._is_escaped and end == len(arguments)
         return self.arguments.add(arguments)
 
     def is_another(self, call_id: str, name: str) -> bool:

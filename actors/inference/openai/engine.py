@@ -156,8 +156,8 @@ class OpenAIEngine:
         Raises:
             InvalidInputError: `output` has no schema of an object.
         """
-        wanted = OutputType(schema=freeze(output), retries=None) if isinstance(output, Mapping) else None
-        record = wanted.record if wanted else output_record(output, retries)
+        schema_type = OutputType(schema=freeze(output), retries=None) if isinstance(output, Mapping) else None
+        record = schema_type.record if schema_type else output_record(output, retries)
         return replace(self, tools=(), hooks=(), output_type=record)
 
     def build(self, session: SessionView) -> ToolLoop:
@@ -181,16 +181,16 @@ class OpenAIEngine:
 
     def extended(self, tools: Mapping[str, Mapping[str, Any]]) -> OpenAIEngine:
         """See `Extensible`."""
-        known = {*self._tool_names, *(tool.name for tool in self.registry.tools)}
-        if taken := [name for name in tools if name in known]:
-            why = "the engine has a tool of this name: rename the run's"
-            raise InvalidInputError("tools", shown(taken[0]), why)
+        names = {*self._tool_names, *(tool.name for tool in self.registry.tools)}
+        if taken := [name for name in tools if name in names]:
+            reason = "the engine has a tool of this name: rename the run's"
+            raise InvalidInputError("tools", shown(taken[0]), reason)
         return replace(self, tools=self.registry.extended(tools))
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`. Parameters that the server's profile or API does not support are refused, never dropped."""
-        found = {name: self._why_not(name, value) for name, value in params.items()}
-        return {name: why for name, why in found.items() if why}
+        reasons = {name: self._why_not(name, value) for name, value in params.items()}
+        return {name: reason for name, reason in reasons.items() if reason}
 
     def _why_not(self, name: str, value: Any) -> str | None:
         """Return why a parameter is not supported; None if it is."""
@@ -206,8 +206,8 @@ class OpenAIEngine:
         if name == "parallel_tool_calls" and not self._tool_names:
             return "the engine has no tools"
         if name == "tool_choice" and forces_call(value):
-            wanted = self._tool_names if isinstance(value, str) else (value["function"]["name"],)
-            if not set(wanted).intersection(self._tool_names):
+            names = self._tool_names if isinstance(value, str) else (value["function"]["name"],)
+            if not set(names).intersection(self._tool_names):
                 return f"the engine has no such tool; it has {', '.join(self._tool_names) or 'none'}"
         return None
 
@@ -220,9 +220,12 @@ class OpenAIEngine:
     @property
     def _tool_names(self) -> tuple[str, ...]:
         """The names of the tools that the model may call."""
-        others = (self.extra or {}).get("tools", ())
-        named = [each.get("function", each) for each in others]
-        return (*(tool.name for tool in self.registry.definitions()), *(each.get("name") or "" for each in named))
+        entries = (self.extra or {}).get("tools", ())
+        named = [entry.get("function", entry) for entry in entries]
+        return (
+            *(tool.name for tool in self.registry.definitions()),
+            *(tool_entry.get("name") or "" for tool_entry in named),
+        )
 
     def frame(self) -> RequestFrame:
         """See `Framed`.
@@ -264,7 +267,7 @@ class OpenAIEngine:
             raise EngineError(str(error)) from error
         base_url, query = _without_query(base_url)
         settings: dict[str, Any] = {
-            "api_key": (_asked(api_key) if callable(api_key) else api_key) or _NO_KEY,
+            "api_key": (_async_key(api_key) if callable(api_key) else api_key) or _NO_KEY,
             "default_headers": self.default_headers,
             "default_query": {**query, **(self.default_query or {})} or None,
             "timeout": openai.Timeout(max(self.begins_within_s, self.timeout_s), connect=self.connect_timeout_s),
@@ -299,13 +302,13 @@ def _without_query(base_url: str | None) -> tuple[str | None, dict[str, str]]:
     return base_url and urlunsplit(parts._replace(query="")), dict(parse_qsl(parts.query, keep_blank_values=True))
 
 
-def _asked(api_key: Callable[[], str | Awaitable[str]]) -> Callable[[], Awaitable[str]]:
+def _async_key(api_key: Callable[[], str | Awaitable[str]]) -> Callable[[], Awaitable[str]]:
     """Return the key function as an asynchronous one, as the client needs; a synchronous one runs in a thread."""
 
     async def ask() -> str:
         if inspect.iscoroutinefunction(api_key):
             return str(await api_key())
-        found = await asyncio.to_thread(api_key)
-        return str(await found) if inspect.isawaitable(found) else str(found)
+        key = await asyncio.to_thread(api_key)
+        return str(await key) if inspect.isawaitable(key) else str(key)
 
     return ask

@@ -87,7 +87,7 @@ def texts(value: Any, name: str) -> str:
     """Return a text, or the joined texts of a list of parts, as `piece` does. Raises ValueError if it is neither."""
     if not isinstance(value, list):
         return piece({name: value}, name)
-    return "".join(piece(each, "text") for each in value if string(each, "type") in ("text", "output_text", ""))
+    return "".join(piece(part, "text") for part in value if string(part, "type") in ("text", "output_text", ""))
 
 
 def definition(tool: ToolDefinition, unknown: Collection[str] = ()) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def definition(tool: ToolDefinition, unknown: Collection[str] = ()) -> dict[str,
 def _without(unknown: Collection[str], schema: Any) -> Any:
     """Return a schema without these keywords, replaced by equivalent ones where possible."""
     if isinstance(schema, Sequence) and not isinstance(schema, str):
-        return [_without(unknown, each) for each in schema]
+        return [_without(unknown, member) for member in schema]
     if not isinstance(schema, Mapping):
         return schema
     result: dict[str, Any] = {}
@@ -113,7 +113,7 @@ def _without(unknown: Collection[str], schema: Any) -> Any:
         if keyword in unknown:
             continue
         if keyword in _NAMING and isinstance(value, Mapping):
-            result[keyword] = {name: _without(unknown, each) for name, each in value.items()}
+            result[keyword] = {name: _without(unknown, member) for name, member in value.items()}
         else:
             result[keyword] = value if keyword in _VALUES else _without(unknown, value)
     if "const" in schema and "const" in unknown:
@@ -164,13 +164,13 @@ def usage_of(counted: Any, prompt: str, answer: str) -> Usage:
 
 
 def tool_use(
-    at: int, call_id: str, name: str, arguments: str, *, is_cut: bool, signature: str | None = None
+    index: int, call_id: str, name: str, arguments: str, *, is_cut: bool, signature: str | None = None
 ) -> ToolUse:
     """Return a tool call. If its arguments are no JSON object, it has a `flaw`, and no tool gets it.
 
     Args:
-        at: the call's position in the answer, for the id of a call to which the server gave none. `ToolLoop` makes ids
-            unique in the run.
+        index: the call's position in the answer, for the id of a call to which the server gave none. `ToolLoop` makes
+            ids unique in the run.
         is_cut: whether the answer was cut off at its maximum length.
         signature: what the provider attached to the call.
 
@@ -179,4 +179,4 @@ def tool_use(
     """
     if not name:
         raise ValueError(f"call {call_id!r} has no name")
-    return read_call(call_id or f"call_{at + 1}", name, arguments, is_cut=is_cut, signature=signature)
+    return read_call(call_id or f"call_{index + 1}", name, arguments, is_cut=is_cut, signature=signature)

@@ -41,7 +41,7 @@ class RequestSettings(Generic[Engine_co]):
 
     @property
     def refused(self) -> set[str]:
-        """What the server has refused for this model: names of fields, and ways of asking for typed answers."""
+        """What the server has refused for this model: names of fields, and ways to request typed answers."""
         return self.refused_by(self.model)
 
     @property

@@ -76,19 +76,21 @@ class ResponsesAPI:
         return {"text": {**fields.get("text", {}), "format": kind}} if kind else {}
 
     def adapt(self, refused: str, form: Form | None) -> bool:
-        known = self.settings.refused
-        if new := lessons_of(refused) - known:
-            known.update(new)
+        refused_fields = self.settings.refused
+        if new := lessons_of(refused) - refused_fields:
+            refused_fields.update(new)
             return True
         # OpenAI's models without reasoning refuse `include` with a message that does not name the field.
         is_include = names(refused, "include") or "encrypted content" in refused.lower()
         is_choice = form and choose_tool(self.fields, form) and names(refused, "tool_choice")
-        found = [name for name, is_named in {"include": is_include, "tool_choice": is_choice}.items() if is_named]
-        found = [name for name in found if name not in (self.settings.engine.extra or ()) and name not in known]
-        if not found and form:
-            found = form.refused_as(refused)
-        known.update(found)
-        return bool(found)
+        fields = [name for name, is_named in {"include": is_include, "tool_choice": is_choice}.items() if is_named]
+        fields = [
+            name for name in fields if name not in (self.settings.engine.extra or ()) and name not in refused_fields
+        ]
+        if not fields and form:
+            fields = form.refused_as(refused)
+        refused_fields.update(fields)
+        return bool(fields)
 
     def blamed(self, error: openai.APIStatusError) -> tuple[str | None, str | None]:
         return error.code, error.param

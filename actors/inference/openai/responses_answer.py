@@ -48,7 +48,7 @@ _Key = tuple[str, int]
 class ResponsesAnswer:
     """A response, assembled from its events: a `Thinking` for each reasoning item, at most one `Text`, then tool calls.
 
-    What an event says as a whole (`...done`, an item, the response) completes what came of it in pieces, since some
+    An event with a whole text (`...done`, an item, the response) completes the text that was streamed, since some
     servers send no pieces, or leave some out.
 
     Args:
@@ -101,8 +101,8 @@ class ResponsesAnswer:
 
     def end(self) -> list[str | Block]:
         texts = [(item, key, text) for item in self._items for key, text in item.texts.items()]
-        said = [new for item, key, text in texts for new in self._say(item, key, text.end())]
-        return said + [new for item in self._items for new in self._shown(item, item.end_arguments())]
+        pieces = [new for item, key, text in texts for new in self._say(item, key, text.end())]
+        return pieces + [new for item in self._items for new in self._shown(item, item.end_arguments())]
 
     def blocks(self) -> list[AnyBlock]:
         self.end()
@@ -128,12 +128,12 @@ class ResponsesAnswer:
 
     def _add_part(self, event: Mapping[str, Any], kind: str) -> list[str | Block]:
         """Add a piece of a text, a refusal or a thought, or the whole of it."""
-        given = part(event, "part")
+        content = part(event, "part")
         if kind in _TEXTS:
             name, text = kind.removeprefix("response.").rpartition(".")[0], piece(event, _TEXTS[kind])
         else:
-            name = _NAMES.get(string(given, "type"), "")
-            text = piece(given, "refusal" if name == "refusal" else "text")
+            name = _NAMES.get(string(content, "type"), "")
+            text = piece(content, "refusal" if name == "refusal" else "text")
         if not name:
             return []
         number = _number(event.get("summary_index" if name == "reasoning_summary_text" else "content_index")) or 0
@@ -188,9 +188,9 @@ class ResponsesAnswer:
         if item_id in self._by_id:
             return self._by_id[item_id]
         newest = self._newest.get((place, kind))
-        return self._known(newest if newest and not (item_id and newest.id) else None, kind, item_id, place)
+        return self._item_for(newest if newest and not (item_id and newest.id) else None, kind, item_id, place)
 
-    def _known(self, item: _Item | None, kind: str, item_id: str, place: int | None) -> _Item:
+    def _item_for(self, item: _Item | None, kind: str, item_id: str, place: int | None) -> _Item:
         """Return the item, with this id if it had none; a new one if there is none."""
         if item is None:
             item = _Item(kind, place=place)
@@ -202,37 +202,37 @@ class ResponsesAnswer:
         return item
 
     def _update(
-        self, given: Mapping[str, Any], place: Any, *, is_done: bool, others: Sequence[_Item] = ()
+        self, received: Mapping[str, Any], place: Any, *, is_done: bool, excluded: Sequence[_Item] = ()
     ) -> tuple[_Item, list[str | Block]]:
         """Take over an item, whole or as it begins; return it, and what is new of it.
 
         Args:
-            others: items that it cannot be.
+            excluded: items that it cannot be.
         """
-        kind, item_id, call_id = string(given, "type"), string(given, "id"), string(given, "call_id")
+        kind, item_id, call_id = string(received, "type"), string(received, "id"), string(received, "call_id")
         place = _number(place)
         item = self._by_id.get(call_id) or self._by_id.get(item_id)
         if item is None:
-            like = [each for each in self._items if each.kind == kind and each not in others]
-            near = [each for each in reversed(like) if each.place == place]
-            near += [each for each in like if is_done and None in (each.place, place)]
-            item = next((each for each in near if each.may_be(given, is_done=is_done)), None)
-        item = self._known(item, kind, item_id, place)
+            like = [item for item in self._items if item.kind == kind and item not in excluded]
+            near = [candidate for candidate in reversed(like) if candidate.place == place]
+            near += [candidate for candidate in like if is_done and None in (candidate.place, place)]
+            item = next((candidate for candidate in near if candidate.may_be(received, is_done=is_done)), None)
+        item = self._item_for(item, kind, item_id, place)
         if call_id:
             self._by_id[call_id] = item
-        item.update(given, is_done=is_done)
+        item.update(received, is_done=is_done)
         if not is_done:
             return item, []
         if kind == "function_call":
-            return item, self._shown(item, item.add_arguments(arguments_of(given), is_whole=True))
-        return item, [new for key, text in _texts_of(given) for new in self._grow(item, key, text, is_whole=True)]
+            return item, self._shown(item, item.add_arguments(arguments_of(received), is_whole=True))
+        return item, [new for key, text in _texts_of(received) for new in self._grow(item, key, text, is_whole=True)]
 
     def _end(self, kind: str, response: Mapping[str, Any]) -> Iterator[str | Block]:
         """Process the final state of the response; yield what was not streamed of it."""
-        seen: list[_Item] = []
-        for place, given in enumerate(items(response, "output")):
-            item, new = self._update(given, place, is_done=True, others=seen)
-            seen.append(item)
+        items_done: list[_Item] = []
+        for place, received in enumerate(items(response, "output")):
+            item, new = self._update(received, place, is_done=True, excluded=items_done)
+            items_done.append(item)
             yield from new
         if kind == "response.completed":
             called = any(item.kind == "function_call" for item in self._items)
@@ -253,9 +253,9 @@ _NAMES = {
 """The types of parts of an item, and what the events call them."""
 
 
-def _texts_of(given: Mapping[str, Any]) -> Iterator[tuple[_Key, str]]:
+def _texts_of(received: Mapping[str, Any]) -> Iterator[tuple[_Key, str]]:
     """Yield the texts of a whole item, each with its key."""
-    for number, content in enumerate(items(given, "summary") or items(given, "content")):
+    for number, content in enumerate(items(received, "summary") or items(received, "content")):
         if name := _NAMES.get(string(content, "type")):
             yield (name, number), piece(content, "refusal" if name == "refusal" else "text")
 
@@ -275,7 +275,7 @@ class _Item:
     call_id: str = ""
     name: str = ""
     arguments: GrowingText = field(default_factory=GrowingText)
-    given: str = ""
+    full_arguments: str = ""
     """The arguments with which the item began; those that are streamed count."""
     shown: int = 0
     """How many characters of the arguments were emitted."""
@@ -297,26 +297,26 @@ class _Item:
 
     def end_arguments(self) -> str:
         """End the arguments; return what is new, such as those with which the item began if none came later."""
-        return self.arguments.end() if self.arguments else self.arguments.complete(self.given)
+        return self.arguments.end() if self.arguments else self.arguments.complete(self.full_arguments)
 
-    def may_be(self, given: Mapping[str, Any], *, is_done: bool) -> bool:
-        """Return whether this is a given item at its place. Some servers give the whole item an id of its own."""
-        if self.call_id and string(given, "call_id"):
+    def may_be(self, received: Mapping[str, Any], *, is_done: bool) -> bool:
+        """Return whether this is the received item. Some servers give the whole item an id of its own."""
+        if self.call_id and string(received, "call_id"):
             return False
-        return not (self.id and string(given, "id")) or (is_done and self._begins(given))
+        return not (self.id and string(received, "id")) or (is_done and self._begins(received))
 
-    def _begins(self, given: Mapping[str, Any]) -> bool:
+    def _begins(self, received: Mapping[str, Any]) -> bool:
         """Return whether what was streamed is the beginning of a whole item."""
         if self.kind == "function_call":
-            is_same = self.name in ("", string(given, "name"))
-            return is_same and whole(arguments_of(given)).startswith(str(self.arguments))
-        texts = dict(_texts_of(given))
+            is_same = self.name in ("", string(received, "name"))
+            return is_same and whole(arguments_of(received)).startswith(str(self.arguments))
+        texts = dict(_texts_of(received))
         return all(whole(texts.get(key, "")).startswith(str(text)) for key, text in self.texts.items())
 
     def update(self, item: Mapping[str, Any], *, is_done: bool) -> None:
         if self.kind == "function_call":
             self.call_id, self.name = string(item, "call_id") or self.call_id, string(item, "name") or self.name
-            self.given = self.given or whole(arguments_of(item))
+            self.full_arguments = self.full_arguments or whole(arguments_of(item))
         elif self.kind == "reasoning" and is_done:
             self.id = string(item, "id") or self.id
             self.encrypted_content = string(item, "encrypted_content") or self.encrypted_content

@@ -222,8 +222,8 @@ class OpenAIRunner:
             "host": url.host,
             "port": url.port or (80 if url.scheme == "http" else 443),
         }
-        asked = {"model": settings.model, "fields": self._api.fields, "is_typed": output is not None}
-        return {**where, **asked, "blocks": conversation}
+        request = {"model": settings.model, "fields": self._api.fields, "is_typed": output is not None}
+        return {**where, **request, "blocks": conversation}
 
     async def _answer(
         self, conversation: Sequence[Block], output: OutputType | None, context: RunContext, chat: Operation
@@ -250,8 +250,8 @@ class OpenAIRunner:
                 raise ValueError("the answer is cut off")
         except ValueError as error:
             if form and answer.is_cut:
-                why = f"reached the maximum length of an answer (stop_reason={answer.stop_reason!r}): {remedy}"
-                raise OutputError(str(self._error(why)), "output_cut") from error
+                reason = f"reached the maximum length of an answer (stop_reason={answer.stop_reason!r}): {remedy}"
+                raise OutputError(str(self._error(reason)), "output_cut") from error
             raise self._error(f"made a tool call that cannot be read: {error}; {remedy}") from error
         if not any(isinstance(block, Text | ToolUse) for block in blocks):
             raise self._error(f"returned nothing (stop_reason={answer.stop_reason!r}): {remedy}")
@@ -272,7 +272,7 @@ class OpenAIRunner:
     ) -> tuple[Stream, Form | None]:
         """Send the request; return the stream of the answer, and the form that was requested."""
         client = self._client.with_options(default_headers=headers) if headers else self._client
-        form, request = await self._made(blocks, output)
+        form, request = await self._prepared(blocks, output)
         while True:
             try:
                 async with asyncio.timeout(
@@ -284,19 +284,21 @@ class OpenAIRunner:
                 limit = f"{name}={self._settings.begins_within_s}, retries included"
                 raise self._error(f"sent nothing within {limit}: raise {name}=, or check base_url=") from error
             except self._library.APIConnectionError as error:
-                why = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
-                raise self._error(why) from error
+                reason = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
+                raise self._error(reason) from error
             except self._library.APIStatusError as error:
                 message = f"{error.message} {error.body}" if error.status_code in _ADAPTABLE else ""
-                if message and (other := self._api.without_thoughts(request, message)):
-                    request = other
+                if message and (without_thoughts := self._api.without_thoughts(request, message)):
+                    request = without_thoughts
                 elif message and self._api.adapt(message, form):
-                    form, request = await self._made(blocks, output)
+                    form, request = await self._prepared(blocks, output)
                 else:
                     raise self._refused(error) from self._safe(error)
 
-    async def _made(self, blocks: Sequence[Block], output: OutputType | None) -> tuple[Form | None, Mapping[str, Any]]:
-        """Return the request. That of a long conversation is made by a thread, so that it holds no other session up."""
+    async def _prepared(
+        self, blocks: Sequence[Block], output: OutputType | None
+    ) -> tuple[Form | None, Mapping[str, Any]]:
+        """Return the request. A thread makes the request of a long conversation, so that other sessions go on."""
         if len(blocks) <= _AT_ONCE:
             return self._request(blocks, output)
         return await asyncio.to_thread(self._request, blocks, output)
@@ -335,19 +337,19 @@ class OpenAIRunner:
                 for piece in answer.end():
                     context.emit(piece)
         except (httpx2.TimeoutException, TimeoutError) as error:
-            why = f"sent nothing for timeout_s={self._settings.timeout_s} within its answer: run the prompt again"
-            raise self._error(why) from error
+            reason = f"sent nothing for timeout_s={self._settings.timeout_s} within its answer: run the prompt again"
+            raise self._error(reason) from error
         except httpx2.TransportError as error:
-            why = f"cut the connection within its answer ({error}): run the prompt again"
-            raise self._error(why) from error
+            reason = f"cut the connection within its answer ({error}): run the prompt again"
+            raise self._error(reason) from error
         except BrokenOffError as error:
             too_long = error.code == _TOO_LONG or TOO_LONG_MESSAGE.search(error.message)
             remedy = _REMEDIES_BY_CODE.get(_TOO_LONG if too_long else error.code or "", "run the prompt again")
-            why = f"reported an error within its answer: {self._redacted(error.message)}; {remedy}"
-            raise self._error(why, ContextOverflowError if too_long else EngineError) from self._safe(error)
+            reason = f"reported an error within its answer: {self._redacted(error.message)}; {remedy}"
+            raise self._error(reason, ContextOverflowError if too_long else EngineError) from self._safe(error)
         except ValueError as error:
-            why = f"sent a malformed stream ({self._redacted(str(error))}): check base_url="
-            raise self._error(why) from self._safe(error)
+            reason = f"sent a malformed stream ({self._redacted(str(error))}): check base_url="
+            raise self._error(reason) from self._safe(error)
         return events.is_done
 
     @property
@@ -360,9 +362,9 @@ class OpenAIRunner:
             return False
         return re.split(r"[.\[]", field or "")[0] not in {"model", "stream", "store", *self._api.fields}
 
-    def _error(self, why: str, kind: type[EngineError] = EngineError) -> EngineError:
+    def _error(self, reason: str, kind: type[EngineError] = EngineError) -> EngineError:
         where = self._client.base_url.host
-        return kind(f"model {self._api.settings.model!r} at {where} {why}")
+        return kind(f"model {self._api.settings.model!r} at {where} {reason}")
 
     def _quoted(self, answer: Answer) -> str:
         """Return the beginning of the model's refusal."""

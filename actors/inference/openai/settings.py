@@ -88,17 +88,17 @@ def check_settings(engine: EngineSettings, reserved: Collection[str]) -> None:
     for name in ("timeout_s", "connect_timeout_s", "first_byte_s"):
         check_seconds(name, getattr(engine, name), may_be_0=False, may_be_none=name == "first_byte_s")
     for name in ("default_headers", "default_query"):
-        given = getattr(engine, name)
-        is_text = given is None or all(isinstance(each, str) for pair in given.items() for each in pair)
-        check(name, sorted(given or ()), is_text, "must map texts to texts")
-        object.__setattr__(engine, name, freeze(given))
-    made = engine.http_client
-    check("http_client", made, made is None or callable(made), "must be a function")
+        texts = getattr(engine, name)
+        is_text = texts is None or all(isinstance(text, str) for pair in texts.items() for text in pair)
+        check(name, sorted(texts or ()), is_text, "must map texts to texts")
+        object.__setattr__(engine, name, freeze(texts))
+    client = engine.http_client
+    check("http_client", client, client is None or callable(client), "must be a function")
     check_whole_number("max_retries", engine.max_retries)
     check("temperature", engine.temperature, 0 <= (engine.temperature or 0) < math.inf, "must be 0 or more")
     check_whole_number("max_output_tokens", engine.max_output_tokens, 1, may_be_none=True)
     check("extra", engine.extra, engine.extra is None or isinstance(engine.extra, Mapping), "must be a mapping")
-    has_run = all(isinstance(one, Middleware) for one in engine.middleware)
+    has_run = all(isinstance(layer, Middleware) for layer in engine.middleware)
     check("middleware", engine.middleware, has_run, "each must have run(); see Middleware")
     check("hooks", engine.hooks, all(map(callable, engine.hooks)), "must be callable")
     object.__setattr__(engine, "tools", engine.registry)
@@ -107,8 +107,8 @@ def check_settings(engine: EngineSettings, reserved: Collection[str]) -> None:
     check("output_type", record, is_read, "must be set by answering(), with 0 to 100 retries")
     taken = sorted(set(reserved).intersection(engine.extra or ()))
     check("extra", taken, not taken, "the engine sets these fields itself")
-    for name, why in _NO_FIELDS.items():
-        check("extra", name, name not in (engine.extra or ()), why)
+    for name, reason in _NO_FIELDS.items():
+        check("extra", name, name not in (engine.extra or ()), reason)
     try:
         object.__setattr__(engine, "extra", freeze(engine.extra))
     except TypeError as error:
@@ -117,13 +117,13 @@ def check_settings(engine: EngineSettings, reserved: Collection[str]) -> None:
 
 def keeps_attachments(middleware: Sequence[Middleware]) -> bool:
     """Return whether no middleware may convert images and documents: all are turnwise's own."""
-    return all(isinstance(one, LogCalls | ReorderResults | SystemPrompt) for one in middleware)
+    return all(isinstance(layer, LogCalls | ReorderResults | SystemPrompt) for layer in middleware)
 
 
 def replacing_prompt(middleware: Sequence[Middleware]) -> str | None:
     """Return the system prompt that the middleware puts in place of any other; None if there is none."""
-    found = [one.text for one in middleware if isinstance(one, SystemPrompt) and one.if_present == "replace"]
-    return found[-1] if found else None
+    prompts = [layer.text for layer in middleware if isinstance(layer, SystemPrompt) and layer.if_present == "replace"]
+    return prompts[-1] if prompts else None
 
 
 def http_client() -> httpx2.AsyncClient:
@@ -141,16 +141,16 @@ def _ssl_context() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-def check(setting: str, value: object, ok: bool, why: str) -> None:
+def check(setting: str, value: object, ok: bool, reason: str) -> None:
     """Raise ConfigError unless the setting is `ok`."""
     if not ok:
-        raise ConfigError(setting, value, why)
+        raise ConfigError(setting, value, reason)
 
 
 def check_url(setting: str, url: str | None) -> None:
     """Raise ConfigError if the URL, with passwords left out of the message, is not one of http."""
-    why = "must be an http(s) URL, such as http://127.0.0.1:8000/v1"
-    check(setting, url and redact(url), url is None or _is_url(url), why)
+    reason = "must be an http(s) URL, such as http://127.0.0.1:8000/v1"
+    check(setting, url and redact(url), url is None or _is_url(url), reason)
 
 
 def _is_url(url: str) -> bool:

@@ -33,7 +33,7 @@ class AnswerStream:
     def __init__(self, response: httpx2.Response, on_line: Callable[[], None]) -> None:
         self._response = response
         self._on_line = on_line
-        self._other: deque[str] = deque(maxlen=_MOST_LINES)
+        self._other_lines: deque[str] = deque(maxlen=_MOST_LINES)
         """Lines that do not belong to an event."""
         self.is_done = False
         """Whether the server marked the end, by `[DONE]` or by sending one object instead of a stream."""
@@ -55,7 +55,7 @@ class AnswerStream:
                 name = value.strip() if field == "event" else name
                 data += [value] * (field == "data")
             elif line.strip():
-                self._other.append(line[:_MOST_CHARS])
+                self._other_lines.append(line[:_MOST_CHARS])
             else:
                 for event in self._event(name, data):
                     yield event
@@ -67,9 +67,9 @@ class AnswerStream:
         with suppress(ValueError):  # without a blank line after it, the last event may be complete or cut off
             for event in self._event(name, data):
                 yield event
-        if not has_events and self._other:
+        if not has_events and self._other_lines:
             self.is_done = True
-            yield self._whole("\n".join(self._other))
+            yield self._whole("\n".join(self._other_lines))
 
     def _event(self, name: str, data: list[str]) -> list[Mapping[str, Any]]:
         text = "\n".join(data).strip()
@@ -82,21 +82,21 @@ class AnswerStream:
 
     def _whole(self, text: str) -> Mapping[str, Any]:
         try:
-            found = json.loads(text)
-            if isinstance(found, list) and len(found) == 1:  # Gemini sends errors in a list
-                found = found[0]
-            return _checked(found)
+            event = json.loads(text)
+            if isinstance(event, list) and len(event) == 1:  # Gemini sends errors in a list
+                event = event[0]
+            return _checked(event)
         except ValueError as error:
             kind = self._response.headers.get("content-type", "no content type")
             raise ValueError(f"{kind} instead of an answer, beginning with {text.strip()[:200]!r}") from error
 
 
-def _checked(found: Any) -> Mapping[str, Any]:
+def _checked(event: Any) -> Mapping[str, Any]:
     """Return the object. Raises ValueError if it is not an object, BrokenOffError if it reports a failure."""
-    if not isinstance(found, Mapping):
-        raise ValueError(f"an event is not an object but {type(found).__name__}")
-    if found.get("object") == "error" or found.get("error"):
-        raise broken_off(found if found.get("object") == "error" else found["error"])
-    if "detail" in found and len(found) == 1:
-        raise broken_off(found["detail"])
-    return found
+    if not isinstance(event, Mapping):
+        raise ValueError(f"an event is not an object but {type(event).__name__}")
+    if event.get("object") == "error" or event.get("error"):
+        raise broken_off(event if event.get("object") == "error" else event["error"])
+    if "detail" in event and len(event) == 1:
+        raise broken_off(event["detail"])
+    return event

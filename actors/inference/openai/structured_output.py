@@ -103,13 +103,13 @@ class Form:
         finals = [block for block in blocks if isinstance(block, ToolUse) and block.name == self.tool]
         if not finals:
             return list(blocks)
-        others = [block for block in blocks if block not in finals]
-        if any(isinstance(block, ToolUse) for block in others):
-            return others
-        said: list[AnyBlock] = [block for block in others if not isinstance(block, Text)]
+        rest = [block for block in blocks if block not in finals]
+        if any(isinstance(block, ToolUse) for block in rest):
+            return rest
+        kept_blocks: list[AnyBlock] = [block for block in rest if not isinstance(block, Text)]
         if finals[0].flaw:
-            return [*said, finals[0]]
-        return [*said, Text(text=json.dumps(finals[0].input, ensure_ascii=False))]
+            return [*kept_blocks, finals[0]]
+        return [*kept_blocks, Text(text=json.dumps(finals[0].input, ensure_ascii=False))]
 
 
 def choose(output: OutputType, profile: Profile, tools: Collection[str], refused: Collection[str]) -> Form:
@@ -185,19 +185,19 @@ def _strict(schema: Any) -> dict[str, Any]:
         raise _LooseError
     result = dict(schema)
     if "$defs" in result:
-        result["$defs"] = {name: _strict(each) for name, each in result["$defs"].items()}
+        result["$defs"] = {name: _strict(definition) for name, definition in result["$defs"].items()}
     if result.get("type") == "object":
         properties = result.setdefault("properties", {})
         if set(result.setdefault("required", [])) != set(properties) or result.get("additionalProperties"):
             raise _LooseError
-        result["properties"] = {name: _strict(each) for name, each in properties.items()}
+        result["properties"] = {name: _strict(property_schema) for name, property_schema in properties.items()}
         result["additionalProperties"] = False
     if result.get("type") == "array" and "items" not in result:
         raise _LooseError
     if "items" in result:
         result["items"] = _strict(result["items"])
     if "anyOf" in result:
-        result["anyOf"] = [_strict(each) for each in result["anyOf"]]
+        result["anyOf"] = [_strict(choice) for choice in result["anyOf"]]
     if result.get("format", "date") not in _STRICT_FORMATS:
         raise _LooseError
     if "$ref" in result and len(result) > 1:  # strict mode allows no other keyword beside a reference

@@ -132,13 +132,13 @@ class ToolContext:
     @property
     def _own_timeline(self) -> Timeline:
         if self.timeline is None:
-            why = f"call {self.call_id!r} runs in another process, where it cannot add events to run {self.run_id!r}"
-            raise ToolError(f"{why}: use ExecutionHandle.add_event")
+            reason = f"call {self.call_id!r} runs in another process, where it cannot add events to run {self.run_id!r}"
+            raise ToolError(f"{reason}: use ExecutionHandle.add_event")
         return self.timeline
 
     def __reduce__(self) -> tuple[Callable[[], ToolContext], tuple[()]]:
         here = ("memory", "timeline")
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in here}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in here}
         return functools.partial(ToolContext, **values), ()
 
     @property

@@ -347,7 +347,7 @@ def _redacted(result: ToolResult, secrets: Sequence[str]) -> ToolResult:
 
 def _clean(secrets: Sequence[str], value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(_clean(secrets, each) for each in value)
+        return tuple(_clean(secrets, part) for part in value)
     return redacted(value, secrets) if isinstance(value, str) else value
 
 
@@ -359,8 +359,8 @@ def _flawed_answer(tools: ToolRegistry, uses: Iterable[ToolUse]) -> ToolUse | No
 
 def _as_text(answer: Iterable[AnyBlock], flawed: ToolUse) -> list[AnyBlock]:
     """Return the answer with what the model wrote as the arguments of this call in the place of its text and calls."""
-    said = [block for block in answer if not isinstance(block, Text | ToolUse)]
-    return [*said, Text(text=flawed.input[UNPARSED])]
+    rest = [block for block in answer if not isinstance(block, Text | ToolUse)]
+    return [*rest, Text(text=flawed.input[UNPARSED])]
 
 
 def _errors(output: OutputType, answer: Sequence[AnyBlock]) -> str | None:
@@ -402,23 +402,23 @@ def _with_own_ids(answer: Sequence[AnyBlock], output: Iterable[Block]) -> list[A
 
 def _suspects(blocks: Sequence[Block], known: frozenset[Content]) -> list[frozenset[Content]]:
     """Return the attachments of results that no model has answered, then those of other results; without `known`."""
-    answered = max((at for at, block in enumerate(blocks) if block.role == "assistant"), default=-1)
-    newest, others = (
-        frozenset(each for block in some if isinstance(block, ToolResult) for each in block.attachments)
+    answered = max((index for index, block in enumerate(blocks) if block.role == "assistant"), default=-1)
+    newest, older = (
+        frozenset(attachment for block in some if isinstance(block, ToolResult) for attachment in block.attachments)
         for some in (blocks[answered + 1 :], blocks[: answered + 1])
     )
-    return [each for each in (newest - known, others - newest - known) if each]
+    return [attachments for attachments in (newest - known, older - newest - known) if attachments]
 
 
 def _without(turn: Turn, refused: frozenset[Content]) -> Turn:
     """Return the turn with a text in place of each refused attachment of a tool result."""
 
-    def why(block: Image | Document) -> str | None:
+    def flaw_of(block: Image | Document) -> str | None:
         return "the provider refused it" if block in refused else None
 
     if not refused:
         return turn
-    return turn.showing([block.replacing(why) if isinstance(block, ToolResult) else block for block in turn.blocks])
+    return turn.showing([block.replacing(flaw_of) if isinstance(block, ToolResult) else block for block in turn.blocks])
 
 
 def _with(turn: Turn, answer: Sequence[AnyBlock]) -> Turn:

@@ -68,8 +68,8 @@ def memory_tools(*, save: bool = True, update: bool = True, delete: bool = True)
         save: whether `save_memory` is included; likewise `update` and `delete`. `recall_memories` always is.
     """
     return tuple(
-        each
-        for each, is_in in (
+        memory_tool
+        for memory_tool, is_in in (
             (save_memory, save),
             (recall_memories, True),
             (update_memory, update),
@@ -113,8 +113,8 @@ _Alias = Annotated[str, Field(min_length=1, max_length=100)]
 
 def _choice(kind: type[MemoryType | MemoryCategory], meanings: dict[Any, str], *, or_none: str = "") -> WithJsonSchema:
     """Return an inline schema of a choice, which describes each value."""
-    values: list[str | None] = [str(each) for each in kind]
-    meant = "\n".join([*(f"- {each}: {meaning}" for each, meaning in meanings.items()), *filter(None, [or_none])])
+    values: list[str | None] = [str(member) for member in kind]
+    meant = "\n".join([*(f"- {member}: {meaning}" for member, meaning in meanings.items()), *filter(None, [or_none])])
     if or_none:
         return WithJsonSchema({"type": ["string", "null"], "enum": [*values, None], "description": meant})
     return WithJsonSchema({"type": "string", "enum": values, "description": meant})
@@ -211,7 +211,7 @@ async def update_memory(
     until: _Until = None,
     status: _Status = None,
 ) -> str:
-    """Change a memory, where it was wrong or is no longer so. What is null stays; "" or [] takes away what was there.
+    """Change a memory, where it was wrong or is no longer so. null leaves a field as it is; "" or [] empties it.
 
     Resolve a goal that was reached, or what else does not matter any more but was so: it is not recalled then.
     """

@@ -346,7 +346,7 @@ def _failure(error: BaseException) -> _Answer:
 
 
 def _answer_of(value: Any) -> _Answer:
-    """Return blocks as they are, and another value as compact JSON; what cannot be stored is a final error."""
+    """Return blocks as they are, and another value as compact JSON; a value that cannot be stored is a final error."""
     try:
         if result := result_of("", value):
             return _Answer(

@@ -38,7 +38,7 @@ class Arguments:
     """Validates arguments. Its fields have other names, since a field may not be called `copy` or `_x`."""
 
     def __post_init__(self) -> None:
-        names = {f"a{at}": name for at, (name, _, _) in enumerate(self.parameters)}
+        names = {f"a{index}": name for index, (name, _, _) in enumerate(self.parameters)}
         config = ConfigDict(extra="forbid", alias_generator=names.__getitem__)
         types = [(hint, default) for _, hint, default in self.parameters]
         model = create_model("Arguments", __config__=config, **cast(Any, dict(zip(names, types, strict=True))))
@@ -50,7 +50,7 @@ class Arguments:
     def check(self, document: str) -> dict[str, Any]:
         """Return the value of each parameter. Raises pydantic's ValidationError."""
         values = self.model.model_validate_json(document)
-        return {name: getattr(values, f"a{at}") for at, (name, _, _) in enumerate(self.parameters)}
+        return {name: getattr(values, f"a{index}") for index, (name, _, _) in enumerate(self.parameters)}
 
 
 # Signatures
@@ -74,31 +74,33 @@ def parameters_of(
     # The model cannot pass arguments that a partial function binds, or the parameter that Ray adds to actor methods.
     hidden = {"_ray_trace_ctx", *(source.keywords if isinstance(source, functools.partial) else ())}
     from_model, contexts = [], []
-    for each in parameters:
-        if each.name in hidden:
+    for parameter in parameters:
+        if parameter.name in hidden:
             continue
-        hint = _hint(name, each, scope)
+        hint = _hint(name, parameter, scope)
         if _is_context(hint):
-            contexts.append(each.name)
+            contexts.append(parameter.name)
         else:
-            from_model.append((each.name, hint, ... if each.default is each.empty else each.default))
+            from_model.append(
+                (parameter.name, hint, ... if parameter.default is parameter.empty else parameter.default)
+            )
     return tuple(from_model), tuple(contexts)
 
 
 def _hint(name: str, parameter: inspect.Parameter, scope: dict[str, Any]) -> Any:
     """Return the parameter's annotation, resolved."""
     if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-        why = f"it is {parameter.kind.description}, but models pass arguments by name: declare each parameter"
+        reason = f"it is {parameter.kind.description}, but models pass arguments by name: declare each parameter"
     elif parameter.annotation is parameter.empty:
-        why = "it has no annotation" + (": make the tool from the bound method" if parameter.name == "self" else "")
+        reason = "it has no annotation" + (": make the tool from the bound method" if parameter.name == "self" else "")
     else:
         holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
         try:
             return get_type_hints(holder, scope, include_extras=True)[parameter.name]
         except Exception as error:
-            why = f"its annotation {parameter.annotation!r} cannot be resolved ({error}): import it at module level"
-            raise ConfigError("parameter", parameter.name, f"tool {name!r}: {why}") from error
-    raise ConfigError("parameter", parameter.name, f"tool {name!r}: {why}")
+            reason = f"its annotation {parameter.annotation!r} cannot be resolved ({error}): import it at module level"
+            raise ConfigError("parameter", parameter.name, f"tool {name!r}: {reason}") from error
+    raise ConfigError("parameter", parameter.name, f"tool {name!r}: {reason}")
 
 
 def _is_context(hint: Any) -> bool:
@@ -167,8 +169,8 @@ def output_record(output: Any, retries: int) -> FrozenDict:
         raise
     except Exception as error:
         message = str(error).partition("\n")[0]
-        why = f"it has no valid JSON schema ({type(error).__name__}: {message})"
-        raise InvalidInputError("output", shown(output), why) from error
+        reason = f"it has no valid JSON schema ({type(error).__name__}: {message})"
+        raise InvalidInputError("output", shown(output), reason) from error
     if schema.get("type") != "object":
         raise InvalidInputError(
             "output", shown(output), "its schema is not one of an object: pass a model that has it as a field"
@@ -197,18 +199,18 @@ def check_safe(schema: object) -> None:
         ValueError: it refers to other documents or endlessly to itself, or checking by it may take forever.
     """
     counts: dict[int, tuple[int, int]] = {}
-    left = [schema]
-    while left:
-        value = left.pop()
+    pending = [schema]
+    while pending:
+        value = pending.pop()
         if isinstance(value, Sequence) and not isinstance(value, str):
-            left += value
+            pending += value
         if not isinstance(value, Mapping):
             continue
         _count_checks(value, schema, counts)
-        left += value.values()
+        pending += value.values()
         for name in ("$ref", "$dynamicRef"):
-            if isinstance(given := value.get(name), str) and not given.startswith("#"):
-                raise ValueError(f"{name} {shown(given)} is not in the schema itself: refer to '#/$defs/...'")
+            if isinstance(reference := value.get(name), str) and not reference.startswith("#"):
+                raise ValueError(f"{name} {shown(reference)} is not in the schema itself: refer to '#/$defs/...'")
         if isinstance(pattern := value.get("pattern"), str):
             try:
                 TypeAdapter(Annotated[str, Field(pattern=pattern)])
@@ -248,8 +250,9 @@ def _count_checks(schema: object, root: object, counts: dict[int, tuple[int, int
                 parts += part
             else:
                 parts.append(_named(part, root) if isinstance(part, str) else part)
-        found = [_count_checks(part, root, counts, depth + 1) for part in parts]
-        count, height = 1 + sum(each for each, _ in found), 1 + max((each for _, each in found), default=0)
+        sizes = [_count_checks(part, root, counts, depth + 1) for part in parts]
+        count = 1 + sum(inner_count for inner_count, _ in sizes)
+        height = 1 + max((inner_height for _, inner_height in sizes), default=0)
         if count > _MOST_CHECKS or height > _MOST_DEEP:
             raise ValueError("its parts refer to one another so often that a check may take forever")
         counts[id(schema)] = count, height
@@ -258,16 +261,16 @@ def _count_checks(schema: object, root: object, counts: dict[int, tuple[int, int
 
 def _named(reference: str, root: object) -> object:
     """Return the part of a schema that a reference within it names; None if there is none."""
-    found: object = root
+    part: object = root
     for name in reference.removeprefix("#").split("/")[1:]:
         name = unquote(name).replace("~1", "/").replace("~0", "~")  # noqa: PLW2901
-        if isinstance(found, Mapping):
-            found = found.get(name)
-        elif isinstance(found, Sequence) and not isinstance(found, str) and name.isdecimal():
-            found = found[int(name)] if int(name) < len(found) else None
+        if isinstance(part, Mapping):
+            part = part.get(name)
+        elif isinstance(part, Sequence) and not isinstance(part, str) and name.isdecimal():
+            part = part[int(name)] if int(name) < len(part) else None
         else:
             return None
-    return found
+    return part
 
 
 def _stored_schema(schema: Mapping[str, Any]) -> FrozenDict:
@@ -300,11 +303,11 @@ def follow_schema(schema: Mapping[str, Any], arguments: dict[str, Any]) -> dict[
 
     plain = json.loads(json.dumps(schema))
     validator = extend(validator_for(plain), {"pattern": check_pattern})
-    if errors := [(each.path, each.message) for each in validator(plain).iter_errors(arguments)]:
+    if errors := [(error.path, error.message) for error in validator(plain).iter_errors(arguments)]:
         raise ValueError(say(errors))
     return arguments
 
 
 def say(errors: Iterable[tuple[Iterable[object], str]]) -> str:
     """Return the errors as one line of text: where each is, and what it is."""
-    return "; ".join(": ".join(filter(None, (".".join(map(str, where)), what))) for where, what in errors)
+    return "; ".join(": ".join(filter(None, (".".join(map(str, where)), message))) for where, message in errors)

@@ -90,7 +90,7 @@ class Tool:
             home = plain.__module__, plain.__qualname__
             if home[0] != "__main__" and _find(*home) is self:
                 return _find, home
-        return functools.partial(Tool, **{each.name: getattr(self, each.name) for each in fields(self)}), ()
+        return functools.partial(Tool, **{field.name: getattr(self, field.name) for field in fields(self)}), ()
 
     @property
     def definition(self) -> ToolDefinition:
@@ -136,7 +136,9 @@ class Tool:
                 return self.model.check(document)
             return dict(self.model.model_validate_json(document))
         except ValidationError as error:
-            raise ValueError(say((each["loc"], each["msg"]) for each in error.errors(include_url=False))) from error
+            raise ValueError(
+                say((detail["loc"], detail["msg"]) for detail in error.errors(include_url=False))
+            ) from error
 
     def with_context(self, arguments: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         """Return checked arguments, with the context for each parameter that takes it."""
@@ -238,14 +240,16 @@ def tool(
         model = Arguments(parameters, contexts)
         schema = schema_of(model.model, described(doc))
     except Exception as error:
-        for each in parameters:  # find the parameter that fails
+        for parameter in parameters:  # find the parameter that fails
             try:
-                schema_of(Arguments((each,)).model, {})
+                schema_of(Arguments((parameter,)).model, {})
             except Exception as reason:
                 message = str(reason).partition("\n")[0]
-                why = f"tool {name!r}: {each[1]!r} has no JSON schema ({type(reason).__name__}: {message})"
-                raise ConfigError("parameter", each[0], why) from reason
-        raise ConfigError("parameters", [each[0] for each in parameters], f"tool {name!r}: {error}") from error
+                problem = f"tool {name!r}: {parameter[1]!r} has no JSON schema ({type(reason).__name__}: {message})"
+                raise ConfigError("parameter", parameter[0], problem) from reason
+        raise ConfigError(
+            "parameters", [parameter[0] for parameter in parameters], f"tool {name!r}: {error}"
+        ) from error
     return Tool(
         name=name,
         description=doc if description is None else inspect.cleandoc(description),
@@ -281,25 +285,25 @@ def record_of_tools(tools: Any) -> FrozenDict:
         raise InvalidInputError("tools", shown(tools), "must be a list of tools, made by external_tool()")
     if len(tools) > MAX_TOOLS:
         raise InvalidInputError("tools", shown(tools), f"must be at most {MAX_TOOLS} tools, not {len(tools)}")
-    found: dict[str, Any] = {}
-    for at, each in enumerate(tools):
-        field = f"tools[{at}]"
-        if not isinstance(each, Tool):
-            raise InvalidInputError(field, shown(each), "must be a tool that external_tool() made")
-        if not each.is_external:
-            why = "it has a function, which only the engine's own tools have: pass it to the engine, as tools=[...]"
-            raise InvalidInputError(field, shown(each.name), why)
-        if each.name in found:
-            raise InvalidInputError(field, shown(each.name), "two tools have this name: rename one")
-        found[each.name] = {"description": each.description, "parameters": each.parameters}
-    return FrozenDict(freeze(plain_json("tools", found, MAX_TOOLS_BYTES)))
+    records: dict[str, Any] = {}
+    for index, item in enumerate(tools):
+        field = f"tools[{index}]"
+        if not isinstance(item, Tool):
+            raise InvalidInputError(field, shown(item), "must be a tool that external_tool() made")
+        if not item.is_external:
+            reason = "it has a function, which only the engine's own tools have: pass it to the engine, as tools=[...]"
+            raise InvalidInputError(field, shown(item.name), reason)
+        if item.name in records:
+            raise InvalidInputError(field, shown(item.name), "two tools have this name: rename one")
+        records[item.name] = {"description": item.description, "parameters": item.parameters}
+    return FrozenDict(freeze(plain_json("tools", records, MAX_TOOLS_BYTES)))
 
 
 def tools_of_run(tools: Mapping[str, Mapping[str, Any]]) -> list[Tool]:
     """Return the tools that `record_of_tools` wrote. Their schema checks arguments, not a pydantic model."""
     return [
-        Tool(name=name, description=each["description"], parameters=freeze(each["parameters"]))
-        for name, each in tools.items()
+        Tool(name=name, description=record["description"], parameters=freeze(record["parameters"]))
+        for name, record in tools.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""What an adapter says when its framework is missing, or has another interface than the one it was written for."""
+"""The error of an adapter whose framework is missing, or has another interface than the adapter was written for."""
 
 from __future__ import annotations
 

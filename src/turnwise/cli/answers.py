@@ -34,19 +34,19 @@ class Answers:
         self._is_shared = out.is_terminal and notes.is_terminal
         self._in_text = self._in_thought = False
         """What the cursor stands behind, on a line that has not ended."""
-        self._said = False
+        self._has_text = False
         """Whether text of the present model call is on the screen."""
-        self._held = ""
+        self._held_back = ""
         """A carriage return at the end of a piece, which may belong to the next line feed."""
         self._calls: dict[str, ToolUse] = {}
         self._decided: set[str] = set()
         """The calls that were shown when the person was asked, who knows what came of it."""
         self._status: Any = None
 
-    def wait(self, what: str = "") -> None:
+    def wait(self, label: str = "") -> None:
         """Show that something goes on, until something is shown."""
         if self._notes.is_terminal and self._status is None:
-            self._status = self._notes.status(Text(what, NOTE), spinner="dots", spinner_style=NOTE)
+            self._status = self._notes.status(Text(label, NOTE), spinner="dots", spinner_style=NOTE)
             self._status.start()
 
     def note(self, text: str, style: str = NOTE) -> None:
@@ -64,9 +64,9 @@ class Answers:
             case events.RunQueued():
                 self.note("another run of this session is active: the prompt waits behind it")
             case events.ModelCallStarted():
-                if self._said:
+                if self._has_text:
                     self.note("the model is asked again: what it has just said is void")
-                self._said = False
+                self._has_text = False
                 self.wait()
             case events.ThinkingDelta():
                 self._thought(event.text)
@@ -75,8 +75,8 @@ class Answers:
             case events.ModelCallEnded():
                 self._end_call(event.blocks)
             case events.PromptJoined():
-                said = " ".join(each.text for each in event.blocks if isinstance(each, User))
-                self.note(f"the prompt of another run joins: {one_line(said)}")
+                prompt = " ".join(block.text for block in event.blocks if isinstance(block, User))
+                self.note(f"the prompt of another run joins: {one_line(prompt)}")
             case events.ToolStarted():
                 use = self._calls.get(event.call_id)
                 if event.call_id not in self._decided:
@@ -112,12 +112,12 @@ class Answers:
                 self._end_call(event.blocks)
                 self._end_run(event)
 
-    def ask(self, call_id: str, name: str, given: Mapping[str, Any], why: str | None) -> None:
+    def ask(self, call_id: str, name: str, arguments: Mapping[str, Any], reason: str | None) -> None:
         """Show a call about which the person is asked."""
         self._decided.add(call_id)
-        self._call(name, given)
-        if why:
-            self.note(why)
+        self._call(name, arguments)
+        if reason:
+            self.note(reason)
 
     def show(self, blocks: Sequence[AnyBlock]) -> None:
         """Print blocks of an answer that was given before."""
@@ -131,7 +131,7 @@ class Answers:
                     self._call(block.name, block.input)
                 case ToolResult():
                     self._outcome(block, "")
-        self._said = False
+        self._has_text = False
 
     def end_line(self) -> None:
         """Begin a new line if the cursor stands behind text; stop what shows that something goes on."""
@@ -139,7 +139,7 @@ class Answers:
         if self._in_text or self._in_thought:
             (self._notes if self._in_thought and not self._in_text else self._out).print()
         self._in_text = self._in_thought = False
-        self._held = ""
+        self._held_back = ""
 
     def _stop_waiting(self) -> None:
         if self._status is not None:
@@ -161,21 +161,23 @@ class Answers:
         self._stop_waiting()
         if self._in_thought:
             self.end_line()
-        self._in_text = self._said = True
+        self._in_text = self._has_text = True
         self._write(self._out, text)
 
     def _write(self, console: Console, text: str, style: str = "") -> None:
-        text = self._held + text
-        self._held = "\r" if text.endswith("\r") else ""
-        console.print(Text(harmless(text.removesuffix("\r") if self._held else text), style), end="", soft_wrap=True)
+        text = self._held_back + text
+        self._held_back = "\r" if text.endswith("\r") else ""
+        console.print(
+            Text(harmless(text.removesuffix("\r") if self._held_back else text), style), end="", soft_wrap=True
+        )
 
     def _end_call(self, blocks: Sequence[AnyBlock]) -> None:
         """Note the calls that the model asks for; print its text if no delta of it was seen."""
-        if not self._said:
+        if not self._has_text:
             self._text(answer_text(blocks))
         self._calls |= {block.call_id: block for block in blocks if isinstance(block, ToolUse)}
         self.end_line()
-        self._said = False
+        self._has_text = False
 
     def _end_run(self, event: events.RunEnded) -> None:
         match event:
@@ -184,8 +186,8 @@ class Answers:
             case events.RunFailed() | events.RunInterrupted():
                 self.error(f"the run {'failed' if event.kind == 'run_failed' else 'was interrupted'}: {event.why}")
 
-    def _call(self, name: str, given: Mapping[str, Any]) -> None:
-        self.note(f"→ {name}({_arguments(given)})", CALL)
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        self.note(f"→ {name}({_arguments(arguments)})", CALL)
 
     def _result(self, event: events.ToolEnded) -> None:
         tries = f", {event.tries} tries" if event.tries > 1 else ""
@@ -199,13 +201,13 @@ class Answers:
 
     def _recalled(self, sent: Mapping[str, int], profile: Mapping[str, int]) -> None:
         counts = {name: sent.get(name, 0) + profile.get(name, 0) for name in (*sent, *profile)}
-        if found := [f"{count} of {name}" for name, count in counts.items() if count]:
-            self.note(f"recalled: {', '.join(found)}")
+        if counts_text := [f"{count} of {name}" for name, count in counts.items() if count]:
+            self.note(f"recalled: {', '.join(counts_text)}")
 
 
-def _arguments(given: Mapping[str, Any]) -> str:
+def _arguments(arguments: Mapping[str, Any]) -> str:
     """Return a call's arguments, shortened."""
-    return _short(", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items()))
+    return _short(", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items()))
 
 
 def _short(text: str) -> str:

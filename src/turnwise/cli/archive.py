@@ -72,11 +72,11 @@ def import_(
             lines = stack.enter_context(Path(file).open(encoding="ascii", errors="backslashreplace"))
             size = Path(file).stat().st_size
         done = stack.enter_context(progress("import", size))
-        made = run(_import(store, _measured(lines, done), session))
+        session_id = run(_import(store, _measured(lines, done), session))
     if as_json:
-        print_json({"session_id": made})
+        print_json({"session_id": session_id})
     else:
-        write(made)
+        write(session_id)
 
 
 def sweep(
@@ -92,12 +92,12 @@ def sweep(
     if as_json:
         outcomes = ("deleted", "archived", "busy", "used")
         sessions = {outcome: [key._asdict() for key in getattr(done, outcome)] for outcome in outcomes}
-        print_json({**sessions, "failed": [{**key._asdict(), "why": why} for key, why in done.failed.items()]})
+        print_json({**sessions, "failed": [{**key._asdict(), "why": reason} for key, reason in done.failed.items()]})
     else:
         for name in ("deleted", "archived", "busy", "used", "failed"):
             write(f"{name}: {len(getattr(done, name))}")
-        for key, why in done.failed.items():
-            note(f"{key.session_id!r} of {key.user_id}: {why}")
+        for key, reason in done.failed.items():
+            note(f"{key.session_id!r} of {key.user_id}: {reason}")
     if done.failed:
         raise typer.Exit(FAILED)
 
@@ -132,7 +132,7 @@ async def _export(
     from turnwise.memory.stores.urls import read_only
 
     async with AsyncExitStack() as stack:
-        urls = [each and read_only(stack.enter_context(still(each))) for each in (url, history_url)]
+        urls = [opened and read_only(stack.enter_context(still(opened))) for opened in (url, history_url)]
         store, history = _open(stack, str(urls[0]), urls[1])
         key = SessionKey(session, DEFAULT_USER if user is None else user)
         try:

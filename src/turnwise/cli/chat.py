@@ -38,8 +38,8 @@ class ChatCommand(Command):
     """A command whose first argument may be a store, and that has a store of its own if none is named."""
 
     def _with_store(self, ctx: Any, args: list[str]) -> list[str]:
-        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        if "://" in (given.get("store") or "") or given.get("help") or ctx.resilient_parsing:
+        options, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        if "://" in (options.get("store") or "") or options.get("help") or ctx.resilient_parsing:
             return args
         return [os.environ.get(STORE, ""), *args]
 
@@ -81,7 +81,7 @@ def chat(
     namespace: Namespace = "turnwise",
     as_json: AsJson = False,
 ) -> None:
-    """Talk with a model. Answers stream; Ctrl+C stops one and keeps what was said, twice it leaves.
+    """Talk with a model. Answers stream. Ctrl+C stops an answer and keeps its text; pressed twice, it leaves.
 
     The conversation is stored: go on with it by its id. If RAY_ADDRESS names a Ray, an answer is finished there even
     when this terminal is closed. The lines of a pipe are prompts; their answers are printed, and nothing else.
@@ -119,11 +119,11 @@ def engine_of(model: str | None, base_url: str | None, system: str | None, tools
     # They travel with the engine, as a Ray that runs already has the environment of those who started it.
     key, base_url = os.environ.get("OPENAI_API_KEY"), base_url or os.environ.get("OPENAI_BASE_URL")
     if not key and not base_url:
-        why = "this environment variable has the key, and is not set: set it, give --base-url, or try --demo"
-        raise ConfigError("OPENAI_API_KEY", key, why)
+        reason = "this environment variable has the key, and is not set: set it, give --base-url, or try --demo"
+        raise ConfigError("OPENAI_API_KEY", key, reason)
     chosen = model or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
     return OpenAIEngine(
-        chosen, base_url=base_url, api_key=key, system=system, tools=[each for path in tools for each in _tools(path)]
+        chosen, base_url=base_url, api_key=key, system=system, tools=[tool for path in tools for tool in _tools(path)]
     )
 
 
@@ -133,14 +133,14 @@ def _tools(path: str) -> list[Any]:
 
     module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        value = getattr(importlib.import_module(module), name)
     except Exception as error:  # a module may raise anything
-        why = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
-        raise ConfigError("--tool", path, why) from error
-    tools = found if isinstance(found, list) else [found]
-    for each in tools:
-        if not isinstance(each, Tool):
-            raise ConfigError("--tool", path, f"it is a {type(each).__name__}: make it with @tool")
+        reason = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
+        raise ConfigError("--tool", path, reason) from error
+    tools = value if isinstance(value, list) else [value]
+    for tool in tools:
+        if not isinstance(tool, Tool):
+            raise ConfigError("--tool", path, f"it is a {type(tool).__name__}: make it with @tool")
     return tools
 
 
@@ -184,8 +184,8 @@ def _talk(
         if is_new and session.latest() is None:
             session.delete()  # nobody would look for it
         elif lines.is_terminal and is_kept:
-            whose = "" if user is None else f" --user {shlex.quote(user)}"
-            answers.note(f"go on with: turnwise chat {redact(store)} {talk.session.id}{whose}")
+            user_option = "" if user is None else f" --user {shlex.quote(user)}"
+            answers.note(f"go on with: turnwise chat {redact(store)} {talk.session.id}{user_option}")
     return code
 
 
@@ -201,8 +201,9 @@ def check_free(store: str) -> None:
     file = sqlite_file(resolve_url(store))
     holder = lock_holder(file) if file and not os.environ.get("RAY_ADDRESS") else None
     if holder:
-        why = f"the Ray at {holder[0]} has it open, and no other may use it: set {naming(holder[0])}"
-        raise ConfigError("store", redact(store), f"{why}, or end process {holder[1]}")
+        address, pid = holder
+        reason = f"the Ray at {address} has it open, and no other may use it: set {naming(address)}"
+        raise ConfigError("store", redact(store), f"{reason}, or end process {pid}")
     if not store.startswith("memory:") and (file is None or file.exists()):
         asyncio.run(_check_plain(store))
 

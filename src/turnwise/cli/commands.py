@@ -30,8 +30,8 @@ app = typer.Typer(
 )
 
 app.command(cls=ChatCommand)(chat)
-for each in (ls, show, runs, usage, cancel, approve, reject, end, rm, fork, export):
-    app.command(cls=Command)(each)
+for command in (ls, show, runs, usage, cancel, approve, reject, end, rm, fork, export):
+    app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.command(cls=Command)(sweep)
 app.add_typer(memory, name="memory")
@@ -43,8 +43,8 @@ app.command(cls=Command)(console)
 app.command(cls=ChatCommand)(mcp)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"turnwise {version('turnwise')}")
         raise typer.Exit
 

@@ -84,7 +84,7 @@ async def _ids(store: str, incomplete: str) -> list[str]:
         finally:
             await opened.close()
     ids = dict.fromkeys(session.session_id for session in page)
-    return [plain(each) for each in ids if each.startswith(incomplete)]
+    return [plain(session_id) for session_id in ids if session_id.startswith(incomplete)]
 
 
 Store = Annotated[
@@ -122,13 +122,13 @@ class Commands(TyperGroup):
             return done
         except (typer.Exit, typer.Abort, typer.TyperException):
             raise
-        except BrokenPipeError:  # whoever read the output has seen enough
+        except BrokenPipeError:  # the reader of the output has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            typer.echo(f"error: {_said(error)}", err=True)
+            typer.echo(f"error: {_message_of(error)}", err=True)
             raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -144,9 +144,9 @@ class Command(TyperCommand):
         """Return the arguments with the store before them if it was left out."""
         if not any(param.name == "store" for param in self.params):
             return args
-        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        store = given.get("store")
-        if (isinstance(store, str) and _SCHEME.match(store)) or given.get("help"):
+        options, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        store = options.get("store")
+        if (isinstance(store, str) and _SCHEME.match(store)) or options.get("help"):
             return args
         if default := os.environ.get(STORE):
             return [default, *args]
@@ -220,10 +220,10 @@ async def reading(
         else:
             store = stack.enter_context(still(store))
             history = history and stack.enter_context(still(history))
-        made = AsyncSessionManager(
+        opened = AsyncSessionManager(
             store, engine=EchoEngine(), history_store=history, namespace=namespace, read_only=True, overflow=None
         )
-        async with made as manager:
+        async with opened as manager:
             await manager.list(limit=1)  # raises StillEncryptedError: the keys are in the programs that use the store
             yield manager
 
@@ -232,7 +232,8 @@ async def reading(
 def still(url: str) -> Iterator[str]:
     """Yield the URL by which a command reads a store once.
 
-    By it, SQLite creates no files beside a file that nobody has open, so that it also reads where nobody may write.
+    With this option, SQLite creates no files beside a file that no process has open, so it also reads in folders
+    without write permission.
 
     Raises:
         TurnwiseError: the file does not exist, or somebody changed it meanwhile.
@@ -292,8 +293,8 @@ def file_of(url: str) -> Path | None:
 
 
 def _state_of(path: Path) -> tuple[int, int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 async def check_plain(store: SessionStore) -> None:
@@ -352,18 +353,18 @@ def missing(kind: str, id: str, there: list[str]) -> NotFoundError:
     """Return the error of an id that does not exist, with the nearest one of those that do."""
     from rapidfuzz import fuzz, process
 
-    longer = [each for each in there if each.startswith(id)]
-    found = process.extractOne(id, there, scorer=fuzz.ratio, score_cutoff=_NEAR)
-    near = longer[0] if len(longer) == 1 else found[0] if found else None
+    longer = [candidate for candidate in there if candidate.startswith(id)]
+    nearest = process.extractOne(id, there, scorer=fuzz.ratio, score_cutoff=_NEAR)
+    near = longer[0] if len(longer) == 1 else nearest[0] if nearest else None
     hint = f"; did you mean {near!r}?" if near else ""
     return NotFoundError(f"there is no {kind} {id!r}{hint}")
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """Return an error in one line."""
     if isinstance(error, TurnNotFoundError):
-        why = "`turnwise show STORE SESSION` lists those it has (a discarded turn leaves a gap)"
-        return one_line(f"session {error.session_id!r} has no turn {error.index!r}: {why}")
+        reason = "`turnwise show STORE SESSION` lists those it has (a discarded turn leaves a gap)"
+        return one_line(f"session {error.session_id!r} has no turn {error.index!r}: {reason}")
     if isinstance(error, TurnwiseError):
         return one_line(error)
     if isinstance(error, OSError):

@@ -14,7 +14,7 @@ from turnwise.cli.common import Store
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from turnwise.http.listening import Server
+    from turnwise.http.server.listening import Server
     from turnwise.http.service import Service
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -70,23 +70,25 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
 
         from turnwise.console.app import mount
         from turnwise.http.auth import BearerTokens
-        from turnwise.http.limits import within_limits
-        from turnwise.http.listening import raise_file_limit, url_of
-        from turnwise.http.log import configure_logging
-        from turnwise.http.origins import KnownHosts
+        from turnwise.http.middleware.limits import within_limits
+        from turnwise.http.middleware.origins import KnownHosts
+        from turnwise.http.server.listening import raise_file_limit, url_of
+        from turnwise.http.server.log import configure_logging
         from turnwise.http.service import Service
         from turnwise.http.settings import HttpSettings
     except ModuleNotFoundError as error:
-        why = f"there is no module {error.name}: pip install 'turnwise[console]'"
-        raise ConfigError("turnwise console", "console", why) from None
+        reason = f"there is no module {error.name}: pip install 'turnwise[console]'"
+        raise ConfigError("turnwise console", "console", reason) from None
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.cluster.ray_runtime import connect
     from turnwise.actors.inference.echo import EchoEngine
     from turnwise.memory.stores.urls import redact
 
     if tokens is None and host not in _LOOPBACK:
-        why = "without tokens, everybody who reaches it may read everything: give --tokens FILE, or listen on 127.0.0.1"
-        raise ConfigError("--host", host, why)
+        reason = (
+            "without tokens, everybody who reaches it may read everything: give --tokens FILE, or listen on 127.0.0.1"
+        )
+        raise ConfigError("--host", host, reason)
     raise_file_limit()
     auth = BearerTokens.from_file(tokens) if tokens else None
     manager = AsyncSessionManager(store, engine=EchoEngine(), namespace=namespace, read_only=True)
@@ -106,17 +108,19 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    from turnwise.http.listening import listen
+    from turnwise.http.server.listening import listen
 
     try:
         return listen(host, port)
     except OSError as error:
-        why = f"nobody can listen there ({error}): stop what does, or choose another; 0 takes any"
-        raise ConfigError("--port", port, why) from None
+        reason = (
+            f"the port cannot be opened ({error}): stop the program that uses it, or choose another; 0 takes a free one"
+        )
+        raise ConfigError("--port", port, reason) from None
 
 
 def _server(app: object, service: Service) -> Server:
     """Return a server that ends the pages when it stops."""
-    from turnwise.http.listening import Server
+    from turnwise.http.server.listening import Server
 
     return Server(app, service.settings.protocol, stopping=service.stop)

@@ -99,9 +99,9 @@ class Conversation:
         if turn.status == "pending":
             self._answers.note("no run has had this prompt: /retry asks it")
         elif turn.run_id is not None and turn.status != "completed":
-            why = self.session.execution(turn.run_id).info().why
+            reason = self.session.execution(turn.run_id).info().why
             again = "" if turn.status == "cancelled" else "; /retry asks again"
-            self._answers.note(f"{turn.status}: {why}{again}")
+            self._answers.note(f"{turn.status}: {reason}{again}")
 
     def _show_prompts(self, blocks: Sequence[Any]) -> None:
         for block in blocks:
@@ -196,10 +196,10 @@ class Conversation:
 
     def _memory(self, words: str) -> None:
         memory = self.session.memory
-        found = memory.recall(words, limit=LISTED) if words else list(memory.list(limit=LISTED))
-        for item in found:
+        items = memory.recall(words, limit=LISTED) if words else list(memory.list(limit=LISTED))
+        for item in items:
             self._answers.note(f"{item.id}  {item.text}", "")
-        if not found:
+        if not items:
             self._answers.note("nothing of that is remembered" if words else "nothing is remembered yet")
 
     def _cancel(self, _: str) -> None:
@@ -271,9 +271,9 @@ class Conversation:
 
     def _print_json(self, execution: ExecutionHandle, event: RunEnded) -> None:
         if self._as_json:
-            said = {"session_id": execution.session_id, "run_id": execution.run_id, "turn": execution.turn_index}
-            said |= {"state": event.kind.removeprefix("run_"), "text": event.text, "why": getattr(event, "why", None)}
-            sys.stdout.write(json.dumps(said) + "\n")
+            result = {"session_id": execution.session_id, "run_id": execution.run_id, "turn": execution.turn_index}
+            result |= {"state": event.kind.removeprefix("run_"), "text": event.text, "why": getattr(event, "why", None)}
+            sys.stdout.write(json.dumps(result) + "\n")
             sys.stdout.flush()
 
     def _decide(self, execution: ExecutionHandle) -> None:
@@ -318,7 +318,7 @@ def _waits(execution: ExecutionHandle, call: PendingCall) -> str:
 
 
 class _UndecidedError(TurnwiseError):
-    """A call waits, and nobody can be asked about it."""
+    """A call waits for a decision, and this program has no terminal to ask at."""
 
 
 class _Stop:
@@ -327,7 +327,7 @@ class _Stop:
     def __init__(self) -> None:
         self.is_asked = False
         self._execution: ExecutionHandle | None = None
-        self._tell: Callable[[], None] | None = None
+        self._notify: Callable[[], None] | None = None
 
     def started(self, execution: ExecutionHandle) -> None:
         """Set what is cancelled."""
@@ -337,7 +337,7 @@ class _Stop:
 
     def tell(self, tell: Callable[[], None]) -> None:
         """Set what is called at the first interrupt, maybe by a handler of a signal; call it if that has been."""
-        self._tell = tell
+        self._notify = tell
         if self.is_asked:
             tell()
 
@@ -347,8 +347,8 @@ class _Stop:
             raise KeyboardInterrupt
         self.is_asked = True
         self._cancel()
-        if self._tell:
-            self._tell()
+        if self._notify:
+            self._notify()
 
     def _cancel(self) -> None:
         if self._execution is not None:

@@ -40,11 +40,11 @@ _RAY_FOLDERS = ("/tmp/ray", "/dev/shm")  # noqa: S108 - where Ray has its logs, 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check has found."""
+    """The result of one check."""
 
     check: str
     state: State
-    said: str
+    message: str
     do: str = ""
     """What to do about it."""
 
@@ -67,40 +67,42 @@ def doctor(
 
     Exits with 1 if something fails. It changes nothing, and starts no Ray unless told to. The key is never shown.
     """
-    found = list(_findings(url, base_url, start_ray=start_ray))
+    findings = list(_findings(url, base_url, start_ray=start_ray))
     if as_json:
-        print_json([asdict(each) for each in found])
+        print_json([asdict(finding) for finding in findings])
     else:
-        _show(found)
-    if any(each.state == "fail" for each in found):
+        _show(findings)
+    if any(finding.state == "fail" for finding in findings):
         raise typer.Exit(FAILED)
 
 
-def _show(found: Sequence[Finding]) -> None:
+def _show(findings: Sequence[Finding]) -> None:
     from rich.text import Text
 
     out = console()
-    width = max(len(each.check) for each in found)
-    for each in found:
-        line = Text.assemble((f"{each.state:<7} ", STYLES[each.state]), f"{each.check:<{width}}  ", one_line(each.said))
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        line = Text.assemble(
+            (f"{finding.state:<7} ", STYLES[finding.state]), f"{finding.check:<{width}}  ", one_line(finding.message)
+        )
         out.print(line, soft_wrap=True)
-        if each.do:
-            out.print(Text(f"{'':<{width + 8}}  → {one_line(each.do)}"), soft_wrap=True)
+        if finding.do:
+            out.print(Text(f"{'':<{width + 8}}  → {one_line(finding.do)}"), soft_wrap=True)
 
 
 def _findings(store: str, base_url: str | None, *, start_ray: bool) -> Iterator[Finding]:
     yield Finding("turnwise", "ok", f"{version('turnwise')}, Python {platform.python_version()}, {sys.platform}")
     yield from _packages()
     has_ray, *about_ray = list(_ray(start_ray))
-    yield from (each for each in about_ray if isinstance(each, Finding))
+    yield from (finding for finding in about_ray if isinstance(finding, Finding))
     folders = tuple(dict.fromkeys(filter(os.path.isdir, [_folder_of(store), *_RAY_FOLDERS])))
     if store:
         yield from _store(store, _address() if has_ray else None)
     if has_ray:
         yield from _workers(base_url, folders)
     else:
-        why = "the workers' environment was not looked at: --start-ray does"
-        yield Finding("workers", "unknown", why)
+        reason = "the workers' environment was not looked at: --start-ray does"
+        yield Finding("workers", "unknown", reason)
         yield from _environment(facts(base_url, folders), "this process")
 
 
@@ -110,22 +112,22 @@ def _findings(store: str, base_url: str | None, *, start_ray: bool) -> Iterator[
 def _packages() -> Iterator[Finding]:
     for extra, names in sorted(_extras().items()):
         there = {name: _version(name) for name in names}
-        lacks = [name for name, found in there.items() if found is None]
+        lacks = [name for name, version in there.items() if version is None]
         if lacks:
             yield Finding(f"[{extra}]", "ok", f"not installed: pip install 'turnwise[{extra}]' adds {', '.join(lacks)}")
         else:
-            yield Finding(f"[{extra}]", "ok", ", ".join(f"{name} {found}" for name, found in there.items()))
+            yield Finding(f"[{extra}]", "ok", ", ".join(f"{name} {version}" for name, version in there.items()))
 
 
 def _extras() -> dict[str, list[str]]:
     """Return the packages of each optional extra, but for those of turnwise's own developers and tests."""
-    found: dict[str, list[str]] = {}
+    packages: dict[str, list[str]] = {}
     for line in requires("turnwise") or ():
         if (extra := re.search(r"extra == ['\"]([\w-]+)['\"]", line)) and extra[1] not in ("dev", "test"):
             name = re.match(r"[\w.-]+", line)
             if name and name[0] != "turnwise":
-                found.setdefault(extra[1], []).append(name[0])
-    return found
+                packages.setdefault(extra[1], []).append(name[0])
+    return packages
 
 
 def _version(package: str) -> str | None:
@@ -146,9 +148,11 @@ def _ray(start_ray: bool) -> Iterator[Any]:
 
     address = os.environ.get("RAY_ADDRESS") or local_ray()
     if not address and not start_ray:
-        why = f"{ray_version()}; none is running here: each program starts one, and its runs end with the program"
+        reason = f"{ray_version()}; none is running here: each program starts one, and its runs end with the program"
         yield False
-        yield Finding("ray", "warn", why, "`ray start --head` lets runs outlive programs, which find it by themselves")
+        yield Finding(
+            "ray", "warn", reason, "`ray start --head` lets runs outlive programs, which find it by themselves"
+        )
         return
     try:
         connect(logs=False)
@@ -157,14 +161,14 @@ def _ray(start_ray: bool) -> Iterator[Any]:
         yield Finding("ray", "fail", f"{ray_version()}; {error}")
         return
     yield True
-    known = ray_facts()
-    what = f"{known.version} at {known.address}, {known.nodes} node{'s' * (known.nodes != 1)}"
-    yield Finding("ray", "ok", what if address else f"{what}, started for these checks")
-    cpus, memory = known.resources.get("CPU", 0), known.resources.get("memory", 0)
-    free = f"{known.free.get('CPU', 0):g} of {cpus:g} CPUs free, {memory / _GIGABYTE:.1f} GB for its processes"
+    facts = ray_facts()
+    description = f"{facts.version} at {facts.address}, {facts.nodes} node{'s' * (facts.nodes != 1)}"
+    yield Finding("ray", "ok", description if address else f"{description}, started for these checks")
+    cpus, memory = facts.resources.get("CPU", 0), facts.resources.get("memory", 0)
+    free = f"{facts.free.get('CPU', 0):g} of {cpus:g} CPUs free, {memory / _GIGABYTE:.1f} GB for its processes"
     yield Finding("ray resources", "ok", free)
-    if known.has_token or not address:
-        yield Finding("ray access", "ok", "by a token" if known.has_token else "of this machine alone")
+    if facts.has_token or not address:
+        yield Finding("ray access", "ok", "by a token" if facts.has_token else "of this machine alone")
     else:
         yield Finding(
             "ray access", "warn", "whoever reaches its ports may run code there",
@@ -245,7 +249,8 @@ def _owner(file: Path, ray: str | None) -> Finding:
         holder = lock_holder(file)
         if holder is None:
             return Finding("store owner", "ok", "no Ray has the file open")
-        address, by = holder[0], f", by process {holder[1]}"
+        address, pid = holder
+        by = f", by process {pid}"
     else:
         owner = running_owner(file)
         if owner is None:
@@ -273,9 +278,9 @@ def lock_holder(file: Path) -> tuple[str, int] | None:
     import fcntl
 
     first, size = 0x40000002, 510  # SQLite's shared lock
-    asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, size, 0)
+    request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, size, 0)
     with lock.open("rb") as opened:
-        kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(opened, fcntl.F_GETLK, asked))
+        kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(opened, fcntl.F_GETLK, request))
     if kind == fcntl.F_UNLCK:
         return None
     try:
@@ -322,48 +327,50 @@ def _workers(base_url: str | None, folders: tuple[str, ...]) -> Iterator[Finding
             yield Finding("workers", "fail", f"a worker on {node} cannot look: {answer}", do)
 
 
-def _environment(found: Facts, where: str) -> Iterator[Finding]:
+def _environment(facts: Facts, where: str) -> Iterator[Finding]:
     own = version("turnwise")
-    if found.turnwise != own or found.python.rpartition(".")[0] != platform.python_version().rpartition(".")[0]:
-        what = f"{where}: turnwise {found.turnwise or 'is not installed'}, Python {found.python}"
-        yield Finding("versions", "fail", what, f"install turnwise {own} on the same Python there")
-    yield _key(found, where)
-    if found.problem:
+    if facts.turnwise != own or facts.python.rpartition(".")[0] != platform.python_version().rpartition(".")[0]:
+        description = f"{where}: turnwise {facts.turnwise or 'is not installed'}, Python {facts.python}"
+        yield Finding("versions", "fail", description, f"install turnwise {own} on the same Python there")
+    yield _key(facts, where)
+    if facts.problem:
         do = "set OPENAI_BASE_URL where `ray start` runs, or give engines a base_url; is there a proxy or a firewall?"
         yield Finding(
             "endpoint",
-            "fail" if found.is_chosen else "warn",
-            f"{where}: {found.endpoint} does not answer: {found.problem}",
+            "fail" if facts.is_chosen else "warn",
+            f"{where}: {facts.endpoint} does not answer: {facts.problem}",
             do,
         )
     else:
-        yield _answer(found, where)
-    if found.vocabulary:
-        yield Finding("vocabulary", "ok", f"{where}: {found.vocabulary}")
+        yield _answer(facts, where)
+    if facts.vocabulary:
+        yield Finding("vocabulary", "ok", f"{where}: {facts.vocabulary}")
     else:
-        why = f"{where}: the vocabulary o200k_base is not there, and is fetched at first use"
+        reason = f"{where}: the vocabulary o200k_base is not there, and is fetched at first use"
         do = "without a network, put its file into TIKTOKEN_CACHE_DIR; else bytes are counted, which is too much"
-        yield Finding("vocabulary", "warn", why, do)
-    if found.embedding:
-        yield Finding("embedding", "ok", f"{where}: {found.embedding}")
+        yield Finding("vocabulary", "warn", reason, do)
+    if facts.embedding:
+        yield Finding("embedding", "ok", f"{where}: {facts.embedding}")
     else:
-        why = f"{where}: Chroma's default model is not there; a VectorMemory fetches 80 MB at first use"
-        yield Finding("embedding", "warn", why, "nothing, without a VectorMemory; until then it finds by words alone")
-    if found.uncompiled:
-        why = f"{where}: each process compiles these again: {', '.join(found.uncompiled)}; so it starts slowly"
+        reason = f"{where}: Chroma's default model is not there; a VectorMemory fetches 80 MB at first use"
+        yield Finding(
+            "embedding", "warn", reason, "nothing, without a VectorMemory; until then it finds by words alone"
+        )
+    if facts.uncompiled:
+        reason = f"{where}: each process compiles these again: {', '.join(facts.uncompiled)}; so it starts slowly"
         do = "run `python -m compileall` on site-packages once, or unset PYTHONDONTWRITEBYTECODE where `ray start` runs"
-        yield Finding("imports", "warn", why, do)
-    for folder, free in found.free_bytes.items():
+        yield Finding("imports", "warn", reason, do)
+    for folder, free in facts.free_bytes.items():
         state: State = "fail" if free < TOO_LITTLE else "warn" if free < LITTLE else "ok"
         yield Finding(
             "disk", state, f"{where}: {free / _GIGABYTE:.1f} GB free in {folder}", "make room" * (state != "ok")
         )
 
 
-def _answer(found: Facts, where: str) -> Finding:
-    """Say what the endpoint answered. A refused key is told of by `_key`."""
-    status = found.status or 0
-    answers = f"{where}: {found.endpoint} answers"
+def _answer(facts: Facts, where: str) -> Finding:
+    """Say what the endpoint answered. `_key` reports a refused key."""
+    status = facts.status or 0
+    answers = f"{where}: {facts.endpoint} answers"
     if status == _NOT_FOUND:
         do = "does the URL end in /v1? Some servers have no list of models: then all is well"
         return Finding("endpoint", "warn", f"{answers} 404 to GET /models", do)
@@ -372,12 +379,12 @@ def _answer(found: Facts, where: str) -> Finding:
     return Finding("endpoint", "ok", answers)
 
 
-def _key(found: Facts, where: str) -> Finding:
-    if found.is_key_refused and found.is_chosen:
-        what = "is refused" if found.has_key else "is missing, and is needed"
+def _key(facts: Facts, where: str) -> Finding:
+    if facts.is_key_refused and facts.is_chosen:
+        problem = "is refused" if facts.has_key else "is missing, and is needed"
         do = "correct OPENAI_API_KEY where `ray start` runs, or give engines an api_key"
-        return Finding("key", "fail", f"{where}: the key for {found.endpoint} {what}", do)
-    if not found.has_key:
+        return Finding("key", "fail", f"{where}: the key for {facts.endpoint} {problem}", do)
+    if not facts.has_key:
         do = "set OPENAI_API_KEY where `ray start` runs, or give engines an api_key, which travels with them"
         return Finding("key", "warn", f"{where}: OPENAI_API_KEY is not set", do)
     return Finding("key", "ok", f"{where}: OPENAI_API_KEY is set")

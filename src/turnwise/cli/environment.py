@@ -32,7 +32,7 @@ _IMPORTED = ("ray", "openai", "pydantic", "sqlalchemy", "turnwise")
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a process has. It has no secret."""
+    """The facts about one process. It has no secret."""
 
     python: str
     turnwise: str | None
@@ -111,7 +111,7 @@ def _embedding() -> str | None:
 
 def _is_compiled_each_time(package: str) -> bool:
     """Return whether there is no bytecode of a package, and none may be written."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None or Path(importlib.util.cache_from_source(found.origin)).exists():
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None or Path(importlib.util.cache_from_source(spec.origin)).exists():
         return False
-    return sys.dont_write_bytecode or not os.access(Path(found.origin).parent, os.W_OK)
+    return sys.dont_write_bytecode or not os.access(Path(spec.origin).parent, os.W_OK)

@@ -15,7 +15,7 @@ CONTINUED = "\\"
 class LineEditor:
     """Reads what is typed, with a history and completion where the system has readline; or the lines of a pipe.
 
-    The history has what was typed and what `remember` was given. It is in no file.
+    The history has the lines typed here and those given to `remember`. It is in no file.
 
     Args:
         commands: the words that the tabulator completes at the beginning of a line.
@@ -72,8 +72,8 @@ def _readline(commands: Sequence[str]) -> Any:
         return None
 
     def complete(text: str, state: int) -> str | None:
-        found = [each for each in commands if text and each.startswith(text)]
-        return found[state] if state < len(found) else None
+        matches = [command for command in commands if text and command.startswith(text)]
+        return matches[state] if state < len(matches) else None
 
     readline.set_completer(complete)
     readline.set_completer_delims("")

@@ -26,7 +26,7 @@ from turnwise.cli.common import (
     run,
 )
 from turnwise.cli.output import Cell, Column, note, print_json, print_table
-from turnwise.console.text import ago, number
+from turnwise.console.elements.text import ago, number
 from turnwise.errors import SessionNotFoundError
 
 if TYPE_CHECKING:
@@ -74,20 +74,20 @@ async def _ls(store: str, history: str | None, query: dict[str, Any], as_json: b
     async with reading(store, history) as manager:
         page = await manager.list(order_by="updated_at", **query)
         at_once = asyncio.Semaphore(_LOOKS)
-        states = await asyncio.gather(*(_state(manager, each, at_once) for each in page))
+        states = await asyncio.gather(*(_state(manager, session, at_once) for session in page))
     if as_json:
-        from turnwise.http.models import SessionShown
+        from turnwise.http.native.models import SessionShown
 
         shown = [
-            {**SessionShown.of(each).model_dump(mode="json"), "state": state}
-            for each, state in zip(page, states, strict=True)
+            {**SessionShown.of(session).model_dump(mode="json"), "state": state}
+            for session, state in zip(page, states, strict=True)
         ]
         print_json({"items": shown, "cursor": page.cursor, "unreadable": [key._asdict() for key in page.unreadable]})
         return
     names = ("session", "title", "user", "agent", "state", "turns", "tokens", "changed")
     columns = [Column(name, right=name in ("turns", "tokens"), cut=name == "title") for name in names]
     now = time.time()
-    print_table(columns, [_session_row(each, state, now) for each, state in zip(page, states, strict=True)])
+    print_table(columns, [_session_row(session, state, now) for session, state in zip(page, states, strict=True)])
     _note_more(page, "sessions")
 
 
@@ -97,11 +97,11 @@ async def _state(manager: AsyncSessionManager, session: SessionRecord, at_once: 
         return "ended"
     async with at_once:
         try:
-            found = await manager.get(session.session_id, user_id=session.user_id)
-            info: SessionInfo = await found.info()
+            handle = await manager.get(session.session_id, user_id=session.user_id)
+            info: SessionInfo = await handle.info()
             if info.active_run_id is None:
                 return "idle"
-            return await (await found.execution(info.active_run_id)).status()
+            return await (await handle.execution(info.active_run_id)).status()
         except SessionNotFoundError:
             return "deleted"
 
@@ -147,15 +147,15 @@ async def _runs(store: str, history: str | None, session: str | None, query: dic
     async with reading(store, history) as manager:
         page = await (manager.runs(**query) if session is None else _runs_of(manager, session, query))
     if as_json:
-        from turnwise.http.models import RunPage, RunShown
+        from turnwise.http.native.models import RunPage, RunShown
 
-        items = [RunShown.of(each) for each in page]
+        items = [RunShown.of(run) for run in page]
         print_json(RunPage(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable]))
         return
     names = ("run", "session", "turn", "state", "model", "tokens", "seconds", "created", "why")
     columns = [Column(name, right=name in ("turn", "tokens", "seconds"), cut=name == "why") for name in names]
     now = time.time()
-    print_table(columns, [_run_row(each, now) for each in page])
+    print_table(columns, [_run_row(run, now) for run in page])
     _note_more(page, "runs")
 
 
@@ -165,14 +165,14 @@ async def _runs_of(manager: AsyncSessionManager, session_id: str, query: dict[st
     from turnwise.memory.stores.reading import read_runs
 
     session = await find_session(manager, session_id, query["user_id"])
-    found: list[RunRecord] = []
+    runs: list[RunRecord] = []
     end = (await session.info()).session.next_index
-    while end > 0 and len(found) < query["limit"]:
+    while end > 0 and len(runs) < query["limit"]:
         start = max(0, end - _PAGE)
         page = await read_runs(session.runs, start, end)
-        found += reversed([each for each in page if _matches(each, query["state"], query["parent"])])
+        runs += reversed([run for run in page if _matches(run, query["state"], query["parent"])])
         end = start
-    return Page(tuple(found[: query["limit"]]), None)
+    return Page(tuple(runs[: query["limit"]]), None)
 
 
 def _matches(record: RunRecord, state: RunState | None, parent: str | None) -> bool:
@@ -194,13 +194,13 @@ def _run_row(record: RunRecord, now: float) -> list[Cell]:
     ]
 
 
-def _note_more(page: Page[Any], what: str) -> None:
+def _note_more(page: Page[Any], kind: str) -> None:
     """Say on standard error what the table lacks."""
     if page.unreadable:
         names = ", ".join(f"{key.session_id} of {key.user_id}" for key in page.unreadable)
         note(f"{len(page.unreadable)} sessions cannot be read: {names}")
     if page.cursor:
-        note(f"there are more {what}: --limit shows more at once, --cursor '{page.cursor}' the next ones")
+        note(f"there are more {kind}: --limit shows more at once, --cursor '{page.cursor}' the next ones")
 
 
 By = Literal["session", "user", "agent", "day", "model"]
@@ -220,16 +220,16 @@ def usage(
     """
     total, parts = run(_usage(store, {"user_id": user, "agent": agent}, by))
     if as_json:
-        from turnwise.http.models import UsageShown
+        from turnwise.http.native.models import UsageShown
 
-        shown = {name: UsageShown.of(each) for name, each in parts.items()}
+        shown = {name: UsageShown.of(part) for name, part in parts.items()}
         print_json({"total": UsageShown.of(total), **({"by": by, "parts": shown} if by else {})})
         return
     tokens, calls = ("tokens in", "cached", "tokens out", "reasoning", "counted"), ("model calls", "tool calls")
     names = (*tokens, *calls, "seconds", "cost")
-    rows = [(name, each) for name, each in parts.items()] + [("total", total)]
+    rows = [(name, part) for name, part in parts.items()] + [("total", total)]
     columns = [Column(by or ""), *(Column(name, right=True) for name in names)]
-    print_table(columns, [[name, *_numbers(each)] for name, each in rows])
+    print_table(columns, [[name, *_numbers(row_usage)] for name, row_usage in rows])
 
 
 async def _usage(store: str, query: dict[str, Any], by: By | None) -> tuple[Usage, dict[str, Usage]]:
@@ -242,9 +242,9 @@ async def _usage(store: str, query: dict[str, Any], by: By | None) -> tuple[Usag
                 names = {"session": _full_name(session.key), "user": session.user_id, "agent": session.agent or ""}
                 parts[names[by]] += session.usage
         elif by:
-            async for each in _all(manager.runs, query):
-                name = _day(each.created_at) if by == "day" else each.model or ""
-                parts[name] += each.usage or Usage()
+            async for run in _all(manager.runs, query):
+                name = _day(run.created_at) if by == "day" else run.model or ""
+                parts[name] += run.usage or Usage()
         return await manager.usage(**query), dict(sorted(parts.items()))
 
 
@@ -264,8 +264,8 @@ async def _all(read: Callable[..., Coroutine[Any, Any, Page[Any]]], query: dict[
             yield item
 
 
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+def _day(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d")
 
 
 def _numbers(spent: Usage) -> list[Cell]:

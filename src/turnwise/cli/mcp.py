@@ -74,8 +74,8 @@ def mcp(
     """
     token = os.environ.get(TOKEN)
     if port is not None and host not in LOOPBACK and not token:
-        why = f"without a token, everybody who reaches it acts as {user!r}: set {TOKEN}, or listen on 127.0.0.1"
-        raise ConfigError("--host", host, why)
+        reason = f"without a token, everybody who reaches it acts as {user!r}: set {TOKEN}, or listen on 127.0.0.1"
+        raise ConfigError("--host", host, reason)
     with ExitStack() as stack:
         if demo and not read_only and not (base_url or os.environ.get("OPENAI_API_KEY")):
             model, base_url = model or "stand-in", stack.enter_context(stand_in())
@@ -110,7 +110,7 @@ async def _serve(
         if port is None:
             await server.run_stdio_async()
             return
-        from turnwise.http.counts import CountLimits
+        from turnwise.http.middleware.counts import CountLimits
 
         app: Any = CountLimits(
             server.streamable_http_app(host=host),
@@ -140,20 +140,20 @@ async def _opened(
         await asyncio.to_thread(connect, logs=False)
         placement = await asyncio.to_thread(placement_in_use, namespace, store, None)
         settings |= {"engine": engine, "placement": placement, "memory": [LexicalMemory(memory)] if memory else []}
-    found = LexicalMemory(read_only(memory) if engine is None else memory) if memory else None
+    opened = LexicalMemory(read_only(memory) if engine is None else memory) if memory else None
     try:
         async with AsyncSessionManager(store, **settings) as manager:
-            yield manager, found
+            yield manager, opened
     finally:
-        if found:
-            await found.close()
+        if opened:
+            await opened.close()
 
 
 async def _listen(app: Any, host: str, port: int) -> None:
     """Serve an app until Ctrl-C or SIGTERM, and say where."""
-    from turnwise.http.connections import ConnectionLimits, protocol_of
-    from turnwise.http.listening import Server, listen, raise_file_limit, url_of
-    from turnwise.http.log import configure_logging
+    from turnwise.http.server.connections import ConnectionLimits, protocol_of
+    from turnwise.http.server.listening import Server, listen, raise_file_limit, url_of
+    from turnwise.http.server.log import configure_logging
 
     raise_file_limit()
     try:

@@ -14,7 +14,7 @@ import typer
 
 from turnwise.cli.common import STORE, AsJson, Command, Cursor, Limit, file_of, run, still
 from turnwise.cli.output import Column, console, note, one_line, print_json, print_table, progress, write
-from turnwise.console.text import ago
+from turnwise.console.elements.text import ago
 from turnwise.errors import ConfigError, LongTermMemoryError, NotFoundError
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ async def _list(
         page: Page[Any]
         if user is None:
             page = await items.scan(cursor=cursor, limit=limit)
-            found = [(stored.user_id, stored.item) for stored in page]
+            items_shown = [(stored.user_id, stored.item) for stored in page]
         else:
             page = await items.query(Scope(user_id=user, agent=agent), cursor=cursor, limit=limit)
-            found = [(user, item) for item in page]
-    _print_items(found, page.cursor, as_json=as_json)
+            items_shown = [(user, item) for item in page]
+    _print_items(items_shown, page.cursor, as_json=as_json)
     if page.cursor and not as_json:
         note(f"there are more items: --limit shows more at once, --cursor '{page.cursor}' the next ones")
 
@@ -146,8 +146,8 @@ def forget(
     if sum((bool(ids), session is not None, everything)) != 1:
         raise typer.BadParameter("give the ids of items, or --session, or --all")
     if not yes:
-        what = f"{len(ids)} items" if ids else f"all items from session {session!r}" if session else "all items"
-        typer.confirm(one_line(f"Delete {what} of user {user!r}? They cannot be restored."), abort=True, err=True)
+        subject = f"{len(ids)} items" if ids else f"all items from session {session!r}" if session else "all items"
+        typer.confirm(one_line(f"Delete {subject} of user {user!r}? They cannot be restored."), abort=True, err=True)
     done = run(_forget(store, user, agent, ids or None, session, space=space))
     if as_json:
         print_json(asdict(done))
@@ -173,15 +173,15 @@ async def _forget(
     from turnwise.memory.longterm.vector import SPACE, VectorMemory
 
     file_of(store)
-    found: LexicalMemory | VectorMemory
+    opened: LexicalMemory | VectorMemory
     if (space := _space_of(store, space)) == SPACE:
-        found = VectorMemory(store)
+        opened = VectorMemory(store)
     else:
-        found = LexicalMemory(await asyncio.to_thread(open_items, store, space=space))
+        opened = LexicalMemory(await asyncio.to_thread(open_items, store, space=space))
     try:
-        return await erase(found, Scope(user_id=user, agent=agent, session_id=session), ids)
+        return await erase(opened, Scope(user_id=user, agent=agent, session_id=session), ids)
     finally:
-        await found.close()
+        await opened.close()
 
 
 @asynccontextmanager
@@ -216,9 +216,9 @@ def _space_of(store: str, space: str | None) -> str:
     return VECTORS if spaces and VECTORS in spaces and SPACE not in spaces else SPACE
 
 
-def _print_items(found: Sequence[tuple[str, MemoryItem]], cursor: str | None, *, as_json: bool) -> None:
+def _print_items(items: Sequence[tuple[str, MemoryItem]], cursor: str | None, *, as_json: bool) -> None:
     if as_json:
-        print_json({"items": [_plain_item(user, item) for user, item in found], "cursor": cursor})
+        print_json({"items": [_plain_item(user, item) for user, item in items], "cursor": cursor})
         return
     names = ("item", "user", "type", "about", "created", "session", "score", "text")
     columns = [Column(name, right=name == "score", cut=name == "text") for name in names]
@@ -234,7 +234,7 @@ def _print_items(found: Sequence[tuple[str, MemoryItem]], cursor: str | None, *,
             "" if item.score is None else f"{item.score:.2f}",
             item.text,
         )
-        for user, item in found
+        for user, item in items
     ]
     print_table(columns, rows)
 
@@ -388,7 +388,7 @@ def _show(report: MigrationReport, console: Console) -> None:
     _table(console, "memories", counts)
     kinds = {f"{kind}, {kind.category}": report.by_type[kind] for kind in MemoryType if kind in report.by_type}
     _table(console, "by type", kinds)
-    users = dict(sorted(report.by_user.items(), key=lambda each: (-each[1], each[0])))
+    users = dict(sorted(report.by_user.items(), key=lambda user_count: (-user_count[1], user_count[0])))
     shown = dict(list(users.items())[:_SHOWN])
     if rest := len(users) - len(shown):
         shown[f"and {rest} more"] = sum(users.values()) - sum(shown.values())

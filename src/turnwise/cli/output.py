@@ -1,6 +1,6 @@
 """What commands print: tables and colours on a terminal, lines with tabs elsewhere, or JSON.
 
-What users and models have written is never read as markup, and its control characters are made visible.
+Texts of users and models are never read as markup, and their control characters are made visible.
 """
 
 from __future__ import annotations
@@ -83,14 +83,16 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> No
     from rich.table import Table
 
     texts = [[_text(cell) for cell in row] for row in rows]
-    used = [at for at, _ in enumerate(columns) if not texts or any(row[at].plain for row in texts)]
-    columns, texts = [columns[at] for at in used], [[row[at] for at in used] for row in texts]
-    widths = [max([len(column.name), *(row[at].cell_len for row in texts)]) for at, column in enumerate(columns)]
-    cuts = [at for at, column in enumerate(columns) if column.cut]
+    used = [index for index, _ in enumerate(columns) if not texts or any(row[index].plain for row in texts)]
+    columns, texts = [columns[index] for index in used], [[row[index] for index in used] for row in texts]
+    widths = [max([len(column.name), *(row[index].cell_len for row in texts)]) for index, column in enumerate(columns)]
+    cuts = [index for index, column in enumerate(columns) if column.cut]
     screen = console()
-    left = screen.width - sum(width for at, width in enumerate(widths) if at not in cuts) - _GAP * (len(columns) - 1)
-    for at in cuts:
-        widths[at] = min(widths[at], max(len(columns[at].name), left // len(cuts)))
+    width_left = (
+        screen.width - sum(width for index, width in enumerate(widths) if index not in cuts) - _GAP * (len(columns) - 1)
+    )
+    for index in cuts:
+        widths[index] = min(widths[index], max(len(columns[index].name), width_left // len(cuts)))
     screen.width = max(screen.width, sum(widths) + _GAP * len(widths))
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
     for column, width in zip(columns, widths, strict=True):
@@ -119,11 +121,11 @@ def print_json_line(value: object) -> None:
 
 
 @contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+def progress(label: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
     """Show on standard error how far a long work is; nothing if that is no terminal.
 
     Args:
-        what: what the command does, such as "export".
+        label: what the command does, such as "export".
         total: how much there is to do; None if that is not known.
 
     Yields:
@@ -140,7 +142,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
     with Progress(
         SpinnerColumn(), name, *columns, TimeElapsedColumn(), console=console(stderr=True), transient=True
     ) as bar:
-        task = bar.add_task(one_line(what), total=total, count="")
+        task = bar.add_task(one_line(label), total=total, count="")
         yield lambda count: bar.update(task, completed=count, count=f"{count:,}")
 
 

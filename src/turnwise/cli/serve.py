@@ -70,10 +70,10 @@ def serve(
     """Serve sessions over HTTP until SIGTERM: the native API, OpenAI's, and a web console."""
     if as_json and not check:
         raise typer.BadParameter("only --check prints JSON", param_hint="--json")
-    given: dict[str, Any] = {"store": store, "host": host, "port": port, "workers": workers, "tokens": tokens}
-    given |= {"packed": None if packed is None else {"hosts": packed}, "console": console or None}
-    given |= {"telemetry": {} if telemetry else None}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {"store": store, "host": host, "port": port, "workers": workers, "tokens": tokens}
+    options |= {"packed": None if packed is None else {"hosts": packed}, "console": console or None}
+    options |= {"telemetry": {} if telemetry else None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     with ExitStack() as stack:
         stack.enter_context(_ended_by_sigterm())
         if demo and not os.environ.get("OPENAI_API_KEY") and not (model or config):
@@ -90,7 +90,7 @@ def _engine(model: str | None, base_url: str | None) -> Mapping[str, Any]:
     """Return what the options say about the engine."""
     if base_url and not (model or os.environ.get(MODEL)):
         raise ConfigError("--base-url", base_url, "give --model, too")
-    return {name: each for name, each in (("model", model), ("base_url", base_url)) if each}
+    return {name: value for name, value in (("model", model), ("base_url", base_url)) if value}
 
 
 def _serve(
@@ -104,12 +104,13 @@ def _serve(
 ) -> None:
     """Read the configuration, and check or serve it."""
     try:
-        from turnwise.http import config as configuration, server
+        from turnwise.http import config as configuration
         from turnwise.http.assembly import assemble
-        from turnwise.http.log import configure_logging
+        from turnwise.http.server.log import configure_logging
+        from turnwise.http.server.processes import processes
     except ModuleNotFoundError as error:
-        why = f"there is no module {error.name}: pip install 'turnwise[http]'"
-        raise ConfigError("turnwise serve", "http", why) from None
+        reason = f"there is no module {error.name}: pip install 'turnwise[http]'"
+        raise ConfigError("turnwise serve", "http", reason) from None
     configure_logging()
     config, source = configuration.load(file, **chosen)
     if engine and config.engines:
@@ -127,11 +128,11 @@ def _serve(
         try:
             from turnwise.http.serve import serve_on_ray
         except ModuleNotFoundError as error:
-            why = f"there is no module {error.name}: pip install 'ray[serve]'"
-            raise ConfigError("--ray-serve", True, why) from None
+            reason = f"there is no module {error.name}: pip install 'ray[serve]'"
+            raise ConfigError("--ray-serve", True, reason) from None
         serve_on_ray(config, source, _print_commands)
     else:
-        server.serve(config, source, _print_commands)
+        processes.serve(config, source, _print_commands)
 
 
 @contextmanager
@@ -154,14 +155,14 @@ def _stand_in() -> Iterator[str]:
         yield provider.base_url
 
 
-def _report(made: Assembly, source: Source, *, as_json: bool) -> None:
+def _report(assembly: Assembly, source: Source, *, as_json: bool) -> None:
     """Say what would be served, once the store has answered."""
     import asyncio
 
-    from turnwise.http.server import check_store
+    from turnwise.http.server.processes import check_store
     from turnwise.memory.stores.urls import redact
 
-    config = made.config
+    config = assembly.config
     asyncio.run(check_store(config, source))
     auth = config.auth or (
         f"tokens from {config.tokens or config.tokens_variable}" if config.has_auth else "nobody asked"
@@ -172,16 +173,16 @@ def _report(made: Assembly, source: Source, *, as_json: bool) -> None:
         "users": auth,
         "sessions": str(config.dedicated or config.packed),
     }
-    for name, engine in made.engines.items():
-        tools = [each.name for each in getattr(getattr(engine, "registry", None), "tools", ())]
+    for name, engine in assembly.engines.items():
+        tools = [tool.name for tool in getattr(getattr(engine, "registry", None), "tools", ())]
         rows[f"engine {name}"] = ", ".join(
-            [str(getattr(engine, "model", type(engine).__name__)), *(f"tool {each}" for each in tools)]
+            [str(getattr(engine, "model", type(engine).__name__)), *(f"tool {tool}" for tool in tools)]
         )
     for n, memory in enumerate(config.memories):
         rows[f"memory {n}"] = memory.object or f"{memory.kind}: {redact(str(memory.store or memory.file))}"
     if config.telemetry:
         rows["telemetry"] = "exported as the OTEL_* variables say"
-    rows["serves"] = " ".join([*made.app.openapi()["paths"], *(["/console"] if config.console else [])])
+    rows["serves"] = " ".join([*assembly.app.openapi()["paths"], *(["/console"] if config.console else [])])
     if as_json:
         print_json(rows)
         return
@@ -191,38 +192,38 @@ def _report(made: Assembly, source: Source, *, as_json: bool) -> None:
     typer.echo("valid: `turnwise serve` with the same options serves this")
 
 
-def commands(made: Assembly, url: str) -> list[str]:
+def commands(assembly: Assembly, url: str) -> list[str]:
     """Return what to try: commands of the shell, and the console's URL. With tokens, they take one from a variable."""
-    has_auth = made.config.has_auth
+    has_auth = assembly.config.has_auth
     bearer = f' -H "Authorization: Bearer ${TOKEN}"' if has_auth else ""
     post = f"curl -s{bearer} -H 'Content-Type: application/json' '{url}/v1/sessions"
     open_it, run_it = '{"id": "hello"}', '{"prompt": "Hello!"}'
     key = f"__import__('os').environ['{TOKEN}']" if has_auth else "'none'"
     make = f"from openai import OpenAI; client = OpenAI(base_url='{url}/openai/v1', api_key={key})"
-    ask = f"client.responses.create(model='{next(iter(made.engines))}', input='Hello!').output_text"
+    ask = f"client.responses.create(model='{next(iter(assembly.engines))}', input='Hello!').output_text"
     return [
         f"{post}' -d '{open_it}' && {post}/hello/runs?wait_s=60' -d '{run_it}'",
         f'{_python()} -c "{make}; print({ask})"',
-        *([f"{url}/console"] if made.config.console else []),
+        *([f"{url}/console"] if assembly.config.console else []),
     ]
 
 
 def _python() -> str:
     """Return the command of this Python, which has turnwise and openai."""
-    found = shutil.which("python")
-    if found and Path(found).resolve() == Path(sys.executable).resolve() and sys.prefix in found:
+    executable = shutil.which("python")
+    if executable and Path(executable).resolve() == Path(sys.executable).resolve() and sys.prefix in executable:
         return "python"
     path = Path(sys.executable)
     return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
-def _print_commands(made: Assembly, url: str) -> None:
-    typer.echo(f"turnwise serves {_shown(made.config)} at {url}; its API: {url}/docs\n\nTry:\n")
-    for command in commands(made, url):
+def _print_commands(assembly: Assembly, url: str) -> None:
+    typer.echo(f"turnwise serves {_shown(assembly.config)} at {url}; its API: {url}/docs\n\nTry:\n")
+    for command in commands(assembly, url):
         typer.echo(f"  {command}\n")
-    if made.config.has_auth:
+    if assembly.config.has_auth:
         typer.echo(f"{TOKEN} is the token that they send.")
-    if not made.config.console:
+    if not assembly.config.console:
         typer.echo(f"--console adds a web console at {url}/console.")
     typer.echo("Stop it with Ctrl+C or SIGTERM.")
     sys.stdout.flush()

@@ -82,7 +82,7 @@ def cancel(
     namespace: Namespace = "turnwise",
     as_json: AsJson = False,
 ) -> None:
-    """Cancel a run, and wait until it has ended. What it has answered so far is kept."""
+    """Cancel a run, and wait until it has ended. The text of its answer so far is kept."""
 
     async def work() -> None:
         async with _acting(_Place(store, user, history, namespace), id, may="cancel") as (session, run_id):
@@ -138,9 +138,9 @@ def end(
     """End a session: its runs are cancelled, and it takes no new ones. It can still be read, forked and deleted."""
 
     async def work() -> None:
-        async with _acting(_Place(store, user, history, namespace), session, may="end") as (found, _):
-            await found.end()
-            _report({"session_id": found.id, "status": "ended"}, f"session {found.id} has ended", as_json=as_json)
+        async with _acting(_Place(store, user, history, namespace), session, may="end") as (handle, _):
+            await handle.end()
+            _report({"session_id": handle.id, "status": "ended"}, f"session {handle.id} has ended", as_json=as_json)
 
     run(work())
 
@@ -160,9 +160,9 @@ def rm(
         typer.confirm(f"Delete session {session!r}? It cannot be restored.", abort=True, err=True)
 
     async def work() -> None:
-        async with _acting(_Place(store, user, history, namespace), session) as (found, _):
-            await found.delete(memory=False)
-            _report({"session_id": found.id, "deleted": True}, f"session {found.id} is deleted", as_json=as_json)
+        async with _acting(_Place(store, user, history, namespace), session) as (handle, _):
+            await handle.delete(memory=False)
+            _report({"session_id": handle.id, "deleted": True}, f"session {handle.id} is deleted", as_json=as_json)
 
     run(work())
 
@@ -184,9 +184,9 @@ def fork(
     """Make a new session that continues a session after one of its turns; print its id."""
 
     async def work() -> None:
-        async with _acting(_Place(store, user, history, namespace), session) as (found, _):
-            made = await found.fork(at, new_id)
-            _report({"session_id": made.id, "parent": found.id}, made.id, as_json=as_json)
+        async with _acting(_Place(store, user, history, namespace), session) as (handle, _):
+            new = await handle.fork(at, new_id)
+            _report({"session_id": new.id, "parent": handle.id}, new.id, as_json=as_json)
 
     run(work())
 
@@ -210,11 +210,11 @@ async def _decide(
             else:
                 await execution.reject(call_id, reason)
         except CallNotFoundError:
-            there = [each.call_id for each in await _undecided(execution)]
+            there = [call.call_id for call in await _undecided(execution)]
             raise missing(f"call of run {execution.run_id!r} with the id", call_id, there) from None
-        what = "approved" if reason is None else "rejected"
-        said = f"call {call_id} of run {execution.run_id} is {what}"
-        _report({"run_id": execution.run_id, "call_id": call_id, "verdict": what}, said, as_json=as_json)
+        verdict = "approved" if reason is None else "rejected"
+        message = f"call {call_id} of run {execution.run_id} is {verdict}"
+        _report({"run_id": execution.run_id, "call_id": call_id, "verdict": verdict}, message, as_json=as_json)
 
 
 async def _only_call(execution: AsyncExecutionHandle) -> str:
@@ -223,13 +223,13 @@ async def _only_call(execution: AsyncExecutionHandle) -> str:
     if not pending:
         raise NotFoundError(f"run {execution.run_id!r} waits for no decision")
     if len(pending) > 1:
-        ids = ", ".join(each.call_id for each in pending)
+        ids = ", ".join(call.call_id for call in pending)
         raise ConfigError("CALL", None, f"several calls of run {execution.run_id!r} wait, so name one of {ids}")
     return pending[0].call_id
 
 
 async def _undecided(execution: AsyncExecutionHandle) -> list[PendingCall]:
-    return [each for each in await execution.pending() if each.wants != "result"]
+    return [call for call in await execution.pending() if call.wants != "result"]
 
 
 async def _run_of(session: AsyncSession, run_id: str | None, idle: str | None = None) -> AsyncExecutionHandle:
@@ -242,13 +242,13 @@ async def _run_of(session: AsyncSession, run_id: str | None, idle: str | None = 
     return await session.execution(run_id)
 
 
-def _report(fields: dict[str, Any], said: str, *, as_json: bool) -> None:
+def _report(fields: dict[str, Any], message: str, *, as_json: bool) -> None:
     from turnwise.cli.output import one_line
 
     if as_json:
         print_json(fields)
     else:
-        write(one_line(said))
+        write(one_line(message))
 
 
 def _object(text: str | None) -> dict[str, Any] | None:
@@ -256,12 +256,12 @@ def _object(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         raise typer.BadParameter(f"it is no JSON: {error}", param_hint="--input") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise typer.BadParameter("it must be a JSON object", param_hint="--input")
-    return found
+    return value
 
 
 # Reaching the session's process
@@ -278,29 +278,29 @@ async def _acting(place: _Place, id: str, *, may: str = "") -> AsyncIterator[tup
     Raises:
         TurnwiseError: there is no such session or run, or it cannot be changed from here; the message says how.
     """
-    _aim(place.store)
+    _set_ray_address(place.store)
     from turnwise.actors.client.attachment import NoEngine, live
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.cluster.ray_runtime import will_start
 
     async with reading(place.store, place.history, namespace=place.namespace, live=True) as reader:
-        found, run_id = await _find(reader, id, place.user, has_runs=may in ("cancel", "decide"))
+        session, run_id = await _find(reader, id, place.user, has_runs=may in ("cancel", "decide"))
         if will_start():  # a Ray that has no process of the session, and no engine of its runs
             if may == "decide":
-                await _run_of(found, run_id, _IDLE)
-            await _check_open_runs(found, may, is_alone=True)
-        _join()  # on the main thread, where Ray wants to be started
-        attached = await asyncio.to_thread(live, found)
+                await _run_of(session, run_id, _IDLE)
+            await _check_open_runs(session, may, is_alone=True)
+        _connect_ray()  # on the main thread, where Ray wants to be started
+        attached = await asyncio.to_thread(live, session)
         if attached is not None:
             yield attached, run_id
             return
-        await _check_open_runs(found, may)
+        await _check_open_runs(session, may)
     await _check_rivals(place.store)
-    made = AsyncSessionManager(
+    opened = AsyncSessionManager(
         place.store, engine=NoEngine(), history_store=place.history, namespace=place.namespace, overflow=None
     )
-    async with made as manager:
-        yield await manager.get(found.id, user_id=found.user_id), run_id
+    async with opened as manager:
+        yield await manager.get(session.id, user_id=session.user_id), run_id
 
 
 async def _find(
@@ -315,12 +315,12 @@ async def _find(
             return await find_session(manager, id, user), None
         except NotFoundError as error:
             page = await manager.runs(user_id=user, limit=1_000)
-            near = missing("session or run", id, [each.run_id for each in page])
+            near = missing("session or run", id, [run.run_id for run in page])
             raise (error if "did you mean" in str(error) or "--user" in str(error) else near) from None
     return await manager.get(handle.session_id, user_id=user), handle.run_id
 
 
-def _aim(store: str) -> None:
+def _set_ray_address(store: str) -> None:
     """Name, by Ray's variables, the Ray that has a SQLite file open. Call it before Ray is imported."""
     path = file_of(store)
     if path is None or os.environ.get(RAY_ADDRESS):
@@ -332,7 +332,7 @@ def _aim(store: str) -> None:
         os.environ |= variables_of(owner.address)
 
 
-def _join() -> None:
+def _connect_ray() -> None:
     """Connect to the Ray that is named, or to that of this machine; start one if there is none."""
     from turnwise.actors.cluster.ray_runtime import connect
 
@@ -341,7 +341,7 @@ def _join() -> None:
 
 
 async def _check_open_runs(session: AsyncSession, may: str, *, is_alone: bool = False) -> None:
-    """Refuse a session whose open runs nobody carries on, since they would fail without an engine.
+    """Refuse a session with open runs and no process, since they would fail without an engine.
 
     Args:
         is_alone: whether there is no Ray that could have noted their engine.
@@ -354,9 +354,9 @@ async def _check_open_runs(session: AsyncSession, may: str, *, is_alone: bool = 
     if not is_alone and await asyncio.to_thread(has_noted_engine, session):
         return
     where = "here is no Ray that could have it" if is_alone else "no process of this Ray has it"
-    why = f"session {session.id!r} has open runs, such as {info.active_run_id!r}, and {where}"
+    reason = f"session {session.id!r} has open runs, such as {info.active_run_id!r}, and {where}"
     raise TurnwiseError(
-        f"{why}; here is no engine to go on with them: do it in the program that has its engine, connect to its Ray,"
+        f"{reason}; here is no engine to go on with them: do it in the program that has its engine, connect to its Ray,"
         " if that still runs, by RAY_ADDRESS, or end the session by `turnwise end`"
     )
 
@@ -375,9 +375,9 @@ async def _check_rivals(store: str) -> None:
     try:
         if isinstance(opened, Shared):
             await asyncio.to_thread(opened.own, this_ray())
-        others = await rivals(opened)
+        addresses = await rivals(opened)
     finally:
         await opened.close()
-    if others:
-        why = f"the Ray at {', '.join(others)} has {redact(store)} open: name it by this variable"
-        raise ConfigError(RAY_ADDRESS, shown(os.environ.get(RAY_ADDRESS)), why)
+    if addresses:
+        reason = f"the Ray at {', '.join(addresses)} has {redact(store)} open: name it by this variable"
+        raise ConfigError(RAY_ADDRESS, shown(os.environ.get(RAY_ADDRESS)), reason)

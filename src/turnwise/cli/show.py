@@ -13,7 +13,7 @@ import typer
 
 from turnwise.cli.common import AsJson, History, SessionId, Store, User, find_session, missing, reading, run
 from turnwise.cli.output import console, harmless, is_terminal, print_json, write
-from turnwise.console.text import ago, number
+from turnwise.console.elements.text import ago, number
 from turnwise.errors import ConfigError, NotFoundError, RunNotFoundError, TurnNotFoundError
 from turnwise.memory.conversation.ranges import MAX_COUNT
 
@@ -38,7 +38,7 @@ _HEAD, _QUIET = "bold", "dim"
 
 @dataclass(frozen=True)
 class Shown:
-    """What was read of a session."""
+    """The state, messages and runs that were read of a session."""
 
     info: SessionInfo
     messages: Sequence[ChatMessage]
@@ -85,19 +85,19 @@ async def _show(
     as_sent: bool,
     as_json: bool,
 ) -> None:
-    found: Any
+    content: Any
     async with reading(store, history) as manager:
         session = await find_session(manager, session_id, user)
         if as_sent:
-            found = await _sent(session, which)
+            content = await _sent(session, which)
         elif which is not None:
-            found = await _one(session, which)
+            content = await _turn_of(session, which)
         else:
-            found = await _whole(session, last)
+            content = await _whole(session, last)
     if as_json:
-        print_json(_as_json(found, session_id))
+        print_json(_as_json(content, session_id))
     else:
-        print_lines(_lines(found))
+        print_lines(_lines(content))
 
 
 async def _whole(session: AsyncSession, last: int | None) -> Shown:
@@ -110,13 +110,13 @@ async def _whole(session: AsyncSession, last: int | None) -> Shown:
     cursor: str | None = None
     while True:
         page = await session.messages(_PAGE, before=cursor)
-        messages[:0] = [each for each in page if each.turn_index >= first]
+        messages[:0] = [message for message in page if message.turn_index >= first]
         cursor = page.cursor
         if cursor is None or (page.items and page.items[0].turn_index < first):
             break
     runs: dict[str, RunRecord] = {}
-    async for runs_of_page in pages(partial(session.runs, limit=_PAGE), first - 1, TURN_INDEX):
-        runs |= {run.run_id: run for run in runs_of_page}
+    async for page_of_runs in pages(partial(session.runs, limit=_PAGE), first - 1, TURN_INDEX):
+        runs |= {run.run_id: run for run in page_of_runs}
     pending = await (await session.execution(info.active_run_id)).pending() if info.active_run_id else ()
     return Shown(info, messages, runs, pending)
 
@@ -128,13 +128,13 @@ async def _first_of(session: AsyncSession, end: int, count: int) -> int:
     start = end
     while start > 0:
         start = max(0, start - max(count, _PAGE))
-        found = await read_turns(session.turns, start, end)
-        if len(found) >= count:
-            return found[-count].index
+        turns = await read_turns(session.turns, start, end)
+        if len(turns) >= count:
+            return turns[-count].index
     return 0
 
 
-async def _one(session: AsyncSession, which: str) -> Turn:
+async def _turn_of(session: AsyncSession, which: str) -> Turn:
     """Return a turn by its index, its id, or the id of its run."""
     from turnwise.memory.stores.reading import read_runs
 
@@ -148,13 +148,13 @@ async def _one(session: AsyncSession, which: str) -> Turn:
         return await session.turn(which)
     except TurnNotFoundError:
         end = (await session.info()).session.next_index
-        there = [each.run_id for each in await read_runs(session.runs, max(0, end - _PAGE), end)]
+        there = [run.run_id for run in await read_runs(session.runs, max(0, end - _PAGE), end)]
         raise missing(f"turn or run of session {session.id!r} called", which, there) from None
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a run's model was given."""
+    """The blocks that a run's model was sent."""
 
     run: RunRecord
     blocks: Sequence[AnyBlock]
@@ -165,13 +165,13 @@ async def _sent(session: AsyncSession, which: str | None) -> Sent:
 
     if which is None:
         end = (await session.info()).session.next_index
-        found = await read_runs(session.runs, max(0, end - _PAGE), end)
-        started = [each for each in found if each.state != "queued"]
+        newest = await read_runs(session.runs, max(0, end - _PAGE), end)
+        started = [run for run in newest if run.state != "queued"]
         if not started:
             raise NotFoundError(f"session {session.id!r} has no run, so nothing was sent")
         run_id = started[-1].run_id
     else:
-        turn = await _one(session, which)
+        turn = await _turn_of(session, which)
         if turn.run_id is None:
             raise ConfigError("--as-sent", which, f"no run of session {session.id!r} has this turn yet")
         run_id = turn.run_id
@@ -195,19 +195,19 @@ def print_lines(lines: Iterable[Line]) -> None:
         screen.print(Text(harmless(text), style))
 
 
-def _lines(found: Shown | Turn | Sent) -> Iterator[Line]:
-    if isinstance(found, Shown):
-        yield from _transcript(found)
-    elif isinstance(found, Sent):
-        yield from _window(found)
+def _lines(content: Shown | Turn | Sent) -> Iterator[Line]:
+    if isinstance(content, Shown):
+        yield from _transcript(content)
+    elif isinstance(content, Sent):
+        yield from _window(content)
     else:
-        yield f"turn {found.index}  {found.status}", _HEAD
-        for block in found.new_blocks:
+        yield f"turn {content.index}  {content.status}", _HEAD
+        for block in content.new_blocks:
             yield from block_lines(block)
 
 
-def _transcript(found: Shown) -> Iterator[Line]:
-    info, now = found.info, time.time()
+def _transcript(shown: Shown) -> Iterator[Line]:
+    info, now = shown.info, time.time()
     record = info.session
     spent = record.usage.input_tokens + record.usage.output_tokens
     state = "ended" if record.status == "ended" else "idle" if info.active_run_id is None else "active"
@@ -216,17 +216,17 @@ def _transcript(found: Shown) -> Iterator[Line]:
     facts += [record.parent and f"forked from {record.parent}", f"changed {ago(record.updated_at, now)}"]
     yield "  ".join(filter(None, [f"session {record.session_id}", *facts])), _HEAD
     turn: int | None = None
-    for at, message in enumerate(found.messages):
+    for index, message in enumerate(shown.messages):
         if message.turn_index != turn:
             turn = message.turn_index
             yield "", ""
             yield f"turn {turn}  {ago(message.at, now)}", _QUIET
         for block in message.blocks:
             yield from block_lines(block)
-        following = found.messages[at + 1 :][:1]
+        following = shown.messages[index + 1 :][:1]
         if not following or following[0].turn_index != turn:
-            yield from _end(message, found.runs.get(message.run_id or ""))
-    for call in found.pending:
+            yield from _end(message, shown.runs.get(message.run_id or ""))
+    for call in shown.pending:
         yield "", ""
         yield from _waiting(call, str(info.active_run_id))
 
@@ -245,13 +245,13 @@ def _end(message: ChatMessage, record: RunRecord | None) -> Iterator[Line]:
 
 
 def _waiting(call: PendingCall, run_id: str) -> Iterator[Line]:
-    what = {"approval": "asks for approval", "result": "waits for its result", "budget": "is over its budget"}
-    yield f"{call.name} {what[call.wants]}{f': {call.why}' if call.why else ''}", "magenta"
+    requests = {"approval": "asks for approval", "result": "waits for its result", "budget": "is over its budget"}
+    yield f"{call.name} {requests[call.wants]}{f': {call.why}' if call.why else ''}", "magenta"
     yield f"  run {run_id}, call {call.call_id}, arguments {_json(call.input)}", "magenta"
 
 
-def _window(found: Sent) -> Iterator[Line]:
-    record = found.run
+def _window(sent: Sent) -> Iterator[Line]:
+    record = sent.run
     facts = [f"run {record.run_id}", f"turn {record.turn_index}", f"model {record.model or 'of the engine'}"]
     facts += [f"parameters {_json(record.params)}"] if record.params else []
     facts += [f"{number(record.usage.input_tokens)} tokens sent by all its steps"] if record.usage else []
@@ -260,7 +260,7 @@ def _window(found: Sent) -> Iterator[Line]:
         yield from _labelled("instructions of this run", record.instructions, "blue")
     for tool in record.tools:
         yield f"tool of this run: {tool}", "blue"
-    for block in found.blocks:
+    for block in sent.blocks:
         yield from block_lines(block)
     if record.memory != "off":
         yield _NOT_SHOWN, _QUIET
@@ -287,8 +287,8 @@ def block_lines(block: AnyBlock) -> Iterator[Line]:  # noqa: PLR0912 - one case 
             yield from _labelled(
                 "error" if block.is_error else "result", block.text, "red" if block.is_error else "yellow"
             )
-            for each in block.blocks:
-                yield from block_lines(each)
+            for inner in block.blocks:
+                yield from block_lines(inner)
         case blocks.Summary():
             yield from _labelled("summary of earlier turns", block.text, "blue")
         case blocks.Recalled():
@@ -315,18 +315,18 @@ def _json(value: Any) -> str:
 # As JSON
 
 
-def _as_json(found: Shown | Turn | Sent, session_id: str) -> dict[str, Any]:
+def _as_json(content: Shown | Turn | Sent, session_id: str) -> dict[str, Any]:
     """Return what was read in the form of the HTTP API."""
-    from turnwise.http import models
+    from turnwise.http.native import models
 
-    if isinstance(found, Sent):
-        shown = models.RunShown.of(found.run)
-        return {"run": shown, "blocks": [block.model_dump(mode="json") for block in found.blocks]}
-    if isinstance(found, Shown):
+    if isinstance(content, Sent):
+        shown = models.RunShown.of(content.run)
+        return {"run": shown, "blocks": [block.model_dump(mode="json") for block in content.blocks]}
+    if isinstance(content, Shown):
         return {
-            "session": models.SessionState.of_info(found.info),
-            "messages": [models.MessageShown.model_validate(each) for each in found.messages],
-            "runs": [models.RunShown.of(each) for each in found.runs.values()],
-            "pending": [models.PendingCallShown.model_validate(each) for each in found.pending],
+            "session": models.SessionState.of_info(content.info),
+            "messages": [models.MessageShown.model_validate(message) for message in content.messages],
+            "runs": [models.RunShown.of(run) for run in content.runs.values()],
+            "pending": [models.PendingCallShown.model_validate(call) for call in content.pending],
         }
-    return models.TurnShown.of(found).model_dump(mode="json")
+    return models.TurnShown.of(content).model_dump(mode="json")

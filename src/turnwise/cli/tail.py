@@ -91,13 +91,13 @@ async def _tail(
 ) -> None:
     async with reading(store, history, namespace=namespace, live=True) as manager:
         if session_id is None:
-            found = _of_all(manager, user_id=user, agent=agent, kinds=sorted(kinds) or None)
+            events = _of_all(manager, user_id=user, agent=agent, kinds=sorted(kinds) or None)
         else:
             session = await find_session(manager, session_id, user)
             if agent not in (None, session.agent):
                 raise ConfigError("--agent", agent, f"session {session_id!r} is of agent {session.agent!r}")
-            found = _of_one(session, after)
-        async for event in found:
+            events = _of_one(session, after)
+        async for event in events:
             if kinds and event.kind not in kinds:
                 continue
             if as_json:
@@ -116,11 +116,11 @@ async def _of_all(manager: AsyncSessionManager, **query: Any) -> AsyncIterator[A
 
 async def _of_one(session: AsyncSession, after: int | None) -> AsyncIterator[AnyEvent]:
     """Yield the events of a session, also while its store is away for a while."""
-    at = await _now(session) if after is None else after
+    position = await _now(session) if after is None else after
     is_away = False
     while True:
         try:
-            page = await session.events(at, PAGE, wait_s=WAIT_S)
+            page = await session.events(position, PAGE, wait_s=WAIT_S)
         except (StoreError, OverloadedError) as error:
             if not is_away:
                 note(f"warning: {error}; trying again")
@@ -130,7 +130,7 @@ async def _of_one(session: AsyncSession, after: int | None) -> AsyncIterator[Any
         is_away = False
         for event in page:
             yield event
-            at = event.seq
+            position = event.seq
 
 
 async def _now(session: AsyncSession) -> int:
@@ -147,13 +147,19 @@ def line_of(event: AnyEvent, *, has_session: bool) -> str:
     """Return an event as a line: its time, its session, its number, its kind, and what it says."""
     from turnwise.memory.conversation.events import Event, RunEnded
 
-    known = {*Event.model_fields, "blocks", "input_blocks", "span", "input", "prompt", "index"}
-    fields = event.model_dump(mode="json", exclude=known, exclude_defaults=True)
-    said = [f"{name}={_shown(value)}" for name, value in fields.items()]
+    hidden = {*Event.model_fields, "blocks", "input_blocks", "span", "input", "prompt", "index"}
+    fields = event.model_dump(mode="json", exclude=hidden, exclude_defaults=True)
+    words_of_fields = [f"{name}={_shown(value)}" for name, value in fields.items()]
     if isinstance(event, RunEnded) and event.text:
-        said.append(f"text={_shown(event.text)}")
-    at = datetime.fromtimestamp(event.at).astimezone().strftime("%H:%M:%S.%f")[:-3]
-    words = [at, *([event.session_id] if has_session else []), f"{event.seq:>6}", f"{event.kind:<20}", *said]
+        words_of_fields.append(f"text={_shown(event.text)}")
+    time = datetime.fromtimestamp(event.at).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    words = [
+        time,
+        *([event.session_id] if has_session else []),
+        f"{event.seq:>6}",
+        f"{event.kind:<20}",
+        *words_of_fields,
+    ]
     return one_line(" ".join(words)).rstrip()
 
 

@@ -17,7 +17,7 @@ import typer
 from turnwise.cli.common import AsJson, History, Namespace, Store, reading, run
 from turnwise.cli.output import console, is_terminal, one_line, print_json_line
 from turnwise.cli.tail import join_ray
-from turnwise.console.text import number
+from turnwise.console.elements.text import number
 from turnwise.errors import StoreError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _MEGABYTE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What is going on at one moment."""
+    """The state of all sessions, runs and hosts at one moment."""
 
     at: float
     """Seconds since the epoch."""
@@ -60,15 +60,15 @@ class Snapshot:
     """None if no Ray is known."""
 
     def of_state(self, state: str) -> int:
-        return sum(each.state == state for each in self.runs)
+        return sum(run.state == state for run in self.runs)
 
     def as_json(self, tokens_per_s: float) -> dict[str, Any]:
         """Return it as a JSON object."""
         runs = [
-            {"run_id": each.run_id, "session_id": each.session_id, "state": each.state, "created_at": each.created_at}
-            for each in self.runs
+            {"run_id": run.run_id, "session_id": run.session_id, "state": run.state, "created_at": run.created_at}
+            for run in self.runs
         ]
-        hosts = [_host_json(each) for each in self.hosts] if self.hosts is not None else None
+        hosts = [_host_json(host) for host in self.hosts] if self.hosts is not None else None
         return {
             "at": self.at,
             "sessions": self.sessions,
@@ -130,12 +130,12 @@ async def _lines(
         rate.add(await look(manager))
         while True:
             await asyncio.sleep(ONCE_S if is_one else every)
-            found = await look(manager)
-            tokens_per_s = rate.add(found)
+            snapshot = await look(manager)
+            tokens_per_s = rate.add(snapshot)
             if as_json:
-                print_json_line(found.as_json(tokens_per_s))
+                print_json_line(snapshot.as_json(tokens_per_s))
             else:
-                console().print(render(store, found, tokens_per_s))
+                console().print(render(store, snapshot, tokens_per_s))
             if is_one:
                 return
 
@@ -149,7 +149,7 @@ async def look(manager: AsyncSessionManager) -> Snapshot:
     return Snapshot(
         at=time.time(),
         sessions=dict(zip(statuses, counts, strict=True)),
-        runs=tuple(each for each in page if each.is_open),
+        runs=tuple(run for run in page if run.is_open),
         tokens=usage.input_tokens + usage.output_tokens,
         counted_tokens=usage.counted_tokens,
         hosts=tuple(await manager.hosts()) if os.environ.get("RAY_ADDRESS") else None,
@@ -160,37 +160,37 @@ class Rate:
     """Tokens a second over the last `RATE_S` seconds. Runs tell their tokens when they commit, so it comes in steps."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, int]] = deque()
 
-    def add(self, found: Snapshot) -> float:
+    def add(self, snapshot: Snapshot) -> float:
         """Return the rate, with this snapshot as the newest."""
-        self._seen.append((found.at, found.tokens))
-        while len(self._seen) > 2 and self._seen[1][0] <= found.at - RATE_S:  # noqa: PLR2004 - one before the window
-            self._seen.popleft()
-        (began, before), (now, tokens) = self._seen[0], self._seen[-1]
+        self._samples.append((snapshot.at, snapshot.tokens))
+        while len(self._samples) > 2 and self._samples[1][0] <= snapshot.at - RATE_S:  # noqa: PLR2004 - one before the window
+            self._samples.popleft()
+        (began, before), (now, tokens) = self._samples[0], self._samples[-1]
         return max(0, tokens - before) / (now - began) if now > began else 0.0
 
 
-def render(store: str, found: Snapshot | None, tokens_per_s: float, problem: str = "") -> Group:
+def render(store: str, snapshot: Snapshot | None, tokens_per_s: float, problem: str = "") -> Group:
     """Return a snapshot as tables."""
     from rich.console import Group
     from rich.text import Text
 
     from turnwise.memory.stores.urls import redact
 
-    if found is None:
+    if snapshot is None:
         return Group(Text(one_line(problem), "red"))
-    at = time.strftime("%H:%M:%S", time.localtime(found.at))
-    head = Text.assemble((f"turnwise top  {at}  ", "bold"), one_line(redact(store)))
+    time_of_day = time.strftime("%H:%M:%S", time.localtime(snapshot.at))
+    head = Text.assemble((f"turnwise top  {time_of_day}  ", "bold"), one_line(redact(store)))
     counts = [
-        ("active sessions", found.sessions["active"]),
-        ("ended", found.sessions["ended"]),
-        ("running", found.of_state("running")),
-        ("queued", found.of_state("queued")),
-        ("wait for a person", found.of_state("awaiting_approval")),
+        ("active sessions", snapshot.sessions["active"]),
+        ("ended", snapshot.sessions["ended"]),
+        ("running", snapshot.of_state("running")),
+        ("queued", snapshot.of_state("queued")),
+        ("wait for a person", snapshot.of_state("awaiting_approval")),
         ("tokens a second", round(tokens_per_s, 1)),
-        ("tokens", found.tokens),
-        *([("of them counted here", found.counted_tokens)] if found.counted_tokens else []),
+        ("tokens", snapshot.tokens),
+        *([("of them counted here", snapshot.counted_tokens)] if snapshot.counted_tokens else []),
     ]
     parts = [
         head,
@@ -199,13 +199,13 @@ def render(store: str, found: Snapshot | None, tokens_per_s: float, problem: str
     ]
     if problem:
         parts += [Text(), Text(one_line(problem), "red")]
-    return Group(*parts, Text(), _runs(found), Text(), *_hosts(found.hosts))
+    return Group(*parts, Text(), _runs(snapshot), Text(), *_hosts(snapshot.hosts))
 
 
-def _runs(found: Snapshot) -> Any:
+def _runs(snapshot: Snapshot) -> Any:
     rows = [
-        (each.state.replace("_", " "), each.session_id, each.run_id, _ago(found.at - each.created_at), _tokens(each))
-        for each in found.runs
+        (run.state.replace("_", " "), run.session_id, run.run_id, _ago(snapshot.at - run.created_at), _tokens(run))
+        for run in snapshot.runs
     ]
     return _table(("RUN", "SESSION", "ID", "AGE", "TOKENS"), rows, empty="no run is going on", right=2)
 
@@ -241,20 +241,20 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str, r
     if not rows:
         return Text(empty, "dim")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for at, name in enumerate(names):
+    for index, name in enumerate(names):
         table.add_column(
-            name, justify="right" if at >= len(names) - right else "left", no_wrap=True, overflow="ellipsis"
+            name, justify="right" if index >= len(names) - right else "left", no_wrap=True, overflow="ellipsis"
         )
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
     return table
 
 
-def _tokens(found: RunRecord) -> str:
-    if not found.usage:
+def _tokens(run: RunRecord) -> str:
+    if not run.usage:
         return "0"
-    counted = f" ({number(found.usage.counted_tokens)} counted here)" if found.usage.counted_tokens else ""
-    return number(found.usage.input_tokens + found.usage.output_tokens) + counted
+    counted = f" ({number(run.usage.counted_tokens)} counted here)" if run.usage.counted_tokens else ""
+    return number(run.usage.input_tokens + run.usage.output_tokens) + counted
 
 
 def _ago(seconds: float) -> str:

@@ -18,16 +18,16 @@ def main() -> int:
     parser.add_argument("make", metavar="module:function", help="makes what is checked")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("laws", nargs="*", help="only these laws")
-    given = parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args()
     sys.path.insert(0, str(Path.cwd()))
-    module, _, name = given.make.partition(":")
+    module, _, name = options.make.partition(":")
     try:
         make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        parser.error(f"{given.make} cannot be imported ({error})")
-    found = report(given.kind, make, given.laws, subject=given.make)
-    sys.stdout.write(f"{found.json() if given.json else found}\n")
-    return 0 if found.ok else 1
+        parser.error(f"{options.make} cannot be imported ({error})")
+    result = report(options.kind, make, options.laws, subject=options.make)
+    sys.stdout.write(f"{result.json() if options.json else result}\n")
+    return 0 if result.ok else 1
 
 
 if __name__ == "__main__":

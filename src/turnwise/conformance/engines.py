@@ -133,8 +133,8 @@ class _Stage:
         return turn
 
     async def events(self, run_id: str) -> list[Event]:
-        found, _, _ = await self.core.reads.events(0, 1_000_000)
-        return [event for event in found if event.run_id == run_id]
+        events, _, _ = await self.core.reads.events(0, 1_000_000)
+        return [event for event in events if event.run_id == run_id]
 
 
 def _check_next(blocks: tuple[AnyBlock, ...]) -> None:
@@ -176,24 +176,24 @@ async def check_what_is_streamed_is_what_is_answered(engine: EngineBuilder) -> N
     events = await stage.events(run_id)
     equal(Ledger.replay(events).blocks(), list(turn.output), "what the events tell")
     equal([event.kind for event in events if event.terminal], ["run_completed"], "its terminal events")
-    ended = next(at for at, event in enumerate(events) if event.terminal)
+    ended = next(index for index, event in enumerate(events) if event.terminal)
     streamed = [event for event in events[:ended] if event.kind == "text_delta"]
     if streamed:
-        told = Ledger.replay(events[:ended])
-        text = "".join(block.text for block in told.blocks() if isinstance(block, Text))
+        ledger = Ledger.replay(events[:ended])
+        text = "".join(block.text for block in ledger.blocks() if isinstance(block, Text))
         answered = "".join(block.text for block in turn.output if isinstance(block, Text))
         equal(text, answered, "the text that was streamed")
 
 
 @_law
 async def check_a_cancel_ends_the_run(engine: EngineBuilder) -> None:
-    """Within the grace; what was said stays, the next request is valid, and the session goes on."""
+    """Within the grace period. The text so far stays, the next request is valid, and the session goes on."""
     stage = await _Stage.opened(engine)
     run_id = await stage.start(LONG)
-    after, is_ended, found = 0, False, list[Event]()
-    while not is_ended and not any(event.kind == "text_delta" for event in found):
-        found, after, is_ended = await stage.core.reads.events(after, 1000, run_id=run_id, timeout_s=LONG_S)
-        if not found:
+    after, is_ended, events = 0, False, list[Event]()
+    while not is_ended and not any(event.kind == "text_delta" for event in events):
+        events, after, is_ended = await stage.core.reads.events(after, 1000, run_id=run_id, timeout_s=LONG_S)
+        if not events:
             break
     began = asyncio.get_running_loop().time()
     await stage.core.admission.cancel("enough", run_id)
@@ -212,7 +212,7 @@ async def check_a_cancel_ends_the_run(engine: EngineBuilder) -> None:
 
 @_law
 async def check_a_failure_ends_only_its_run(engine: EngineBuilder) -> None:
-    """As failed, with a reason; what was said before stays, and the next request is valid."""
+    """As failed, with a reason. The text before stays, and the next request is valid."""
     stage = await _Stage.opened(engine)
     run, turn = await stage.ended(await stage.start(SHORT))
     if run.state == "completed":
@@ -230,9 +230,9 @@ async def check_a_run_is_resumed_after_its_process_is_lost(engine: EngineBuilder
     """Another process takes the session over in the middle of a run, which then completes, once."""
     stage = await _Stage.opened(engine, on_lost="resume")
     run_id = await stage.start(SHORT)
-    other = _Stage(engine, stage.store, on_lost="resume")
-    await other.core.transactor.activate()
-    turn = await other.completed(run_id)
+    second = _Stage(engine, stage.store, on_lost="resume")
+    await second.core.transactor.activate()
+    turn = await second.completed(run_id)
     _check_next(turn.blocks)
     stored = await stage.store.events(SessionKey("session"))
     equal([event.kind for event in stored if event.terminal], ["run_completed"], "its terminal events")
@@ -246,8 +246,8 @@ async def check_sessions_do_not_mix(engine: EngineBuilder) -> None:
     stages = [await _Stage.opened(engine) for _ in range(10)]
     runs = await asyncio.gather(*(stage.start(f"{SHORT} ({number})") for number, stage in enumerate(stages)))
     turns = await asyncio.gather(*(stage.completed(run_id) for stage, run_id in zip(stages, runs, strict=True)))
-    asked = [[block.text for block in turn.asked if isinstance(block, User)] for turn in turns]
-    equal(asked, [[f"{SHORT} ({number})"] for number in range(10)], "what each was asked")
+    prompts = [[block.text for block in turn.asked if isinstance(block, User)] for turn in turns]
+    equal(prompts, [[f"{SHORT} ({number})"] for number in range(10)], "what each was asked")
 
 
 @_law
@@ -257,7 +257,11 @@ async def check_parameters_are_applied_or_refused(engine: EngineBuilder) -> None
     builder = stage.builder
     for model, params in ((None, {"temperature": 0.5}), (None, {"max_output_tokens": 64}), ("another-model", {})):
         refused = builder.not_taken(model, params) if isinstance(builder, Steerable) else {"": "it takes none"}
-        equal(all(isinstance(why, str) and why for why in refused.values()), True, "whether each refusal says why")
+        equal(
+            all(isinstance(reason, str) and reason for reason in refused.values()),
+            True,
+            "whether each refusal says why",
+        )
         try:
             run_id = await stage.start(SHORT, model=model, params=params)
         except InvalidInputError as error:
@@ -313,9 +317,9 @@ async def check_what_it_refuses_is_not_stored(engine: EngineBuilder) -> None:
     tried: list[Image | Document] = [Image(data="AAAA", media_type="image/tiff"), Image(url="https://a.example/b.png")]
     tried.append(Document(name="a.bin", data="AAAA", media_type="application/octet-stream"))
     for block in tried:
-        why = builder.refuses(block)
-        equal(why is None or bool(why), True, "whether a refusal says why")
-        if why is None:
+        reason = builder.refuses(block)
+        equal(reason is None or bool(reason), True, "whether a refusal says why")
+        if reason is None:
             continue
         try:
             await stage.core.admission.append([block], new_id())

@@ -51,23 +51,23 @@ async def _managers(placement: Placement) -> AsyncIterator[tuple[AsyncSessionMan
         engine = EchoEngine(token_delay_s=WORD_S)
         return AsyncSessionManager(f"memory://{name}", engine=engine, placement=placement, namespace=f"laws-{name}")
 
-    async with manager() as one, manager() as other:
-        yield one, other
-        for session in await one.list():
+    async with manager() as first, manager() as second:
+        yield first, second
+        for session in await first.list():
             with suppress(SessionNotFoundError):  # a delete whose answer was lost is repeated, and finds nothing
-                await (await one.get(session.session_id)).delete()
+                await (await first.get(session.session_id)).delete()
 
 
 @_law
 async def check_a_session_has_one_process_for_all_callers(placement: Placement) -> None:
     """Two managers with an equal placement reach the same one; runs of one session follow one another."""
-    async with _managers(placement) as (one, other):
-        session = await one.open("s")
+    async with _managers(placement) as (first, second):
+        session = await first.open("s")
         run = await session.run("one two three four five six seven eight")
-        again = await (await other.open("s")).info()
+        again = await (await second.open("s")).info()
         equal(again.pid, (await session.info()).pid, "the process that the second manager reaches")
-        await refuses(SessionBusyError, (await other.open("s")).run("two"), "a run beside another")
-        queued = await (await other.open("s")).run("next", if_busy="enqueue")
+        await refuses(SessionBusyError, (await second.open("s")).run("two"), "a run beside another")
+        queued = await (await second.open("s")).run("next", if_busy="enqueue")
         equal((await queued.wait(LONG_S)).text, "next", "the answer of the queued run")
         equal((await run.wait(LONG_S)).index, 0, "the turn of the first run")
 
@@ -75,9 +75,9 @@ async def check_a_session_has_one_process_for_all_callers(placement: Placement) 
 @_law
 async def check_sessions_run_beside_one_another(placement: Placement) -> None:
     """Each with its own prompts."""
-    async with _managers(placement) as (one, other):
-        sessions = [await (one, other)[number % 2].open(f"s{number}") for number in range(4)]
-        runs = await asyncio.gather(*(session.run(f"answer {at}") for at, session in enumerate(sessions)))
+    async with _managers(placement) as (first, second):
+        sessions = [await (first, second)[number % 2].open(f"s{number}") for number in range(4)]
+        runs = await asyncio.gather(*(session.run(f"answer {index}") for index, session in enumerate(sessions)))
         turns = await asyncio.gather(*(run.wait(LONG_S) for run in runs))
         equal([turn.text for turn in turns], [f"answer {number}" for number in range(4)], "the answers")
 
@@ -85,31 +85,31 @@ async def check_sessions_run_beside_one_another(placement: Placement) -> None:
 @_law
 async def check_a_run_is_cancelled_from_another_manager(placement: Placement) -> None:
     """By a handle that was pickled; the session goes on."""
-    async with _managers(placement) as (one, other):
-        run = await (await one.open("s")).run("word " * 1000)
-        copy = pickle.loads(pickle.dumps(await other.execution(run.run_id)))  # noqa: S301 - made here
+    async with _managers(placement) as (first, second):
+        run = await (await first.open("s")).run("word " * 1000)
+        copy = pickle.loads(pickle.dumps(await second.execution(run.run_id)))  # noqa: S301 - made here
         await copy.cancel("enough")
         equal((await run.info()).state, "cancelled", "how the run ended")
-        turn = await (await (await other.open("s")).run("hello")).wait(LONG_S)
+        turn = await (await (await second.open("s")).run("hello")).wait(LONG_S)
         equal(turn.text, "hello", "the answer of the next run")
 
 
 @_law
 async def check_a_killed_process_comes_back_with_what_was_acknowledged(placement: Placement) -> None:
     """The run that was lost ends, once; turns that were acknowledged are there, and the next run continues them."""
-    async with _managers(placement) as (one, other):
-        session = await one.open("s")
+    async with _managers(placement) as (first, second):
+        session = await first.open("s")
         equal((await (await session.run("first")).wait(LONG_S)).text, "first", "the first answer")
         lost = await session.run("word " * 1000)
         pid = (await session.info()).pid
         if pid is None:
             raise AssertionError("the session has no process while a run is active")
         os.kill(pid, signal.SIGKILL)
-        seen = await other.execution(lost.run_id)
-        while (await seen.info()).state == "running":
-            await (await other.open("s")).refresh()
-        equal((await seen.info()).state, "interrupted", "how the lost run ended")
-        turn = await (await (await other.open("s")).run("last")).wait(LONG_S)
+        followed = await second.execution(lost.run_id)
+        while (await followed.info()).state == "running":
+            await (await second.open("s")).refresh()
+        equal((await followed.info()).state, "interrupted", "how the lost run ended")
+        turn = await (await (await second.open("s")).run("last")).wait(LONG_S)
         equal((turn.text, turn.index), ("last", 2), "the next answer")
         kinds = [event.kind for event in await session.events() if event.run_id == lost.run_id and event.terminal]
         equal(kinds, ["run_interrupted"], "the terminal events of the lost run")

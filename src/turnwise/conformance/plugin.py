@@ -36,14 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def _asked(config: pytest.Config) -> Iterator[tuple[Kind, str]]:
+def _requested(config: pytest.Config) -> Iterator[tuple[Kind, str]]:
     for kind in get_args(Kind):
         yield from ((kind, name) for name in config.getoption(f"turnwise_{kind.replace('-', '_')}"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect no files if only laws were asked for."""
-    if any(_asked(config)) and config.args_source is not pytest.Config.ArgsSource.ARGS:
+    if any(_requested(config)) and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = []
     _REPORTS.clear()
 
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add the laws in front of the tests."""
     laws: list[pytest.Item] = []
-    for kind, name in _asked(config):
+    for kind, name in _requested(config):
         group = _Laws.from_parent(session, name=f"{kind} {name}", kind=kind, make_name=name)
         laws += group.collect()
     items[:0] = laws
@@ -76,8 +76,8 @@ class _Laws(pytest.Collector):
         if self.kind != "strategy":
             return next(outcomes_of(self.kind, loaded(self.make_name), [law]))
         if self._outcomes is None:
-            found = outcomes_of(self.kind, loaded(self.make_name), laws_of(self.kind))
-            self._outcomes = {outcome.law: outcome for outcome in found}
+            outcomes = outcomes_of(self.kind, loaded(self.make_name), laws_of(self.kind))
+            self._outcomes = {outcome.law: outcome for outcome in outcomes}
         return self._outcomes[law]
 
 
@@ -121,14 +121,14 @@ def loaded(name: str) -> Any:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in filter(None, attribute.split(".")):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise pytest.UsageError(f"{name} cannot be imported ({error}): pass module:function") from error
-    if not callable(found):
+    if not callable(value):
         raise pytest.UsageError(f"{name} is no function: pass module:function, which makes what is checked")
-    return found
+    return value
 
 
 def reports() -> Iterable[Report]:
@@ -138,8 +138,8 @@ def reports() -> Iterable[Report]:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print the tables, and write them to the file."""
-    for each in reports():
+    for report in reports():
         terminalreporter.section("laws of turnwise")
-        terminalreporter.write_line(str(each))
+        terminalreporter.write_line(str(report))
     if path := config.getoption("turnwise_report"):
-        Path(path).write_text("".join(f"{each.json()}\n" for each in reports()), encoding="utf-8")
+        Path(path).write_text("".join(f"{report.json()}\n" for report in reports()), encoding="utf-8")

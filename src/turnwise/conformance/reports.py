@@ -45,7 +45,7 @@ SEEDS = 200
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of one law."""
+    """The outcome of one law."""
 
     law: str
     verdict: Verdict
@@ -56,7 +56,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Report:
-    """What came out of all laws of a kind."""
+    """The outcomes of all laws of a kind."""
 
     kind: Kind
     subject: str
@@ -76,8 +76,8 @@ class Report:
         width = max((len(outcome.law) for outcome in self.outcomes), default=0)
         lines = [f"{self.kind}: {self.subject}"]
         for outcome in self.outcomes:
-            why = f"  {' '.join(outcome.why.split())[:300]}" if outcome.why else ""
-            lines.append(f"  {outcome.verdict:7}  {outcome.law:{width}}{why}".rstrip())
+            reason = f"  {' '.join(outcome.why.split())[:300]}" if outcome.why else ""
+            lines.append(f"  {outcome.verdict:7}  {outcome.law:{width}}{reason}".rstrip())
         counts = [f"{self.count(verdict)} {verdict}" for verdict in get_args(Verdict)]
         return "\n".join([*lines, f"  {len(self.outcomes)} laws: {', '.join(counts)}"])
 
@@ -122,10 +122,10 @@ def report(kind: Kind, make: Make, laws: Sequence[str] = (), *, subject: str = "
     Raises:
         InvalidInputError: there is no such kind, or no such law.
     """
-    known = laws_of(kind)
-    if unknown := [law for law in laws if law not in known]:
-        raise InvalidInputError("laws", shown(unknown[0]), f"must be one of {', '.join(known)}")
-    outcomes = tuple(outcomes_of(kind, make, laws or known))
+    names = laws_of(kind)
+    if unknown := [law for law in laws if law not in names]:
+        raise InvalidInputError("laws", shown(unknown[0]), f"must be one of {', '.join(names)}")
+    outcomes = tuple(outcomes_of(kind, make, laws or names))
     return Report(kind, subject or getattr(make, "__qualname__", repr(make)), outcomes)
 
 
@@ -134,22 +134,24 @@ def outcomes_of(kind: Kind, make: Make, laws: Sequence[str]) -> Iterator[Outcome
     if kind == "strategy":
         yield from _of_strategy(make, laws)
         return
-    found = {} if kind == "read-only-memory" else {_name(law): law for law in _laws(kind)}
+    laws_by_name = {} if kind == "read-only-memory" else {_name(law): law for law in _laws(kind)}
     for name in laws:
         began = time.perf_counter()
         verdict: Verdict = "passed"
-        why = ""
+        reason = ""
         try:
-            _run(_check(found.get(name), name, make))
+            _run(_check(laws_by_name.get(name), name, make))
         except SkippedError as error:
-            verdict, why = "skipped", str(error)
+            verdict, reason = "skipped", str(error)
         except Exception as error:  # noqa: BLE001 - what is checked may raise anything
             if isinstance(error.__cause__, SkippedError):
-                verdict, why = "skipped", str(error.__cause__)
+                verdict, reason = "skipped", str(error.__cause__)
             else:
                 verdict = "failed"
-                why = str(error).removeprefix(f"check_{name}: ") if isinstance(error, AssertionError) else repr(error)
-        yield Outcome(name, verdict, why, round(time.perf_counter() - began, 3))
+                reason = (
+                    str(error).removeprefix(f"check_{name}: ") if isinstance(error, AssertionError) else repr(error)
+                )
+        yield Outcome(name, verdict, reason, round(time.perf_counter() - began, 3))
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -159,10 +161,10 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         loop.run_until_complete(work)
     finally:
         loop.set_exception_handler(lambda *_: None)
-        if left := asyncio.all_tasks(loop):
-            for task in left:
+        if tasks := asyncio.all_tasks(loop):
+            for task in tasks:
                 task.cancel()
-            loop.run_until_complete(asyncio.wait(left, timeout=LEFT_S))
+            loop.run_until_complete(asyncio.wait(tasks, timeout=LEFT_S))
         loop.close()
 
 
@@ -172,15 +174,15 @@ async def _check(law: Any, name: str, make: Make) -> None:
 
         await check_read_only_memory(make)
         return
-    made = [make(name) for _ in inspect.signature(law).parameters]
-    if None in made:
+    objects = [make(name) for _ in inspect.signature(law).parameters]
+    if None in objects:
         raise SkippedError("make returned None for this law")
     try:
-        await law(*made)
+        await law(*objects)
     finally:
-        for each in made:
-            if hasattr(each, "close"):
-                await each.close()
+        for instance in objects:
+            if hasattr(instance, "close"):
+                await instance.close()
 
 
 def _of_strategy(make: Make, laws: Sequence[str]) -> Iterator[Outcome]:
@@ -193,8 +195,8 @@ def _of_strategy(make: Make, laws: Sequence[str]) -> Iterator[Outcome]:
         try:
             check_strategy(make, [seed])
         except Exception as error:  # noqa: BLE001 - what is checked may raise anything
-            law, _, why = str(error).partition(": ") if isinstance(error, AssertionError) else ("decides", "", "")
-            broken.setdefault(law.replace(" ", "_") if why else "decides", why or f"{error!r} (seed {seed})")
+            law, _, reason = str(error).partition(": ") if isinstance(error, AssertionError) else ("decides", "", "")
+            broken.setdefault(law.replace(" ", "_") if reason else "decides", reason or f"{error!r} (seed {seed})")
     seconds = round((time.perf_counter() - began) / max(1, len(laws)), 3)
     for law in laws:
         yield Outcome(law, "failed" if law in broken else "passed", broken.get(law, ""), seconds)

@@ -9,15 +9,28 @@ from typing import Any
 
 from fastapi import FastAPI
 from nicegui import Client, core, ui
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
 
-from turnwise.console import pages, sockets
-from turnwise.console.gate import Gate
-from turnwise.console.sockets import PageSocket
-from turnwise.console.viewer import SCOPE_KEY, Viewer
+from turnwise.console.access import sockets
+from turnwise.console.access.gate import Gate
+from turnwise.console.access.sockets import PageSocket
+from turnwise.console.access.viewer import SCOPE_KEY, Viewer
+from turnwise.console.elements.style import STYLE
+from turnwise.console.pages.conversation import conversation_page
+from turnwise.console.pages.hosts import hosts_page
+from turnwise.console.pages.memories import memories_page
+from turnwise.console.pages.sessions import sessions_page
+from turnwise.console.pages.usage import usage_page
 from turnwise.errors import TurnwiseError
 from turnwise.http.auth import Identity
-from turnwise.http.log import escaped, indented
+from turnwise.http.server.log import escaped, indented
 from turnwise.http.service import Service
+
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="8" fill="#2456c7"/>'
+    '<path d="M8 11h16M8 16h10M8 21h13" stroke="#fff" stroke-width="3" stroke-linecap="round"/></svg>'
+)
 
 
 def mount(app: FastAPI, service: Service, path: str = "/console") -> None:
@@ -86,11 +99,11 @@ def _shell() -> FastAPI:
         for handler in list(log.handlers):  # by which packages write to stderr whatever the program has configured
             log.removeHandler(handler)
     shell = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    pages.register()
+    _add_pages()
     ui.run_with(
         shell,
         title="turnwise",
-        favicon=pages.ICON,
+        favicon=ICON,
         dark=None,
         language="en-US",
         tailwind=False,
@@ -104,6 +117,22 @@ def _shell() -> FastAPI:
     return shell
 
 
+@cache
+def _add_pages() -> None:
+    """Make the pages known to NiceGUI, once in a process."""
+    ui.add_head_html(STYLE, shared=True)
+    ui.page("/sessions")(sessions_page)
+    ui.page("/session")(conversation_page)
+    ui.page("/memories")(memories_page)
+    ui.page("/usage")(usage_page)
+    ui.page("/hosts")(hosts_page)
+    ui.page("/")(_start)
+
+
+def _start(request: Request) -> RedirectResponse:
+    return RedirectResponse(Viewer.of(request.scope).url("sessions"))
+
+
 def _owner(page: str) -> Viewer | None:
     client: Any = Client.instances.get(page)
     return client.request.scope.get(SCOPE_KEY) if client else None
@@ -114,11 +143,11 @@ def _joined(transport: str) -> PageSocket | None:
 
 
 async def _end_pages(identity: Identity | None, page: str | None = None) -> None:
-    """End a page, or all of somebody: it does nothing more, and browsers load it again, or the login."""
-    for each in list(Client.instances):
-        if (viewer := _owner(each)) and viewer.identity == identity and page in (None, each):
+    """End a page, or all pages of an identity: it does nothing more, and browsers load it again, or the login."""
+    for page_id in list(Client.instances):
+        if (viewer := _owner(page_id)) and viewer.identity == identity and page in (None, page_id):
             viewer.ended.set()
             reload = "setTimeout(() => location.reload(), 200)"  # the cookie goes first
-            await core.sio.emit("run_javascript", {"code": reload}, room=each)
-            if client := Client.instances.get(each):
+            await core.sio.emit("run_javascript", {"code": reload}, room=page_id)
+            if client := Client.instances.get(page_id):
                 client.delete()

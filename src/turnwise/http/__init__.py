@@ -1,9 +1,9 @@
 """The service: turnwise over HTTP, as an ASGI app. Install it with `turnwise[http]`.
 
-`app.py` puts the app together; `service.py` is what its requests share; `auth.py` says whose request it is;
-`sessions.py` and its neighbours are the native API under `/v1`; `openai/` is OpenAI's dialect under `/openai/v1`.
-Nothing here can do what the Python API cannot: each request is a few calls of an `AsyncSessionManager`.
-Public names are imported from `turnwise.http`.
+`app.py` puts the app together; `service.py` has what its requests share; `auth.py` finds the user of a request;
+`native/` is the API under `/v1`, `openai/` OpenAI's under `/openai/v1`, `front_ends/` those of chat front ends;
+`middleware/` refuses requests before a route; `server/` is the process. Each request is a few calls of an
+`AsyncSessionManager`. Import public names from `turnwise.http`.
 """
 
 from turnwise._exports import exports

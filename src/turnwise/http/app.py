@@ -18,19 +18,20 @@ from turnwise import __version__
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.adapters.front_ends.vercel import VercelEncoder
 from turnwise.errors import ConfigError
-from turnwise.http import health, memories, problems, runs, sessions
+from turnwise.http import health, problems
 from turnwise.http.auth import Auth
 from turnwise.http.config import ServiceConfig, Source
-from turnwise.http.counts import CountLimits
-from turnwise.http.credentials import Credentials, asked_once
 from turnwise.http.front_ends import ui
-from turnwise.http.limits import SizeLimits, refused
+from turnwise.http.middleware.counts import CountLimits
+from turnwise.http.middleware.credentials import Credentials, remembering
+from turnwise.http.middleware.limits import SizeLimits, refused
+from turnwise.http.middleware.origins import SameSite
+from turnwise.http.middleware.paths import SegmentPaths
+from turnwise.http.middleware.tracing import TraceContext
+from turnwise.http.native import memories, runs, sessions
 from turnwise.http.openai import chat, conversations, errors, models, responses
-from turnwise.http.origins import SameSite
-from turnwise.http.paths import SegmentPaths
 from turnwise.http.service import Service
 from turnwise.http.settings import HttpSettings
-from turnwise.http.tracing import TraceContext
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def create_app(
             raise ConfigError("manager", "ServiceConfig", "it says who makes a request, and has the limits: omit these")
         return _configured(manager)
     if auth is not None:
-        auth = asked_once(auth)
+        auth = remembering(auth)
     service = Service(manager, settings or HttpSettings(), auth)
 
     @asynccontextmanager
@@ -124,13 +125,13 @@ def create_app(
 
 def _configured(config: ServiceConfig) -> FastAPI:
     """Return the app of a configuration, with a manager of its own."""
-    made = import_module("turnwise.http.assembly").assemble(config, Source(None, "", {}))
-    app: FastAPI = made.app
+    assembly = import_module("turnwise.http.assembly").assemble(config, Source(None, "", {}))
+    app: FastAPI = assembly.app
     inner = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with made.manager, inner(app):
+        async with assembly.manager, inner(app):
             yield
 
     app.router.lifespan_context = lifespan

@@ -19,7 +19,7 @@ from turnwise.errors import ConfigError
 from turnwise.http.app import create_app
 from turnwise.http.auth import Auth, BearerTokens
 from turnwise.http.config import EngineConfig, MemoryTable, ServiceConfig, Source
-from turnwise.http.origins import KnownHosts
+from turnwise.http.middleware.origins import KnownHosts
 from turnwise.http.service import Service
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
@@ -111,8 +111,10 @@ def check_reach(config: ServiceConfig, source: Source) -> None:
         ConfigError: the service has no tokens and another host than loopback.
     """
     if config.host not in LOOPBACK and not config.has_auth and not config.anonymous:
-        why = "without tokens, everybody who reaches it may do everything: give --tokens FILE, or listen on 127.0.0.1"
-        raise source.error(("host",), config.host, why)
+        reason = (
+            "without tokens, everybody who reaches it may do everything: give --tokens FILE, or listen on 127.0.0.1"
+        )
+        raise source.error(("host",), config.host, reason)
 
 
 def imported(path: str) -> Any:
@@ -125,15 +127,15 @@ def imported(path: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except Exception as error:
-        why = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
-        raise ConfigError("object", path, why) from error
+        reason = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
+        raise ConfigError("object", path, reason) from error
 
 
 def _imported(path: str, kind: Any) -> Any:
-    found = imported(path)
-    if not isinstance(found, kind) or isinstance(found, type):
-        raise ConfigError("object", path, f"it is a {type(found).__name__} and no {kind.__name__}")
-    return found
+    value = imported(path)
+    if not isinstance(value, kind) or isinstance(value, type):
+        raise ConfigError("object", path, f"it is a {type(value).__name__} and no {kind.__name__}")
+    return value
 
 
 def _engines(config: ServiceConfig, source: Source) -> dict[str, EngineBuilder]:
@@ -149,16 +151,16 @@ def _engine(table: EngineConfig, source: Source, path: tuple[str, str]) -> Engin
         with source.at(*path, "object"):
             return cast(EngineBuilder, _imported(table.object, EngineBuilder))
     tools: list[Tool] = []
-    for n, each in enumerate(table.tools):
+    for n, tool_path in enumerate(table.tools):
         with source.at(*path, "tools", n):
-            found = imported(each)
-            tools += found if isinstance(found, list) else [_imported(each, Tool)]
-    given = table.model_dump(
+            value = imported(tool_path)
+            tools += value if isinstance(value, list) else [_imported(tool_path, Tool)]
+    settings = table.model_dump(
         exclude_unset=True, exclude={"object", "key", "tools", "max_steps", "tool_timeout_s", "azure"}
     )
     with source.within(*path):
         registry = ToolRegistry(*tools, max_steps=table.max_steps, timeout_s=table.tool_timeout_s)
-        return OpenAIEngine(**given, azure=table.azure, api_key=_key(table, source, path), tools=registry)
+        return OpenAIEngine(**settings, azure=table.azure, api_key=_key(table, source, path), tools=registry)
 
 
 def _key(table: EngineConfig, source: Source, path: tuple[str, str]) -> str | None:
@@ -168,8 +170,8 @@ def _key(table: EngineConfig, source: Source, path: tuple[str, str]) -> str | No
     if key:
         return key
     if table.key or not (table.base_url or os.environ.get("OPENAI_BASE_URL")):
-        why = "the environment variable with the key is not set: set it, name another as 'key', or try --demo"
-        raise source.error((*path, "key"), name, why)
+        reason = "the environment variable with the key is not set: set it, name another as 'key', or try --demo"
+        raise source.error((*path, "key"), name, reason)
     return None
 
 
@@ -212,32 +214,32 @@ def overflow_of(
 ) -> OverflowStrategy | Literal["default"] | None:
     """Return the strategy that is configured, "default" for the manager's own, or None for none."""
     table = config.overflow
-    given = table.model_dump(exclude_unset=True, exclude={"strategy", "object", "engine"})
+    settings = table.model_dump(exclude_unset=True, exclude={"strategy", "object", "engine"})
     if table.object:
         with source.at("overflow", "object"):
             return cast(OverflowStrategy, _imported(table.object, OverflowStrategy))
     strategy = _STRATEGIES.get(str(table.strategy))
     taken = set(getattr(strategy, "__dataclass_fields__", ()))
-    for key in given:
+    for key in settings:
         if key not in taken:
-            raise source.error(("overflow", key), given[key], f"the strategy {table.strategy!r} takes no such key")
+            raise source.error(("overflow", key), settings[key], f"the strategy {table.strategy!r} takes no such key")
     if table.engine and strategy is not Summarize:
         raise source.error(("overflow", "engine"), table.engine, "only 'summarize' has an engine")
     if strategy is None:
         return "default" if table.strategy == "default" else None
     with source.within("overflow"):
         if strategy is Summarize:
-            return Summarize(_named(table.engine, engines, source, ("overflow", "engine")), **given)
-        return cast(OverflowStrategy, strategy(**given))
+            return Summarize(_named(table.engine, engines, source, ("overflow", "engine")), **settings)
+        return cast(OverflowStrategy, strategy(**settings))
 
 
 def _auth(config: ServiceConfig, source: Source) -> Auth | None:
     if config.auth:
         with source.at("auth"):
-            found = imported(config.auth)
-            if not callable(found):
+            function = imported(config.auth)
+            if not callable(function):
                 raise ConfigError("auth", config.auth, "it is no function")
-            return cast(Auth, found)
+            return cast(Auth, function)
     if config.tokens:
         with source.at("tokens"):
             return BearerTokens.from_file(config.tokens)
@@ -249,11 +251,11 @@ def _auth(config: ServiceConfig, source: Source) -> Auth | None:
 
 def _mount_console(app: FastAPI, config: ServiceConfig, source: Source) -> None:
     if config.workers > 1:
-        why = "a page's requests must all reach one process: use one worker, or run `turnwise console` beside them"
-        raise source.error(("console",), value=True, why=why)
+        reason = "a page's requests must all reach one process: use one worker, or run `turnwise console` beside them"
+        raise source.error(("console",), value=True, reason=reason)
     try:
         console = importlib.import_module("turnwise.console")
     except ModuleNotFoundError as error:
-        why = f"there is no module {error.name}: pip install 'turnwise[console]'"
-        raise source.error(("console",), value=True, why=why) from None
+        reason = f"there is no module {error.name}: pip install 'turnwise[console]'"
+        raise source.error(("console",), value=True, reason=reason) from None
     console.mount(app, app.state.service)

@@ -1,6 +1,6 @@
 """Whose request it is: `Auth`, and `BearerTokens`, which reads tokens from a mapping, a file or the environment.
 
-The user of a request comes from here and never from its body, so nobody can name somebody else.
+The user of a request comes from here and never from its body, so no client can act as another user.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ that is done there and every few seconds, so that a login that is not valid any 
 
 async def identify(auth: Auth, connection: HTTPConnection) -> Identity | None:
     """Return who makes a request, by a caller's function."""
-    found = auth(connection)
-    if inspect.isawaitable(found):
-        found = await found
-    return Identity(found) if isinstance(found, str) else found
+    identity = auth(connection)
+    if inspect.isawaitable(identity):
+        identity = await identity
+    return Identity(identity) if isinstance(identity, str) else identity
 
 
 def bearer_token(authorization: str) -> str | None:
@@ -85,8 +85,8 @@ class BearerTokens:
                 )
             if " " in token or not name:
                 raise ConfigError("tokens", shown(name), "a token has no spaces, and its user has a name")
-        found = {_digest(token): user for token, user in users.items()}
-        self._users = {key: Identity(user) if isinstance(user, str) else user for key, user in found.items()}
+        users_by_digest = {_digest(token): user for token, user in users.items()}
+        self._users = {key: Identity(user) if isinstance(user, str) else user for key, user in users_by_digest.items()}
 
     @classmethod
     def from_file(cls, path: str | Path) -> BearerTokens:
@@ -116,13 +116,13 @@ class BearerTokens:
     def _from_json(cls, text: str, source: str) -> BearerTokens:
         form = 'it must hold a JSON object such as {"a-secret-token": "ann", "another-token": {"user": "bob"}}'
         try:
-            found = json.loads(text)
+            entries = json.loads(text)
         except ValueError:
             raise ConfigError("tokens", shown(source), form) from None
-        if not isinstance(found, dict):
+        if not isinstance(entries, dict):
             raise ConfigError("tokens", shown(source), form)
         users: dict[str, str | Identity] = {}
-        for token, user in found.items():
+        for token, user in entries.items():
             match user:
                 case str():
                     users[token] = user
@@ -138,11 +138,11 @@ class BearerTokens:
 
     def find(self, token: str) -> Identity | None:
         """Return whose token this is. Takes as long for any wrong one."""
-        digest, found = _digest(token), None
-        for known, user in self._users.items():
-            if hmac.compare_digest(known, digest):
-                found = user
-        return found
+        digest, identity = _digest(token), None
+        for stored_digest, user in self._users.items():
+            if hmac.compare_digest(stored_digest, digest):
+                identity = user
+        return identity
 
 
 _SHORTEST = 16

@@ -17,20 +17,20 @@ Bounds = Mapping[str, tuple[str, int]]
 """By the names of fields, as requests have them: the bound's name, and how many members the field may have."""
 
 
-def _within_bounds(cls: type[Any], given: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+def _within_bounds(cls: type[Any], value: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
     """Refuse a list or an object with more members than `bounds` of the class says, before they are looked at."""
     bounds: Bounds = getattr(cls, "bounds", {})
-    if isinstance(given, dict):
+    if isinstance(value, dict):
         for name, (limit, most) in bounds.items():
-            if isinstance(members := given.get(name), list | dict):
+            if isinstance(members := value.get(name), list | dict):
                 check_count(name, len(members), limit, most)
     try:
-        return handler(given)
+        return handler(value)
     except ValidationError as error:
         if (count := error.error_count()) <= MAX_ERRORS:
             raise
-    why = "it has {count} errors, and {most} are the most that are listed"
-    raise PydanticCustomError("too_many_errors", why, {"count": count, "most": MAX_ERRORS})
+    reason = "it has {count} errors, and {most} are the most that are listed"
+    raise PydanticCustomError("too_many_errors", reason, {"count": count, "most": MAX_ERRORS})
 
 
 within_bounds: Any = model_validator(mode="wrap")(_within_bounds)

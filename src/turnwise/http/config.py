@@ -164,7 +164,7 @@ class OverflowTable(Section):
 
 
 class ServiceConfig(BaseSettings):
-    """Everything that a service is told. Make it with `load`, which names the place of a mistake."""
+    """All settings of a service. Make it with `load`, which names the place of a mistake."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -217,7 +217,7 @@ class ServiceConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _one_auth(self) -> Self:
-        if sum(each is not None for each in (self.tokens, self.tokens_variable, self.auth)) > 1:
+        if sum(setting is not None for setting in (self.tokens, self.tokens_variable, self.auth)) > 1:
             raise ValueError("give one of 'tokens', 'tokens_variable' and 'auth'")
         return self
 
@@ -246,22 +246,22 @@ _FILE: ContextVar[dict[str, Any]] = ContextVar("turnwise_service_file", default=
 class Source:
     """Where the values of a configuration come from, to say where a wrong one is."""
 
-    def __init__(self, name: str | None, text: str, given: Mapping[str, Any]) -> None:
+    def __init__(self, name: str | None, text: str, overrides: Mapping[str, Any]) -> None:
         self._name = name
         self._text = text
-        self._given = given
+        self._overrides = overrides
 
-    def error(self, path: KeyPath, value: object, why: str) -> ConfigError:
+    def error(self, path: KeyPath, value: object, reason: str) -> ConfigError:
         """Return the error about a key: it names the file's line, or the variable, that has the key."""
         key = ".".join(map(str, path)) or "the configuration"
         for size in range(len(path), 0, -1):
             variable = PREFIX + "__".join(map(str, path[:size])).upper()
-            if variable in os.environ and path[0] not in self._given:
-                return ConfigError(f"{variable}: {key}", value, why)
-        if self._name and path[:1] and path[0] not in self._given:
+            if variable in os.environ and path[0] not in self._overrides:
+                return ConfigError(f"{variable}: {key}", value, reason)
+        if self._name and path[:1] and path[0] not in self._overrides:
             line = line_of(self._text, path)
-            return ConfigError(f"{self._name}:{line}: {key}" if line else f"{self._name}: {key}", value, why)
-        return ConfigError(key, value, why)
+            return ConfigError(f"{self._name}:{line}: {key}" if line else f"{self._name}: {key}", value, reason)
+        return ConfigError(key, value, reason)
 
     @contextmanager
     def at(self, *path: str | int) -> Iterator[None]:
@@ -287,7 +287,7 @@ class Source:
             raise self.error((*path, key), error.value, error.why) from error
 
 
-def load(file: str | Path | None = None, **given: Any) -> tuple[ServiceConfig, Source]:
+def load(file: str | Path | None = None, **overrides: Any) -> tuple[ServiceConfig, Source]:
     """Read a configuration: what is given here, else the environment, else the file.
 
     Raises:
@@ -303,11 +303,11 @@ def load(file: str | Path | None = None, **given: Any) -> tuple[ServiceConfig, S
             raise ConfigError("config", name, f"the file cannot be read: {error.strerror}") from None
         except ValueError as error:  # what is no UTF-8, too
             raise ConfigError("config", name, f"the file is no TOML: {error}") from None
-    source = Source(name, text, given)
+    source = Source(name, text, overrides)
     tables = _without_what_the_environment_has(tables)
     token = _FILE.set(tables)
     try:
-        return ServiceConfig(**given), source
+        return ServiceConfig(**overrides), source
     except ValidationError as error:
         raise _wrong(source, error) from None
     except SettingsError as error:
@@ -327,26 +327,26 @@ def _without_what_the_environment_has(tables: dict[str, Any]) -> dict[str, Any]:
 
 def _wrong(source: Source, error: ValidationError) -> ConfigError:
     """Return the error of the first mistake, with the others in its text."""
-    errors = [_error(source, each) for each in error.errors()]
-    first, *others = errors
-    if not others:
+    errors = [_error(source, mistake) for mistake in error.errors()]
+    first, *further = errors
+    if not further:
         return first
-    return ConfigError(first.setting, first.value, "; ".join([first.why, *map(str, others)]))
+    return ConfigError(first.setting, first.value, "; ".join([first.why, *map(str, further)]))
 
 
 def _error(source: Source, mistake: ErrorDetails) -> ConfigError:
-    path = tuple(each for each in mistake["loc"] if each not in _TAGS)
+    path = tuple(step for step in mistake["loc"] if step not in _TAGS)
     context = mistake.get("ctx", {})
     if key := context.get("key"):
         path = (*path, str(key))
-    why = mistake["msg"].removeprefix("Value error, ")
+    reason = mistake["msg"].removeprefix("Value error, ")
     value: object = mistake["input"]
     if mistake["type"] == "extra_forbidden":
         return source.error(path, "...", "there is no such key here")  # its value may be anything, such as a secret
     if isinstance(value, dict) and key:
         value = value.get(str(key))
     value = "..." if isinstance(value, dict | list) or path[-1:] == ("key",) else value
-    return source.error(path, redact(value) if isinstance(value, str) else value, why[:1].lower() + why[1:])
+    return source.error(path, redact(value) if isinstance(value, str) else value, reason[:1].lower() + reason[1:])
 
 
 _TAGS = ("made", "table")

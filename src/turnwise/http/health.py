@@ -18,7 +18,10 @@ router = APIRouter(tags=["health"])
 
 
 class Readiness:
-    """Checks the store of a service. Who asks during a check gets its outcome, so that questions cost no more."""
+    """Checks the store of a service.
+
+    A request during a check gets that check's outcome, so more requests cost no more.
+    """
 
     def __init__(self, service: Service) -> None:
         self._manager = service.manager

@@ -1,7 +1,7 @@
 """Errors as problem details (RFC 9457): the error's class, its ids, and what to do.
 
 A client finds the class in `error`, each of the error's fields beside it, and the message, which names the remedy, in
-`detail`. What belongs to another user is answered like what does not exist.
+`detail`. Another user's session or run is answered as one that does not exist.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from turnwise.errors import (
     WaitTimeoutError,
     shown,
 )
-from turnwise.http.models import name_of
+from turnwise.http.native.models import name_of
 
 STATUS: Mapping[type[TurnwiseError], int] = {
     InvalidInputError: 422,
@@ -129,15 +129,15 @@ def documented(*statuses: int, busy: bool = False) -> dict[int | str, dict[str, 
     Args:
         busy: 409 is answered while another run is active.
     """
-    found: dict[int | str, dict[str, Any]] = {}
+    problems: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         shown = {"$ref": "#/components/schemas/Problem"}
         description = "Another run is active: `run_id`; `if_busy` has what can be done." if busy else _TITLES[status]
         headers = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
-        found[status] = {"description": description, "content": {MEDIA_TYPE: {"schema": shown}}}
+        problems[status] = {"description": description, "content": {MEDIA_TYPE: {"schema": shown}}}
         if status in (429, 503):
-            found[status]["headers"] = headers
-    return found
+            problems[status]["headers"] = headers
+    return problems
 
 
 MEDIA_TYPE = "application/problem+json"
@@ -201,10 +201,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        found = [{"at": list(map(str, e["loc"])), "why": e["msg"]} for e in error.errors()]
-        first = found[0] if found else {"at": [], "why": "it cannot be read"}
+        errors = [{"at": list(map(str, e["loc"])), "why": e["msg"]} for e in error.errors()]
+        first = errors[0] if errors else {"at": [], "why": "it cannot be read"}
         detail = f"{'.'.join(first['at'])}: {first['why']}"
-        return answer(problem(422, "Invalid request", detail, error="invalid_request", errors=found))
+        return answer(problem(422, "Invalid request", detail, error="invalid_request", errors=errors))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

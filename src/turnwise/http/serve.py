@@ -19,8 +19,8 @@ from ray import serve
 from turnwise.actors.cluster.ray_runtime import connect
 from turnwise.http.assembly import Assembly, assemble
 from turnwise.http.config import ServiceConfig, Source, load
-from turnwise.http.listening import url_of
-from turnwise.http.server import SIGNALS, Ready, check_store, listen
+from turnwise.http.server.listening import url_of
+from turnwise.http.server.processes import SIGNALS, Ready, check_store, listen
 
 MAX_ONGOING = 1000
 """How many requests, streams and waits one replica answers at once. Serve's own limit of five is for models."""
@@ -37,16 +37,16 @@ class _Replica:
     """
 
     async def __init__(self, config: ServiceConfig, source: Source) -> None:  # type: ignore[misc] # as Serve takes it
-        self._made = assemble(config, source)
-        await self._made.manager.__aenter__()
+        self._assembly = assemble(config, source)
+        await self._assembly.manager.__aenter__()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return self._made.app
+        return self._assembly.app
 
     async def __del__(self) -> None:
-        if made := getattr(self, "_made", None):
-            made.service.stop()
-            await made.manager.close()
+        if assembly := getattr(self, "_assembly", None):
+            assembly.service.stop()
+            await assembly.manager.close()
 
 
 Replica: serve.Deployment = serve.deployment(
@@ -62,7 +62,7 @@ Replica: serve.Deployment = serve.deployment(
 def deployment(args: Mapping[str, Any]) -> serve.Application:
     """Return the application; for `serve run`, `serve deploy` and `serve.run`.
 
-    Who listens is Serve's business, so this cannot know who reaches it: give `tokens`, or `anonymous: true`.
+    Ray Serve opens the port to everyone: give `tokens`, or `anonymous: true`.
 
     Args:
         args: `config`, the path of a TOML file on the machine where this is called; and keys of the file, which come
@@ -71,13 +71,15 @@ def deployment(args: Mapping[str, Any]) -> serve.Application:
     Raises:
         ConfigError: a value is wrong, or neither tokens nor `anonymous` are given.
     """
-    given = dict(args)
-    file = given.pop("config", None)
+    settings = dict(args)
+    file = settings.pop("config", None)
     # Values on a command line are texts.
-    config, source = load(file, **{key: _parsed(value) for key, value in given.items()})
+    config, source = load(file, **{key: _parsed(value) for key, value in settings.items()})
     if not (config.has_auth or config.anonymous):
-        why = "whoever reaches Serve could do everything: give tokens, or set it to true if only you reach it"
-        raise source.error(("anonymous",), value=False, why=why)
+        reason = (
+            "every client that reaches Serve could do everything: give tokens, or set it to true if only you reach it"
+        )
+        raise source.error(("anonymous",), value=False, reason=reason)
     return bind(config, source)
 
 
@@ -110,35 +112,35 @@ def serve_on_ray(config: ServiceConfig, source: Source, ready: Ready) -> None:
         TurnwiseError: it cannot start: the configuration is wrong, the port is taken, the store is away, or Serve runs
             there already, with an address of its own.
     """
-    made = _checked(config, source)
+    assembly = _checked(config, source)
     asyncio.run(check_store(config, source))
     connect(logs=False)
     if serve.status().proxies:
-        why = "Serve runs on this Ray, and keeps its address: use `serve deploy`, or end it with `serve shutdown`"
-        raise source.error(("port",), config.port, why)
+        reason = "Serve runs on this Ray, and keeps its address: use `serve deploy`, or end it with `serve shutdown`"
+        raise source.error(("port",), config.port, reason)
     with listen(config, source) as bound:
         url, port = url_of(bound), bound.getsockname()[1]
     wakes, woken = socket.socketpair()
-    before = {each: signal.signal(each, lambda *_: wakes.send(b".")) for each in SIGNALS}
+    before = {number: signal.signal(number, lambda *_: wakes.send(b".")) for number in SIGNALS}
     try:
         serve.start(http_options={"host": config.host, "port": port})
         serve.run(bind(config, source), name=APP)
-        ready(made, url)
+        ready(assembly, url)
         woken.recv(1)
     finally:
         serve.delete(APP)
         if not serve.status().applications:
             serve.shutdown()
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         wakes.close()
         woken.close()
 
 
 def _checked(config: ServiceConfig, source: Source) -> Assembly:
     if config.console:
-        why = "a page's requests must all reach one process: run `turnwise console` beside the replicas"
-        raise source.error(("console",), value=True, why=why)
+        reason = "a page's requests must all reach one process: run `turnwise console` beside the replicas"
+        raise source.error(("console",), value=True, reason=reason)
     return assemble(config, source)
 
 

@@ -18,7 +18,7 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import InvalidInputError, shown
 from turnwise.http.auth import Auth, Identity, identify
-from turnwise.http.handles import Handles, Result
+from turnwise.http.native.handles import Handles, Result
 from turnwise.http.problems import TooManyStreams, Unauthorized
 from turnwise.http.settings import HttpSettings, OnDisconnect
 from turnwise.memory.conversation.sessions import DEFAULT_USER
@@ -46,17 +46,17 @@ class Service:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def identify(self, connection: HTTPConnection) -> Identity | None:
-        """Return who makes a request; None if nobody is asked.
+        """Return who makes a request; None without authentication.
 
         Raises:
             Unauthorized: the request has no valid credentials.
         """
         if self.auth is None:
             return None
-        found = await identify(self.auth, connection)
-        if found is None:
+        identity = await identify(self.auth, connection)
+        if identity is None:
             raise Unauthorized
-        return found
+        return identity
 
     @asynccontextmanager
     async def stream(self, user_id: str | None) -> AsyncIterator[None]:
@@ -84,7 +84,7 @@ class Service:
             if not self._streams[user_id]:
                 del self._streams[user_id]
 
-    def spawn(self, work: Coroutine[Any, Any, Any], what: str) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any], subject: str) -> None:
         """Do something that outlives its request; a failure is logged."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -92,7 +92,7 @@ class Service:
         def ended(task: asyncio.Task[Any]) -> None:
             self._tasks.discard(task)
             if not task.cancelled() and (error := task.exception()):
-                _log.error("%s failed", what, exc_info=error)
+                _log.error("%s failed", subject, exc_info=error)
 
         task.add_done_callback(ended)
 
@@ -124,19 +124,19 @@ class Caller:
         """The user; "default" without authentication."""
         return self.identity.user_id if self.identity else DEFAULT_USER
 
-    def room(self, *, wanted: bool = True) -> ExitStack:
+    def room(self, *, is_needed: bool = True) -> ExitStack:
         """Return room for a stream or a wait, counted until the end of a `with` block, or of the response that took it.
 
         Reserve it before anything is started: then a request is refused, or its answer can be had.
 
         Args:
-            wanted: whether the request will stream or wait; otherwise nothing is counted.
+            is_needed: whether the request will stream or wait; otherwise nothing is counted.
 
         Raises:
             TooManyStreams: the user has as many open as a user may, or the service as many as it may.
         """
         room = ExitStack()
-        if wanted:
+        if is_needed:
             room.enter_context(self.service.room(self.identity.user_id if self.identity else None))
         return room
 
@@ -159,10 +159,10 @@ class Caller:
 
 async def _caller(request: Request) -> Caller:
     service: Service = request.app.state.service
-    asked = request.headers.get(ON_DISCONNECT, service.settings.on_disconnect)
-    if asked not in ("keep", "cancel"):
-        raise InvalidInputError(ON_DISCONNECT, shown(asked), "it must be 'keep' or 'cancel'")
-    return Caller(service, await service.identify(request), "cancel" if asked == "cancel" else "keep")
+    choice = request.headers.get(ON_DISCONNECT, service.settings.on_disconnect)
+    if choice not in ("keep", "cancel"):
+        raise InvalidInputError(ON_DISCONNECT, shown(choice), "it must be 'keep' or 'cancel'")
+    return Caller(service, await service.identify(request), "cancel" if choice == "cancel" else "keep")
 
 
 Asks = Annotated[Caller, Depends(_caller)]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from turnwise.http.connections import ConnectionLimits, protocol_of
+from turnwise.http.server.connections import ConnectionLimits, protocol_of
 from turnwise.memory.conversation.ranges import MAX_COUNT, MAX_SECONDS
 
 OnDisconnect = Literal["keep", "cancel"]

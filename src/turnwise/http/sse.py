@@ -1,7 +1,7 @@
 """Server-sent events, and long polls: what a client waits for, until it leaves or the server stops.
 
-An event's id is its number, so a browser that reconnects sends the last one as `Last-Event-ID`, and the stream goes on
-right behind it: no event is missing, and none comes twice.
+An event's id is its number, so a browser that reconnects sends the last one as `Last-Event-ID`, and the stream
+continues after it: no event is missing, and none comes twice.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def encode(data: str, *, event: str | None = None, id: int | str | None = None) 
 
 def encode_events(events: Iterable[AnyEvent]) -> bytes:
     """Return events of sessions as server-sent events: named by their kinds, with their numbers as ids."""
-    return b"".join(encode(each.model_dump_json(exclude_none=True), event=each.kind, id=each.seq) for each in events)
+    return b"".join(
+        encode(event.model_dump_json(exclude_none=True), event=event.kind, id=event.seq) for event in events
+    )
 
 
 _MOST_DIGITS = len(str(2**63))
@@ -74,12 +76,12 @@ def last_event_id(request: Request, after: int = 0) -> int:
     Raises:
         InvalidInputError: the header is no number.
     """
-    given = request.headers.get("last-event-id", "").strip()
-    if not given:
+    header = request.headers.get("last-event-id", "").strip()
+    if not header:
         return after
-    if not (given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS):
-        raise InvalidInputError("Last-Event-ID", shown(given), "it must be the id of an event of this stream")
-    return int(given)
+    if not (header.isascii() and header.isdigit() and len(header) <= _MOST_DIGITS):
+        raise InvalidInputError("Last-Event-ID", shown(header), "it must be the id of an event of this stream")
+    return int(header)
 
 
 def wants_stream(
@@ -97,14 +99,14 @@ class EventStream(Response):
     """A response of server-sent events.
 
     Sends a heartbeat when nothing has come for a while. When the server stops, it ends without the rest: the client
-    comes back with `Last-Event-ID`. When the client leaves first, `left` is called, once; not if the stream had ended
-    or the server stopped. An error of turnwise ends the stream with an event `problem`. A slow reader is waited for;
-    the stream holds no more than one chunk for it, and nobody else waits.
+    comes back with `Last-Event-ID`. When the client leaves first, `on_leave` is called once; not if the stream had
+    ended or the server stopped. An error of turnwise ends the stream with an event `problem`. The stream waits for a
+    slow reader, holds one chunk for it at most, and makes nobody else wait.
 
     Args:
         caller: whose stream it is; counted from now to its last byte.
         chunks: what is sent; closed at the end. It must survive being cancelled between two chunks.
-        left: what to do when the client leaves, such as cancelling its run.
+        on_leave: what to do when the client leaves, such as cancelling its run.
         retry_ms: when a client that lost its stream is to come back; None to say nothing, for clients that take this
             for an event.
         farewell: what is sent last if the server stops, for clients that cannot resume.
@@ -119,7 +121,7 @@ class EventStream(Response):
         caller: Caller,
         chunks: AsyncGenerator[bytes, None],
         *,
-        left: Callable[[], Any] | None = None,
+        on_leave: Callable[[], Any] | None = None,
         retry_ms: int | None = RETRY_MS,
         farewell: bytes = b"",
         room: ExitStack | None = None,
@@ -129,7 +131,7 @@ class EventStream(Response):
         self._caller = caller
         self._room = room.pop_all() if room else caller.room()
         self._chunks = chunks
-        self._left = left
+        self._on_leave = on_leave
         self._retry_ms = retry_ms
         self._farewell = farewell
         self._is_sending = False
@@ -152,21 +154,21 @@ class EventStream(Response):
             if self._retry_ms is not None:
                 await send(_body(f"retry: {self._retry_ms}\n\n".encode()))
             sending: asyncio.Future[None] = asyncio.ensure_future(self._send_chunks(send))
-            gone: asyncio.Future[None] = asyncio.ensure_future(_gone(receive))
+            client_gone: asyncio.Future[None] = asyncio.ensure_future(_gone(receive))
             try:
-                await self._watch(sending, gone, send)
+                await self._watch(sending, client_gone, send)
             finally:
-                gone.cancel()
+                client_gone.cancel()
                 sending.cancel()
-                await asyncio.wait({sending, gone})
+                await asyncio.wait({sending, client_gone})
             if not sending.cancelled() and (error := sending.exception()):
                 raise error
 
-    async def _watch(self, sending: asyncio.Future[None], gone: asyncio.Future[None], send: Send) -> None:
+    async def _watch(self, sending: asyncio.Future[None], client_gone: asyncio.Future[None], send: Send) -> None:
         """Send heartbeats until all was sent, the client left, or the server stops."""
         service = self._caller.service
         stop: asyncio.Future[Any] = asyncio.ensure_future(service.stopping.wait())
-        tasks: list[asyncio.Future[Any]] = [sending, gone, stop]
+        tasks: list[asyncio.Future[Any]] = [sending, client_gone, stop]
         try:
             while not sending.done():
                 sent = self._sent
@@ -175,9 +177,9 @@ class EventStream(Response):
                     timeout=service.settings.heartbeat_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                if gone in done and not sending.done():
-                    if self._left and not service.stopping.is_set():
-                        self._left()
+                if client_gone in done and not sending.done():
+                    if self._on_leave and not service.stopping.is_set():
+                        self._on_leave()
                     return
                 if stop in done and not sending.done():
                     sending.cancel()
@@ -193,7 +195,7 @@ class EventStream(Response):
                 end: asyncio.Future[None] = asyncio.ensure_future(
                     send({"type": "http.response.body", "body": last, "more_body": False})
                 )
-                await asyncio.wait({end, gone}, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({end, client_gone}, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
                 if not end.done():
                     end.cancel()  # it reads nothing: its connection is closed
         finally:
@@ -219,13 +221,13 @@ async def wait_for(
     caller: Caller,
     work: Coroutine[Any, Any, Result],
     *,
-    left: Callable[[], Any] | None = None,
+    on_leave: Callable[[], Any] | None = None,
     room: ExitStack | None = None,
 ) -> Result | None:
     """Wait for something for a client; None if the server stops first. Counted as a stream of the caller.
 
     Args:
-        left: what to do when the client leaves, such as cancelling its run.
+        on_leave: what to do when the client leaves, such as cancelling its run.
         room: what `caller.room()` returned; if omitted, there must be room now.
 
     Raises:
@@ -238,19 +240,19 @@ async def wait_for(
         raise
     with room:
         task = asyncio.ensure_future(work)
-        gone: asyncio.Future[Any] = asyncio.ensure_future(_gone(request.receive))
+        client_gone: asyncio.Future[Any] = asyncio.ensure_future(_gone(request.receive))
         stop: asyncio.Future[Any] = asyncio.ensure_future(caller.service.stopping.wait())
-        tasks: list[asyncio.Future[Any]] = [task, gone, stop]
+        tasks: list[asyncio.Future[Any]] = [task, client_gone, stop]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            if gone.done() and not stop.done() and left:
-                left()
+            if client_gone.done() and not stop.done() and on_leave:
+                on_leave()
             return None
         finally:
-            for each in tasks:
-                each.cancel()
+            for pending_task in tasks:
+                pending_task.cancel()
             await asyncio.wait(tasks)
 
 

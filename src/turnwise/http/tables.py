@@ -26,7 +26,8 @@ class Section(BaseModel):
 class Table:
     """Marks a field that is a dataclass of settings: its table has the dataclass's fields, and no others.
 
-    Fields that are omitted keep the dataclass's default. What the dataclass refuses is an error at the field's key.
+    Fields that are omitted keep the dataclass's default. A value that the dataclass refuses is an error at the field's
+    key.
 
     Args:
         without: fields that a file cannot give.
@@ -38,12 +39,12 @@ class Table:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         hints = get_type_hints(source)
         options: dict[str, Any] = {
-            each.name: (
-                _readable(hints[each.name]),
-                ... if each.default is MISSING and each.default_factory is MISSING else None,
+            field.name: (
+                _readable(hints[field.name]),
+                ... if field.default is MISSING and field.default_factory is MISSING else None,
             )
-            for each in fields(source)
-            if each.name not in self._without
+            for field in fields(source)
+            if field.name not in self._without
         }
         model = create_model(f"{source.__name__}Table", __base__=Section, **options)
 
@@ -54,9 +55,10 @@ class Table:
                 raise refusal(error) from None
 
         read = core_schema.no_info_after_validator_function(make, handler.generate_schema(model))
-        made = core_schema.is_instance_schema(source)
+        instance = core_schema.is_instance_schema(source)
         return core_schema.tagged_union_schema(
-            {"made": made, "table": read}, discriminator=lambda given: "made" if isinstance(given, source) else "table"
+            {"made": instance, "table": read},
+            discriminator=lambda value: "made" if isinstance(value, source) else "table",
         )
 
 
@@ -87,12 +89,12 @@ def line_of(text: str, path: Path) -> int | None:
         begin = 0
         for end in range(1, len(lines) + 1):
             try:
-                found: Any = tomllib.loads("".join(lines[:end]))
+                table: Any = tomllib.loads("".join(lines[:end]))
             except tomllib.TOMLDecodeError:
                 continue  # in the middle of a value
             try:
                 for name in path[:size]:
-                    found = found[name]
+                    table = table[name]
             except (KeyError, IndexError, TypeError):
                 begin = end
             else:

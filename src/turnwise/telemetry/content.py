@@ -11,22 +11,22 @@ from turnwise.memory.conversation.blocks import Block, Document, Image, System, 
 
 def messages(blocks: Iterable[Block], finish_reason: str | None = None) -> str:
     """Return the blocks without system prompts as messages: the JSON of a list, in which neighbours share a role."""
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for block in blocks:
         if isinstance(block, System) or not (part := _part(block)):
             continue
-        if not found or found[-1]["role"] != block.role:
-            found.append({"role": block.role, "parts": []})
-        found[-1]["parts"].append(part)
-    if found and finish_reason:
-        found[-1]["finish_reason"] = finish_reason
-    return _json(found)
+        if not messages or messages[-1]["role"] != block.role:
+            messages.append({"role": block.role, "parts": []})
+        messages[-1]["parts"].append(part)
+    if messages and finish_reason:
+        messages[-1]["finish_reason"] = finish_reason
+    return _json(messages)
 
 
 def instructions(blocks: Iterable[Block]) -> str | None:
     """Return the system prompts as JSON; None if there are none."""
-    found = [{"type": "text", "content": block.text} for block in blocks if isinstance(block, System)]
-    return _json(found) if found else None
+    prompts = [{"type": "text", "content": block.text} for block in blocks if isinstance(block, System)]
+    return _json(prompts) if prompts else None
 
 
 def documents(items: Sequence[Any]) -> str:
@@ -34,9 +34,9 @@ def documents(items: Sequence[Any]) -> str:
     return _json([{"id": item.id, "content": item.text} for item in items])
 
 
-def arguments(given: Any) -> str:
+def arguments(value: Any) -> str:
     """Return the arguments of a tool call as JSON."""
-    return _json(given)
+    return _json(value)
 
 
 def _part(block: Block) -> dict[str, Any] | None:

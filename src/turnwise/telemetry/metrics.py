@@ -116,12 +116,12 @@ class Recorder:
     def record(self, name: str, value: float, labels: Mapping[str, str]) -> None:
         """Add to a counter or a gauge, or record a value in a histogram. Labels that are omitted are empty."""
         metric = METRICS[name]
-        given = {label: labels[label] for label in metric.labels if labels.get(label)}
+        attributes = {label: labels[label] for label in metric.labels if labels.get(label)}
         instrument = self._by_otel[name]
         if metric.kind == "histogram":
-            instrument.record(value, given)
+            instrument.record(value, attributes)
         else:
-            instrument.add(value, given)
+            instrument.add(value, attributes)
         if not self._by_ray:
             return
         tags = {label.replace(".", "_"): labels.get(label) or "" for label in metric.labels}
@@ -139,16 +139,18 @@ def _of_otel() -> dict[str, Any]:
     from opentelemetry import metrics
 
     meter = metrics.get_meter("turnwise")
-    made: dict[str, Any] = {}
+    instruments: dict[str, Any] = {}
     for name, metric in METRICS.items():
         about = {"unit": metric.unit, "description": metric.description}
         if metric.kind == "histogram":
-            made[name] = meter.create_histogram(name, explicit_bucket_boundaries_advisory=metric.buckets, **about)
+            instruments[name] = meter.create_histogram(
+                name, explicit_bucket_boundaries_advisory=metric.buckets, **about
+            )
         elif metric.kind == "gauge":
-            made[name] = meter.create_up_down_counter(name, **about)
+            instruments[name] = meter.create_up_down_counter(name, **about)
         else:
-            made[name] = meter.create_counter(name, **about)
-    return made
+            instruments[name] = meter.create_counter(name, **about)
+    return instruments
 
 
 def _of_ray() -> dict[str, Any]:
@@ -159,12 +161,12 @@ def _of_ray() -> dict[str, Any]:
         return {}
     from ray.util import metrics
 
-    made: dict[str, Any] = {}
+    instruments: dict[str, Any] = {}
     for name, metric in METRICS.items():
         about: dict[str, Any] = {"description": metric.description}
         about["tag_keys"] = tuple(label.replace(".", "_") for label in metric.labels)
         if metric.kind == "histogram":
-            made[name] = metrics.Histogram(metric.ray_name, boundaries=list(metric.buckets), **about)
+            instruments[name] = metrics.Histogram(metric.ray_name, boundaries=list(metric.buckets), **about)
         else:
-            made[name] = (metrics.Gauge if metric.kind == "gauge" else metrics.Counter)(metric.ray_name, **about)
-    return made
+            instruments[name] = (metrics.Gauge if metric.kind == "gauge" else metrics.Counter)(metric.ray_name, **about)
+    return instruments

@@ -222,9 +222,9 @@ class _Run(_Operation):
     def _count(self, state: str) -> None:
         counted = state if state in ("queued", "running") else None
         if counted != self._counted:
-            for each, change in ((self._counted, -1), (counted, 1)):
-                if each:
-                    self.measure("turnwise.runs.open", change, STATE, each)
+            for counted_state, change in ((self._counted, -1), (counted, 1)):
+                if counted_state:
+                    self.measure("turnwise.runs.open", change, STATE, counted_state)
             self._counted = counted
 
     @_harmless(None)
@@ -371,10 +371,10 @@ class _Recall(_Operation):
 
     @_harmless(None)
     def note(self, **facts: Any) -> None:
-        found = facts["found"]
-        self.span.set_attribute("turnwise.recall.found", len(found))
+        items = facts["found"]
+        self.span.set_attribute("turnwise.recall.found", len(items))
         if self.observer.content:
-            self.span.set_attribute("gen_ai.retrieval.documents", content.documents(found))
+            self.span.set_attribute("gen_ai.retrieval.documents", content.documents(items))
 
     @_harmless(None)
     def end(self, error: BaseException | None = None) -> None:
@@ -391,14 +391,14 @@ _PARTS: Mapping[Part, Callable[[_Operation, Mapping[str, Any]], Operation]] = {
 
 
 def _tokens(usage: Usage) -> dict[str, int]:
-    found = {
+    counts = {
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
         "turnwise.usage.counted_tokens": usage.counted_tokens,
     }
-    return {name: count for name, count in found.items() if count}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _type_of(error: BaseException | None) -> str | None:

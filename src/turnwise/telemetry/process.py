@@ -31,7 +31,7 @@ _observers: dict[tuple[bool, bool, bool], Observer] = {}
 def observer_for(telemetry: Telemetry) -> Observer:
     """Return this process's observer with these settings; the first call sets OpenTelemetry up."""
     global _is_set_up  # noqa: PLW0603 - OpenTelemetry's providers are the process's, too
-    wanted = (telemetry.content, telemetry.propagate, telemetry.ray_metrics)
+    key = (telemetry.content, telemetry.propagate, telemetry.ray_metrics)
     with _lock:
         if not _is_set_up:
             _is_set_up = True  # also if it fails, which is logged once
@@ -39,10 +39,10 @@ def observer_for(telemetry: Telemetry) -> Observer:
                 (telemetry.setup or set_up_by_environment)()
             except Exception:  # noqa: BLE001 - sessions work without exports
                 _log.exception("OpenTelemetry could not be set up in this process: its spans are not exported")
-        if wanted not in _observers:
+        if key not in _observers:
             recorder = Recorder(ray=telemetry.ray_metrics)
-            _observers[wanted] = SessionObserver(recorder, content=telemetry.content, propagate=telemetry.propagate)
-        return _observers[wanted]
+            _observers[key] = SessionObserver(recorder, content=telemetry.content, propagate=telemetry.propagate)
+        return _observers[key]
 
 
 def set_up_by_environment() -> None:
@@ -60,8 +60,11 @@ def set_up_by_environment() -> None:
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
-        found = _exporters("metrics")
-        readers = [each if isinstance(each, MetricReader) else PeriodicExportingMetricReader(each) for each in found]
+        exporters = _exporters("metrics")
+        readers = [
+            exporter if isinstance(exporter, MetricReader) else PeriodicExportingMetricReader(exporter)
+            for exporter in exporters
+        ]
         metrics.set_meter_provider(MeterProvider(metric_readers=readers))
 
 
@@ -75,7 +78,7 @@ def _exporters(signal: str) -> list[Any]:
     """Return the exporters that OTEL_TRACES_EXPORTER or OTEL_METRICS_EXPORTER names; by default that of OTLP."""
     variable = f"OTEL_{signal.upper()}_EXPORTER"
     names = [name.strip() for name in (os.environ.get(variable) or "otlp").split(",")]
-    found: list[Any] = []
+    exporters: list[Any] = []
     for name in names:
         if name == "none":
             continue
@@ -87,5 +90,5 @@ def _exporters(signal: str) -> list[Any]:
         if not entries:
             _log.warning("%s names %r, which is not installed: pip install opentelemetry-exporter-...", variable, name)
             continue
-        found.append(entries[0].load()())
-    return found
+        exporters.append(entries[0].load()())
+    return exporters

@@ -25,8 +25,8 @@ class Telemetry:
     """Traces and metrics of a manager's sessions, by OpenTelemetry; see `SessionManager(telemetry=...)`.
 
     It is pickled to the processes of the sessions, and sets OpenTelemetry up once in each. A process whose global
-    providers are set already keeps them. Exports run on threads of their own: no run waits for them, and a run does
-    not fail if they do; what fails is logged.
+    providers are set already keeps them. Exports run on threads of their own: no run waits for them, and their failures
+    are logged and fail no run.
 
     Raises:
         ConfigError: OpenTelemetry's SDK is not installed.

@@ -14,20 +14,20 @@ from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import Block, User, encode
 from turnwise.testing.faults import append_line
 
-What = Literal["prompt", "run", "end", "fork", "followed", "gone", "dropped"]
+NoteKind = Literal["prompt", "run", "end", "fork", "followed", "gone", "dropped"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
     """One acknowledgement to a caller."""
 
-    what: What
+    kind: NoteKind
     """What was acknowledged: a stored prompt, a started or queued run, the end of a run, a fork, reading a run's events
     to the end, the deletion of a session, a prompt that was not stored since another run was active."""
     session_id: str
-    asked: float = 0.0
+    called_at: float = 0.0
     """The time of the call, on the recorder's clock."""
-    told: float = 0.0
+    returned_at: float = 0.0
     """The time of the acknowledgement."""
     run_id: str | None = None
     prompt: str | None = None
@@ -45,8 +45,8 @@ class Note:
 class Acknowledged:
     """Records acknowledgements. Usable by many tasks; with a file, also by many threads and processes of one machine.
 
-    Record *after* the acknowledgement, since a store may lose what nobody was told. With a file, each note is a line of
-    JSON, which is written before the method returns. A last line that was cut by a kill is ignored.
+    Record *after* the acknowledgement, since a store may lose a change that it has not acknowledged. With a file, each
+    note is a line of JSON, which is written before the method returns. A last line that was cut by a kill is ignored.
 
     Args:
         path: the file to append to; notes are kept in memory if omitted.
@@ -66,7 +66,7 @@ class Acknowledged:
         self,
         session_id: str,
         prompts: Sequence[str],
-        asked: float,
+        called_at: float,
         *,
         run_id: str | None = None,
         turn_index: int | None = None,
@@ -76,18 +76,18 @@ class Acknowledged:
 
         Args:
             prompts: texts that are unique in the session.
-            asked: `clock()` before the call.
+            called_at: `clock()` before the call.
             silence_s: the `debounce_s` that the run was started with.
         """
         for prompt in prompts:
-            self._add("prompt", session_id, asked, prompt=prompt, run_id=run_id, turn_index=turn_index)
+            self._add("prompt", session_id, called_at, prompt=prompt, run_id=run_id, turn_index=turn_index)
         if run_id:
-            self._add("run", session_id, asked, run_id=run_id, turn_index=turn_index, silence_s=silence_s)
+            self._add("run", session_id, called_at, run_id=run_id, turn_index=turn_index, silence_s=silence_s)
 
     def ended(self, session_id: str, run_id: str, state: str, blocks: Sequence[Block] | None = None) -> None:
         """Record the final state of a run, and the blocks of its turn if it has one."""
-        found = None if blocks is None else digest(blocks)
-        self._add("end", session_id, self.clock(), run_id=run_id, state=state, digest=found)
+        hashed = None if blocks is None else digest(blocks)
+        self._add("end", session_id, self.clock(), run_id=run_id, state=state, digest=hashed)
 
     def forked(self, session_id: str) -> None:
         """Record that a fork was created."""
@@ -97,9 +97,9 @@ class Acknowledged:
         """Record the numbers of all events that a follower of a run saw, up to its end."""
         self._add("followed", session_id, self.clock(), run_id=run_id, seqs=tuple(seqs))
 
-    def dropped(self, session_id: str, prompt: str, asked: float, run_id: str) -> None:
+    def dropped(self, session_id: str, prompt: str, called_at: float, run_id: str) -> None:
         """Record that a prompt was not stored, since the run `run_id` was active."""
-        self._add("dropped", session_id, asked, prompt=prompt, run_id=run_id)
+        self._add("dropped", session_id, called_at, prompt=prompt, run_id=run_id)
 
     def deleted(self, session_id: str) -> None:
         """Record that a session was deleted."""
@@ -127,11 +127,11 @@ class Acknowledged:
     def session_ids(self) -> list[str]:
         """The sessions with notes that were not deleted, in the order of their first notes."""
         notes = list(self)
-        gone = {note.session_id for note in notes if note.what == "gone"}
-        return [each for each in dict.fromkeys(note.session_id for note in notes) if each not in gone]
+        deleted = {note.session_id for note in notes if note.kind == "gone"}
+        return [key for key in dict.fromkeys(note.session_id for note in notes) if key not in deleted]
 
-    def _add(self, what: What, session_id: str, asked: float, **values: Any) -> None:
-        note = Note(what=what, session_id=session_id, asked=asked, told=self.clock(), **values)
+    def _add(self, kind: NoteKind, session_id: str, called_at: float, **values: Any) -> None:
+        note = Note(kind=kind, session_id=session_id, called_at=called_at, returned_at=self.clock(), **values)
         if self.path is None:
             self._notes.append(note)
             return

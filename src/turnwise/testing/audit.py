@@ -44,15 +44,15 @@ class Violation:
 
     session_id: str
     law: str
-    what: str
+    problem: str
 
     def __str__(self) -> str:
-        return f"session {self.session_id!r}: {self.law}: {self.what}"
+        return f"session {self.session_id!r}: {self.law}: {self.problem}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What was checked, and the violations."""
+    """The result of an audit: how much was checked, and the violations."""
 
     counts: Counter[str]
     """The numbers of checked sessions, turns, runs, events and requests, and of acknowledged prompts, runs, ends and
@@ -111,22 +111,22 @@ async def audit(
         except CorruptRecordError as error:
             violations.append(Violation(session_id, "can be read", str(error)))
             continue
-        told = notes.get(session_id, [])
+        session_notes = notes.get(session_id, [])
         steps = list(_steps(session.turns))
-        found = [
+        findings = [
             *_events_hold(session, all_ended=all_ended),
             *_successors_hold(session.runs),
             *_turns_hold(steps, compacts=compacts),
             *_removed_stay_away(session),
             *_events_tell(session.events, steps),
-            *_notes_hold(session, steps, told, discards=discards),
-            *_silence_holds(session, told),
+            *_notes_hold(session, steps, session_notes, discards=discards),
+            *_silence_holds(session, session_notes),
             *_losses_hold(session.runs, (deaths or {}).get(session_id)),
         ]
-        violations += [Violation(session_id, law, what) for law, what in found]
+        violations += [Violation(session_id, law, problem) for law, problem in findings]
         counts += Counter(sessions=1, turns=len(session.turns), runs=len(session.runs), events=len(session.events))
         counts += Counter(requests=sum(turn.status not in WAITING for turn in session.turns))
-        counts += Counter(f"acknowledged {note.what}" for note in told)
+        counts += Counter(f"acknowledged {note.kind}" for note in session_notes)
     return Audit(counts=counts, violations=tuple(violations))
 
 
@@ -171,13 +171,13 @@ async def read_events(store: SessionStore, key: SessionKey, history: Any = None)
 
 
 async def _read_events(store: SessionStore, key: SessionKey, history: Any) -> tuple[list[AnyEvent], list[AnyEvent]]:
-    found: dict[int, AnyEvent] = {}
+    events_by_seq: dict[int, AnyEvent] = {}
     doubles: list[AnyEvent] = []
     for source in (store, history) if history else (store,):
         async for events in pages(partial(source.events, key), 0, SEQ):
             page = [without_blocks(event) for event in events]  # only event stores have blocks
-            doubles += [event for event in page if found.setdefault(event.seq, event) != event]
-    return [found[seq] for seq in sorted(found)], doubles
+            doubles += [event for event in page if events_by_seq.setdefault(event.seq, event) != event]
+    return [events_by_seq[seq] for seq in sorted(events_by_seq)], doubles
 
 
 WAITING = ("pending", "queued")
@@ -210,9 +210,9 @@ def _events_hold(session: StoredSession, *, all_ended: bool) -> Iterator[Finding
 
 
 def _successors_hold(runs: Iterable[RunRecord]) -> Iterator[Finding]:
-    known = {run.run_id for run in runs}
+    run_ids = {run.run_id for run in runs}
     for run in runs:
-        if run.successor and run.successor not in known:
+        if run.successor and run.successor not in run_ids:
             yield "a successor exists", f"run {run.run_id!r} is {run.code} by run {run.successor!r}"
 
 
@@ -297,14 +297,14 @@ def _events_tell(events: Iterable[Event], steps: Iterable[_Step]) -> Iterator[Fi
         step = ended.get(event.run_id)
         if not event.terminal or step is None:
             continue
-        told = rebuilt.blocks
-        if step.continues and step.before is before and told[: len(older)] == older:  # mostly the same objects
-            is_told = told[len(older) :] == list(step.added)
+        replayed = rebuilt.blocks
+        if step.continues and step.before is before and replayed[: len(older)] == older:  # mostly the same objects
+            is_told = replayed[len(older) :] == list(step.added)
         else:
-            is_told = told == list(step.turn.blocks)
+            is_told = replayed == list(step.turn.blocks)
         if not is_told:
             yield "the events tell each turn", f"event {event.seq} tells another turn {event.turn_index}"
-        before, older = (step.turn, told) if is_told else (None, [])
+        before, older = (step.turn, replayed) if is_told else (None, [])
 
 
 def check_request(blocks: Sequence[Block]) -> None:
@@ -344,24 +344,28 @@ def _continues_rest(turn: Turn, before: Turn, *, compacts: bool) -> bool:
     before the first that is left.
     """
     record, held = turn.record, dict(zip(places(before.record.spans), before.blocks, strict=True))
-    given = places(cut(record.spans, size(record.spans) - len(turn.new_blocks))[0])
-    carried = [place for place in given if place in held]
-    left, removed = {*carried}, {*places(before.record.removed)}
-    if carried != [place for place in held if place in left]:
+    prompt_places = places(cut(record.spans, size(record.spans) - len(turn.new_blocks))[0])
+    carried = [place for place in prompt_places if place in held]
+    remaining, removed = {*carried}, {*places(before.record.removed)}
+    if carried != [place for place in held if place in remaining]:
         return False
-    lacking = dropwhile(lambda place: place not in left, held)
+    lacking = dropwhile(lambda place: place not in remaining, held)
     may_lack = ToolUse | ToolResult | Thinking | Image | Document | Summary
-    return compacts or all(place in left or place in removed or isinstance(held[place], may_lack) for place in lacking)
+    return compacts or all(
+        place in remaining or place in removed or isinstance(held[place], may_lack) for place in lacking
+    )
 
 
 def _removed_stay_away(session: StoredSession) -> Iterator[Finding]:
     """Check that no run that begins after a removal is given the removed blocks."""
-    given = {turn.run_id: turn.record.spans for turn in session.turns}
+    spans_by_run = {turn.run_id: turn.record.spans for turn in session.turns}
     removed: Spans = ()
     for event in session.events:
         if isinstance(event, BlocksRemoved):
             removed = union(removed, from_places(event.removed, session.log))
-        elif isinstance(event, RunStarted) and removed and (has := overlap(given.get(event.run_id, ()), removed)):
+        elif (
+            isinstance(event, RunStarted) and removed and (has := overlap(spans_by_run.get(event.run_id, ()), removed))
+        ):
             yield "removed blocks stay away", f"run {event.run_id!r} was given {has}"
 
 
@@ -382,26 +386,29 @@ def _notes_hold(
 ) -> Iterator[Finding]:
     runs = {run.run_id: run for run in session.runs}
     digests = _digests(steps) if any(note.digest for note in notes) else {}
-    seqs = _seqs(session.events) if any(note.what == "followed" for note in notes) else {}
+    seqs = _seqs(session.events) if any(note.kind == "followed" for note in notes) else {}
     stored = _places(steps)
     present: list[tuple[Note, int]] = []
     for note in notes:
         own = runs.get(note.run_id or "")
         run = _leading(own, runs)
         if note.run_id and run is None:
-            yield f"acknowledged {note.what}", f"run {note.run_id!r} is not in the store"
-        elif note.what == "prompt":
-            found = stored.get(note.prompt or "", [])
+            yield f"acknowledged {note.kind}", f"run {note.run_id!r} is not in the store"
+        elif note.kind == "prompt":
+            positions = stored.get(note.prompt or "", [])
             if run and run.code == REPLACED:
-                if found:
+                if positions:
                     yield "replaced prompts are dropped", f"{note.prompt!r} of run {run.run_id!r} is stored"
-            elif len(found) == 1:
-                present.append((note, found[0]))
-            elif found or not (discards and run and run.state == "cancelled"):
-                yield "acknowledged prompt once", f"{note.prompt!r} of run {note.run_id!r} is stored {len(found)} times"
-        elif note.what == "dropped" and note.prompt in stored:
+            elif len(positions) == 1:
+                present.append((note, positions[0]))
+            elif positions or not (discards and run and run.state == "cancelled"):
+                yield (
+                    "acknowledged prompt once",
+                    f"{note.prompt!r} of run {note.run_id!r} is stored {len(positions)} times",
+                )
+        elif note.kind == "dropped" and note.prompt in stored:
             yield "dropped prompts are not stored", f"{note.prompt!r} is stored"
-        elif note.what == "end" and run:
+        elif note.kind == "end" and run:
             if run.state != note.state:
                 yield "acknowledged end", f"run {run.run_id!r} was acknowledged as {note.state}, but is {run.state}"
             if note.digest and digests.get(run.run_id) != note.digest:
@@ -409,9 +416,9 @@ def _notes_hold(
                     "acknowledged turn",
                     f"the turn of run {run.run_id!r} is missing, or differs from the acknowledged one",
                 )
-        elif note.what == "followed" and run:
-            told = seqs.get(run.run_id, [])
-            yield from _followed(note, told if run is own else told[-1:])
+        elif note.kind == "followed" and run:
+            run_seqs = seqs.get(run.run_id, [])
+            yield from _followed(note, run_seqs if run is own else run_seqs[-1:])
     yield from _in_order(present)
 
 
@@ -427,8 +434,8 @@ def _silence_holds(session: StoredSession, notes: Iterable[Note]) -> Iterator[Fi
 
 def _losses_hold(runs: Iterable[RunRecord], deaths: Sequence[float] | None) -> Iterator[Finding]:
     for run in runs if deaths is not None else ():
-        began, ended = (math.inf if at is None else at for at in (run.started_at, run.ended_at))
-        died = sum(began <= at <= ended for at in deaths or ())
+        began, ended = (math.inf if time is None else time for time in (run.started_at, run.ended_at))
+        died = sum(began <= time <= ended for time in deaths or ())
         lost = run.resumes + (run.state == "interrupted")
         if lost > died:
             yield (
@@ -439,59 +446,60 @@ def _losses_hold(runs: Iterable[RunRecord], deaths: Sequence[float] | None) -> I
 
 def _digests(steps: Iterable[_Step]) -> dict[str, str]:
     """Return the digests of the turns by run. Each block is hashed once."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     before = Digest()
     for step in steps:
         hashed = before.copy() if step.continues else Digest()
         hashed.add(step.added)
         if step.turn.run_id:
-            found[step.turn.run_id] = str(hashed)
+            digests[step.turn.run_id] = str(hashed)
         if step.turn.status not in WAITING:
             before = hashed
-    return found
+    return digests
 
 
 def _seqs(events: Sequence[Event]) -> dict[str | None, list[int]]:
     """Return the numbers of the events by run."""
-    found: dict[str | None, list[int]] = {}
+    seqs: dict[str | None, list[int]] = {}
     for event in events:
-        found.setdefault(event.run_id, []).append(event.seq)
-    return found
+        seqs.setdefault(event.run_id, []).append(event.seq)
+    return seqs
 
 
 def _places(steps: Iterable[_Step]) -> dict[str, list[int]]:
     """Return the positions of each prompt in reading order; a block that several turns share counts once."""
-    found: dict[str, list[int]] = {}
-    seen, count = Seen(), 0
+    positions: dict[str, list[int]] = {}
+    covered, count = Seen(), 0
     for step in steps:
-        new = [part for span in (*step.new, *step.turn.record.prompt) for part in seen.take(span)]
+        new = [part for span in (*step.new, *step.turn.record.prompt) for part in covered.take(span)]
         for block in step.turn.cache.read(new):
             if isinstance(block, User):
                 count += 1
-                found.setdefault(block.text, []).append(count)
-    return found
+                positions.setdefault(block.text, []).append(count)
+    return positions
 
 
 def _followed(note: Note, seqs: Sequence[int]) -> Iterator[Finding]:
     """Check what a follower saw of a run whose events have the numbers `seqs`."""
-    seen = set(note.seqs)
-    if list(note.seqs) != sorted(seen):
+    followed = set(note.seqs)
+    if list(note.seqs) != sorted(followed):
         yield "followers see each event once", f"a follower of run {note.run_id!r} saw {note.seqs}"
-    if missed := [seq for seq in seqs if seq not in seen]:
+    if missed := [seq for seq in seqs if seq not in followed]:
         yield "followers miss nothing", f"a follower of run {note.run_id!r} did not see {missed}"
 
 
 def _in_order(present: Sequence[tuple[Note, int]]) -> Iterator[Finding]:
     """Check that a prompt that was acknowledged before another call stands before the prompt of that call."""
-    by_told = sorted(present, key=lambda each: each[0].told)
-    furthest, at = ("", -1), 0
-    for note, place in sorted(present, key=lambda each: each[0].asked):
-        while at < len(by_told) and by_told[at][0].told < note.asked:
-            if by_told[at][1] > furthest[1]:
-                furthest = str(by_told[at][0].prompt), by_told[at][1]
-            at += 1
-        if furthest[1] > place:
+    by_return = sorted(present, key=lambda pair: pair[0].returned_at)
+    furthest, furthest_place, index = "", -1, 0
+    for note, place in sorted(present, key=lambda pair: pair[0].called_at):
+        while index < len(by_return) and by_return[index][0].returned_at < note.called_at:
+            earlier, earlier_place = by_return[index]
+            if earlier_place > furthest_place:
+                furthest, furthest_place = str(earlier.prompt), earlier_place
+            index += 1
+        if furthest_place > place:
             yield (
                 "order of acknowledgement",
-                f"{note.prompt!r} was sent after {furthest[0]!r} was acknowledged, but stands before it",
+                f"{note.prompt!r} was sent after {furthest!r} was acknowledged, but stands before it",
             )

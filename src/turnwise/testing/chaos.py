@@ -41,7 +41,7 @@ class Bounds:
 async def chaos(
     manager: AsyncSessionManager,
     open_store: Callable[[], SessionStore],
-    told: Acknowledged,
+    acknowledged: Acknowledged,
     *,
     killers: Callable[[AsyncSessionManager, Sequence[str]], Iterable[tuple[Killer, float]]],
     workload: Workload,
@@ -60,7 +60,7 @@ async def chaos(
     Args:
         manager: the manager of the sessions, with any placement. Its engine and store may have faults too.
         open_store: opens the store again for the audit.
-        told: records the acknowledgements. Pass one with a file to inspect it afterwards.
+        acknowledged: records the acknowledgements. Pass one with a file to inspect it afterwards.
         killers: returns the killers for the manager and the session ids, each with its average pause between two
             strikes, in seconds.
         journal: the file to which `Faults` in other processes append; see `Faults`.
@@ -83,7 +83,7 @@ async def chaos(
             session_id,
             name=f"caller{number}",
             workload=workload,
-            told=told,
+            acknowledged=acknowledged,
             seed=f"{seed}/{session_id}/{number}",
         )
         for session_id in session_ids
@@ -110,13 +110,13 @@ async def chaos(
         if task not in late:
             task.result()
     unsettled = [
-        f"a caller of {callers[at].session_id!r} has no answer" for at, task in enumerate(calling) if task in late
+        f"a caller of {callers[index].session_id!r} has no answer" for index, task in enumerate(calling) if task in late
     ]
     settling_s = time.monotonic() - ended
     store, history = open_store(), open_history() if open_history else None
     try:
-        ids = dict.fromkeys([*session_ids, *told.session_ids])
-        found = await audit(store, ids, told, history, deaths=dict.fromkeys(ids, ()) if none_die else None)
+        ids = dict.fromkeys([*session_ids, *acknowledged.session_ids])
+        report = await audit(store, ids, acknowledged, history, deaths=dict.fromkeys(ids, ()) if none_die else None)
     finally:
         await store.close()
         if history:
@@ -129,7 +129,7 @@ async def chaos(
         settling_s=settling_s,
         faults=struck + _in_processes(journal),
         refused=refused,
-        audit=found,
+        audit=report,
         unsettled=tuple(unsettled),
     )
 
@@ -156,5 +156,5 @@ async def _strike(killer: Killer, pause_s: float, dice: random.Random, struck: C
 
 
 def _in_processes(journal: Path | str | None) -> Counter[str]:
-    found = read_faults(journal) if journal else Counter()
-    return Counter({f"{fault}, in the session's process": count for fault, count in found.items()})
+    faults = read_faults(journal) if journal else Counter()
+    return Counter({f"{fault}, in the session's process": count for fault, count in faults.items()})

@@ -100,9 +100,9 @@ class HashEmbedding:
     def _embed(self, text: str) -> NDArray[np.float32]:
         import numpy as np
 
-        found = [(*_features(word), count) for word, count in Counter(words(text)).items()] or [(*_features(""), 1)]
-        places = np.concatenate([places for places, _, _ in found]) % self._dimensions
-        weights = np.concatenate([weights * (1 + np.log(count)) for _, weights, count in found])
+        features = [(*_features(word), count) for word, count in Counter(words(text)).items()] or [(*_features(""), 1)]
+        places = np.concatenate([places for places, _, _ in features]) % self._dimensions
+        weights = np.concatenate([weights * (1 + np.log(count)) for _, weights, count in features])
         vector = np.bincount(places, weights, self._dimensions)
         length = np.sqrt(vector @ vector)
         if length < 1e-9:  # noqa: PLR2004 - all features cancel each other out
@@ -124,7 +124,7 @@ def _features(word: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     import numpy as np
 
     framed = f"<{word}>"
-    pieces = [framed[at : at + size] for size in PIECES for at in range(len(framed) - size + 1)] or [framed]
+    pieces = [framed[index : index + size] for size in PIECES for index in range(len(framed) - size + 1)] or [framed]
     share = PIECES_WEIGHT / len(pieces) ** 0.5
     weights = [(f"w{stem(word)}", 1.0), *((f"p{piece}", share) for piece in pieces)]
     scale = (STOP_WEIGHT if is_common(word, ENGLISH) else 1.0) / PLACES**0.5

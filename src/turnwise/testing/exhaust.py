@@ -39,9 +39,11 @@ def cases_of(life: Life) -> list[Case]:
     """
     faults = Faults(remembers=True)
     steps = play(life(faults), "the life without faults", -1)
-    points = [(kind, at, f"point {at}, {point}") for at, (point, kinds) in enumerate(faults.passed) for kind in kinds]
+    points = [
+        (kind, index, f"point {index}, {point}") for index, (point, kinds) in enumerate(faults.passed) for kind in kinds
+    ]
     kills: list[tuple[Kind | None, int, str]] = [(None, step, f"step {step}") for step in range(1, steps + 1)]
-    return [Case(number, *each) for number, each in enumerate([*points, *kills])]
+    return [Case(number, *point) for number, point in enumerate([*points, *kills])]
 
 
 def exhaust(life: Life, kinds: Collection[Kind | None] | None = None) -> Counter[str]:

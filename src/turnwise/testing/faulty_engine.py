@@ -84,8 +84,8 @@ class FaultyEngine:
             case "thoughts":
                 return [Thinking(text="hm")]
         prompt = "".join(block.text for block in turn.new_blocks[-1:] if isinstance(block, User))
-        if self._tools and (wanted := _CALL.search(prompt)):
-            return [ToolUse(call_id=f"{context.run_id}-1", name=wanted[1], input={})]
+        if self._tools and (call := _CALL.search(prompt)):
+            return [ToolUse(call_id=f"{context.run_id}-1", name=call[1], input={})]
         return await self._answer(" ".join(["answer to", *_prompts(turn)]), context, kind)
 
     async def _answer(self, text: str, context: StepContext, kind: Kind | None) -> Sequence[AnyBlock]:

@@ -33,8 +33,8 @@ def register(folder: Path | str) -> None:
     entry = f"[{GROUP}]\n{SCHEME} = {__name__}:{open_faulty.__name__}\n"
     (package / "entry_points.txt").write_text(entry, encoding="utf-8")
     sys.path.append(str(package.parent))
-    found = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [found]), str(package.parent)])
+    paths = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [paths]), str(package.parent)])
     importlib.invalidate_caches()
 
 

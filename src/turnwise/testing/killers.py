@@ -72,12 +72,12 @@ class ActorKiller:
 
     def _kill(self, dice: random.Random) -> bool:
         named = ray.util.list_named_actors(all_namespaces=True)
-        found = [each["name"] for each in named if each["namespace"] == self._namespace]
-        found = sorted(name for name in found if name.startswith(self._prefix))
-        if not found:
+        names = [actor["name"] for actor in named if actor["namespace"] == self._namespace]
+        names = sorted(name for name in names if name.startswith(self._prefix))
+        if not names:
             return False
         try:
-            ray.kill(ray.get_actor(dice.choice(found), namespace=self._namespace), no_restart=False)
+            ray.kill(ray.get_actor(dice.choice(names), namespace=self._namespace), no_restart=False)
         except ValueError:
             return False  # the actor has ended
         return True

@@ -66,7 +66,7 @@ class Report:
             *_table("fault, and where", self.faults),
             *_table("audited", self.audit.counts),
             *_table("callers were told", self.refused),
-            *(f"- {each}" for each in [*self.unsettled, *map(str, self.audit.violations)]),
+            *(f"- {line}" for line in [*self.unsettled, *map(str, self.audit.violations)]),
         ]
         return "\n".join(lines).rstrip() + "\n"
 

@@ -77,10 +77,10 @@ class ScriptedEngine:
         if isinstance(self.script, str) or not isinstance(self.script, Sequence) or not self.script:
             raise ConfigError("script", self.script, "must be a list of at least one answer")
         answers = tuple(map(_parts, self.script))
-        for at, answer in enumerate(answers):
+        for index, answer in enumerate(answers):
             if not answer or not all(map(_is_part, answer)):
-                why = "must be texts, blocks of the assistant, (tool, arguments), Pause or exceptions, at least one"
-                raise ConfigError(f"script[{at}]", self.script[at], why)
+                reason = "must be texts, blocks of the assistant, (tool, arguments), Pause or exceptions, at least one"
+                raise ConfigError(f"script[{index}]", self.script[index], reason)
         if not self.word_s >= 0:
             raise ConfigError("word_s", self.word_s, "must be 0 or more seconds")
         object.__setattr__(self, "script", answers)
@@ -109,13 +109,13 @@ class _Player:
         self._next = 0
 
     async def play(self, turn: Turn) -> AsyncIterator[Piece]:
-        at = max(self._next, self._position(turn))
-        self._next = at + 1
-        if at >= len(self._script) and not self._repeat:
-            why = f"the script has {len(self._script)} answers, and the model is called once more"
-            raise EngineError(f"{why}: add an answer, or pass repeat=True")
+        position = max(self._next, self._position(turn))
+        self._next = position + 1
+        if position >= len(self._script) and not self._repeat:
+            reason = f"the script has {len(self._script)} answers, and the model is called once more"
+            raise EngineError(f"{reason}: add an answer, or pass repeat=True")
         tokens = 0
-        for number, part in enumerate(self._script[at % len(self._script)]):
+        for number, part in enumerate(self._script[position % len(self._script)]):
             match part:
                 case Pause():
                     await (asyncio.Event().wait() if math.isinf(part.seconds) else asyncio.sleep(part.seconds))
@@ -123,7 +123,7 @@ class _Player:
                     raise part
                 case (str(name), arguments):
                     tokens += 1
-                    yield ToolUse(call_id=f"call_{at}_{number}", name=name, input=dict(arguments))
+                    yield ToolUse(call_id=f"call_{position}_{number}", name=name, input=dict(arguments))
                 case str() | Text():
                     for word in _words(part if isinstance(part, str) else part.text):
                         if self._word_s:
@@ -138,11 +138,11 @@ class _Player:
         """Return the place after the answers that the conversation holds, before any that leave nothing in it."""
         leave = [any(not isinstance(part, Pause | Exception | type) for part in answer) for answer in self._script]
         held = sum(message.role == "assistant" for message in messages_of(turn.blocks)) if any(leave) else 0
-        at = 0
+        position = 0
         while held:
-            held -= leave[at % len(leave)]
-            at += 1
-        return at
+            held -= leave[position % len(leave)]
+            position += 1
+        return position
 
 
 def _parts(answer: ScriptedAnswer) -> tuple[Any, ...]:

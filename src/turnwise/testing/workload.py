@@ -81,7 +81,7 @@ class Caller:
         *,
         name: str,
         workload: Workload,
-        told: Acknowledged,
+        acknowledged: Acknowledged,
         seed: str,
     ) -> None:
         self.refused: Counter[str] = Counter()
@@ -90,7 +90,7 @@ class Caller:
         self.session_id = session_id
         self._name = name
         self._workload = workload
-        self._told = told
+        self._acknowledged = acknowledged
         self._dice = random.Random(seed)
 
     async def call(self, is_over: Callable[[], bool]) -> None:
@@ -109,24 +109,24 @@ class Caller:
                 await self._run(session, prompt)
 
     async def _append(self, session: AsyncSession, prompt: str) -> None:
-        asked = self._told.clock()
+        called_at = self._acknowledged.clock()
         try:
             turn = await session.append(prompt)
         except (OverloadedError, SessionLostError, StoreError) as error:
             self._note(error)  # the outcome may be unknown, so the append must not be repeated
         else:
-            self._told.stored(session.id, [prompt], asked, turn_index=turn.index)
+            self._acknowledged.stored(session.id, [prompt], called_at, turn_index=turn.index)
 
     async def _fork(self, session: AsyncSession, fork_id: str) -> None:
         try:
             fork = await self._repeat(lambda: session.fork(session_id=fork_id))
         except TurnNotFoundError:
             return
-        self._told.forked(fork.id)
+        self._acknowledged.forked(fork.id)
         await self._run(fork, f"{fork_id} first")
 
     async def _run(self, session: AsyncSession, prompt: str) -> None:
-        asked = self._told.clock()
+        called_at = self._acknowledged.clock()
         policy = self._dice.choice(IF_BUSY)
         joins = policy == "inject"
         if not joins and self._dice.random() < self._workload.calls:
@@ -144,11 +144,11 @@ class Caller:
             await asyncio.sleep(AGAIN_S)
             return
         if run.dropped:
-            self._told.dropped(session.id, prompt, asked, run.run_id)
+            self._acknowledged.dropped(session.id, prompt, called_at, run.run_id)
         else:
             silence_s = settings["debounce_s"]
             about = {"run_id": run.run_id, "turn_index": run.turn_index, "silence_s": silence_s}
-            self._told.stored(session.id, [prompt], asked, **about)
+            self._acknowledged.stored(session.id, [prompt], called_at, **about)
         drawn, rates = self._dice.random(), self._workload
         if drawn < rates.cancels:
             await asyncio.sleep(self._dice.random() * 0.1)
@@ -182,7 +182,7 @@ class Caller:
                 seqs.append(event.seq)  # noqa: PERF401 - events before a failure count
 
         await self._repeat(follow)
-        self._told.followed(run.session_id, run.run_id, seqs)
+        self._acknowledged.followed(run.session_id, run.run_id, seqs)
 
     async def _wait(self, run: AsyncExecutionHandle) -> None:
         turn: Turn | None
@@ -192,7 +192,7 @@ class Caller:
             turn, state = ended.turn, "failed"
             if isinstance(ended, RunCancelledError | RunInterruptedError):
                 state = "cancelled" if isinstance(ended, RunCancelledError) else "interrupted"
-        self._told.ended(run.session_id, run.run_id, state, turn.blocks if turn else None)
+        self._acknowledged.ended(run.session_id, run.run_id, state, turn.blocks if turn else None)
 
     async def _repeat(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Repeat the call until it returns or is refused for good."""

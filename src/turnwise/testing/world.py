@@ -68,7 +68,7 @@ class World:
         self.history: Any = FaultyStore(history, faults, name="history") if history else None
         self.engine = engine or FaultyEngine(faults)
         self.config = config or SessionConfig(cancel_grace_s=0.5, idle_s=1e9)
-        self.told = Acknowledged(clock=lambda: asyncio.get_running_loop().time())
+        self.acknowledged = Acknowledged(clock=lambda: asyncio.get_running_loop().time())
         self._overflow = overflow
         self._memories = memories
         self._processes: list[Process] = []
@@ -98,9 +98,9 @@ class World:
 
     async def append(self, prompt: str) -> int:
         """Append a unique prompt; return the index of its turn."""
-        asked = self.told.clock()
+        called_at = self.acknowledged.clock()
         index = cast(int, await self.ask("admission.append", [prompt], prompt))
-        self.told.stored(self.session_id, [prompt], asked, turn_index=index)
+        self.acknowledged.stored(self.session_id, [prompt], called_at, turn_index=index)
         return index
 
     async def start(self, prompt: str, **settings: Any) -> str:
@@ -108,22 +108,22 @@ class World:
 
         If the prompt is dropped, by `if_busy="drop"`, return the id of the active run.
         """
-        asked = self.told.clock()
+        called_at = self.acknowledged.clock()
         settings.setdefault("run_id", prompt)
         started = await self.ask("admission.start", [prompt], **settings)
         run_id, turn_index = started.run_id, started.turn_index
         if started.dropped:
-            self.told.dropped(self.session_id, prompt, asked, run_id)
+            self.acknowledged.dropped(self.session_id, prompt, called_at, run_id)
         else:
             about = {"run_id": run_id, "turn_index": turn_index, "silence_s": settings.get("debounce_s")}
-            self.told.stored(self.session_id, [prompt], asked, **about)
+            self.acknowledged.stored(self.session_id, [prompt], called_at, **about)
         return cast(str, run_id)
 
     async def wait(self, run_id: str) -> str:
         """Wait for a run; return its final state."""
         outcome = await self.ask("reads.wait", run_id)
         state = cast(str, outcome.run.state)
-        self.told.ended(self.session_id, run_id, state, outcome.turn.blocks if outcome.turn else None)
+        self.acknowledged.ended(self.session_id, run_id, state, outcome.turn.blocks if outcome.turn else None)
         return state
 
     async def cancel(self, run_id: str) -> bool:
@@ -134,17 +134,17 @@ class World:
         """Decide about a tool call that waits."""
         await self.ask("approvals.decide", run_id, call_id, decision)
 
-    async def fork(self, session_id: str, at: int | None = None) -> None:
+    async def fork(self, session_id: str, turn: int | None = None) -> None:
         """Fork the session."""
-        await self.ask("forking.fork", at, session_id)
-        self.told.forked(session_id)
+        await self.ask("forking.fork", turn, session_id)
+        self.acknowledged.forked(session_id)
 
     async def audit(self, **settings: Any) -> Audit:
         """Check this session and its forks without faults: see `audit`. The session's `deaths` are known."""
         history = self.history and self.history.inner
-        ids = {self.session_id: None} | dict.fromkeys(self.told.session_ids)
-        deaths = {self.session_id: [each.died_s for each in self._processes if each.died_s is not None]}
-        return await audit(self.store.inner, ids, self.told, history, **{"deaths": deaths, **settings})
+        ids = {self.session_id: None} | dict.fromkeys(self.acknowledged.session_ids)
+        deaths = {self.session_id: [process.died_s for process in self._processes if process.died_s is not None]}
+        return await audit(self.store.inner, ids, self.acknowledged, history, **{"deaths": deaths, **settings})
 
     def _begin(self) -> tuple[Process, SessionCore]:
         core = SessionCore(

@@ -1,4 +1,4 @@
-// The official clients, asked by tests/adapters/test_front_ends_in_node.py: a request on stdin, an answer on stdout.
+// The official clients, asked by tests/adapters/front_ends/test_front_ends_in_node.py: a request on stdin, an answer on stdout.
 
 import { HttpAgent } from "@ag-ui/client";
 import {

@@ -159,38 +159,40 @@ class AgentsSDKEngine:
         for agent in agents_of(self.agent) if isinstance(self.agent, Agent) else ():
             held = vars(agent.model).values() if isinstance(agent.model, Model) else ()
             if any(isinstance(value, openai.AsyncOpenAI) for value in held):
-                what = f"the model of agent {agent.name!r} holds a client"
+                obstacle = f"the model of agent {agent.name!r} holds a client"
             elif agent.mcp_servers:
-                what = f"agent {agent.name!r} has MCP servers"
+                obstacle = f"agent {agent.name!r} has MCP servers"
             else:
                 continue
-            raise ConfigError("agent", agent.name, f"{what}, which cannot travel: pass a function that makes the agent")
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_"}
-        return _rebuilt, (given,)
+            raise ConfigError(
+                "agent", agent.name, f"{obstacle}, which cannot travel: pass a function that makes the agent"
+            )
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "_"}
+        return _rebuilt, (values,)
 
     def __identity__(self) -> object:
         """Return what makes two engines one: the agents and what they are made of, not the objects of the SDK."""
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("_", "agent")}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("_", "agent")}
         agents = [described(agent) for agent in agents_of(self.agent)] if isinstance(self.agent, Agent) else self.agent
-        return given, agents
+        return values, agents
 
     def build(self, session: SessionView) -> AgentRunner:
         """Return a runner with its own copies of the agent and of those that it hands off to."""
-        return AgentRunner(self, self._made(), session)
+        return AgentRunner(self, self._agent(), session)
 
-    def _made(self) -> Agent[Any]:
-        made: Any = self.agent
-        if isinstance(made, str):
-            module, _, name = made.partition(":")
+    def _agent(self) -> Agent[Any]:
+        agent: Any = self.agent
+        if isinstance(agent, str):
+            module, _, name = agent.partition(":")
             try:
-                made = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+                agent = functools.reduce(getattr, name.split("."), importlib.import_module(module))
             except (ImportError, AttributeError) as error:
                 raise EngineError(f"agent {self.agent!r} cannot be imported: {error}") from error
-        if not isinstance(made, Agent):
-            made = made()
-        if not isinstance(made, Agent):
-            raise EngineError(f"agent={shown(self.agent)} made {shown(made)}: it must make an Agent of the Agents SDK")
-        return made
+        if not isinstance(agent, Agent):
+            agent = agent()
+        if not isinstance(agent, Agent):
+            raise EngineError(f"agent={shown(self.agent)} made {shown(agent)}: it must make an Agent of the Agents SDK")
+        return agent
 
     def frame(self) -> RequestFrame:
         """See `Framed`. Of an agent that a function makes, nothing is known before it is made."""
@@ -221,8 +223,8 @@ class AgentsSDKEngine:
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`."""
-        why = "not every model of the Agents SDK takes it: set it in the agent's ModelSettings"
-        return {name: why for name in params if name not in TAKEN and name not in _PASSED_ON}
+        reason = "not every model of the Agents SDK takes it: set it in the agent's ModelSettings"
+        return {name: reason for name in params if name not in TAKEN and name not in _PASSED_ON}
 
     def answering(self, schema: Mapping[str, Any]) -> AgentsSDKEngine:
         """See `Structured`. Of the agent, such an engine has the model and its settings."""
@@ -237,8 +239,8 @@ class AgentsSDKEngine:
         return self
 
 
-def _rebuilt(given: Mapping[str, Any]) -> AgentsSDKEngine:
-    return AgentsSDKEngine(**given)
+def _rebuilt(values: Mapping[str, Any]) -> AgentsSDKEngine:
+    return AgentsSDKEngine(**values)
 
 
 class AgentRunner:
@@ -250,10 +252,10 @@ class AgentRunner:
         config = settings.run_config or RunConfig()
         provider = JournalledProvider(config.model_provider, stream=settings.stream)
         self._config = replace(config, model_provider=provider, group_id=config.group_id or session.key)
-        servers = [server for each in agents_of(agent) for server in each.mcp_servers]
+        servers = [server for reachable in agents_of(agent) for server in reachable.mcp_servers]
         self._servers = MCPServerManager(servers, strict=True, connect_in_parallel=True) if servers else None
-        given = settings.context
-        self._context = given(session) if inspect.isroutine(given) else given
+        context = settings.context
+        self._context = context(session) if inspect.isroutine(context) else context
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         """Return the agent's last answer; everything before it has been recorded.
@@ -288,47 +290,47 @@ class AgentRunner:
     async def _run(self, journal: Journal) -> Sequence[AnyBlock]:
         turn = journal.turn
         stays = self._settings.after_handoff == "stay"
-        said = turn.blocks[: len(turn.blocks) - len(turn.output) + attempts_of(turn)]
-        agent = self._graph.after(said if stays else turn.output[: attempts_of(turn)])
+        spoken = turn.blocks[: len(turn.blocks) - len(turn.output) + attempts_of(turn)]
+        agent = self._graph.after(spoken if stays else turn.output[: attempts_of(turn)])
         if isinstance(journal.context, CompletionContext):  # a summary, or another question that is no turn
             agent = Agent(name=agent.name, model=agent.model, model_settings=agent.model_settings)
         output = OutputType.read(journal.context.output_type or self._settings.output_type)
         if output:
             agent = copy.copy(agent)
             agent.output_type = JsonAnswer(output)
-        given: Any = self._input(turn, said, agent)
+        run_input: Any = self._input(turn, spoken, agent)
         options: dict[str, Any] = {"context": self._context, "max_turns": self._settings.max_turns}
         config = self._of_run(journal.context)
         while True:
-            result = await Runner.run(agent, given, run_config=config, hooks=JournalHooks(journal), **options)
+            result = await Runner.run(agent, run_input, run_config=config, hooks=JournalHooks(journal), **options)
             if not result.interruptions:
                 break
-            given, options = result.to_state(), {}
+            run_input, options = result.to_state(), {}
             waiting = []
             for item in result.interruptions:
                 call_id = str(item.call_id)
                 if not (item.agent is agent or self._graph.has(item.agent)) or not journal.has(item):
-                    given.reject(item, rejection_message=_NESTED)
+                    run_input.reject(item, rejection_message=_NESTED)
                 elif journal.is_decided(call_id):
-                    given.approve(item)
+                    run_input.approve(item)
                 else:
                     waiting.append(item)
             if waiting:
                 await journal.suspend(waiting)
-        made = ("tool_call_output_item", "handoff_output_item")
-        journal.record_outputs([plain(item.raw_item) for item in result.new_items if item.type in made])
+        output_types = ("tool_call_output_item", "handoff_output_item")
+        journal.record_outputs([plain(item.raw_item) for item in result.new_items if item.type in output_types])
         journal.count(usage_of(result.context_wrapper.usage))
         answer = await journal.finish(result.final_output)
         if output and output.retries is not None and (errors := output.errors(answer_text(answer))):
             raise BeginAgain(await send_back(journal.turn, answer, errors, output, journal.context))
         return answer
 
-    def _input(self, turn: Turn, said: Sequence[AnyBlock], agent: Agent[Any]) -> list[Any]:
+    def _input(self, turn: Turn, blocks_said: Sequence[AnyBlock], agent: Agent[Any]) -> list[Any]:
         """Return the conversation as items. Each prompt is one, so that a guardrail sees the newest one alone."""
         model = agent.model if isinstance(agent.model, str) else getattr(agent.model, "name", "")
-        blocks = as_said(RESPONSES.spare(said, keep=turn.asked))
+        blocks = as_said(RESPONSES.spare(blocks_said, keep=turn.asked))
         items = encode(blocks, model or get_default_model())[1]
-        return [_said(item) if item.get("role") == "assistant" else item for item in items]
+        return [_plain_message(item) if item.get("role") == "assistant" else item for item in items]
 
     def _of_run(self, context: RunContext) -> RunConfig:
         passed_on = {name: context.params[name] for name in _PASSED_ON if name in context.params}
@@ -338,9 +340,9 @@ class AgentRunner:
         if context.model and not isinstance(self._graph.root.model, Model):
             config = replace(config, model=context.model)
         if passed_on:
-            known = config.model_settings
-            args = {**((known.extra_args if known else None) or {}), **passed_on}
-            config = replace(config, model_settings=(known or ModelSettings()).resolve({"extra_args": args}))
+            model_settings = config.model_settings
+            args = {**((model_settings.extra_args if model_settings else None) or {}), **passed_on}
+            config = replace(config, model_settings=(model_settings or ModelSettings()).resolve({"extra_args": args}))
         return config
 
     def _translated(self, error: Exception) -> Exception:  # noqa: PLR0911 - a table
@@ -349,10 +351,10 @@ class AgentRunner:
         match error:
             case TurnwiseError() | BeginAgain() | Suspend():
                 return error
-            case InputGuardrailTripwireTriggered(guardrail_result=found):
-                return _guardrail("input", found.guardrail, found.output.output_info)
-            case OutputGuardrailTripwireTriggered(guardrail_result=found):
-                return _guardrail("output", found.guardrail, found.output.output_info)
+            case InputGuardrailTripwireTriggered(guardrail_result=result):
+                return _guardrail("input", result.guardrail, result.output.output_info)
+            case OutputGuardrailTripwireTriggered(guardrail_result=result):
+                return _guardrail("output", result.guardrail, result.output.output_info)
             case ToolInputGuardrailTripwireTriggered():
                 return _guardrail("tool input", error.guardrail, error.output.output_info)
             case ToolOutputGuardrailTripwireTriggered():
@@ -367,15 +369,15 @@ class AgentRunner:
             case openai.APIStatusError():
                 return _refused(name, error)
             case openai.APIConnectionError():
-                why = f"did not answer to the end ({error.__cause__ or error}): check base_url and the network"
-                return EngineError(f"the model of agent {name!r} {why}")
+                reason = f"did not answer to the end ({error.__cause__ or error}): check base_url and the network"
+                return EngineError(f"the model of agent {name!r} {reason}")
             case openai.OpenAIError() if "api_key" in str(error):
-                why = "has no client: set OPENAI_API_KEY, or make the agent with a model"
-                return EngineError(f"agent {name!r} {why}: {error}")
+                reason = "has no client: set OPENAI_API_KEY, or make the agent with a model"
+                return EngineError(f"agent {name!r} {reason}: {error}")
             case BrokenOffError():
                 kind = ContextOverflowError if TOO_LONG_MESSAGE.search(str(error)) else EngineError
-                why = f"failed within its answer: {str(error)[:500]}; run the prompt again"
-                return kind(f"the model of agent {name!r} {why}")
+                reason = f"failed within its answer: {str(error)[:500]}; run the prompt again"
+                return kind(f"the model of agent {name!r} {reason}")
             case AgentsException():
                 return EngineError(f"agent {name!r} failed: {type(error).__name__}: {str(error)[:2000]}")
         return EngineError(f"agent {name!r} failed: {type(error).__name__}: {str(error)[:2000]}")
@@ -404,7 +406,7 @@ class JsonAnswer(AgentOutputSchemaBase):
         return json_str
 
 
-def _said(item: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_message(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message of the assistant in the form that all models of the SDK take: it has no id."""
     return {"role": "assistant", "content": "".join(part["text"] for part in item["content"])}
 
@@ -414,13 +416,15 @@ def _guardrail(stage: str, guardrail: Any, info: Any) -> GuardrailError:
 
 
 def _refused(name: str, error: openai.APIStatusError) -> EngineError:
-    whose = f"the provider of agent {name!r}"
+    provider = f"the provider of agent {name!r}"
     if error.status_code in _KEY_REFUSED:  # some servers quote the key
-        return EngineError(f"{whose} refused the key or the model (status {error.status_code}): check the client's key")
-    message = f"{whose} refused the request: {error.message[:1000]}"
+        return EngineError(
+            f"{provider} refused the key or the model (status {error.status_code}): check the client's key"
+        )
+    message = f"{provider} refused the request: {error.message[:1000]}"
     if error.code == _TOO_LONG or TOO_LONG_MESSAGE.search(f"{error.message} {error.body}"):
-        why = "the conversation is longer than the model's window: pass an overflow strategy"
-        return ContextOverflowError(f"{message}; {why}")
+        reason = "the conversation is longer than the model's window: pass an overflow strategy"
+        return ContextOverflowError(f"{message}; {reason}")
     if error.status_code in _REFUSALS and (error.param or "").partition("[")[0] in ("", "input", "messages"):
         return RequestRefusedError(f"{message}; see its message")
     return EngineError(f"{message}; run the prompt again later")

@@ -25,23 +25,23 @@ Invoke = Callable[[Any, str], Awaitable[Any]]
 
 
 def target_of(handoff: Agent[Any] | Handoff[Any, Any]) -> Agent[Any] | None:
-    """Return the agent that a handoff leads to; None if only a call of the handoff says so."""
+    """Return the agent that a handoff hands over to; None if only calling it can tell."""
     if isinstance(handoff, Agent):
         return handoff
-    found = getattr(handoff, "_agent_ref", None)
-    target = found() if found else None
+    reference = getattr(handoff, "_agent_ref", None)
+    target = reference() if reference else None
     return target if isinstance(target, Agent) else None
 
 
 def agents_of(root: Agent[Any]) -> Iterator[Agent[Any]]:
     """Yield the agent and those that it can hand off to, each once."""
-    found, seen = [root], {id(root)}
-    for agent in found:
+    agents, ids = [root], {id(root)}
+    for agent in agents:
         yield agent
         for target in filter(None, map(target_of, agent.handoffs)):
-            if id(target) not in seen:
-                seen.add(id(target))
-                found.append(target)
+            if id(target) not in ids:
+                ids.add(id(target))
+                agents.append(target)
 
 
 def described(agent: Agent[Any]) -> object:
@@ -49,9 +49,11 @@ def described(agent: Agent[Any]) -> object:
 
     The objects of the SDK do not say: each makes classes and wrappers of its own.
     """
-    values = {each.name: getattr(agent, each.name) for each in fields(agent)}
+    values = {field.name: getattr(agent, field.name) for field in fields(agent)}
     values["tools"] = [_described(tool) for tool in agent.tools]
-    values["handoffs"] = [(each.name, "") if isinstance(each, Agent) else _described(each) for each in agent.handoffs]
+    values["handoffs"] = [
+        (handoff.name, "") if isinstance(handoff, Agent) else _described(handoff) for handoff in agent.handoffs
+    ]
     return type(agent), values
 
 
@@ -60,15 +62,15 @@ def _described(held: Any) -> object:
     inner = getattr(held, "_agent_instance", None)
     function = getattr(held, "__wrapped__", None) or getattr(held, "on_invoke_tool", None)
     if inner is not None:
-        function = [described(each) for each in agents_of(inner)]
+        function = [described(inner_agent) for inner_agent in agents_of(inner)]
     elif isinstance(held, Handoff):
         wrapped = getattr(held.on_invoke_handoff, "args", ()) or (held.on_invoke_handoff,)
-        cells = [cell.cell_contents for each in wrapped for cell in getattr(each, "__closure__", None) or ()]
-        function = [each for each in cells if inspect.isroutine(each) or isinstance(each, type)]
+        cells = [cell.cell_contents for wrapper in wrapped for cell in getattr(wrapper, "__closure__", None) or ()]
+        function = [cell for cell in cells if inspect.isroutine(cell) or isinstance(cell, type)]
     elif hasattr(function, _BIND):
         function = None
-    left = {"on_invoke_tool", "on_invoke_handoff", "_agent_ref", "_agent_instance", "_output_type_adapter"}
-    values = {each.name: getattr(held, each.name) for each in fields(held) if each.name not in left}
+    omitted = {"on_invoke_tool", "on_invoke_handoff", "_agent_ref", "_agent_instance", "_output_type_adapter"}
+    values = {field.name: getattr(held, field.name) for field in fields(held) if field.name not in omitted}
     return type(held), values, function
 
 
@@ -104,28 +106,29 @@ class Graph:
 
     def copy(self, agent: Agent[Any]) -> Agent[Any]:
         """Return the copy of an agent, the same each time."""
-        if known := self._copies.get(id(agent)):
-            return known[1]
+        if entry := self._copies.get(id(agent)):
+            _, known_clone = entry
+            return known_clone
         model = JournalledModel(agent.model, stream=self._stream) if isinstance(agent.model, Model) else agent.model
         tools = [journalled(tool) if isinstance(tool, FunctionTool) else tool for tool in agent.tools]
-        made = agent.clone(model=model, tools=tools)
-        self._copies[id(agent)] = agent, made
-        own_tools = made.get_mcp_tools
+        clone = agent.clone(model=model, tools=tools)
+        self._copies[id(agent)] = agent, clone
+        own_tools = clone.get_mcp_tools
 
         async def get_mcp_tools(run_context: Any) -> list[Any]:
-            found = [
+            tools_found = [
                 journalled(tool) if isinstance(tool, FunctionTool) else tool for tool in await own_tools(run_context)
             ]
             journal = CURRENT.get()
-            return [*found, *journal.external] if journal else found
+            return [*tools_found, *journal.external] if journal else tools_found
 
-        made.get_mcp_tools = get_mcp_tools  # type: ignore[method-assign]
-        made.handoffs = [self._handoff(each) for each in agent.handoffs]
-        return made
+        clone.get_mcp_tools = get_mcp_tools  # type: ignore[method-assign]
+        clone.handoffs = [self._handoff(handoff) for handoff in agent.handoffs]
+        return clone
 
     def has(self, agent: Agent[Any] | None) -> bool:
         """Return whether this is one of the copies. Agents that are tools are not, nor are the originals."""
-        return any(made is agent for _, made in self._copies.values())
+        return any(clone is agent for _, clone in self._copies.values())
 
     def _handoff(self, handoff: Agent[Any] | Handoff[Any, Any]) -> Agent[Any] | Handoff[Any, Any]:
         if isinstance(handoff, Agent):
@@ -135,10 +138,10 @@ class Graph:
         async def on_invoke_handoff(context: Any, arguments: str) -> Any:
             return self.copy(await invoke(context, arguments))
 
-        made = replace(handoff, on_invoke_handoff=on_invoke_handoff)
+        clone = replace(handoff, on_invoke_handoff=on_invoke_handoff)
         if target := target_of(handoff):
-            made._agent_ref = cast(Any, Held(self.copy(target)))  # noqa: SLF001 - the runner looks for targets there
-        return made
+            clone._agent_ref = cast(Any, Held(self.copy(target)))  # noqa: SLF001 - the runner looks for targets there
+        return clone
 
     def after(self, blocks: tuple[Block, ...]) -> Agent[Any]:
         """Return the agent to which the calls of a conversation have handed off; the first one, if to none."""
@@ -156,9 +159,9 @@ class Graph:
 
 def journalled(tool: FunctionTool) -> FunctionTool:
     """Return a copy of the tool whose calls go through the journal of the run that the task works for."""
-    made = copy.copy(tool)
-    made.on_invoke_tool = _journalled(made.on_invoke_tool)
-    return made
+    clone = copy.copy(tool)
+    clone.on_invoke_tool = _journalled(clone.on_invoke_tool)
+    return clone
 
 
 def _journalled(invoke: Invoke) -> Invoke:
@@ -169,10 +172,10 @@ def _journalled(invoke: Invoke) -> Invoke:
 
         return on_invoke_tool
     # The SDK recognises its own invokers by their class, and binds them to copies of their tool.
-    made = copy.copy(invoke)
-    kind = cast(Any, type(made))
-    made.__class__ = kind if issubclass(kind, _Journalled) else type(kind.__name__, (_Journalled, kind), {})
-    return made
+    clone = copy.copy(invoke)
+    kind = cast(Any, type(clone))
+    clone.__class__ = kind if issubclass(kind, _Journalled) else type(kind.__name__, (_Journalled, kind), {})
+    return clone
 
 
 _BIND = "__agents_bind_function_tool__"

@@ -57,8 +57,8 @@ _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 
 def plain(item: Any) -> dict[str, Any]:
     """Return an item as a JSON object, whether it is one or a model of the client library."""
-    given = item.model_dump(mode="json", exclude_unset=True) if hasattr(item, "model_dump") else dict(item)
-    return {name: value for name, value in given.items() if value is not None}
+    fields = item.model_dump(mode="json", exclude_unset=True) if hasattr(item, "model_dump") else dict(item)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def whole_items(output: Iterable[Any]) -> list[Any]:
@@ -67,9 +67,9 @@ def whole_items(output: Iterable[Any]) -> list[Any]:
 
 
 def _whole_item(item: Any) -> Any:
-    given = plain(item)
-    found = whole_json(given)
-    return item if found == given else _item(found)
+    fields = plain(item)
+    whole = whole_json(fields)
+    return item if whole == fields else _item(whole)
 
 
 def answer_of(output: Iterable[Any], model: str, *, is_cut: bool = False) -> list[AnyBlock]:
@@ -104,8 +104,8 @@ def answer_of(output: Iterable[Any], model: str, *, is_cut: bool = False) -> lis
             calls.append(use)
         elif call_id and not str(kind).endswith("_output"):
             name = item.get("name") or str(kind).removesuffix("_call")
-            given = item.get("action") or item.get("operation") or {"input": item.get("input")}
-            calls.append(ToolUse(call_id=call_id, name=name, input=freeze(given), signature=_pack(item)))
+            arguments = item.get("action") or item.get("operation") or {"input": item.get("input")}
+            calls.append(ToolUse(call_id=call_id, name=name, input=freeze(arguments), signature=_pack(item)))
         else:
             thoughts.append(Thinking(signature=_pack(item)))
     text = BETWEEN.join(filter(None, texts))
@@ -141,23 +141,25 @@ def output_of(answer: Sequence[Block]) -> list[TResponseOutputItem]:
         if isinstance(block, Thinking):
             if held := _unpack(block.signature):
                 thoughts.append((0, _item(held)))
-            elif found := unpack_reasoning(block.signature):
+            elif reasoning := unpack_reasoning(block.signature):
                 summary = [{"type": "summary_text", "text": block.text}] if block.text else []
-                item = {"type": "reasoning", "id": found.id, "summary": summary}
-                made = ResponseReasoningItem.model_validate({**item, "encrypted_content": found.encrypted_content})
-                thoughts.append((found.before, made))
+                item = {"type": "reasoning", "id": reasoning.id, "summary": summary}
+                thought = ResponseReasoningItem.model_validate(
+                    {**item, "encrypted_content": reasoning.encrypted_content}
+                )
+                thoughts.append((reasoning.before, thought))
         elif isinstance(block, ToolUse):
             calls.append(_call(block))
-    said: list[Any] = []
+    spoken: list[Any] = []
     if texts:
         content = ResponseOutputText(type="output_text", text="".join(texts), annotations=[])
         message = {"id": FAKE_RESPONSES_ID, "type": "message", "role": "assistant", "status": "completed"}
-        said.append(ResponseOutputMessage.model_validate({**message, "content": [content]}))
-    said += calls
+        spoken.append(ResponseOutputMessage.model_validate({**message, "content": [content]}))
+    spoken += calls
     placed: list[Any] = []
-    for at, each in enumerate(said):
-        placed += [thought for before, thought in thoughts if min(before, len(said) - 1) == at]
-        placed.append(each)
+    for index, spoken_item in enumerate(spoken):
+        placed += [thought for before, thought in thoughts if min(before, len(spoken) - 1) == index]
+        placed.append(spoken_item)
     return placed or [thought for _, thought in thoughts]
 
 
@@ -198,18 +200,18 @@ def result_of(call_id: str, output: Any) -> ToolResult:
 
 def _content(part: Mapping[str, Any]) -> Content:
     """Return a part of an output; as its JSON, if no block can say it."""
-    found: Image | Document | None = None
+    content: Image | Document | None = None
     match part:
         case {"type": "input_text", "text": str(text)}:
             return Text(text=text)
         case {"type": "input_image", "image_url": str(url)}:
             data = _DATA_URL.fullmatch(url)
-            found = Image(data=data[2], media_type=data[1]) if data and data[2] else Image(url=url)
+            content = Image(data=data[2], media_type=data[1]) if data and data[2] else Image(url=url)
         case {"type": "input_file", "file_data": str(url)} if data := _DATA_URL.fullmatch(url):
-            found = Document(name=str(part.get("filename") or "file"), data=data[2], media_type=data[1])
+            content = Document(name=str(part.get("filename") or "file"), data=data[2], media_type=data[1])
         case {"type": "input_file", "file_url": str(url)}:
-            found = Document(name=str(part.get("filename") or "file"), url=url)
-    return found if found and not found.flaw else Text(text=json.dumps(dict(part)))
+            content = Document(name=str(part.get("filename") or "file"), url=url)
+    return content if content and not content.flaw else Text(text=json.dumps(dict(part)))
 
 
 def tool_output_of(use: ToolUse, result: ToolResult) -> str | list[dict[str, Any]]:

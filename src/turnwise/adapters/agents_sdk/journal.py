@@ -193,8 +193,8 @@ class Journal:
         seconds = 0.0 if begun is None else round(time.monotonic() - begun, 6)
         ended = {"call_id": call_id, "name": use.name, "is_error": result.is_error, "seconds": seconds}
         state = self._states.get(call_id) or self.context.calls.get(call_id)
-        kept = state if state and state.verdict else None
-        self._add([result], [(ToolEnded, {**ended, "tries": int(begun is not None)})], {call_id: kept})
+        decided_state = state if state and state.verdict else None
+        self._add([result], [(ToolEnded, {**ended, "tries": int(begun is not None)})], {call_id: decided_state})
         return True
 
     # Approvals
@@ -210,9 +210,9 @@ class Journal:
         for item in items:
             use = self._uses[str(item.call_id)]
             wants = "result" if use.name in external else "approval"
-            asked = {"call_id": use.call_id, "name": use.name, "input": use.input, "wants": wants}
+            event = {"call_id": use.call_id, "name": use.name, "input": use.input, "wants": wants}
             state = CallState(name=use.name, wants="result" if wants == "result" else "approval")
-            self._add((), [(ApprovalRequested, asked)], {use.call_id: state})
+            self._add((), [(ApprovalRequested, event)], {use.call_id: state})
         await self.commit()
         raise Suspend
 
@@ -248,13 +248,13 @@ class Journal:
         storing.add_done_callback(_retrieve)
         await asyncio.shield(storing)
 
-    async def _store(self, wanted: int) -> None:
+    async def _store(self, count: int) -> None:
         async with self._lock:
             if self.failure:
                 raise self.failure
-            if self._stored >= wanted:
+            if self._stored >= count:
                 return
-            await asyncio.sleep(0)  # what begins or ends in this moment comes along
+            await asyncio.sleep(0)  # calls that begin or end at this moment join the commit
             added = self._added
             blocks, self._blocks = self._blocks, []
             events, self._events = self._events, []
@@ -300,7 +300,7 @@ def refusals(answer: Sequence[AnyBlock]) -> list[ToolResult]:
 
 def attempts_of(turn: Turn) -> int:
     """Return how many blocks of the run's output lead to the last answer that was sent back, as of a wrong type."""
-    return max((at for at, block in enumerate(turn.output, 1) if is_sent_back(block)), default=0)
+    return max((index for index, block in enumerate(turn.output, 1) if is_sent_back(block)), default=0)
 
 
 def _input_of(turn: Turn) -> tuple[AnyBlock, ...]:
@@ -310,7 +310,7 @@ def _input_of(turn: Turn) -> tuple[AnyBlock, ...]:
 def _answers(output: Sequence[AnyBlock]) -> list[list[Block]]:
     """Return the model's answers in a run's output, without those that the SDK did not get: see `Journal.refuse`."""
     answers = [list(message.blocks) for message in Ledger(output).messages() if message.role == "assistant"]
-    return [each for each in answers if not any(isinstance(block, ToolUse) and block.flaw for block in each)]
+    return [answer for answer in answers if not any(isinstance(block, ToolUse) and block.flaw for block in answer)]
 
 
 class JournalHooks(RunHooks[Any]):

@@ -75,8 +75,8 @@ class JournalledModel(Model):
         """Return the recorded answer, or ask the model. Without a run, this is the model's own method.
 
         An answer with a call whose arguments are no JSON object is recorded with the reasons why its calls are not
-        made, and the model is asked again: the SDK does not get it, so it calls no tool and asks nobody. So it is with
-        an agent that is a tool, of which nothing is recorded.
+        made, and the model is asked again: the SDK does not get it, so it makes no call and requests no approval. So it
+        is with an agent that is a tool, of which nothing is recorded.
         """
         journal = CURRENT.get()
         request = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
@@ -188,31 +188,31 @@ class JournalledModel(Model):
         if not isinstance(getattr(self.inner, "model", None), str):
             kind = type(self.inner).__name__
             raise EngineError(f"the run requests model {name!r}, but a {kind} has one model: make it the agent's")
-        other = copy.copy(self.inner)
-        other.model = name  # type: ignore[attr-defined]
-        return other, name
+        model = copy.copy(self.inner)
+        model.model = name  # type: ignore[attr-defined]
+        return model, name
 
 
 def _stream(model: Model, request: Mapping[str, Any]) -> AsyncIterator[Any]:
-    left = {name: value for name, value in request.items() if name not in _ARGUMENTS}
-    return model.stream_response(*(request[name] for name in _ARGUMENTS), **left)
+    keywords = {name: value for name, value in request.items() if name not in _ARGUMENTS}
+    return model.stream_response(*(request[name] for name in _ARGUMENTS), **keywords)
 
 
 def _add_usage(usage: Any, refused: list[Any]) -> None:
     """Add the tokens of answers that the SDK does not get to those of the one that it gets."""
-    for each in refused if usage else ():
+    for refused_usage in refused if usage else ():
         for name in ("input_tokens", "output_tokens", "total_tokens"):
-            setattr(usage, name, getattr(usage, name) + (getattr(each, name, 0) or 0))
+            setattr(usage, name, getattr(usage, name) + (getattr(refused_usage, name, 0) or 0))
 
 
 def _is_flawed(answer: Sequence[AnyBlock]) -> bool:
     return any(isinstance(block, ToolUse) and block.flaw for block in answer)
 
 
-def _refused(given: str | list[Any], answer: Sequence[AnyBlock]) -> list[Any]:
+def _refused(model_input: str | list[Any], answer: Sequence[AnyBlock]) -> list[Any]:
     """Return a request's input with an answer behind it, and why none of its calls is made."""
-    asked = given if isinstance(given, list) else [{"role": "user", "content": given}]
-    return [*asked, *encode([*answer, *refusals(answer)])[1]]
+    items = model_input if isinstance(model_input, list) else [{"role": "user", "content": model_input}]
+    return [*items, *encode([*answer, *refusals(answer)])[1]]
 
 
 async def _streamed(model: Model, request: dict[str, Any], journal: Journal) -> tuple[ModelResponse, str | None]:

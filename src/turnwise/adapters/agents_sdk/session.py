@@ -62,7 +62,7 @@ class _Unsure:
     """The items before it."""
 
 
-class _Known:
+class _ChangeLog:
     """The items, as far as an event loop has read their changes."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class TurnwiseSession:
         self._session = session
         self._if_busy = if_busy
         self._lease_s = lease_s
-        self._known: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Known] = weakref.WeakKeyDictionary()
+        self._logs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _ChangeLog] = weakref.WeakKeyDictionary()
 
     async def get_items(self, limit: int | None = None, *, wrapper: Any = None) -> list[Item]:
         """Return the newest `limit` items, oldest first; all if it is None and the settings have none.
@@ -210,14 +210,14 @@ class TurnwiseSession:
         while True:
             async with self._of_loop.lock:
                 info = await self._do(self._session.info)
-                known = await self._read()
-                if known.open in (None, run) or self._is_over(known):
+                log = await self._read()
+                if log.open in (None, run) or self._is_over(log):
                     clear = partial(self._session.clear, updated_at=info.session.updated_at)
                     with suppress(SessionChangedError):  # another change was stored before it
                         await _settled(self._do(clear))
                         return
                     continue
-                self._check_waits(known)
+                self._check_waits(log)
             await asyncio.sleep(_WAIT_S)
 
     async def release(self) -> None:
@@ -227,69 +227,69 @@ class TurnwiseSession:
                 pass
 
     @property
-    def _of_loop(self) -> _Known:
-        """What this event loop has read."""
-        return self._known.setdefault(asyncio.get_running_loop(), _Known())
+    def _of_loop(self) -> _ChangeLog:
+        """The changes of a session that this event loop has read."""
+        return self._logs.setdefault(asyncio.get_running_loop(), _ChangeLog())
 
     async def _change(self, wrapper: Any, change: Callable[[list[Item]], dict[str, Any] | None]) -> list[Item]:
         """Store the change that `change` makes of the items, once no other run has the session; return those items."""
         run = _run_of(wrapper)
         while True:
             async with self._of_loop.lock:
-                known = await self._read()
-                if known.open in (None, run) or self._is_over(known):
-                    if (before := known.stored_before(change)) is not None:
-                        known.unsure = []
+                log = await self._read()
+                if log.open in (None, run) or self._is_over(log):
+                    if (before := log.stored_before(change)) is not None:
+                        log.unsure = []
                         return before
-                    items = list(known.items)
-                    what = change(items)
-                    if what is None or (not what and known.open == run):
+                    items = list(log.items)
+                    stored_change = change(items)
+                    if stored_change is None or (not stored_change and log.open == run):
                         return items
-                    own = _Unsure(new_id(), what, items)
-                    known.unsure += [own] if what else []
-                    opens = {"open": None if _is_answered(what.get("add", ())) else run}
-                    if await _settled(self._store({"id": own.id, **opens, **what})):
-                        known.unsure = [] if what else known.unsure
+                    own = _Unsure(new_id(), stored_change, items)
+                    log.unsure += [own] if stored_change else []
+                    opens = {"open": None if _is_answered(stored_change.get("add", ())) else run}
+                    if await _settled(self._store({"id": own.id, **opens, **stored_change})):
+                        log.unsure = [] if stored_change else log.unsure
                         return items
-                    known.unsure = [each for each in known.unsure if each is not own]
+                    log.unsure = [unsure for unsure in log.unsure if unsure is not own]
                     continue  # another change was stored before it
-                self._check_waits(known)
+                self._check_waits(log)
             await asyncio.sleep(_WAIT_S)
 
-    def _check_waits(self, known: _Known) -> None:
+    def _check_waits(self, log: _ChangeLog) -> None:
         """Raise SessionInUseError unless this object waits for the run that has the session."""
         if self._if_busy == "reject":
-            raise SessionInUseError(self.session_id, known.open)
+            raise SessionInUseError(self.session_id, log.open)
 
-    def _is_over(self, known: _Known) -> bool:
+    def _is_over(self, log: _ChangeLog) -> bool:
         """Return whether the run that has the session has ended without saying so, or is taken for dead."""
-        task = _TASKS.get(known.open or "")
-        if task is None and known.made_by == _process():
-            return True  # the task ended, and nobody keeps it
+        task = _TASKS.get(log.open or "")
+        if task is None and log.made_by == _process():
+            return True  # the task ended and was garbage-collected
         if task is not None and (task.done() or task is asyncio.current_task()):
             return True
-        return max(time.monotonic() - known.read_at, time.time() - known.made_at) > self._lease_s
+        return max(time.monotonic() - log.read_at, time.time() - log.made_at) > self._lease_s
 
-    async def _store(self, what: dict[str, Any]) -> bool:
+    async def _store(self, values: dict[str, Any]) -> bool:
         """Store a change after the last one that was read; return False if another one was stored there before."""
-        change = {"id": new_id(), "after": self._of_loop.last, "at": time.time(), "by": _process(), **what}
-        payload = {name: each for name, each in change.items() if each is not None}
+        change = {"id": new_id(), "after": self._of_loop.last, "at": time.time(), "by": _process(), **values}
+        payload = {name: value for name, value in change.items() if value is not None}
         turn = await self._do(self._session.append, Unknown(stored_kind=KIND, payload=freeze(payload)))
-        known = self._of_loop
-        known.apply([turn]) if turn.index == known.turn else await self._read()
+        log = self._of_loop
+        log.apply([turn]) if turn.index == log.turn else await self._read()
         return change["id"] in self._of_loop.ids
 
-    async def _read(self) -> _Known:
+    async def _read(self) -> _ChangeLog:
         """Read what has changed since the last look."""
         while True:
-            known = self._of_loop
-            turns: list[Turn] = await self._do(self._session.turns, max(known.turn - 1, -1), PAGE)
-            if known.turn >= 0 and (not turns or turns[0].index > known.turn):
-                known.forget()  # the session was cleared
+            log = self._of_loop
+            turns: list[Turn] = await self._do(self._session.turns, max(log.turn - 1, -1), PAGE)
+            if log.turn >= 0 and (not turns or turns[0].index > log.turn):
+                log.forget()  # the session was cleared
                 continue
-            known.apply(turns)
+            log.apply(turns)
             if len(turns) < PAGE:
-                return known
+                return log
 
     async def _do(self, verb: Callable[..., Any], *args: Any) -> Any:
         if isinstance(self._session, Session):
@@ -335,19 +335,19 @@ def _is_answered(items: Sequence[Any]) -> bool:
     """
     if not items:
         return False
-    known = [(str(item.get("type")), str(item["call_id"])) for item in items if item.get("call_id")]
-    made = {call_id for kind, call_id in known if kind.endswith("_output")}
-    if any(kind.endswith("_call") and call_id not in made for kind, call_id in known):
+    calls = [(str(item.get("type")), str(item["call_id"])) for item in items if item.get("call_id")]
+    outputs = {call_id for kind, call_id in calls if kind.endswith("_output")}
+    if any(kind.endswith("_call") and call_id not in outputs for kind, call_id in calls):
         return True
     kind, role = str(items[-1].get("type", "message")), items[-1].get("role")
     return role == "assistant" or (role is None and not kind.endswith("_output"))
 
 
 def _checked(item: Any) -> Any:
-    given = item.model_dump(mode="json", exclude_unset=True) if hasattr(item, "model_dump") else item
-    if not isinstance(given, Mapping):
+    fields = item.model_dump(mode="json", exclude_unset=True) if hasattr(item, "model_dump") else item
+    if not isinstance(fields, Mapping):
         raise InvalidInputError("items", shown(item), "an item is a JSON object")
-    return plain_json("items", given, MAX_BYTES)
+    return plain_json("items", fields, MAX_BYTES)
 
 
 def _plain(item: Any) -> Any:

@@ -157,8 +157,8 @@ class AnthropicEngine:
         Raises:
             InvalidInputError: `output` has no schema of an object.
         """
-        wanted = OutputType(schema=freeze(output), retries=None) if isinstance(output, Mapping) else None
-        record = wanted.record if wanted else output_record(output, retries)
+        schema_type = OutputType(schema=freeze(output), retries=None) if isinstance(output, Mapping) else None
+        record = schema_type.record if schema_type else output_record(output, retries)
         return replace(self, tools=(), hooks=(), output_type=record)
 
     def build(self, session: SessionView) -> ToolLoop:
@@ -181,35 +181,35 @@ class AnthropicEngine:
 
     def extended(self, tools: Mapping[str, Mapping[str, Any]]) -> AnthropicEngine:
         """See `Extensible`."""
-        known = {*self._tool_names, *(tool.name for tool in self.registry.tools)}
-        if taken := [name for name in tools if name in known]:
-            why = "the engine has a tool of this name: rename the run's"
-            raise InvalidInputError("tools", shown(taken[0]), why)
+        names = {*self._tool_names, *(tool.name for tool in self.registry.tools)}
+        if taken := [name for name in tools if name in names]:
+            reason = "the engine has a tool of this name: rename the run's"
+            raise InvalidInputError("tools", shown(taken[0]), reason)
         return replace(self, tools=self.registry.extended(tools))
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`. Parameters that the API does not support are refused, never dropped."""
-        found = {name: self._why_not(name, value) for name, value in params.items()}
-        return {name: why for name, why in found.items() if why}
+        reasons = {name: self._why_not(name, value) for name, value in params.items()}
+        return {name: reason for name, reason in reasons.items() if reason}
 
     def _why_not(self, name: str, value: Any) -> str | None:
         """Return why a parameter is not supported; None if it is."""
         headers = {name.lower(): value for name, value in (self.default_headers or {}).items()}
-        if why := not_taken(name, value, self.thinking, headers.get("anthropic-version")):
-            return why
+        if reason := not_taken(name, value, self.thinking, headers.get("anthropic-version")):
+            return reason
         if name == "parallel_tool_calls" and not self._tool_names:
             return "the engine has no tools"
         if name == "tool_choice" and forces_call(value):
-            wanted = self._tool_names if isinstance(value, str) else (value["function"]["name"],)
-            if not set(wanted).intersection(self._tool_names):
+            names = self._tool_names if isinstance(value, str) else (value["function"]["name"],)
+            if not set(names).intersection(self._tool_names):
                 return f"the engine has no such tool; it has {', '.join(self._tool_names) or 'none'}"
         return None
 
     @property
     def _tool_names(self) -> tuple[str, ...]:
         """The names of the tools that the model may call."""
-        others = [each.get("name") or "" for each in (self.extra or {}).get("tools", ())]
-        return (*(tool.name for tool in self.registry.definitions()), *others)
+        extra_names = [tool.get("name") or "" for tool in (self.extra or {}).get("tools", ())]
+        return (*(tool.name for tool in self.registry.definitions()), *extra_names)
 
     def frame(self) -> RequestFrame:
         """See `Framed`. Changes by custom middleware are not included."""

@@ -68,27 +68,27 @@ def not_taken(name: str, value: Any, thinking: object, version: str | None) -> s
     """
     match name:
         case "temperature" | "top_p" | "top_k" if version != WITH_SAMPLING:
-            why = f"Anthropic's API takes it up to version {WITH_SAMPLING} only: omit it, or pin that version with "
-            why += f"default_headers={{'anthropic-version': '{WITH_SAMPLING}'}}"
+            reason = f"Anthropic's API takes it up to version {WITH_SAMPLING} only: omit it, or pin that version with "
+            reason += f"default_headers={{'anthropic-version': '{WITH_SAMPLING}'}}"
         case "temperature" if value > 1:
-            why = "Anthropic takes 0 to 1"
+            reason = "Anthropic takes 0 to 1"
         case "temperature" if thinking:
-            why = "Anthropic refuses it beside thinking=: omit one of them"
+            reason = "Anthropic refuses it beside thinking=: omit one of them"
         case "tool_choice" if thinking and forces_call(value):
-            why = "Anthropic refuses a forced call beside thinking=: pass 'auto' or 'none'"
+            reason = "Anthropic refuses a forced call beside thinking=: pass 'auto' or 'none'"
         case "max_output_tokens" if isinstance(thinking, int) and value <= thinking:
-            why = f"must be more than the {thinking} tokens of thinking="
+            reason = f"must be more than the {thinking} tokens of thinking="
         case "reasoning_effort" if value == "minimal":
-            why = "Anthropic takes none, low, medium, high, xhigh and max"
+            reason = "Anthropic takes none, low, medium, high, xhigh and max"
         case "service_tier" if value not in _SERVICE_TIERS:
-            why = f"Anthropic takes {' and '.join(_SERVICE_TIERS)}"
+            reason = f"Anthropic takes {' and '.join(_SERVICE_TIERS)}"
         case "metadata" if value.keys() != {"user_id"}:
-            why = "Anthropic takes only user_id"
+            reason = "Anthropic takes only user_id"
         case "response_format" if value["type"] == "json_object":
-            why = "Anthropic takes schemas only: pass a json_schema"
+            reason = "Anthropic takes schemas only: pass a json_schema"
         case _:
             return _NOT_TAKEN.get(name)
-    return why
+    return reason
 
 
 class MessagesAPI:
@@ -136,28 +136,28 @@ class MessagesAPI:
             tools = [*fields.get("tools", ()), _declared(form.definition)]
             return {**fields, "tools": tools, **choose_tool(fields, form)}
         if form and form.json_schema:
-            wanted = {"type": "json_schema", "schema": form.json_schema["schema"]}
-            return {**fields, "output_config": {**fields.get("output_config", {}), "format": wanted}}
+            answer_format = {"type": "json_schema", "schema": form.json_schema["schema"]}
+            return {**fields, "output_config": {**fields.get("output_config", {}), "format": answer_format}}
         return fields
 
     def adapt(self, refused: str, form: Form | None) -> bool:
-        known = self.settings.refused
-        new = set(form.refused_as(refused) if form else ()) - known
+        refused_fields = self.settings.refused
+        new = set(form.refused_as(refused) if form else ()) - refused_fields
         if form and form.is_forced and names(refused, "tool_choice"):
-            new = {"tool_choice"} - known
-        known.update(new)
+            new = {"tool_choice"} - refused_fields
+        refused_fields.update(new)
         return bool(new)
 
     def blamed(self, error: anthropic.APIStatusError) -> tuple[str | None, str | None]:
         # Such as "thinking.budget_tokens: Input should be greater than or equal to 1024".
-        found = re.match(r"([a-z_]+)[\w.]*:", error.api_message or "")
-        return error.error_code, found[1] if found else None
+        match = re.match(r"([a-z_]+)[\w.]*:", error.api_message or "")
+        return error.error_code, match[1] if match else None
 
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
         if not (names(refused, "signature") and "thinking" in refused):
             return None
         messages = [
-            {**message, "content": [each for each in message["content"] if each["type"] not in _THOUGHTS]}
+            {**message, "content": [part for part in message["content"] if part["type"] not in _THOUGHTS]}
             for message in request["messages"]
         ]
         shorter = {**request, "messages": messages}
@@ -191,8 +191,8 @@ def _set_param(fields: dict[str, Any], name: str, value: Any) -> None:
         case "reasoning_effort":
             fields["output_config"] = {**fields.get("output_config", {}), "effort": value}
         case "response_format" if value["type"] == "json_schema":
-            wanted = {"type": "json_schema", "schema": value["json_schema"].get("schema") or {}}
-            fields["output_config"] = {**fields.get("output_config", {}), "format": wanted}
+            answer_format = {"type": "json_schema", "schema": value["json_schema"].get("schema") or {}}
+            fields["output_config"] = {**fields.get("output_config", {}), "format": answer_format}
         case "response_format":
             pass
         case "service_tier":
@@ -243,7 +243,7 @@ class _Part:
     """The data of a redacted thought."""
     call_id: str = ""
     name: str = ""
-    given: str = ""
+    full_input: str = ""
     """The JSON of the arguments with which the call began, if it has some; those of its deltas count."""
     citations: list[Any] = field(default_factory=list)
 
@@ -275,7 +275,9 @@ class MessagesAnswer:
                 self._end(event)
                 self._count(event.get("usage"))
                 contents = enumerate(items(event, "content"))
-                return [new for at, each in contents for new in (*self._begin(at, each), *self._finish(at))]
+                return [
+                    new for index, content in contents for new in (*self._begin(index, content), *self._finish(index))
+                ]
             case "content_block_start":
                 return self._begin(count(event, "index"), part(event, "content_block"))
             case "content_block_delta":
@@ -288,47 +290,57 @@ class MessagesAnswer:
         return []
 
     def end(self) -> list[str | Block]:
-        return [new for at in sorted(self._parts) for new in self._finish(at)]
+        return [new for index in sorted(self._parts) for new in self._finish(index)]
 
     def blocks(self) -> list[AnyBlock]:
         self.end()
         blocks: list[AnyBlock] = []
-        for at, each in sorted(self._parts.items()):
-            text = str(each.text)
-            match each.kind:
+        for index, answer_part in sorted(self._parts.items()):
+            text = str(answer_part.text)
+            match answer_part.kind:
                 case "text" if text:
                     blocks.append(Text(text=text))
-                    if each.citations:
-                        blocks.append(Citations(items=freeze(whole_json(each.citations))))
+                    if answer_part.citations:
+                        blocks.append(Citations(items=freeze(whole_json(answer_part.citations))))
                 case "thinking":
-                    blocks.append(Thinking(text=text, signature=str(each.signature) or None))
+                    blocks.append(Thinking(text=text, signature=str(answer_part.signature) or None))
                 case "redacted_thinking":
-                    blocks.append(Thinking(redacted=each.data))
+                    blocks.append(Thinking(redacted=answer_part.data))
                 case "tool_use":
-                    blocks.append(tool_use(at, each.call_id, each.name, text or each.given, is_cut=self.is_cut))
+                    blocks.append(
+                        tool_use(
+                            index,
+                            answer_part.call_id,
+                            answer_part.name,
+                            text or answer_part.full_input,
+                            is_cut=self.is_cut,
+                        )
+                    )
         return blocks
 
-    def _begin(self, at: int, content: Any) -> list[str | Block]:
+    def _begin(self, index: int, content: Any) -> list[str | Block]:
         kind = string(content, "type")
-        begun = self._parts[at] = _Part(kind)
+        begun = self._parts[index] = _Part(kind)
         match kind:
             case "text":
-                return self._continue(at, {"type": "text_delta", "text": content.get("text")})
+                return self._continue(index, {"type": "text_delta", "text": content.get("text")})
             case "thinking":
-                said = self._continue(at, {"type": "thinking_delta", "thinking": content.get("thinking")})
+                pieces = self._continue(index, {"type": "thinking_delta", "thinking": content.get("thinking")})
                 signature = string(content, "signature")
-                return [*said, *self._continue(at, {"type": "signature_delta", "signature": signature})]
+                return [*pieces, *self._continue(index, {"type": "signature_delta", "signature": signature})]
             case "redacted_thinking":
                 begun.data = string(content, "data")
                 return [Thinking(redacted=begun.data)] if begun.data else []
             case "tool_use":
                 begun.call_id, begun.name = string(content, "id"), string(content, "name")
-                given = content.get("input")  # filled only by servers that do not stream
-                begun.given = given if isinstance(given, str) else json.dumps(given) if given else ""
+                call_input = content.get("input")  # filled only by servers that do not stream
+                begun.full_input = (
+                    call_input if isinstance(call_input, str) else json.dumps(call_input) if call_input else ""
+                )
         return []
 
-    def _continue(self, at: int, delta: Mapping[str, Any]) -> list[str | Block]:
-        begun = self._parts.get(at) or self._parts.setdefault(at, _Part("text"))
+    def _continue(self, index: int, delta: Mapping[str, Any]) -> list[str | Block]:
+        begun = self._parts.get(index) or self._parts.setdefault(index, _Part("text"))
         match string(delta, "type"):
             case "text_delta" if text := begun.text.add(piece(delta, "text")):
                 return [text]
@@ -343,12 +355,12 @@ class MessagesAnswer:
                 begun.citations.append(cited)
         return []
 
-    def _finish(self, at: int) -> list[str | Block]:
+    def _finish(self, index: int) -> list[str | Block]:
         """Return the rest of a part that has ended."""
-        ended = self._parts.get(at, _Part(""))
+        ended = self._parts.get(index, _Part(""))
         text = ended.text.end()
         if ended.kind == "tool_use":
-            text = text or ("" if ended.text else ended.text.add(ended.given))
+            text = text or ("" if ended.text else ended.text.add(ended.full_input))
             return [text] if text and ended.name == self._answer_tool else []
         return [Thinking(text=text) if ended.kind == "thinking" else text] if text else []
 

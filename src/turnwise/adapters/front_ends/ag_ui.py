@@ -62,7 +62,7 @@ class AgUiEncoder(FrontEndEncoder):
         had: Iterable[str] = (),
     ) -> None:
         super().__init__(last_event_id, behind=behind)
-        self._had = frozenset(had)
+        self._client_results = frozenset(had)
         self._thread_id = thread_id
         self._run_id = run_id
         self._message: str | None = None
@@ -100,7 +100,7 @@ class AgUiEncoder(FrontEndEncoder):
                 self._waits.pop(piece.id, None)
             case "denied" | "result":
                 self._waits.pop(piece.id, None)
-                if piece.id not in self._given:
+                if piece.id not in self._answered:
                     yield _result(piece)
             case "calls_ended":
                 self._message, self._streamed = None, []
@@ -165,11 +165,11 @@ class AgUiEncoder(FrontEndEncoder):
             {
                 "id": f"{self._answers.run_id}.{call_id}",
                 "reason": "tool_call" if wants == "approval" else wants,
-                "message": why or f"Approve the call of {name}?",
+                "message": reason or f"Approve the call of {name}?",
                 "toolCallId": call_id,
                 "responseSchema": DECISION,
             }
-            for call_id, (wants, why, name) in self._waits.items()
+            for call_id, (wants, reason, name) in self._waits.items()
             if wants != "result"
         ]
         if interrupts:
@@ -196,16 +196,16 @@ def _custom(event: CustomEvent) -> Json:
 def _result(piece: Piece) -> Json:
     """Return the result of a call; of a call that was rejected, what the model is told."""
     result = piece.block if isinstance(piece.block, ToolResult) else None
-    told = {"type": "TOOL_CALL_RESULT", "messageId": f"{piece.id}-result", "toolCallId": piece.id, "role": "tool"}
-    told |= {"content": result.plain if result else piece.text}
-    return {**told, "metadata": {"isError": True}} if result is None or result.is_error else told
+    event = {"type": "TOOL_CALL_RESULT", "messageId": f"{piece.id}-result", "toolCallId": piece.id, "role": "tool"}
+    event |= {"content": result.plain if result else piece.text}
+    return {**event, "metadata": {"isError": True}} if result is None or result.is_error else event
 
 
 def _usage(usage: Usage) -> Mapping[str, int]:
-    found = {
+    tokens = {
         "inputTokens": usage.input_tokens,
         "outputTokens": usage.output_tokens,
         "totalTokens": usage.input_tokens + usage.output_tokens,
     }
-    found |= {"reasoningTokens": usage.reasoning_tokens} if usage.reasoning_tokens else {}
-    return found | ({"cachedInputTokens": usage.cached_tokens} if usage.cached_tokens else {})
+    tokens |= {"reasoningTokens": usage.reasoning_tokens} if usage.reasoning_tokens else {}
+    return tokens | ({"cachedInputTokens": usage.cached_tokens} if usage.cached_tokens else {})

@@ -2,8 +2,8 @@
 
 A text that is streamed and one that is stored are the same pieces, cut differently. So a place of a text is counted in
 characters, and a place of all else is the number of the stored event that it comes from. Both kinds only grow, each by
-itself. `Cursor` has one of each kind (texts, thoughts, all else): what is behind it is what its reader lacks, also in
-another process, when the deltas are gone.
+itself. `Cursor` has one of each kind (texts, thoughts, all else): the pieces after it are those that its reader lacks,
+also in another process, when the deltas are gone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from turnwise.memory.conversation.blocks import (
     Block,
@@ -91,10 +91,10 @@ class Cursor:
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the cursor with this text; None if there is none."""
-        found = _CURSOR.fullmatch(text) if text.isascii() else None
-        if found is None:
+        match = _CURSOR.fullmatch(text) if text.isascii() else None
+        if match is None:
             return None
-        numbers = [int(each) for each in found.groups() if each is not None]
+        numbers = [int(group) for group in match.groups() if group is not None]
         return cls(*(_unless_zero(part) for part in (numbers[:3], numbers[3:9], numbers[9:15], numbers[15:])))
 
     def __str__(self) -> str:
@@ -107,13 +107,24 @@ class Cursor:
         return (self.events[0], 0) if self.events[1:2] == (_LAST,) else self.begun
 
 
+class _Read(NamedTuple):
+    """How far a reader has read the texts or the thoughts of an answer: the numbers of a cursor."""
+
+    answer: int
+    attempt: int
+    part: int
+    offset: int
+    frame: int
+    check: int
+
+
 def _unless_zero(numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple(numbers) if any(numbers) else ()
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Something that the watcher of an answer is told."""
+    """One thing that a reader of an answer gets."""
 
     kind: Kind
     track: Track
@@ -133,7 +144,8 @@ class Piece:
         """Return what of it is behind a cursor of its track: all, the rest of a delta, or nothing."""
         if self.kind != "said" or not cursor or cursor[:3] != self.place[:3]:
             return self
-        missing = self.place[3] - cursor[3]
+        (offset,), (read_offset, *_) = self.place[3:], cursor[3:]
+        missing = offset - read_offset
         if missing <= 0:
             return None
         if missing >= len(self.text):
@@ -154,8 +166,8 @@ class _Part:
 class Answers:
     """The answers of one run, as of the events that were added. Pure: it waits for nothing and reads nothing.
 
-    Each text that is opened is closed, and each call is shown before anything else about it. What was streamed of an
-    answer that became void, as its model call failed or its process was lost, is followed by a `reset`.
+    Each text that is opened is closed, and each call is shown before anything else about it. After the text of an
+    answer that became void, since its model call failed or its process was lost, comes a `reset`.
 
     Args:
         after: how far the reader has read. Pieces before it are made as well.
@@ -171,7 +183,7 @@ class Answers:
         self.seq = 0
         """The number of the last stored event."""
         self._after = after or Cursor()
-        self._held: list[AnyEvent] = []
+        self._queued_events: list[AnyEvent] = []
         """The events of a run that is queued."""
         self._pieces = 0
         """How many pieces of that event there were."""
@@ -187,7 +199,7 @@ class Answers:
         self._undecided: set[str] = set()
         """Those of which it is not known whether they are made or wait."""
         self._running: set[str] = set()
-        self._asked: dict[str, Wants] = {}
+        self._waiting_calls: dict[str, Wants] = {}
         self._extra: set[str] = set()
         """Calls that the model has not made, such as the question whether a budget may be exceeded."""
         self._own: set[str] = set()
@@ -195,13 +207,13 @@ class Answers:
 
     @property
     def waiting(self) -> Mapping[str, Wants]:
-        """The calls that wait for somebody, if all others of the answer have been made; else empty."""
-        return self.asked if not (self._undecided or self._running) else {}
+        """The calls that wait for a decision or a result, if all others of the answer have been made; else empty."""
+        return self.waiting_calls if not (self._undecided or self._running) else {}
 
     @property
-    def asked(self) -> Mapping[str, Wants]:
-        """The calls that wait for somebody, whatever else the run does."""
-        return {} if self.is_ended else self._asked
+    def waiting_calls(self) -> Mapping[str, Wants]:
+        """The calls that wait for a decision or a result, also while other calls run."""
+        return {} if self.is_ended else self._waiting_calls
 
     def begun_again(self) -> Piece:
         """Return the piece with which a stream begins behind a call that waited."""
@@ -221,15 +233,15 @@ class Answers:
             return
         self.run_id = event.run_id
         if isinstance(event, RunCancelled) and event.leads_to:
-            self.run_id, self._held = event.leads_to, []
-        elif isinstance(event, RunQueued) or (self._held and not isinstance(event, RunStarted | RunEnded)):
-            self._held.append(event)
+            self.run_id, self._queued_events = event.leads_to, []
+        elif isinstance(event, RunQueued) or (self._queued_events and not isinstance(event, RunStarted | RunEnded)):
+            self._queued_events.append(event)
         else:
-            events, self._held = [*self._held, event], []
-            for each in events:
-                yield from self._told(each)
+            events, self._queued_events = [*self._queued_events, event], []
+            for run_event in events:
+                yield from self._pieces_of(run_event)
 
-    def _told(self, event: AnyEvent) -> Iterator[Piece]:  # noqa: PLR0912 - a table of events
+    def _pieces_of(self, event: AnyEvent) -> Iterator[Piece]:  # noqa: PLR0912 - a table of events
         if not event.live:
             self.seq, self._pieces = event.seq, 0
         if not self.is_begun:
@@ -252,22 +264,24 @@ class Answers:
             case ToolEnded(call_id=call_id, name=name, blocks=blocks):
                 yield from self._show(call_id, name)
                 yield from self._results(blocks)
-            case ApprovalRequested(call_id=call_id, name=name, input=given, wants=wants, why=why):
+            case ApprovalRequested(call_id=call_id, name=name, input=arguments, wants=wants, why=reason):
                 if call_id not in self._calls:
                     self._extra.add(call_id)
-                    yield from self._show(call_id, name, given)
-                for each in (self._undecided, self._running):  # it may have begun, and ask whether to go on
-                    each.discard(call_id)
-                self._asked[call_id] = wants
-                yield self._piece("asked", call_id, why or "", wants=wants, input=given)
+                    yield from self._show(call_id, name, arguments)
+                for calls in (self._undecided, self._running):  # it may have begun, and ask whether to go on
+                    calls.discard(call_id)
+                self._waiting_calls[call_id] = wants
+                yield self._piece("asked", call_id, reason or "", wants=wants, input=arguments)
             case CallDecided():
                 yield from self._decided(event)
             case RunResumed():
                 yield from self._void()
                 if self._has_lost():
                     yield from self._reset(_STORED)
-                elif (seen := self._seen("text")) > self._attempt:  # it has read at least a part of a reset
-                    yield from self._reset(seen)
+                elif (
+                    read_attempt := self._attempt_read("text")
+                ) > self._attempt:  # it has read at least a part of a reset
+                    yield from self._reset(read_attempt)
                 self._next()
             case CustomEvent(name=name):
                 yield self._piece("custom", str(event.seq), name, event=event)
@@ -286,7 +300,7 @@ class Answers:
 
     # Texts and thoughts
 
-    def _at(
+    def _piece_at(
         self, track: TextTrack, kind: Kind, number: int, offset: int, *, text: str = "", attempt: int | None = None
     ) -> Piece:
         attempt = self._attempt if attempt is None else attempt
@@ -299,7 +313,7 @@ class Answers:
         if event.text and not (parts and parts[-1].is_open and parts[-1].index == event.index):
             yield from self._close(track)
             parts.append(_Part(len(parts) + 1, event.index))
-            yield self._at(track, "opened", parts[-1].number, 0)
+            yield self._piece_at(track, "opened", parts[-1].number, 0)
         if event.text:
             yield from self._say(track, event.text)
         if event.final:
@@ -309,13 +323,13 @@ class Answers:
         part = self._parts[track][-1]
         part.text.add(text)
         self._sums[track] = _sum(text, self._sums[track])
-        yield self._at(track, "said", part.number, len(part.text), text=text)
+        yield self._piece_at(track, "said", part.number, len(part.text), text=text)
 
     def _close(self, track: TextTrack) -> Iterator[Piece]:
         parts = self._parts[track]
         if parts and parts[-1].is_open:
             parts[-1].is_open = False
-            yield self._at(track, "closed", parts[-1].number, _CLOSED)
+            yield self._piece_at(track, "closed", parts[-1].number, _CLOSED)
 
     def _void(self) -> Iterator[Piece]:
         """Take back what was streamed of an answer, if anything was."""
@@ -338,21 +352,21 @@ class Answers:
         """Say what is missing of an answer's texts and thoughts, and close them.
 
         Args:
-            is_whole: whether the blocks are all that was said; else the rest of it was not kept.
+            is_whole: whether the blocks are the whole answer; otherwise the rest of it was dropped.
         """
-        said = _said(blocks)
-        texts = {track: [text for each, text in said if each == track] for track in self._parts}
+        texts_said = _spoken_texts(blocks)
+        texts = {track: [text for said_track, text in texts_said if said_track == track] for track in self._parts}
         differs = any(not _continues(parts, texts[track]) for track, parts in self._parts.items())
         if is_whole and (differs or self._has_other(texts)):
             yield from self._close("thought")
             yield from self._close("text")
             yield from self._reset(_STORED)
-        for track, number, text in _numbered(said) if is_whole or not differs else ():
+        for track, number, text in _numbered(texts_said) if is_whole or not differs else ():
             parts = self._parts[track]
             if number > len(parts):
                 yield from self._close(track)
                 parts.append(_Part(number, -1))
-                yield self._at(track, "opened", parts[-1].number, 0)
+                yield self._piece_at(track, "opened", parts[-1].number, 0)
             if rest := text[len(parts[number - 1].text) :]:
                 yield from self._say(track, rest)
         yield from self._close("thought")
@@ -363,48 +377,52 @@ class Answers:
         """Return whether the reader is within this answer, and has read something else of it than these texts."""
         if self._after.events and self._after.events[0] >= self.seq:
             return False  # it has read on
-        for track, found in texts.items():
-            cursor = getattr(self._after, track)
-            if not (cursor and cursor[0] == self._answer):
+        for track, numbered_texts in texts.items():
+            read = self._read_of(track)
+            if read is None:
                 continue
-            if cursor[1] > self._attempt:
+            if read.attempt > self._attempt:
                 return True
-            _, attempt, number, offset, _, check = cursor
-            read = [*found[: number - 1], *(text[:offset] for text in found[number - 1 : number])]
-            if attempt == self._attempt and number and (number > len(found) or _sum("".join(read)) != check):
+            last_text = numbered_texts[read.part - 1 : read.part]
+            texts_read = [*numbered_texts[: read.part - 1], *(text[: read.offset] for text in last_text)]
+            is_other = read.part > len(numbered_texts) or _sum("".join(texts_read)) != read.check
+            if read.attempt == self._attempt and read.part and is_other:
                 return True
         return False
 
     def _close_lost(self, before: int = _STORED + 1) -> Iterator[Piece]:
         """Close what the reader has seen of this answer, in attempts before one, and what was not said again."""
         for track, parts in self._parts.items():
-            cursor = getattr(self._after, track)
-            if not (cursor and cursor[0] == self._answer and cursor[1] < before):
+            read = self._read_of(track)
+            if read is None or read.attempt >= before:
                 continue
-            if cursor[1:3] > (self._attempt, len(parts)):
-                for number in range(1, cursor[2] + 1):
-                    yield self._at(track, "opened", number, 0, attempt=cursor[1])
-                    yield self._at(track, "closed", number, _CLOSED, attempt=cursor[1])
+            if (read.attempt, read.part) > (self._attempt, len(parts)):
+                for number in range(1, read.part + 1):
+                    yield self._piece_at(track, "opened", number, 0, attempt=read.attempt)
+                    yield self._piece_at(track, "closed", number, _CLOSED, attempt=read.attempt)
 
-    def _seen(self, track: TextTrack) -> int:
-        """Return which attempt at this answer the reader has seen."""
+    def _read_of(self, track: TextTrack) -> _Read | None:
+        """Return how far the reader has read this answer; None if it has read nothing of it."""
         cursor = self._after.text if track == "text" else self._after.thought
-        return cursor[1] if cursor and cursor[0] == self._answer else 0
+        return _Read(*cursor) if cursor and cursor[0] == self._answer else None
+
+    def _attempt_read(self, track: TextTrack) -> int:
+        """Return which attempt at this answer the reader has seen."""
+        read = self._read_of(track)
+        return read.attempt if read else 0
 
     def _has_lost(self) -> bool:
         """Return whether the reader has seen a part of this answer that is neither stored nor taken back."""
-        attempt = self._seen("text")
-        for cursor in (self._after.text, self._after.thought):
-            if cursor and cursor[0] == self._answer and cursor[1] >= max(attempt, self._attempt) and cursor[2]:
-                return True
-        return False
+        attempt = self._attempt_read("text")
+        reads = [read for track in self._parts if (read := self._read_of(track))]
+        return any(read.attempt >= max(attempt, self._attempt) and read.part for read in reads)
 
     # Answers and calls
 
     def _answered(self, blocks: Sequence[Block]) -> Iterator[Piece]:
         yield from self._end_texts(blocks, is_whole=True)
         self._next()
-        self._open, self._undecided, self._running, self._asked = set(), set(), set(), {}
+        self._open, self._undecided, self._running, self._waiting_calls = set(), set(), set(), {}
         yield from self._others(blocks)
 
     def _others(self, blocks: Sequence[Block]) -> Iterator[Piece]:
@@ -423,14 +441,14 @@ class Answers:
                     pass
         yield from self._results(blocks)
 
-    def _show(self, call_id: str, name: str, given: Mapping[str, Any] | None = None) -> Iterator[Piece]:
+    def _show(self, call_id: str, name: str, arguments: Mapping[str, Any] | None = None) -> Iterator[Piece]:
         """Show a call that no answer has had."""
         if name == ANSWER_TOOL:
             self._own.add(call_id)
         if call_id not in self._calls and call_id not in self._own:
             self._calls[call_id] = name
             self._open.add(call_id)
-            yield self._piece("called", call_id, name, input=given or FrozenDict())
+            yield self._piece("called", call_id, name, input=arguments or FrozenDict())
 
     def _results(self, blocks: Sequence[Block]) -> Iterator[Piece]:
         for block in blocks:
@@ -440,9 +458,9 @@ class Answers:
 
     def _end_call(self, call_id: str) -> Iterator[Piece]:
         was_open = bool(self._open)
-        for each in (self._open, self._undecided, self._running):
-            each.discard(call_id)
-        self._asked.pop(call_id, None)
+        for calls in (self._open, self._undecided, self._running):
+            calls.discard(call_id)
+        self._waiting_calls.pop(call_id, None)
         if was_open and not self._open:
             yield self._piece("calls_ended")
 
@@ -450,7 +468,7 @@ class Answers:
         call_id = event.call_id
         if call_id not in self._calls:
             return
-        self._asked.pop(call_id, None)
+        self._waiting_calls.pop(call_id, None)
         if event.verdict == "rejected":
             result = next((block for block in event.blocks if isinstance(block, ToolResult)), None)
             yield self._piece("denied", call_id, result.plain if result else "", block=result)
@@ -475,28 +493,28 @@ class Answers:
         yield self._piece("ended", event.run_id or "", event=event)
 
 
-def _said(blocks: Sequence[Block]) -> list[tuple[TextTrack, str]]:
+def _spoken_texts(blocks: Sequence[Block]) -> list[tuple[TextTrack, str]]:
     """Return the texts and thoughts as they are streamed: what nothing stands between is one."""
-    found: list[tuple[TextTrack, list[str]]] = []
+    pieces: list[tuple[TextTrack, list[str]]] = []
     continues = False
     for block in blocks:
         if isinstance(block, Text | Thinking):
             track: TextTrack = "text" if isinstance(block, Text) else "thought"
-            if block.text and continues and found[-1][0] == track:
-                found[-1][1].append(block.text)
+            if block.text and continues and pieces[-1][0] == track:
+                pieces[-1][1].append(block.text)
             elif block.text:
-                found.append((track, [block.text]))
+                pieces.append((track, [block.text]))
             is_sealed = isinstance(block, Thinking) and bool(block.signature or block.redacted)
             continues = not is_sealed and (continues or bool(block.text))
         else:
             continues = False
-    return [(track, "".join(texts)) for track, texts in found]
+    return [(track, "".join(texts)) for track, texts in pieces]
 
 
-def _numbered(said: Sequence[tuple[TextTrack, str]]) -> Iterator[tuple[TextTrack, int, str]]:
+def _numbered(texts: Sequence[tuple[TextTrack, str]]) -> Iterator[tuple[TextTrack, int, str]]:
     """Yield texts and thoughts with their numbers among their kind, from 1."""
     counts: dict[TextTrack, int] = {"text": 0, "thought": 0}
-    for track, text in said:
+    for track, text in texts:
         counts[track] += 1
         yield track, counts[track], text
 

@@ -54,19 +54,19 @@ class FrontEndEncoder(ABC):
     headers: Mapping[str, str] = {}
     """The headers of a response with such a stream, beside `Content-Type: text/event-stream`."""
 
-    _had: frozenset[str] = frozenset()
+    _client_results: frozenset[str] = frozenset()
     """The calls whose results the client has."""
 
     def __init__(self, last_event_id: str | None = None, *, behind: Iterable[str] = ()) -> None:
         cursor = Cursor.parse(last_event_id) if last_event_id else Cursor()
         if cursor is None:
-            why = "it must be the id of a frame of this stream, unchanged"
-            raise InvalidInputError("Last-Event-ID", shown(last_event_id), why)
+            reason = "it must be the id of a frame of this stream, unchanged"
+            raise InvalidInputError("Last-Event-ID", shown(last_event_id), reason)
         self._cursor = cursor
-        self._behind = frozenset(behind)
-        self._begins = () if self._behind else cursor.begins
+        self._calls_before = frozenset(behind)
+        self._begins = () if self._calls_before else cursor.begins
         """Where the stream begins that this one goes on with: see `Cursor.begun`."""
-        self._given = frozenset[str]()
+        self._answered = frozenset[str]()
         """The calls that waited where the stream begins, and whose results the client has, or has given."""
         self._answers = Answers(Cursor(cursor.events, cursor.text, cursor.thought))
         self._is_stopped = False
@@ -78,46 +78,46 @@ class FrontEndEncoder(ABC):
 
     @property
     def waiting(self) -> Mapping[str, Wants]:
-        """The calls that wait for somebody, and for what, if the run does nothing else; else empty."""
-        return {} if self._behind else self._answers.waiting
+        """The calls that wait, and for what (an approval or a result), if the run does nothing else; else empty."""
+        return {} if self._calls_before else self._answers.waiting
 
     @property
-    def asked(self) -> Mapping[str, Wants]:
-        """The calls that wait for somebody, and for what, also if the run does something else."""
-        return {} if self._behind else self._answers.asked
+    def waiting_calls(self) -> Mapping[str, Wants]:
+        """The calls that wait, and for what (an approval or a result), also if the run does something else."""
+        return {} if self._calls_before else self._answers.waiting_calls
 
     def add(self, event: AnyEvent) -> list[Frame]:
-        """Take the run's next event; return the frames that it leads to."""
+        """Take the run's next event; return its frames."""
         begun = self._begin() if self._is_begun_by(event) else []
-        found = [frame for piece in self._answers.add(event) for frame in self._frames(piece)]
-        if not self._behind:
-            return begun + found
-        if self._behind.isdisjoint(self._answers.waiting):
+        frames = [frame for piece in self._answers.add(event) for frame in self._frames(piece)]
+        if not self._calls_before:
+            return begun + frames
+        if self._calls_before.isdisjoint(self._answers.waiting):
             return []  # they were before the stream
         return self._begin()
 
     def _is_begun_by(self, event: AnyEvent) -> bool:
-        if self._behind:  # the run waited, whatever was open
-            return isinstance(event, CallDecided) and event.call_id in self._behind
+        if self._calls_before:  # the run waited, whatever was open
+            return isinstance(event, CallDecided) and event.call_id in self._calls_before
         is_next = not event.live and event.run_id == self._answers.run_id
         return bool(self._begins) and is_next and event.seq > self._begins[0]
 
     def _begin(self) -> list[Frame]:
         """Begin the stream behind calls that waited, at which another one ended."""
-        asked = self._answers.asked
-        bits = {each: 1 << number for number, each in enumerate(asked)}
+        waiting_calls = self._answers.waiting_calls
+        bits = {call_id: 1 << number for number, call_id in enumerate(waiting_calls)}
         if self._begins:
-            self._given = frozenset(each for each, bit in bits.items() if self._begins[1] & bit)
+            self._answered = frozenset(call_id for call_id, bit in bits.items() if self._begins[1] & bit)
         else:
-            own = {each for each in self._behind if asked.get(each) == "result"}
-            self._given = frozenset(asked) & (self._had | own)
-        given = sum(bit for each, bit in bits.items() if each in self._given)
+            own = {call_id for call_id in self._calls_before if waiting_calls.get(call_id) == "result"}
+            self._answered = frozenset(waiting_calls) & (self._client_results | own)
+        bits_given = sum(bit for call_id, bit in bits.items() if call_id in self._answered)
         ended = list(self._frames(self._answers.stopped()))  # of which a reader may lack the last ones
-        self._cursor.begun = self._answers.seq, given
+        self._cursor.begun = self._answers.seq, bits_given
         begun = list(self._frames(self._answers.begun_again()))
-        found = begun if self._behind else ended + begun
-        self._behind, self._begins = frozenset(), ()
-        return found
+        frames = begun if self._calls_before else ended + begun
+        self._calls_before, self._begins = frozenset(), ()
+        return frames
 
     def stop(self) -> list[Frame]:
         """Return the frames with which the stream ends at the calls in `asked`."""
@@ -135,10 +135,10 @@ class FrontEndEncoder(ABC):
     def _frames(self, piece: Piece) -> Iterator[Frame]:
         before = getattr(self._cursor, piece.track)
         rest = piece.after(before)
-        said = list(self._say(rest or piece))
-        # Counted from the end where a stream stops: what was open before depends on where the stream began.
-        first = _STOP_FRAMES - len(said) if piece.kind == "waits" else 0
-        for number, data in enumerate(said, first):
+        chunks = list(self._say(rest or piece))
+        # Counted from the end where a stream stops: the number of frames before depends on where the stream began.
+        first = _STOP_FRAMES - len(chunks) if piece.kind == "waits" else 0
+        for number, data in enumerate(chunks, first):
             place = (*piece.place, number)
             if rest is not None and place > before[: len(place)]:
                 setattr(self._cursor, piece.track, place if piece.track == "events" else (*place, piece.check))

@@ -51,8 +51,8 @@ async def _follow(execution: AsyncExecutionHandle, encoder: FrontEndEncoder) -> 
     try:
         while following is not None and not encoder.is_done:
             page = await execution.event_page(following, PAGE, wait_s=0.0 if is_held else SILENCE_S)
-            if found := _added(encoder, page):
-                yield found
+            if frames := _added(encoder, page):
+                yield frames
             if _may_stop(encoder, page, is_held) and _waits(encoder, await execution.pending()):
                 yield _encoded(encoder.stop())
             is_held = _may_be_held(encoder, page, is_held) and (await execution.info()).state == "awaiting_approval"
@@ -67,8 +67,8 @@ def _follow_blocking(execution: ExecutionHandle, encoder: FrontEndEncoder) -> It
     try:
         while following is not None and not encoder.is_done:
             page = execution.event_page(following, PAGE, wait_s=0.0 if is_held else SILENCE_S)
-            if found := _added(encoder, page):
-                yield found
+            if frames := _added(encoder, page):
+                yield frames
             if _may_stop(encoder, page, is_held) and _waits(encoder, execution.pending()):
                 yield _encoded(encoder.stop())
             is_held = _may_be_held(encoder, page, is_held) and execution.info().state == "awaiting_approval"
@@ -88,17 +88,17 @@ def _added(encoder: FrontEndEncoder, events: Sequence[AnyEvent]) -> bytes:
 
 def _may_stop(encoder: FrontEndEncoder, page: Sequence[AnyEvent], is_held: bool) -> bool:
     """Return whether the run waits for somebody: by its events, or as it did so before a page without any was read."""
-    return bool(encoder.waiting) or (is_held and not page and bool(encoder.asked))
+    return bool(encoder.waiting) or (is_held and not page and bool(encoder.waiting_calls))
 
 
 def _may_be_held(encoder: FrontEndEncoder, page: Sequence[AnyEvent], is_held: bool) -> bool:
     """Return whether to look if the run waits: then a page is read at once, and if it is empty, the stream ends."""
-    return bool(encoder.asked) and not encoder.is_done and (bool(page) or not is_held)
+    return bool(encoder.waiting_calls) and not encoder.is_done and (bool(page) or not is_held)
 
 
 def _waits(encoder: FrontEndEncoder, pending: Sequence[PendingCall]) -> bool:
     """Return whether the calls that waited when the last event came still wait."""
-    return encoder.asked.keys() <= {call.call_id for call in pending}
+    return encoder.waiting_calls.keys() <= {call.call_id for call in pending}
 
 
 def _failed(encoder: FrontEndEncoder, error: TurnwiseError) -> bytes:

@@ -68,8 +68,8 @@ class VercelEncoder(FrontEndEncoder):
                 }
             case "asked" if piece.wants != "result":
                 self._requests.add(piece.id)
-                asked = {"type": "tool-approval-request", "approvalId": piece.id, "toolCallId": piece.id}
-                yield {**asked, "reason": piece.text} if piece.text else asked
+                request = {"type": "tool-approval-request", "approvalId": piece.id, "toolCallId": piece.id}
+                yield {**request, "reason": piece.text} if piece.text else request
             case "approved" if piece.id in self._requests:
                 if piece.block is not None:
                     new = getattr(piece.block, "input", {})
@@ -132,11 +132,11 @@ class VercelEncoder(FrontEndEncoder):
         if self._in_step:
             yield {"type": "finish-step"}
         self._in_step = False
-        why = str(getattr(event, "why", ""))
+        reason = str(getattr(event, "why", ""))
         if isinstance(event, RunCancelled):
-            yield {"type": "abort", "reason": why}
+            yield {"type": "abort", "reason": reason}
         else:
-            yield {"type": "error", "errorText": why}
+            yield {"type": "error", "errorText": reason}
         yield DONE
 
 

@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """What becomes part of a space, whole or not at all."""
+    """Changes of a space that are stored together or not at all."""
 
     before: Space | None
     """The state that it follows; None for a new space."""
@@ -135,33 +135,33 @@ class InMemoryCheckpoints:
 
     async def read(self, place: Place, id: str | None) -> tuple[Space, Row | None, list[bytes]] | None:
         self._check_open()
-        if not (found := self._contents.get(place)):
+        if not (contents := self._contents.get(place)):
             return None
-        wanted = id or found.space.head or ""
-        return found.space, found.rows.get(wanted), list(found.writes.get(wanted, ()))
+        row_id = id or contents.space.head or ""
+        return contents.space, contents.rows.get(row_id), list(contents.writes.get(row_id, ()))
 
     async def values(self, key: int, ranges: Ranges) -> dict[tuple[str, int], bytes]:
-        values = next((each.values for each in self._contents.values() if each.space.key == key), {})
-        named = ((channel, at) for channel, spans in ranges.items() for span in spans for at in range(*span))
-        return {each: values[each] for each in named if each in values}
+        values = next((content.values for content in self._contents.values() if content.space.key == key), {})
+        named = ((channel, index) for channel, spans in ranges.items() for span in spans for index in range(*span))
+        return {position: values[position] for position in named if position in values}
 
     async def page(
         self, thread_id: str | None, ns: str | None, *, before: str | None, limit: int
     ) -> list[tuple[Place, Space, Row]]:
         self._check_open()
-        found = [
-            (place, contents.space, row)
-            for place, contents in self._contents.items()
-            if thread_id in (None, place[0]) and ns in (None, place[1])
+        rows = [
+            ((its_thread, its_ns), contents.space, row)
+            for (its_thread, its_ns), contents in self._contents.items()
+            if thread_id in (None, its_thread) and ns in (None, its_ns)
             for row in contents.rows.values()
             if before is None or row.id < before
         ]
-        found.sort(key=lambda each: each[2].id, reverse=True)
-        last = found[limit - 1][2].id if len(found) >= limit else ""
-        return [each for each in found if each[2].id >= last]
+        rows.sort(key=lambda entry: _id_of(*entry), reverse=True)
+        last = _id_of(*rows[limit - 1]) if len(rows) >= limit else ""
+        return [entry for entry in rows if _id_of(*entry) >= last]
 
     async def writes(self, key: int, ids: Sequence[str]) -> dict[str, list[bytes]]:
-        writes = next((each.writes for each in self._contents.values() if each.space.key == key), {})
+        writes = next((content.writes for content in self._contents.values() if content.space.key == key), {})
         return {name: list(writes[name]) for name in ids if name in writes}
 
     async def spaces(self, thread_id: str) -> list[tuple[Place, Space]]:
@@ -178,25 +178,26 @@ class InMemoryCheckpoints:
 
     async def commit(self, place: Place, commit: Commit) -> bool:
         self._check_open()
-        found = self._contents.get(place)
-        if (found.space if found else None) != commit.before:
+        contents = self._contents.get(place)
+        if (contents.space if contents else None) != commit.before:
             return False
-        values = {(channel, at): data for channel, at, data in commit.values}
+        values = {(channel, index): data for channel, index, data in commit.values}
         removed, ranges = list(commit.removed), commit.removed_values.items()
-        removed_values = [(channel, at) for channel, spans in ranges for span in spans for at in range(*span)]
-        if found is None:
-            found = self._contents[place] = _Contents(commit.after)
-        found.space = commit.after
-        found.values |= values
+        removed_values = [(channel, index) for channel, spans in ranges for span in spans for index in range(*span)]
+        if contents is None:
+            contents = self._contents[place] = _Contents(commit.after)
+        contents.space = commit.after
+        contents.values |= values
         if commit.row:
-            found.rows[commit.row.id] = commit.row
+            contents.rows[commit.row.id] = commit.row
         if commit.writes:
-            found.writes.setdefault(commit.writes[0], []).append(commit.writes[1])
+            checkpoint_id, data = commit.writes
+            contents.writes.setdefault(checkpoint_id, []).append(data)
         for name in removed:
-            found.rows.pop(name, None)
-            found.writes.pop(name, None)
+            contents.rows.pop(name, None)
+            contents.writes.pop(name, None)
         for element in removed_values:
-            found.values.pop(element, None)
+            contents.values.pop(element, None)
         return True
 
     async def delete(self, thread_id: str) -> None:
@@ -208,10 +209,10 @@ class InMemoryCheckpoints:
         self._check_open()
         if any(thread_id == target for thread_id, _ in self._contents):
             return False
-        for (_, ns), each in [each for each in self._contents.items() if each[0][0] == source]:
-            space = replace(each.space, key=new_key(), writer=None)
-            writes = {name: list(writes) for name, writes in each.writes.items()}
-            self._contents[target, ns] = _Contents(space, dict(each.rows), dict(each.values), writes)
+        for (_, ns), contents in [item for item in self._contents.items() if item[0][0] == source]:
+            space = replace(contents.space, key=new_key(), writer=None)
+            writes = {name: list(writes) for name, writes in contents.writes.items()}
+            self._contents[target, ns] = _Contents(space, dict(contents.rows), dict(contents.values), writes)
         return True
 
     async def close(self) -> None:
@@ -237,3 +238,7 @@ def open_checkpoints(url: str) -> CheckpointStore:
     from turnwise.adapters.langgraph.checkpoints_sql import SQLCheckpoints
 
     return SQLCheckpoints(url)
+
+
+def _id_of(_place: Place, _space: Space, row: Row) -> str:
+    return row.id

@@ -90,18 +90,24 @@ class SQLCheckpoints(SecureDeleteDatabase):
     schema = SCHEMA
 
     async def read(self, place: Place, id: str | None) -> tuple[Space, Row | None, list[bytes]] | None:
-        at = spaces.c.head if id is None else sa.literal(id)
-        joined = spaces.outerjoin(checkpoints, (checkpoints.c.space == spaces.c.key) & (checkpoints.c.id == at))
+        checkpoint_id = spaces.c.head if id is None else sa.literal(id)
+        joined = spaces.outerjoin(
+            checkpoints, (checkpoints.c.space == spaces.c.key) & (checkpoints.c.id == checkpoint_id)
+        )
         here = _is(place)
         first = sa.select(spaces, *checkpoints.c).select_from(joined).where(*here)
-        own = spaces.join(writes, (writes.c.space == spaces.c.key) & (writes.c.checkpoint_id == at))
+        own = spaces.join(writes, (writes.c.space == spaces.c.key) & (writes.c.checkpoint_id == checkpoint_id))
         pending = sa.select(writes.c.data).select_from(own).where(*here).order_by(writes.c.number)
 
         def read(connection: sa.Connection) -> tuple[Space, Row | None, list[bytes]] | None:
-            if not (found := connection.execute(first).one_or_none()):
+            if not (row_found := connection.execute(first).one_or_none()):
                 return None
-            space = _space(found)
-            row = None if found.id is None else Row(found.id, found.parent, found.run_id, found.record)
+            space = _space(row_found)
+            row = (
+                None
+                if row_found.id is None
+                else Row(row_found.id, row_found.parent, row_found.run_id, row_found.record)
+            )
             return space, row, [*connection.scalars(pending)] if space.head or id else []
 
         return await self._read_snapshot(read)
@@ -115,11 +121,11 @@ class SQLCheckpoints(SecureDeleteDatabase):
         columns = (elements.c.channel, elements.c.position, elements.c.data)
 
         def read(connection: sa.Connection) -> dict[tuple[str, int], bytes]:
-            found: dict[tuple[str, int], bytes] = {}
+            values: dict[tuple[str, int], bytes] = {}
             for chunk in _chunks(conditions):
                 select = sa.select(*columns).where(elements.c.space == key, sa.or_(*chunk))
-                found |= {(channel, at): data for channel, at, data in connection.execute(select).all()}
-            return found
+                values |= {(channel, index): data for channel, index, data in connection.execute(select).all()}
+            return values
 
         return await self._read_snapshot(read)
 
@@ -147,13 +153,13 @@ class SQLCheckpoints(SecureDeleteDatabase):
 
     async def writes(self, key: int, ids: Sequence[str]) -> dict[str, list[bytes]]:
         def read(connection: sa.Connection) -> dict[str, list[bytes]]:
-            found: dict[str, list[bytes]] = {}
+            writes_by_id: dict[str, list[bytes]] = {}
             for chunk in _chunks(ids):
                 select = sa.select(writes.c.checkpoint_id, writes.c.data)
                 select = select.where(writes.c.space == key, writes.c.checkpoint_id.in_(chunk))
                 for name, data in connection.execute(select.order_by(writes.c.number)).all():
-                    found.setdefault(name, []).append(data)
-            return found
+                    writes_by_id.setdefault(name, []).append(data)
+            return writes_by_id
 
         return await self._read_snapshot(read)
 
@@ -163,14 +169,14 @@ class SQLCheckpoints(SecureDeleteDatabase):
 
     async def with_runs(self, run_ids: Sequence[str]) -> list[Place]:
         def read(connection: sa.Connection) -> list[Place]:
-            found: set[Place] = set()
+            places: set[Place] = set()
             for chunk in _chunks(run_ids):
                 select = sa.select(spaces.c.thread_id, spaces.c.ns).join(
                     checkpoints, checkpoints.c.space == spaces.c.key
                 )
                 rows = connection.execute(select.where(checkpoints.c.run_id.in_(chunk)).distinct()).all()
-                found |= {(row.thread_id, row.ns) for row in rows}
-            return sorted(found)
+                places |= {(row.thread_id, row.ns) for row in rows}
+            return sorted(places)
 
         return await self._read_snapshot(read)
 
@@ -195,7 +201,7 @@ class SQLCheckpoints(SecureDeleteDatabase):
         if commit.values:
             columns = ("space", "channel", "position", "data")
             connection.execute(
-                sa.insert(elements), [dict(zip(columns, (after.key, *each), strict=True)) for each in commit.values]
+                sa.insert(elements), [dict(zip(columns, (after.key, *value), strict=True)) for value in commit.values]
             )
         if row := commit.row:
             content = {"parent": row.parent, "run_id": row.run_id, "record": row.record}
@@ -220,9 +226,11 @@ class SQLCheckpoints(SecureDeleteDatabase):
 
     async def delete(self, thread_id: str) -> None:
         def delete(connection: sa.Connection) -> int:
-            # The spaces first: whoever writes to one of them waits, and finds it deleted.
-            gone = sa.select(spaces.c.key).where(spaces.c.thread_id == thread_id)
-            keys = [*connection.scalars(gone if self._is_sqlite else gone.order_by(spaces.c.key).with_for_update())]
+            # The spaces first: another writer to one of them waits, and then finds it deleted.
+            matching = sa.select(spaces.c.key).where(spaces.c.thread_id == thread_id)
+            keys = [
+                *connection.scalars(matching if self._is_sqlite else matching.order_by(spaces.c.key).with_for_update())
+            ]
             for chunk in _chunks(keys):
                 connection.execute(sa.delete(spaces).where(spaces.c.key.in_(chunk)))
                 for table in _PARTS:
@@ -242,9 +250,11 @@ class SQLCheckpoints(SecureDeleteDatabase):
                 state = {"revision": space.revision, "head": space.head, "state": space.to_json()}
                 connection.execute(sa.insert(spaces).values(key=space.key, thread_id=target, ns=row.ns, **state))
                 for table in _PARTS:
-                    others = [column for column in table.c if column.name != "space"]
-                    rows = sa.select(sa.literal(space.key, BigInteger), *others).where(table.c.space == row.key)
-                    connection.execute(sa.insert(table).from_select(["space", *(each.name for each in others)], rows))
+                    columns = [column for column in table.c if column.name != "space"]
+                    rows = sa.select(sa.literal(space.key, BigInteger), *columns).where(table.c.space == row.key)
+                    connection.execute(
+                        sa.insert(table).from_select(["space", *(column.name for column in columns)], rows)
+                    )
             return True
 
         return await self._write(copy)

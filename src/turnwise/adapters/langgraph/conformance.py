@@ -64,7 +64,7 @@ def main(args: Sequence[str] | None = None) -> int:
     report.print_report()
     results = report.results.values()
     passed, failed, skipped = (
-        sum(getattr(each, f"tests_{outcome}") for each in results) for outcome in ("passed", "failed", "skipped")
+        sum(getattr(result, f"tests_{outcome}") for result in results) for outcome in ("passed", "failed", "skipped")
     )
     sys.stdout.write(f"{passed} passed, {failed} failed, {skipped} skipped\n")
     return int(failed + skipped > 0)

@@ -117,7 +117,7 @@ class Codec:
 
 def is_divided(value: Any) -> bool:
     """Return whether a value is stored element by element: a list, unless it holds numbers only."""
-    return type(value) is list and not all(type(each) in (int, float, bool) for each in value)
+    return type(value) is list and not all(type(element) in (int, float, bool) for element in value)
 
 
 @dataclass(slots=True)
@@ -139,67 +139,69 @@ class Known:
 
     def only(self, ranges: Iterable[tuple[int, int]]) -> Known:
         """Return what is known of the positions in these ranges, which ascend."""
-        known = Known(starts=self.starts)
-        for position in (at for span in ranges for at in range(*span)):
+        subset = Known(starts=self.starts)
+        for position in (index for span in ranges for index in range(*span)):
             if (element := self.elements.get(position)) is not None:
-                known.learn(position, element)
-        return known
+                subset.learn(position, element)
+        return subset
 
     def find(self, elements: Sequence[Typed], first: int) -> tuple[int, int]:
         """Return where most of the elements from `first` on stand, and how many; 0 if not even the first is known."""
         places = [*self.starts, self.positions.get(elements[first], -1)]
-        return max(((place, self.run(place, elements, first)) for place in places), key=lambda found: found[1])
+        return max(
+            ((place, self.run(place, elements, first)) for place in places), key=lambda place_and_run: place_and_run[1]
+        )
 
     def run(self, position: int, elements: Sequence[Typed], first: int) -> int:
         """Return how many of the elements from `first` on stand at `position` and after it."""
-        count, known = 0, self.elements
-        while first + count < len(elements) and known.get(position + count) == elements[first + count]:
+        count, elements_known = 0, self.elements
+        while first + count < len(elements) and elements_known.get(position + count) == elements[first + count]:
             count += 1
         return count
 
 
-def place(elements: Sequence[Typed], known: Known, end: int) -> tuple[list[int], list[tuple[int, Typed]]]:
+def place(elements: Sequence[Typed], memory: Known, end: int) -> tuple[list[int], list[tuple[int, Typed]]]:
     """Decide where the elements of a list are: at known positions, or at new ones from `end` on.
 
     Returns:
-        The spans, flat, and the new elements with their positions. `known` has learnt them.
+        The spans, flat, and the new elements with their positions. `memory` has learnt them.
     """
     spans: list[int] = []
     new: list[tuple[int, Typed]] = []
-    at = 0
-    while at < len(elements):
+    index = 0
+    while index < len(elements):
         position, count = end, 1
-        if spans and (run := known.run(spans[-1], elements, at)):
+        if spans and (run := memory.run(spans[-1], elements, index)):
             position, count = spans[-1], run
         else:
-            found, run = known.find(elements, at)
-            if _is_worth(elements[at : at + run]):
-                position, count = found, run
+            position_known, run = memory.find(elements, index)
+            if _is_worth(elements[index : index + run]):
+                position, count = position_known, run
         if position == end:
-            new.append((end, elements[at]))
-            known.learn(end, elements[at])
+            new.append((end, elements[index]))
+            memory.learn(end, elements[index])
             end += 1
         if spans and spans[-1] == position:
             spans[-1] += count
         else:
             spans += (position, position + count)
-        at += count
-    known.starts = spans[::2]
+        index += count
+    memory.starts = spans[::2]
     return spans, new
 
 
-def share(elements: Sequence[Typed], known: Known | None, codec: Codec) -> Ref:
+def share(elements: Sequence[Typed], memory: Known | None, codec: Codec) -> Ref:
     """Return the reference of a list in a pending write: known elements as spans, all others in the reference."""
     parts: list[Any] = []
-    at = 0
-    while at < len(elements):
-        found, run = known.find(elements, at) if known else (0, 0)
-        if _is_worth(elements[at : at + run]):
-            parts.append([found, found + run])
-            at += run
+    index = 0
+    while index < len(elements):
+        start, run = memory.find(elements, index) if memory else (0, 0)
+        if _is_worth(elements[index : index + run]):
+            parts.append([start, start + run])
+            index += run
         else:
-            parts.append(list(codec.seal(elements[at])))
-            at += 1
+            parts.append(list(codec.seal(elements[index])))
+            index += 1
     return [MIXED, *parts]
 
 
@@ -220,11 +222,11 @@ def spans_of(ref: Ref) -> Iterator[tuple[int, int]]:
 
 def ranges_of(refs: Iterable[tuple[str, Ref]]) -> Ranges:
     """Return the ranges of positions that references name, merged where they touch."""
-    found: Ranges = {}
+    named: Ranges = {}
     for channel, ref in refs:
-        found.setdefault(channel, []).extend(spans_of(ref))
+        named.setdefault(channel, []).extend(spans_of(ref))
     merged: Ranges = {}
-    for channel, ranges in found.items():
+    for channel, ranges in named.items():
         into: list[tuple[int, int]] = []
         for start, end in sorted(ranges):
             if into and start <= into[-1][1]:
@@ -248,7 +250,7 @@ def value_of(codec: Codec, channel: str, ref: Ref, elements: Mapping[tuple[str, 
         if ref[0] == VALUE:
             return codec.load(elements[channel, ref[1]])
         if ref[0] == LIST:
-            return [codec.load(elements[channel, at]) for start, end in spans_of(ref) for at in range(start, end)]
+            return [codec.load(elements[channel, index]) for start, end in spans_of(ref) for index in range(start, end)]
     except KeyError as error:
         raise CorruptRecordError(f"channel {channel!r}", f"element {error.args[0]} is missing") from None
     values: list[Any] = []

@@ -63,11 +63,11 @@ class LangGraphEngine:
     """Answers with a LangGraph graph whose state has a channel of messages.
 
     Each run gives the graph the conversation as LangChain's messages and records what the graph adds to them. Its other
-    channels begin empty: what the graph shall keep from turn to turn belongs in the messages or in a LangGraph store.
-    Text and thoughts stream as the graph's models produce them, also those of its subgraphs; recorded is what arrives
-    in the channel, behind what was there. Not recorded are messages that the graph puts in the place of others, such as
-    a summary, and messages of the user or the system that it adds; those of the user that have a name are other
-    agents', and recorded as the assistant's texts.
+    channels begin empty: to keep state from turn to turn, put it into the messages or into a LangGraph store. Text and
+    thoughts stream as the graph's models produce them, also those of its subgraphs; recorded is what arrives in the
+    channel, behind what was there. Not recorded are messages that the graph puts in the place of others, such as a
+    summary, and messages of the user or the system that it adds; those of the user that have a name are other agents',
+    and recorded as the assistant's texts.
 
     **Interrupts.** `interrupt()` makes the run wait: `execution.pending()` shows the call. If it asks about tool calls,
     as LangChain's middleware does, each of these calls waits for `approve`, also with edited arguments, `reject` or
@@ -81,7 +81,7 @@ class LangGraphEngine:
     **Tools.** Calls of the graph's own `ToolNode`s run under the session's journal: a call that has its result is not
     made again, also if LangGraph repeats the node; one that a lost process had begun is made again if it is
     `repeatable`, and else gets an error result. Tools that a subgraph or a node's own code calls are not journaled, nor
-    those that return a `Command`: what they did is repeated as LangGraph repeats their node. With `on_lost="resume"`, a
+    those that return a `Command`: their work is repeated when LangGraph repeats their node. With `on_lost="resume"`, a
     run of a lost process goes on at the graph's last checkpoint. Without a durable checkpointer, the graph begins again
     with what was recorded, and calls without a result get an error result.
 
@@ -130,16 +130,16 @@ class LangGraphEngine:
             _check(self.graph, self.messages_key)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.graph, CompiledStateGraph):
-            given["graph"] = _Compilation.of(self.graph)
-        return _engine, (given,)
+            values["graph"] = _Compilation.of(self.graph)
+        return _engine, (values,)
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`."""
-        given = [*(["model"] if model is not None else []), *params]
-        why = "the graph does not apply it: if it reads it from its config, name it in LangGraphEngine(takes=[...])"
-        return {name: why for name in given if name not in self.takes}
+        names = [*(["model"] if model is not None else []), *params]
+        reason = "the graph does not apply it: if it reads it from its config, name it in LangGraphEngine(takes=[...])"
+        return {name: reason for name in names if name not in self.takes}
 
     def build(self, session: SessionView) -> _GraphRunner:
         """Return a runner with the graph. A function that is `async` is awaited by the first run.
@@ -147,12 +147,12 @@ class LangGraphEngine:
         Raises:
             ConfigError: there is no graph, or it has no channel of messages.
         """
-        given = _imported(self.graph) if isinstance(self.graph, str) else self.graph
-        return _GraphRunner(self, given)
+        graph = _imported(self.graph) if isinstance(self.graph, str) else self.graph
+        return _GraphRunner(self, graph)
 
 
-def _engine(given: Mapping[str, Any]) -> LangGraphEngine:
-    return LangGraphEngine(**given)
+def _engine(values: Mapping[str, Any]) -> LangGraphEngine:
+    return LangGraphEngine(**values)
 
 
 @dataclass(frozen=True)
@@ -184,20 +184,20 @@ class _Compilation:
 class _GraphRunner:
     """Runs the graph for each turn."""
 
-    def __init__(self, engine: LangGraphEngine, given: Any) -> None:
+    def __init__(self, engine: LangGraphEngine, graph: Any) -> None:
         self._engine = engine
-        self._given = given
+        self._source = graph
         self._graph: Any = None
-        self._made: Any = None
+        self._own_saver: Any = None
         """The checkpointer that a function made for this runner."""
         self._converter = Converter()
-        if isinstance(given, Pregel | StateGraph):
-            self._graph = self._ready(given)
-        elif not inspect.iscoroutinefunction(given):
-            self._graph = self._ready(given())
+        if isinstance(graph, Pregel | StateGraph):
+            self._graph = self._ready(graph)
+        elif not inspect.iscoroutinefunction(graph):
+            self._graph = self._ready(graph())
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
-        """Return what the graph answered; what came before was recorded.
+        """Return the graph's last answer; everything before it is recorded.
 
         Raises:
             EngineError: the graph failed, ended without an answer, or has an interrupt and no checkpointer.
@@ -205,7 +205,7 @@ class _GraphRunner:
             Suspend: an interrupt waits for a decision.
         """
         if self._graph is None:
-            self._graph = self._ready(await self._given())
+            self._graph = self._ready(await self._source())
         engine = self._engine
         settings = GraphSettings(
             graph=self._graph,
@@ -234,17 +234,17 @@ class _GraphRunner:
 
     async def close(self) -> None:
         """Close the checkpointer that a function made for this runner, if it can be closed."""
-        made, self._made = self._made, None
-        if hasattr(made, "aclose"):
-            await made.aclose()
-        elif hasattr(made, "close"):
-            await asyncio.to_thread(made.close)
+        saver, self._own_saver = self._own_saver, None
+        if hasattr(saver, "aclose"):
+            await saver.aclose()
+        elif hasattr(saver, "close"):
+            await asyncio.to_thread(saver.close)
 
-    def _ready(self, made: Any) -> Any:
+    def _ready(self, source: Any) -> Any:
         engine = self._engine
-        if not isinstance(made, Pregel | StateGraph):
-            raise ConfigError("graph", made, f"{shown(engine.graph)} must return a compiled graph, or a StateGraph")
-        graph = made.compile() if isinstance(made, StateGraph) else copy(made)
+        if not isinstance(source, Pregel | StateGraph):
+            raise ConfigError("graph", source, f"{shown(engine.graph)} must return a compiled graph, or a StateGraph")
+        graph = source.compile() if isinstance(source, StateGraph) else copy(source)
         if isinstance(graph.checkpointer, bool):
             graph.checkpointer = None
         _check(graph, engine.messages_key)
@@ -254,26 +254,26 @@ class _GraphRunner:
         return graph
 
     def _saver(self) -> Any:
-        given = self._engine.checkpointer
-        if given is None or _is_saver(given):
-            return given
-        self._made = given()
-        if not _is_saver(self._made):
-            raise ConfigError("checkpointer", self._made, f"{shown(given)} must return a checkpointer")
-        return self._made
+        saver = self._engine.checkpointer
+        if saver is None or _is_saver(saver):
+            return saver
+        self._own_saver = saver()
+        if not _is_saver(self._own_saver):
+            raise ConfigError("checkpointer", self._own_saver, f"{shown(saver)} must return a checkpointer")
+        return self._own_saver
 
 
 def _imported(place: str) -> Any:
     module, _, name = place.partition(":")
     try:
-        found = importlib.import_module(module)
+        value = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (ImportError, AttributeError) as error:
         raise ConfigError("graph", place, f"it cannot be imported: {error}") from error
-    if not callable(found) and not isinstance(found, Pregel | StateGraph):
-        raise ConfigError("graph", place, f"it is {shown(found)}: must be a graph, or a function that returns one")
-    return found
+    if not callable(value) and not isinstance(value, Pregel | StateGraph):
+        raise ConfigError("graph", place, f"it is {shown(value)}: must be a graph, or a function that returns one")
+    return value
 
 
 def _is_saver(value: object) -> bool:
@@ -284,11 +284,11 @@ def _check(graph: Any, key: str) -> None:
     """Raise ConfigError if the graph's state has no channel of messages."""
     if key not in graph.channels:
         names = [name for name in graph.channels if not name.startswith(("__", "branch:"))]
-        why = (
+        reason = (
             f"its state has no channel {key!r}, only {', '.join(names) or 'none'}: add "
             f"'{key}: Annotated[list[AnyMessage], add_messages]' to it, or name its own with messages_key="
         )
-        raise ConfigError("graph", getattr(graph, "name", type(graph).__name__), why)
+        raise ConfigError("graph", getattr(graph, "name", type(graph).__name__), reason)
 
 
 __all__ = ["LangGraphEngine"]

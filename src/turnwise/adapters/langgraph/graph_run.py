@@ -136,11 +136,11 @@ class GraphRun:
         self._context = context
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._thread = self._thread_of(turn.id)
-        self._known: set[str] = set()
+        self._known_ids: set[str] = set()
         """Ids of messages that the channel had, whether they are recorded, are to be, or not."""
         self._open: list[Unrecorded] = []
         """The graph's messages that are not recorded yet."""
-        self._said: dict[str, str] = {}
+        self._recorded_texts: dict[str, str] = {}
         """The texts of the run's messages, by their ids, as they were last in the channel."""
         self._in_place: set[str] = set()
         """Ids of messages that the graph has put in the place of all others."""
@@ -172,12 +172,12 @@ class GraphRun:
         """Return the last of what the graph answered; see `InferenceRunner.run`."""
         RUN.set(self)
         try:
-            given = await self._given()
+            graph_input = await self._graph_input()
             for _ in range(MOST_FLAWED):
-                await self._stream(given)
+                await self._stream(graph_input)
                 if not await self._wait_if_interrupted():
                     break
-                given = await self._resumed()
+                graph_input = await self._resumed()
             else:
                 raise EngineError(f"the model made calls whose arguments are no JSON object, {MOST_FLAWED} times")
         except Suspend:
@@ -191,7 +191,7 @@ class GraphRun:
             self._emit_results()
             if isinstance(self._stopped, Suspend):
                 raise self._stopped from None
-            raise self._stopped or _ours(error) from error
+            raise self._stopped or _translated(error) from error
         if self._stopped:
             raise self._stopped
         if answer := self._answer():
@@ -202,9 +202,9 @@ class GraphRun:
 
     def _answer(self) -> list[AnyBlock]:
         """Return what is left to record of the graph's final state."""
-        if blocks := self._left():
+        if blocks := self._unrecorded():
             return blocks
-        last = next((each for each in reversed(self._messages) if isinstance(each, AIMessage)), None)
+        last = next((message for message in reversed(self._messages) if isinstance(message, AIMessage)), None)
         if last is not None and last.id in self._in_place:
             return [block for block in self._blocks(last) if not isinstance(block, ToolUse)]
         if self._turn.output:
@@ -213,13 +213,13 @@ class GraphRun:
 
     # What the graph is given
 
-    async def _given(self) -> Any:
+    async def _graph_input(self) -> Any:
         """Return the graph's input: the conversation, the decisions about interrupts, or None to go on."""
         saver = self._graph.checkpointer
-        found = None if saver is None else await saver.aget_tuple(self._config)
-        if found is not None and found.metadata.get("run_id") == self._context.run_id:
+        checkpoint = None if saver is None else await saver.aget_tuple(self._config)
+        if checkpoint is not None and checkpoint.metadata.get("run_id") == self._context.run_id:
             return await self._resumed()
-        if found is not None:
+        if checkpoint is not None:
             await saver.adelete_thread(self._thread)  # of this session, before its store was restored
         elif saver is not None and self._turn.parent:
             _forget_soon(saver, self._thread_of(self._turn.parent))
@@ -236,7 +236,7 @@ class GraphRun:
         messages = self._settings.converter.messages(between_prompts(blocks, is_answered=bool(self._turn.output)))
         for number, message in enumerate(messages):
             message.id = f"{_HISTORY}{number}"
-            self._known.add(message.id)
+            self._known_ids.add(message.id)
         return {self._settings.key: messages}
 
     async def _end_open_calls(self) -> None:
@@ -262,7 +262,7 @@ class GraphRun:
         self._messages = _messages(state.values, self._settings.key)
         for message in self._messages:
             if (message.id or "").startswith(_HISTORY):
-                self._known.add(cast(str, message.id))
+                self._known_ids.add(cast(str, message.id))
         await self._add(self._messages, recorded=_Recorded(Ledger(self._turn.output).blocks()))
         questions = [Question.of(interrupt) for interrupt in state.interrupts]
         if not all(self._is_decided(question.id) for question in questions):  # a process was lost before it waited
@@ -303,10 +303,10 @@ class GraphRun:
     @property
     def _steering(self) -> dict[str, Any]:
         """The run's model and parameters, by LangChain's names."""
-        given = {**self._context.params, "model": self._context.model}
+        settings = {**self._context.params, "model": self._context.model}
         return {
             _NAMES.get(name, name): value
-            for name, value in given.items()
+            for name, value in settings.items()
             if name in self._settings.takes and value is not None
         }
 
@@ -320,11 +320,11 @@ class GraphRun:
 
     # The stream
 
-    async def _stream(self, given: Any) -> None:
+    async def _stream(self, graph_input: Any) -> None:
         """Run the graph until it ends, fails or is interrupted."""
         saver = self._graph.checkpointer
         stream = self._graph.astream(
-            given,
+            graph_input,
             self._config,
             context=self._graph_context(),
             stream_mode=["messages", "values"],
@@ -355,7 +355,7 @@ class GraphRun:
     def _show(self, message: BaseMessage) -> None:
         """Stream a piece of a message that a model is saying."""
         self._raw.add(message)
-        if not isinstance(message, AIMessage) or message.id in self._known:
+        if not isinstance(message, AIMessage) or message.id in self._known_ids:
             return
         if self._live not in (None, message.id):
             return
@@ -382,12 +382,12 @@ class GraphRun:
             if message is not None and is_speech(message):
                 entry.blocks = self._blocks(message)
                 self._remember(block for block in entry.blocks if isinstance(block, ToolUse))
-                self._said[entry.message_id] = message.text
-        for message_id, text in self._said.items():
+                self._recorded_texts[entry.message_id] = message.text
+        for message_id, text in self._recorded_texts.items():
             message = present.get(message_id)
             if message is None or message.text in ("", text) or getattr(message, "tool_calls", None):
                 continue
-            self._said[message_id] = message.text  # its earlier text is recorded
+            self._recorded_texts[message_id] = message.text  # its earlier text is recorded
             self._open.append(Unrecorded(message_id, [Text(text=message.text)]))
 
     async def _add(self, messages: Sequence[BaseMessage], *, recorded: _Recorded | None = None) -> None:
@@ -396,30 +396,30 @@ class GraphRun:
         Args:
             recorded: the run's output, for messages that an earlier process may have recorded.
         """
-        had_messages = bool(self._known)
+        had_messages = bool(self._known_ids)
         for message in messages:
             if message.id is None:
                 message.id = str(uuid4())
-            if message.id not in self._known and isinstance(message, AIMessage):
+            if message.id not in self._known_ids and isinstance(message, AIMessage):
                 make_whole(message)
-            if message.id not in self._known and recorded and is_speech(message):
+            if message.id not in self._known_ids and recorded and is_speech(message):
                 blocks = self._blocks(message)
                 if recorded.has(blocks):
-                    self._known.add(message.id)
-                    self._said[message.id] = message.text
-        new, in_place = behind(messages, lambda message: message.id in self._known, had_messages=had_messages)
+                    self._known_ids.add(message.id)
+                    self._recorded_texts[message.id] = message.text
+        new, in_place = behind(messages, lambda message: message.id in self._known_ids, had_messages=had_messages)
         self._in_place |= {cast(str, message.id) for message in in_place}
-        self._known |= {cast(str, message.id) for message in messages}
+        self._known_ids |= {cast(str, message.id) for message in messages}
         for message in new:
             if isinstance(message, ToolMessage):
                 self._add_result(message)
             elif is_speech(message):
                 if self._open:
                     await self._flush()
-                self._said[cast(str, message.id)] = message.text
+                self._recorded_texts[cast(str, message.id)] = message.text
                 self._open.append(Unrecorded(cast(str, message.id), self._blocks(message)))
 
-    def _left(self) -> list[AnyBlock]:
+    def _unrecorded(self) -> list[AnyBlock]:
         """Return the blocks of messages that are not recorded, and that the graph has not removed."""
         return [block for entry in self._open if not entry.is_gone for block in entry.blocks]
 
@@ -451,7 +451,7 @@ class GraphRun:
     def _add_result(self, message: ToolMessage) -> None:
         """Take over a result that no journaled call has recorded."""
         ids = [own for (_, call_id), own in self._own_ids.items() if call_id == message.tool_call_id]
-        own = next((each for each in reversed(ids) if each not in self._results), None)
+        own = next((call_id for call_id in reversed(ids) if call_id not in self._results), None)
         if own is not None:
             result = cast(ToolResult, from_langchain([message])[0]).model_copy(update={"call_id": own})
             self._results[own] = result
@@ -468,7 +468,7 @@ class GraphRun:
 
     async def _flush(self) -> None:
         """Record the blocks that are not recorded yet."""
-        if self._left():
+        if self._unrecorded():
             await self._commit([], [], {})
 
     async def _commit(
@@ -484,12 +484,12 @@ class GraphRun:
         await asyncio.sleep(0)  # calls of one answer begin in one iteration of the loop
         self._committing = None
         commits, self._commits = self._commits, []
-        said, entries, self._open = self._left(), self._open, []
-        blocks: list[Block] = [*said, *(block for some, _, _ in commits for block in some)]
+        spoken, entries, self._open = self._unrecorded(), self._open, []
+        blocks: list[Block] = [*spoken, *(block for some, _, _ in commits for block in some)]
         events: list[NewEvent] = []
         if answer := [block for block in blocks if block.role == "assistant"]:
             events.append(self._context.end_call(answer))
-        events += [_ended(self._uses[block.call_id], block, 0.0) for block in said if isinstance(block, ToolResult)]
+        events += [_ended(self._uses[block.call_id], block, 0.0) for block in spoken if isinstance(block, ToolResult)]
         events += [event for _, some, _ in commits for event in some]
         calls = {call_id: state for _, _, states in commits for call_id, state in states.items()}
         try:
@@ -500,14 +500,14 @@ class GraphRun:
 
     def _emit_results(self) -> None:
         """Keep results that were not recorded, when the run is cut off."""
-        for block in [*self._left(), *(block for blocks, _, _ in self._commits for block in blocks)]:
+        for block in [*self._unrecorded(), *(block for blocks, _, _ in self._commits for block in blocks)]:
             if isinstance(block, ToolUse | ToolResult):  # texts and thoughts were streamed
                 self._context.emit(block)
 
     # Interrupts
 
     async def _wait_if_interrupted(self) -> bool:
-        """Raise Suspend if the graph waits for decisions; return whether it waits and nobody has to decide."""
+        """Raise Suspend if the graph waits for decisions; return whether it waits although all are made."""
         is_waiting = False
         if self._interrupted:
             self._interrupted = False
@@ -531,56 +531,62 @@ class GraphRun:
         """Record the calls that wait, and raise Suspend; return if all of them are refused, as they have a flaw."""
         if self._executing:
             await asyncio.wait(self._executing)  # other calls of the answer: LangGraph would make them again
-        uses = [use for each in waiting for use in each.uses]
+        uses = [use for waiting_calls in waiting for use in waiting_calls.uses]
         self._remember(uses)
         states: dict[str, CallState | None] = {}
         events: list[NewEvent] = []
         results: list[ToolResult] = []
-        for each in waiting:
-            for call_id, why in each.reasons.items():
+        for waiting_calls in waiting:
+            for call_id, reason in waiting_calls.reasons.items():
                 use = self._uses[call_id]
-                asks = CallState(name=use.name, wants="approval", why=why, question=each.question)
+                asks = CallState(name=use.name, wants="approval", why=reason, question=waiting_calls.question)
                 if result := refusal(use):  # the graph gets it in place of a decision
                     states[call_id] = replace(asks, verdict="provided")
                     results.append(result)
                     events.append(_ended(use, result, 0.0))
                     continue
                 states[call_id] = asks
-                asked = {"call_id": call_id, "name": use.name, "input": use.input, "wants": "approval", "why": why}
-                events.append((ApprovalRequested, asked))
-        askers = {each.asker for each in waiting if each.asker is not None}
+                question = {
+                    "call_id": call_id,
+                    "name": use.name,
+                    "input": use.input,
+                    "wants": "approval",
+                    "why": reason,
+                }
+                events.append((ApprovalRequested, question))
+        askers = {waiting_calls.asker for waiting_calls in waiting if waiting_calls.asker is not None}
         for call_id in (self._began | askers) - self._results.keys() - states.keys():
             stored = self._context.calls.get(call_id)  # its tool was interrupted, and begins again
             states[call_id] = replace(stored, started=False) if stored and stored.verdict else None
         self._remember(results)
         if states:
             await self._commit([*uses, *results], events, states)
-        if not waiting or len(results) < sum(len(each.reasons) for each in waiting):
+        if not waiting or len(results) < sum(len(waiting_calls.reasons) for waiting_calls in waiting):
             raise Suspend
 
     def _waiting(
-        self, questions: Sequence[Question], pending: Sequence[Question], why: str | None = None
+        self, questions: Sequence[Question], pending: Sequence[Question], reason: str | None = None
     ) -> list[_Waiting]:
         """Return the calls that wait for the answers to the graph's questions.
 
         Args:
             pending: all questions that the graph waits for; a call that stands for one stands for no other.
-            why: why the graph did not take the answers of before, if it did not.
+            reason: why the graph did not take the answers of before, if it did not.
         """
         taken = {call_id for question in pending for call_id in self._calls_about(question.id)}
         waiting: list[_Waiting] = []
         for question in questions:
             requests = requests_of(question.value)
-            left = [call for call in self._last_calls() if call[0] not in {*taken, *self._results}]
-            ids = None if why else match(requests, _of_asker(left, question))
+            open_calls = [call for call in self._last_calls() if call[0] not in {*taken, *self._results}]
+            ids = None if reason else match(requests, _of_asker(open_calls, question))
             if ids:
                 reasons = {call_id: request.why for request, call_id in zip(requests, ids, strict=True)}
                 taken |= reasons.keys()
                 waiting.append(_Waiting(question.id, reasons, asker=question.call_id))
             else:
-                free = next(each for each in call_ids(question.id) if each not in self._uses)
+                free = next(call_id for call_id in call_ids(question.id) if call_id not in self._uses)
                 use = use_of(free, question.value, question.schema)
-                waiting.append(_Waiting(question.id, {free: why}, [use], asker=question.call_id))
+                waiting.append(_Waiting(question.id, {free: reason}, [use], asker=question.call_id))
         return waiting
 
     def _last_calls(self) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -596,7 +602,7 @@ class GraphRun:
     def _calls_about(self, question: str) -> list[str]:
         """Return the calls that wait, or waited, for the answer to a question, in the order of the transcript."""
         states = self._context.calls
-        return [each for each in self._uses if each in states and states[each].question == question]
+        return [use for use in self._uses if use in states and states[use].question == question]
 
     def _is_decided(self, question: str) -> bool:
         about = self._calls_about(question)
@@ -604,7 +610,7 @@ class GraphRun:
 
     def _stand_ins(self, question: str) -> list[ToolUse]:
         """Return the calls that stand for a question; none if it is about tool calls."""
-        return [use for each in self._calls_about(question) if is_interrupt(use := self._uses[each])]
+        return [use for call_id in self._calls_about(question) if is_interrupt(use := self._uses[call_id])]
 
     def _decision(self, question: Question) -> Any:
         """Return what the graph gets for the decisions about a question."""
@@ -626,7 +632,9 @@ class GraphRun:
         results = [ToolResult(call_id=use.call_id, text="approved") for use in uses]
         if results:
             self._remember(results)
-            await self._commit(results, [_ended(use, each, 0.0) for use, each in zip(uses, results, strict=True)], {})
+            await self._commit(
+                results, [_ended(use, result, 0.0) for use, result in zip(uses, results, strict=True)], {}
+            )
 
     # Breakpoints
 
@@ -642,13 +650,13 @@ class GraphRun:
     def _breakpoint(self, state: StateSnapshot) -> _Waiting:
         """Return what waits at a breakpoint: the calls that are about to be made, else a call that names the nodes."""
         nodes, question = state.next, _checkpoint_of(state)
-        why = f"breakpoint: next {', '.join(nodes)}"
+        reason = f"breakpoint: next {', '.join(nodes)}"
         open_ids = [call_id for call_id, _, _ in self._last_calls() if call_id not in self._results]
-        journaled = any(_is_tool_node(self._graph, each) for each in nodes)
-        if open_ids and journaled and not any(self._context.calls.get(each) for each in open_ids):
-            return _Waiting(question, dict.fromkeys(open_ids, why))
-        free = next(each for each in call_ids(f"at-{'-'.join(nodes)}") if each not in self._uses)
-        return _Waiting(question, {free: why}, [use_of(free, {"next": list(nodes)}, None)])
+        journaled = any(_is_tool_node(self._graph, node) for node in nodes)
+        if open_ids and journaled and not any(self._context.calls.get(call_id) for call_id in open_ids):
+            return _Waiting(question, dict.fromkeys(open_ids, reason))
+        free = next(call_id for call_id in call_ids(f"at-{'-'.join(nodes)}") if call_id not in self._uses)
+        return _Waiting(question, {free: reason}, [use_of(free, {"next": list(nodes)}, None)])
 
     async def _end_breakpoint(self, state: StateSnapshot) -> None:
         for use in self._stand_ins(_checkpoint_of(state)):
@@ -688,15 +696,15 @@ class GraphRun:
         began, task = time.monotonic(), cast("asyncio.Task[Any]", asyncio.current_task())
         self._executing.add(task)
         try:
-            made = await execute(request)
+            answer = await execute(request)
         except GraphInterrupt as error:
             raise questions.raised(error) from None
         finally:
             self._executing.discard(task)
-        if isinstance(made, ToolMessage):
-            result = cast(ToolResult, from_langchain([made])[0]).model_copy(update={"call_id": own})
+        if isinstance(answer, ToolMessage):
+            result = cast(ToolResult, from_langchain([answer])[0]).model_copy(update={"call_id": own})
             await self._record_result(use, result, time.monotonic() - began)
-        return made
+        return answer
 
     async def _find(self, request: Any) -> _Place | None:
         """Return a call's place in the transcript, which has its message then; None for a call of a subgraph."""
@@ -706,9 +714,9 @@ class GraphRun:
             return None
         call_id = request.tool_call["id"] or ""
         for message in reversed(messages):
-            ids = [each["id"] or "" for each in message.tool_calls] if isinstance(message, AIMessage) else []
+            ids = [call["id"] or "" for call in message.tool_calls] if isinstance(message, AIMessage) else []
             if call_id in ids:
-                if message.id not in self._known:
+                if message.id not in self._known_ids:
                     await self._add(messages)
                 return _Place(self._own_id(cast(str, message.id), call_id), ids.index(call_id), len(ids))
         return None
@@ -716,8 +724,8 @@ class GraphRun:
     async def _record_result(self, use: ToolUse, result: ToolResult, seconds: float) -> None:
         state = self._context.calls.get(use.call_id)
         self._results[use.call_id] = result
-        kept = state if state and state.verdict else None
-        await self._commit([result], [_ended(use, result, seconds)], {use.call_id: kept})
+        decided_state = state if state and state.verdict else None
+        await self._commit([result], [_ended(use, result, seconds)], {use.call_id: decided_state})
 
     # Models: see _BeforeModels, _AroundModels
 
@@ -745,12 +753,12 @@ class GraphRun:
 
     def end_model_call(self, message: BaseMessage) -> None:
         """Report the usage of a call, from any thread."""
-        said = message.response_metadata
+        metadata = message.response_metadata
         report = partial(
             self._context.report,
             usage=usage_of(message),
-            stop_reason=said.get("finish_reason") or said.get("stop_reason"),
-            model=said.get("model_name") or said.get("model"),
+            stop_reason=metadata.get("finish_reason") or metadata.get("stop_reason"),
+            model=metadata.get("model_name") or metadata.get("model"),
         )
         if threading.get_ident() == self._loop_thread:
             report()
@@ -809,8 +817,8 @@ class _AroundModels(BaseCallbackHandler):
         self._run.begin_model_call_on_thread(run_id)
 
     def on_llm_end(self, response: Any, **_: Any) -> None:
-        for said in itertools.chain.from_iterable(response.generations):
-            if isinstance(message := getattr(said, "message", None), BaseMessage):
+        for generation in itertools.chain.from_iterable(response.generations):
+            if isinstance(message := getattr(generation, "message", None), BaseMessage):
                 self._run.end_model_call(message)
 
 
@@ -825,18 +833,18 @@ class _Recorded:
         """Return whether the output has a message of these blocks; each text counts once."""
         calls = [block.call_id for block in blocks if isinstance(block, ToolUse)]
         texts = [block.text for block in blocks if isinstance(block, Text)]
-        found = calls[0] in self._calls if calls else bool(texts) and all(text in self._texts for text in texts)
-        if found:
+        is_known = calls[0] in self._calls if calls else bool(texts) and all(text in self._texts for text in texts)
+        if is_known:
             for text in texts:
                 if text in self._texts:
                     self._texts.remove(text)
-        return found
+        return is_known
 
 
 def _messages(values: Any, key: str) -> list[BaseMessage]:
     """Return the messages of a graph's state, which may be a mapping, an object or the list itself."""
     held = values.get(key) if isinstance(values, Mapping) else getattr(values, key, values)
-    return [each for each in held if isinstance(each, BaseMessage)] if isinstance(held, list | tuple) else []
+    return [message for message in held if isinstance(message, BaseMessage)] if isinstance(held, list | tuple) else []
 
 
 def _message(result: ToolResult, call: Mapping[str, Any]) -> ToolMessage:
@@ -869,7 +877,7 @@ def _is_among(nodes: Iterable[str], stops: str | Sequence[str]) -> bool:
 
 def _is_tool_node(graph: Any, name: str) -> bool:
     node = graph.nodes.get(name)
-    return node is not None and any(each is node.bound for each in tool_nodes(graph))
+    return node is not None and any(candidate is node.bound for candidate in tool_nodes(graph))
 
 
 _REFUSALS = (400, 413, 422)
@@ -878,18 +886,18 @@ _REFUSALS = (400, 413, 422)
 _TOO_LONG = ("context_length_exceeded", "context window", "maximum context length", "prompt is too long")
 
 
-def _ours(error: Exception) -> Exception:
+def _translated(error: Exception) -> Exception:
     """Return a graph's error as one of ours."""
     if isinstance(error, TurnwiseError | GraphBubbleUp):
         return error
     if isinstance(error, GraphRecursionError):
-        why = str(error).partition("\n")[0]
-        return LimitError(f"{why}: pass LangGraphEngine(config={{'recursion_limit': ...}})", "step_limit")
-    why = f"the graph failed: {type(error).__name__}: {error}"
-    said = f"{error} {getattr(error, 'code', '')}"
-    if isinstance(error, TheirOverflowError) or any(each in said for each in _TOO_LONG):
-        return ContextOverflowError(why)
+        reason = str(error).partition("\n")[0]
+        return LimitError(f"{reason}: pass LangGraphEngine(config={{'recursion_limit': ...}})", "step_limit")
+    reason = f"the graph failed: {type(error).__name__}: {error}"
+    text = f"{error} {getattr(error, 'code', '')}"
+    if isinstance(error, TheirOverflowError) or any(phrase in text for phrase in _TOO_LONG):
+        return ContextOverflowError(reason)
     status = getattr(error, "status_code", None)
     if status in _REFUSALS and getattr(error, "param", None) != "model":
-        return RequestRefusedError(why)
-    return EngineError(why)
+        return RequestRefusedError(reason)
+    return EngineError(reason)

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic_core
 
@@ -46,8 +46,8 @@ def call_ids(interrupt_id: str) -> Iterator[str]:
 
 def use_of(call_id: str, value: Any, schema: Any) -> ToolUse:
     """Return the call for an interrupt; what JSON does not have becomes text."""
-    asked = {"value": value} if schema is None else {"value": value, "response_schema": schema}
-    plain = pydantic_core.from_json(pydantic_core.to_json(asked, inf_nan_mode="strings", fallback=str))
+    question = {"value": value} if schema is None else {"value": value, "response_schema": schema}
+    plain = pydantic_core.from_json(pydantic_core.to_json(question, inf_nan_mode="strings", fallback=str))
     return ToolUse(call_id=call_id, name=INTERRUPT, input=FrozenDict(freeze(plain)))
 
 
@@ -58,23 +58,33 @@ def requests_of(value: Any) -> tuple[Request, ...]:
     """
     try:
         if isinstance(value, Mapping) and "action_requests" in value:
-            reviews = {each.get("action_name"): each for each in value.get("review_configs") or ()}
+            reviews = {review.get("action_name"): review for review in value.get("review_configs") or ()}
             return tuple(
                 Request(
-                    each["name"],
-                    each.get("args", each.get("arguments")) or {},
-                    each.get("description"),
-                    tuple(reviews.get(each["name"], {}).get("allowed_decisions") or ()),
+                    action["name"],
+                    action.get("args", action.get("arguments")) or {},
+                    action.get("description"),
+                    tuple(reviews.get(action["name"], {}).get("allowed_decisions") or ()),
                 )
-                for each in value["action_requests"]
+                for action in value["action_requests"]
             )
-        asked = [value] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else []
+        questions = [value] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else []
         return tuple(
-            Request(each["action_request"]["action"], each["action_request"].get("args") or {}, each.get("description"))
-            for each in asked
+            Request(
+                question["action_request"]["action"],
+                question["action_request"].get("args") or {},
+                question.get("description"),
+            )
+            for question in questions
         )
     except (AttributeError, KeyError, TypeError):
         return ()
+
+
+class _OpenCall(NamedTuple):
+    id: str
+    name: str
+    args: Mapping[str, Any]
 
 
 def match(requests: Sequence[Request], calls: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[str] | None:
@@ -83,15 +93,15 @@ def match(requests: Sequence[Request], calls: Iterable[tuple[str, str, Mapping[s
     Args:
         calls: id, name and arguments of each call of the newest message with calls.
     """
-    left, found = list(calls), list[str]()
+    open_calls, ids = [_OpenCall(*call) for call in calls], list[str]()
     for request in requests:
-        named = [call for call in left if call[1] == request.name]
-        same = [call for call in named if call[2] == request.args] or named
+        named = [call for call in open_calls if call.name == request.name]
+        same = [call for call in named if call.args == request.args] or named
         if not same:
             return None
-        found.append(same[0][0])
-        left.remove(same[0])
-    return found or None
+        ids.append(same[0].id)
+        open_calls.remove(same[0])
+    return ids or None
 
 
 @dataclass(frozen=True)
@@ -118,8 +128,10 @@ def resume_value(value: Any, requests: Sequence[Request], ids: Sequence[str], de
         ids: for each request, the id of its call in `decided`.
     """
     if isinstance(value, Mapping) and "action_requests" in value:
-        return {"decisions": [_decision(each, decided[at]) for each, at in zip(requests, ids, strict=True)]}
-    return [_response(each, decided[at]) for each, at in zip(requests, ids, strict=True)]
+        return {
+            "decisions": [_decision(request, decided[call_id]) for request, call_id in zip(requests, ids, strict=True)]
+        }
+    return [_response(request, decided[call_id]) for request, call_id in zip(requests, ids, strict=True)]
 
 
 def answer_of(value: Any, state: CallState, result: ToolResult | None) -> Any:
@@ -133,9 +145,9 @@ def answer_of(value: Any, state: CallState, result: ToolResult | None) -> Any:
     if not (requests := requests_of(value)):
         return state.verdict == "approved"
     decided = {
-        str(at): Decided(state, ToolUse(call_id="", name=each.name, input=arguments), arguments, result)
-        for at, each in enumerate(requests)
-        for arguments in [FrozenDict(freeze(dict(each.args)))]
+        str(index): Decided(state, ToolUse(call_id="", name=request.name, input=arguments), arguments, result)
+        for index, request in enumerate(requests)
+        for arguments in [FrozenDict(freeze(dict(request.args)))]
     }
     return resume_value(value, requests, list(decided), decided)
 

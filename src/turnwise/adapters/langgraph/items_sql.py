@@ -73,18 +73,18 @@ class SQLGraphItems(SecureDeleteDatabase):
         """Store and delete items, and delete the expired ones, in one transaction."""
 
         def write(connection: sa.Connection) -> int:
-            gone = connection.execute(sa.delete(items).where(items.c.expires_at <= batch.now)).rowcount
+            deleted = connection.execute(sa.delete(items).where(items.c.expires_at <= batch.now)).rowcount
             insert = insert_into(items, connection.dialect)
             # In the order of their names, so that two transactions never wait for each other.
             for name, row in sorted(batch.puts.items(), key=lambda put: put[0]):
                 if row is None:
                     here = (items.c.namespace == name[0], items.c.key == name[1])
-                    gone += connection.execute(sa.delete(items).where(*here)).rowcount
+                    deleted += connection.execute(sa.delete(items).where(*here)).rowcount
                     continue
                 key = {"namespace": name[0], "key": name[1], "created_at": batch.now}
                 put = insert.values(**key, **row)
                 connection.execute(put.on_conflict_do_update(index_elements=["namespace", "key"], set_=dict(row)))
-            return gone
+            return deleted
 
         await self._erase(write)
 
@@ -97,18 +97,18 @@ class SQLGraphItems(SecureDeleteDatabase):
 
 def _rows(connection: sa.Connection, batch: Batch) -> tuple[dict[Name, Any], list[list[Any]], list[str]]:
     live = items.c.expires_at.is_(None) | (items.c.expires_at > batch.now)
-    found: dict[Name, Any] = {}
+    rows_by_name: dict[Name, Any] = {}
     for name in dict.fromkeys(batch.gets):
         select = sa.select(items).where(items.c.namespace == name[0], items.c.key == name[1], live)
         if row := connection.execute(select).one_or_none():
-            found[name] = row
+            rows_by_name[name] = row
     searches = []
     for search in batch.searches:
         select = sa.select(items).where(live, *_under(search.prefix))
         select = select.order_by(items.c.updated_at.desc(), items.c.namespace, items.c.key)
         searches.append([*connection.execute(select.limit(search.limit).offset(search.offset)).all()])
     names = sa.select(items.c.namespace).where(live).distinct()
-    return found, searches, [*connection.scalars(names)] if batch.namespaces else []
+    return rows_by_name, searches, [*connection.scalars(names)] if batch.namespaces else []
 
 
 def _under(prefix: str) -> list[sa.ColumnElement[bool]]:

@@ -79,7 +79,7 @@ def to_langchain(conversation: Turn | Sequence[Block]) -> list[BaseMessage]:
     blocks = conversation.blocks if isinstance(conversation, Turn) else conversation
     messages = Converter().messages(blocks)
     usage = conversation.usage if isinstance(conversation, Turn) else None
-    answer = next((each for each in reversed(messages) if isinstance(each, AIMessage)), None)
+    answer = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
     if usage and answer:
         answer.usage_metadata = usage_metadata(usage)
     return messages
@@ -89,7 +89,7 @@ class Converter:
     """Converts conversations one after the other. What it converted for the last one is kept for the next."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, ...], tuple[Message, list[BaseMessage]]] = {}
+        self._converted: dict[tuple[int, ...], tuple[Message, list[BaseMessage]]] = {}
         """Messages by the identities of their blocks, which are held, so that no identity comes twice."""
 
     def messages(self, blocks: Sequence[Block]) -> list[BaseMessage]:
@@ -97,11 +97,11 @@ class Converter:
         system = system_of(blocks)
         messages: list[BaseMessage] = [SystemMessage(system)] if system is not None else []
         names = {block.call_id: block.name for block in blocks if isinstance(block, ToolUse)}
-        kept, self._kept = self._kept, {}
+        earlier, self._converted = self._converted, {}
         for group in messages_of(blocks):
             key = tuple(map(id, group.blocks))
-            converted = kept.get(key) or (group, _of_group(group, names))
-            self._kept[key] = converted
+            converted = earlier.get(key) or (group, _of_group(group, names))
+            self._converted[key] = converted
             messages += [message.model_copy() for message in converted[1]]
         return messages
 
@@ -117,9 +117,9 @@ def from_langchain(messages: Iterable[Any]) -> list[AnyBlock]:
     """
     blocks: list[AnyBlock] = []
     numbers, waiting = count(1), list[str]()
-    for index, given in enumerate(messages):
+    for index, source in enumerate(messages):
         try:
-            message = given if isinstance(given, BaseMessage) else convert_to_messages([given])[0]
+            message = source if isinstance(source, BaseMessage) else convert_to_messages([source])[0]
             for block in _blocks(message):
                 if isinstance(block, ToolUse) and not block.call_id:
                     block = block.model_copy(update={"call_id": f"call_{next(numbers)}"})  # noqa: PLW2901
@@ -128,7 +128,7 @@ def from_langchain(messages: Iterable[Any]) -> list[AnyBlock]:
                     block = block.model_copy(update={"call_id": waiting.pop(0)})  # noqa: PLW2901
                 blocks.append(block)
         except (AttributeError, KeyError, TypeError, ValueError, NotImplementedError) as error:
-            raise InvalidInputError(f"messages[{index}]", shown(given), f"it cannot be read: {error!r}") from error
+            raise InvalidInputError(f"messages[{index}]", shown(source), f"it cannot be read: {error!r}") from error
     return blocks
 
 
@@ -145,14 +145,14 @@ def usage_metadata(usage: Usage) -> UsageMetadata:
 
 def usage_of(message: BaseMessage) -> Usage | None:
     """Return the usage of one model call; None if the message does not say it."""
-    said = getattr(message, "usage_metadata", None)
-    if not said:
+    metadata = getattr(message, "usage_metadata", None)
+    if not metadata:
         return None
     return Usage(
-        input_tokens=said.get("input_tokens") or 0,
-        output_tokens=said.get("output_tokens") or 0,
-        cached_tokens=(said.get("input_token_details") or {}).get("cache_read") or 0,
-        reasoning_tokens=(said.get("output_token_details") or {}).get("reasoning") or 0,
+        input_tokens=metadata.get("input_tokens") or 0,
+        output_tokens=metadata.get("output_tokens") or 0,
+        cached_tokens=(metadata.get("input_token_details") or {}).get("cache_read") or 0,
+        reasoning_tokens=(metadata.get("output_token_details") or {}).get("reasoning") or 0,
         calls=1,
     )
 
@@ -197,11 +197,11 @@ def _add_prompt_of(messages: list[BaseMessage], prompts: Sequence[Block]) -> Non
     """Add the message of a prompt's blocks; those without content go to the message before them, if there is one."""
     shown = [block for block in prompts if not _is_silent(block)]
     if all(isinstance(block, User | Recalled | Summary) for block in shown):
-        for at, block in enumerate(prompts):
+        for index, block in enumerate(prompts):
             if not _is_silent(block):
                 parts = _Parts()
-                if at and block is shown[0] and not _takes_hints(messages):
-                    for early in prompts[:at]:
+                if index and block is shown[0] and not _takes_hints(messages):
+                    for early in prompts[:index]:
                         parts.add_alone(early)
                 _add_prompt(parts, block)
                 messages.append(HumanMessage(parts.content[0]["text"], additional_kwargs=parts.kwargs))
@@ -277,11 +277,11 @@ def _attachment(block: Image | Document) -> tuple[dict[str, Any], dict[str, Any]
     return part, hint or None
 
 
-def _assistant_message(said: Sequence[Block]) -> AIMessage:
+def _assistant_message(blocks: Sequence[Block]) -> AIMessage:
     parts = _Parts()
     calls: list[dict[str, Any]] = []
     providers: set[str] = set()
-    for block in said:
+    for block in blocks:
         match block:
             case Thinking():
                 part, provider = _reasoning(block)
@@ -296,8 +296,8 @@ def _assistant_message(said: Sequence[Block]) -> AIMessage:
                     parts.content[-1]["annotations"] = [_annotation(item) for item in items]
             case ToolUse():
                 calls.append({"name": block.name, "args": thawed(block.input), "id": block.call_id})
-                known = {"signature": block.signature, "flaw": block.flaw}
-                parts.hints.append({name: value for name, value in known.items() if value} or None)
+                fields = {"signature": block.signature, "flaw": block.flaw}
+                parts.hints.append({name: value for name, value in fields.items() if value} or None)
             case _:
                 parts.add_alone(block)
     only = parts.content[0] if len(parts.content) == 1 else {}
@@ -373,34 +373,34 @@ def _blocks(message: BaseMessage) -> Iterator[AnyBlock]:
     hints = message.additional_kwargs.get(HINTS)
     hints = list(hints) if isinstance(hints, list | tuple) else []
     if isinstance(message, ToolMessage | FunctionMessage):
-        results = [each for each in hints if isinstance(each, Mapping) and "result" in each]
+        results = [hint for hint in hints if isinstance(hint, Mapping) and "result" in hint]
         yield _tool_result(message, results[0]["result"] if results else [])
         yield from (
-            decode(json.dumps(each["alone"])) for each in hints if isinstance(each, Mapping) and "alone" in each
+            decode(json.dumps(hint["alone"])) for hint in hints if isinstance(hint, Mapping) and "alone" in hint
         )
     elif isinstance(message, SystemMessage):
         yield System(text=message.text)
     elif isinstance(message, RemoveMessage):
         raise TypeError("a RemoveMessage has no content: apply it first")
     elif isinstance(message, AIMessage):
-        yield from _restored(list(_said(message)), hints)
+        yield from _restored(list(_assistant_blocks(message)), hints)
     else:
         is_text = isinstance(message.content, str)
         parts: Any = [{"type": "text", "text": message.content}] if is_text else message.content_blocks
-        yield from _restored([each for part in parts for each in _prompts(part)], hints)
+        yield from _restored([prompt for part in parts for prompt in _prompts(part)], hints)
 
 
 def _restored(read: Sequence[AnyBlock], hints: Sequence[Any]) -> Iterator[AnyBlock]:
     """Yield the blocks that were read, with what the hints say. Hints that do not fit (edited content) are left out."""
-    if len([each for each in hints if not _is_alone(each)]) != len(read):
+    if len([hint for hint in hints if not _is_alone(hint)]) != len(read):
         yield from read
         return
-    left = iter(read)
+    remaining = iter(read)
     for hint in hints:
         if _is_alone(hint):
             yield decode(json.dumps(hint["alone"]))
         else:
-            yield _with_hint(next(left), hint)
+            yield _with_hint(next(remaining), hint)
 
 
 def _is_alone(hint: Any) -> bool:
@@ -426,13 +426,13 @@ def _with_hint(block: AnyBlock, hint: Mapping[str, Any] | None) -> AnyBlock:
     return decode(json.dumps(fields))
 
 
-def _said(message: AIMessage) -> Iterator[AnyBlock]:
+def _assistant_blocks(message: AIMessage) -> Iterator[AnyBlock]:
     """Yield the blocks of an assistant's message: thoughts, texts with their citations, calls."""
-    own = [each["alone"] for each in message.additional_kwargs.get(HINTS) or () if _is_alone(each)]
-    has_own_citations = any(each.get("kind") == "citations" for each in own)
+    own = [hint["alone"] for hint in message.additional_kwargs.get(HINTS) or () if _is_alone(hint)]
+    has_own_citations = any(block.get("kind") == "citations" for block in own)
     parts = cast("list[dict[str, Any]]", message.content_blocks)
     for part in parts:
-        for block in _said_part(part, message.response_metadata.get("model_provider")):
+        for block in _assistant_part(part, message.response_metadata.get("model_provider")):
             if not (isinstance(block, Citations) and has_own_citations):
                 yield block
     for call in message.tool_calls:
@@ -453,14 +453,14 @@ _CALLS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use", "func
 """Types of content blocks that are among the message's own calls, too."""
 
 
-def _said_part(part: Mapping[str, Any], provider: str | None) -> Iterator[AnyBlock]:
+def _assistant_part(part: Mapping[str, Any], provider: str | None) -> Iterator[AnyBlock]:
     """Yield the blocks of a content block of the assistant."""
     value = part.get("value") if part.get("type") == "non_standard" else part
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
         yield Text(text=part.get("text") or "")
-        if cited := [_cited(each) for each in part.get("annotations") or ()]:
-            yield Citations(items=tuple(freeze(each) for each in cited))
+        if cited := [_cited(annotation) for annotation in part.get("annotations") or ()]:
+            yield Citations(items=tuple(freeze(citation) for citation in cited))
     elif kind == "reasoning":
         yield _thought(part, provider)
     elif kind == "redacted_thinking" and isinstance(value, Mapping):
@@ -470,8 +470,8 @@ def _said_part(part: Mapping[str, Any], provider: str | None) -> Iterator[AnyBlo
 
 
 def _cited(annotation: Mapping[str, Any]) -> Any:
-    kept = annotation["value"] if annotation.get("type") == "non_standard_annotation" else annotation
-    return _json(kept)
+    content = annotation["value"] if annotation.get("type") == "non_standard_annotation" else annotation
+    return _json(content)
 
 
 def _thought(part: Mapping[str, Any], provider: str | None) -> Thinking:
@@ -483,8 +483,8 @@ def _thought(part: Mapping[str, Any], provider: str | None) -> Thinking:
         return Thinking(text=text)
     if not own_id and extras.keys() == {"signature"} and provider in (None, _ANTHROPIC):
         return Thinking(text=text, signature=extras["signature"])
-    kept = {key: value for key, value in part.items() if key not in ("reasoning", "index")}
-    return Thinking(text=text, signature=pack_attached("langchain", block=_json(kept), model_provider=provider))
+    fields = {key: value for key, value in part.items() if key not in ("reasoning", "index")}
+    return Thinking(text=text, signature=pack_attached("langchain", block=_json(fields), model_provider=provider))
 
 
 def _prompts(part: Mapping[str, Any]) -> Iterator[AnyBlock]:
@@ -511,7 +511,7 @@ def _prompts(part: Mapping[str, Any]) -> Iterator[AnyBlock]:
 def _tool_result(message: ToolMessage | FunctionMessage, hints: Sequence[Any]) -> ToolResult:
     fields, *of_parts = hints or [None]
     parts = [{"type": "text", "text": message.content}] if isinstance(message.content, str) else message.content_blocks
-    read = [each for part in parts for each in _prompts(cast(Mapping[str, Any], part))]
+    read = [prompt for part in parts for prompt in _prompts(cast(Mapping[str, Any], part))]
     if len(of_parts) == len(read):
         read = [_with_hint(block, hint) for block, hint in zip(read, of_parts, strict=True)]
     text = ""
@@ -548,8 +548,8 @@ def make_whole(message: AIMessage) -> None:
     """Give a message texts that UTF-8 can hold: LangChain joins halves of characters without making them one."""
     for name in ("content", "tool_calls", "invalid_tool_calls", "additional_kwargs"):
         value = getattr(message, name)
-        if (found := whole_json(value)) != value:
-            setattr(message, name, found)
+        if (whole := whole_json(value)) != value:
+            setattr(message, name, whole)
 
 
 __all__ = ["HINTS", "from_langchain", "to_langchain", "usage_metadata", "usage_of"]

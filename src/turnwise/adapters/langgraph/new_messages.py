@@ -14,7 +14,10 @@ with framework("langgraph", extra="langgraph", tested="1.2"):
 
 @dataclass(slots=True)
 class Unrecorded:
-    """What a message adds to the transcript, until it is recorded. The graph may still change the message."""
+    """The blocks that a message adds to the transcript, until they are recorded.
+
+    The graph may still change the message.
+    """
 
     message_id: str
     blocks: list[AnyBlock]
@@ -41,15 +44,15 @@ def behind(
         had_messages: whether any message was.
     """
     answered = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
-    left = max((at for at, message in enumerate(messages) if is_known(message)), default=None)
+    last_known = max((index for index, message in enumerate(messages) if is_known(message)), default=None)
     new: list[BaseMessage] = []
     in_place: list[BaseMessage] = []
-    for at, message in enumerate(messages):
+    for index, message in enumerate(messages):
         is_open = isinstance(message, AIMessage) and any(call["id"] not in answered for call in message.tool_calls)
         if is_known(message):
             continue
-        if is_open or (left is not None and at > left) or (left is None and not had_messages):
+        if is_open or (last_known is not None and index > last_known) or (last_known is None and not had_messages):
             new.append(message)
-        elif left is None:
+        elif last_known is None:
             in_place.append(message)
     return new, in_place

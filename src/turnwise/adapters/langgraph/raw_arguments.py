@@ -44,10 +44,10 @@ class RawArguments:
         written = self._written(message, use.call_id)
         if written is None:
             return use
-        told = message.response_metadata
-        is_cut = told.get("finish_reason") in _CUT or told.get("stop_reason") in _CUT
-        found = read_call(use.call_id, use.name, written, is_cut=is_cut, signature=use.signature)
-        return found if found.flaw else use
+        metadata = message.response_metadata
+        is_cut = metadata.get("finish_reason") in _CUT or metadata.get("stop_reason") in _CUT
+        call = read_call(use.call_id, use.name, written, is_cut=is_cut, signature=use.signature)
+        return call if call.flaw else use
 
     def _written(self, message: AIMessage, call_id: str) -> str | None:
         """Return the arguments of a call as the model wrote them; None if that is unknown."""

@@ -48,21 +48,21 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
     """Keeps the checkpoints of LangGraph's graphs in SQLite, PostgreSQL or memory.
 
     Each element of a list in a channel is stored once, so a conversation takes space in proportion to its length, and
-    not to its square. What is stored goes through LangGraph's own serializer. A checkpoint is stored whole or not at
-    all. Methods of one saver may be called from any threads and event loops. A copy shares its connections, and closing
-    one closes both; a pickle has the URL, with its password, and the serializer that was given.
+    not to its square. Values are serialized by LangGraph's own serializer. A checkpoint is stored whole or not at all.
+    Methods of one saver may be called from any threads and event loops. A copy shares its connections, and closing one
+    closes both; a pickle has the URL, with its password, and the serializer that was given.
 
-    **One writer.** A run may write to a thread (more precisely, to one namespace of it) if nobody else has written
-    since it read the thread; and from then on until somebody else may. Otherwise its call raises
-    `CheckpointFencedError` and stores nothing. So of two runs at once one goes on and the other fails, whichever of
-    them writes first after both have read; a run that hung goes no further once another has taken over; and
+    **One writer.** A run may write to a thread (more precisely, to one namespace of it) if no other run has written
+    since it read the thread; from then on it may write until another run takes over in the same way. Otherwise its call
+    raises `CheckpointFencedError` and stores nothing. So of two runs at once one goes on and the other fails, whichever
+    of them writes first after both have read; a run that hung goes no further once another has taken over; and
     `update_state` during a run ends that run. A chain of checkpoints forks only if a caller names an earlier
     `checkpoint_id`, in `invoke`, `update_state` or `bulk_update_state`; such a branch becomes the latest.
 
-    What a run has read is told by a key in the config of each tuple that this saver returns. With a config without
-    that key, as one made by hand, `put` stores a checkpoint that continues the latest, the first one of a namespace,
-    one without a parent that has no channels, or one without a parent in a graph that replays; all but the last only if
-    no run with the key has written before. `put_writes` with such a config likewise.
+    The config of each tuple that this saver returns has a key that names the state which the run has read. With a
+    config without that key, as one made by hand, `put` stores a checkpoint that continues the latest, the first one of
+    a namespace, one without a parent that has no channels, or one without a parent in a graph that replays; all but the
+    last only if no run with the key has written before. `put_writes` with such a config likewise.
 
     **The latest** is the checkpoint that was stored last; lists are in the order of ids.
 
@@ -82,7 +82,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
     def __init__(self, url: str, *, serde: SerializerProtocol | None = None) -> None:
         super().__init__(serde=serde)
         self._threads = GraphThreads(open_checkpoints(url))
-        self._url, self._given = resolve_own_url(url), serde  # a relative path is that of this process, also there
+        self._url, self._serde = resolve_own_url(url), serde  # a relative path is that of this process, also there
         self._loop = LoopThread(redact(url))
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._url.startswith("memory:"):
             raise TypeError("TurnwiseSaver('memory://') lives in its process and cannot be sent to another: use SQLite")
-        return partial(TurnwiseSaver, serde=self._given), (self._url,)
+        return partial(TurnwiseSaver, serde=self._serde), (self._url,)
 
     def __copy__(self) -> Self:
         """Return a saver with the same connections, for LangGraph, which gives it a serializer with an allowlist."""
@@ -365,8 +365,8 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         await self._loop.run(lambda: self._prune(thread_ids, strategy))
 
     async def _copy(self, source: str, target: str) -> None:
-        found, free = await self._threads.copy(source, check_id("thread", target))
-        if not found:
+        is_copied, free = await self._threads.copy(source, check_id("thread", target))
+        if not is_copied:
             raise ThreadNotFoundError(source)
         if not free:
             raise ThreadExistsError(target)
@@ -390,9 +390,9 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> tuple[Place, Put, Codec]:
         codec, where = Codec(self.serde), _place(config)
-        told = cast(dict[str, Any], get_checkpoint_metadata(config, metadata))
+        stored_metadata = cast(dict[str, Any], get_checkpoint_metadata(config, metadata))
         values = checkpoint["channel_values"]
-        run_id = told.get("run_id")
+        run_id = stored_metadata.get("run_id")
         check_names("run_id", None if run_id is None else str(run_id))
         for name in values.keys() | new_versions.keys():
             check_names("channel", name)
@@ -401,7 +401,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             parent=get_checkpoint_id(config) or None,
             claim=_claim(config),
             header=codec.dump({name: value for name, value in checkpoint.items() if name != "channel_values"}),
-            metadata=codec.dump(told),
+            metadata=codec.dump(stored_metadata),
             run_id=None if run_id is None else str(run_id),
             versions=dict(checkpoint["channel_versions"]),
             new={name: _dumped(codec, values[name]) if name in values else None for name in new_versions},
@@ -440,7 +440,7 @@ class _Listed:
         bounds = [get_checkpoint_id(before) if before else None, f"{self._id}\1" if self._id else None]
         self.before = min((bound for bound in bounds if bound), default=None)
         self._filter = filter or {}
-        self._left = limit
+        self._remaining = limit
         self.more = limit is None or limit > 0
 
     def chosen(self, page: Sequence[Stored], last: str | None) -> Iterator[Stored]:
@@ -451,9 +451,9 @@ class _Listed:
                 break
             if all(stored.metadata.get(name) == value for name, value in self._filter.items()):
                 yield stored
-                if self._left is not None:
-                    self._left -= 1
-                    if not self._left:
+                if self._remaining is not None:
+                    self._remaining -= 1
+                    if not self._remaining:
                         self.more = False
                         return
         self.before, self.more = last, last is not None
@@ -490,7 +490,7 @@ def _config(where: Place, id: str, claim: str | None) -> RunnableConfig:
 
 
 def _dumped(codec: Codec, value: Any) -> Typed | list[Typed]:
-    return [codec.dump(each) for each in value] if is_divided(value) else codec.dump(value)
+    return [codec.dump(element) for element in value] if is_divided(value) else codec.dump(value)
 
 
 def _tuple(stored: Stored, codec: Codec) -> CheckpointTuple:
@@ -511,14 +511,14 @@ def _pending(stored: Stored, codec: Codec) -> Iterator[PendingWrite]:
 
 
 def _history(ancestors: Sequence[Stored], channels: Sequence[str], codec: Codec) -> Mapping[str, DeltaChannelHistory]:
-    found: dict[str, DeltaChannelHistory] = {}
+    histories: dict[str, DeltaChannelHistory] = {}
     for channel in channels:
         writes: list[list[PendingWrite]] = []
-        found[channel] = {"writes": []}
+        histories[channel] = {"writes": []}
         for stored in ancestors:
             writes.append([write for write in _pending(stored, codec) if write[1] == channel])
             if channel in stored.refs:
-                found[channel]["seed"] = value_of(codec, channel, stored.refs[channel], stored.elements)
+                histories[channel]["seed"] = value_of(codec, channel, stored.refs[channel], stored.elements)
                 break
-        found[channel]["writes"] = [write for group in reversed(writes) for write in group]
-    return found
+        histories[channel]["writes"] = [write for group in reversed(writes) for write in group]
+    return histories

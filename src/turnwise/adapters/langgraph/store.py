@@ -159,12 +159,12 @@ class TurnwiseStore(BaseStore):
         """
         work = _Work(ops, self._serde)
         texts, queries = work.texts(self._fields), work.queries()
-        made: dict[str, Any] = {}
-        asked: dict[str, Any] = {}
+        vectors: dict[str, Any] = {}
+        query_vectors: dict[str, Any] = {}
         if self._embedding and (texts or queries):
-            made = await asyncio.to_thread(self._embed, texts)
-            asked = await asyncio.to_thread(self._embed_queries, queries)
-        return await self._loop.run(lambda: self._carry_out(work, made, asked))
+            vectors = await asyncio.to_thread(self._embed, texts)
+            query_vectors = await asyncio.to_thread(self._embed_queries, queries)
+        return await self._loop.run(lambda: self._carry_out(work, vectors, query_vectors))
 
     def sweep_ttl(self) -> int:
         """Delete the items that have expired; return how many. Blocks."""
@@ -176,23 +176,25 @@ class TurnwiseStore(BaseStore):
 
     def _embed(self, texts: Mapping[Name, Sequence[str]]) -> dict[str, Any]:
         """Return the vectors of the texts of all items, made by one call."""
-        wanted = [*dict.fromkeys(text for each in texts.values() for text in each)]
-        if not (self._embedding and wanted):
+        unique = [*dict.fromkeys(text for item_texts in texts.values() for text in item_texts)]
+        if not (self._embedding and unique):
             return {}
-        return dict(zip(wanted, (np.asarray(each, np.float32) for each in self._embedding(wanted)), strict=True))
+        return dict(zip(unique, (np.asarray(vector, np.float32) for vector in self._embedding(unique)), strict=True))
 
     def _embed_queries(self, queries: Sequence[str]) -> dict[str, Any]:
         if not (self._embedding and queries):
             return {}
         embed = getattr(self._embedding, "embed_query", self._embedding)
-        return dict(zip(queries, (np.asarray(each, np.float32) for each in embed(queries)), strict=True))
+        return dict(zip(queries, (np.asarray(vector, np.float32) for vector in embed(queries)), strict=True))
 
-    async def _carry_out(self, work: _Work, made: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Result]:
+    async def _carry_out(
+        self, work: _Work, vectors: Mapping[str, Any], query_vectors: Mapping[str, Any]
+    ) -> list[Result]:
         now = time.time()
-        batch = work.batch(now, self._fields if self._embedding else (), made)
+        batch = work.batch(now, self._fields if self._embedding else (), vectors)
         reads = batch.gets or batch.searches or batch.namespaces
         rows, searches, namespaces = await self._items.read(batch) if reads else ({}, [], [])
-        results, refreshed = work.results(rows, searches, namespaces, asked)
+        results, refreshed = work.results(rows, searches, namespaces, query_vectors)
         if refreshed:
             await self._items.refresh(refreshed, now)
         if batch.puts:
@@ -233,8 +235,8 @@ class _Work:
         except (TypeError, ValueError) as error:
             raise ConfigError("value", type(op.value).__name__, f"cannot be serialised: {error}") from error
         if len(data) > MAX_VALUE_BYTES:
-            why = f"takes {len(data)} bytes, and an item's value may take {MAX_VALUE_BYTES}"
-            raise ConfigError("value", f"that of {shown(op.key)}", why)
+            reason = f"takes {len(data)} bytes, and an item's value may take {MAX_VALUE_BYTES}"
+            raise ConfigError("value", f"that of {shown(op.key)}", reason)
         self._values[_name(op)] = pack([kind, bytes(data)])
 
     @property
@@ -259,12 +261,12 @@ class _Work:
         """Return the different queries."""
         return [*dict.fromkeys(op.query for op in self._searches if op.query)]
 
-    def batch(self, now: float, fields: Sequence[str], made: Mapping[str, Any]) -> Batch:
+    def batch(self, now: float, fields: Sequence[str], made_vectors: Mapping[str, Any]) -> Batch:
         """Return what the database does. A search that is ranked or filtered here reads all under its prefix."""
-        texts = self.texts(fields) if made else {}
+        texts = self.texts(fields) if made_vectors else {}
         puts: dict[Name, dict[str, Any] | None] = {}
         for name, op in self._puts.items():
-            vectors = [made[text].tobytes() for text in texts.get(name, ())]
+            vectors = [made_vectors[text].tobytes() for text in texts.get(name, ())]
             ttl_s = None if op.ttl is None else op.ttl * 60
             puts[name] = (
                 None
@@ -295,12 +297,12 @@ class _Work:
         rows: Mapping[Name, Any],
         searches: Sequence[Sequence[Any]],
         names: Sequence[str],
-        asked: Mapping[str, Any],
+        query_vectors: Mapping[str, Any],
     ) -> tuple[list[Result], list[Name]]:
         """Return the results of all operations, and the items that they refresh."""
         results: list[Result] = []
         refreshed: dict[Name, None] = {}
-        left = iter(searches)
+        remaining = iter(searches)
 
         def note(row: Any, refresh: bool) -> None:
             if refresh and row.ttl_s is not None:
@@ -313,7 +315,7 @@ class _Work:
                     note(row, op.refresh_ttl)
                 results.append(None if row is None else Item(value=self._value(row), **_described(row)))
             elif isinstance(op, SearchOp):
-                chosen = self._chosen(op, next(left), asked)
+                chosen = self._chosen(op, next(remaining), query_vectors)
                 for row, _, _ in chosen:
                     note(row, op.refresh_ttl)
                 results.append(
@@ -326,14 +328,16 @@ class _Work:
         return results, [*refreshed]
 
     def _chosen(
-        self, op: SearchOp, rows: Sequence[Any], asked: Mapping[str, Any]
+        self, op: SearchOp, rows: Sequence[Any], query_vectors: Mapping[str, Any]
     ) -> list[tuple[Any, dict[str, Any], float | None]]:
-        found = [(row, self._value(row)) for row in rows]
+        pairs = [(row, self._value(row)) for row in rows]
         if op.filter:
-            found = [each for each in found if all(_matches(each[1].get(k), v) for k, v in op.filter.items())]
-        scored = [(row, value, _score(row, asked.get(op.query or ""))) for row, value in found]
-        if op.query and asked:
-            scored.sort(key=lambda each: -2.0 if each[2] is None else each[2], reverse=True)
+            pairs = [
+                (row, value) for row, value in pairs if all(_matches(value.get(k), v) for k, v in op.filter.items())
+            ]
+        scored = [(row, value, _score(row, query_vectors.get(op.query or ""))) for row, value in pairs]
+        if op.query and query_vectors:
+            scored.sort(key=_rank, reverse=True)
         return scored[op.offset : op.offset + op.limit] if op.filter or op.query else scored
 
     def _value(self, row: Any) -> dict[str, Any]:
@@ -359,10 +363,16 @@ def _described(row: Any) -> dict[str, Any]:
     }
 
 
+def _rank(scored: tuple[Any, dict[str, Any], float | None]) -> float:
+    """Return the score of an item; items without vectors come last."""
+    _, _, score = scored
+    return -2.0 if score is None else score
+
+
 def _score(row: Any, query: Any) -> float | None:
     if query is None or row.vectors is None:
         return None
-    vectors = np.array([np.frombuffer(each, np.float32) for each in ormsgpack.unpackb(row.vectors)])
+    vectors = np.array([np.frombuffer(vector, np.float32) for vector in ormsgpack.unpackb(row.vectors)])
     if vectors.shape[1] != len(query):
         return None  # made by another embedding
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(query)
@@ -384,24 +394,28 @@ def _matches(value: Any, condition: Any) -> bool:
                 return all(_OPERATORS[name](value, than) for name, than in condition.items())
             except TypeError:  # they cannot be compared
                 return False
-        return isinstance(value, Mapping) and all(_matches(value.get(name), each) for name, each in condition.items())
+        return isinstance(value, Mapping) and all(
+            _matches(value.get(name), expected) for name, expected in condition.items()
+        )
     if isinstance(condition, list | tuple):
         is_alike = isinstance(value, list | tuple) and len(value) == len(condition)
-        return is_alike and all(_matches(one, other) for one, other in zip(value, condition, strict=True))
+        return is_alike and all(_matches(element, expected) for element, expected in zip(value, condition, strict=True))
     return bool(value == condition)
 
 
 def _listed(op: ListNamespacesOp, names: Sequence[str]) -> list[tuple[str, ...]]:
     namespaces = [tuple(name[:-1].split(".")) for name in names]
-    found = {
+    matching = {
         namespace[: op.max_depth]
         for namespace in namespaces
         if all(_is_under(namespace, condition) for condition in op.match_conditions or ())
     }
-    return sorted(found)[op.offset : op.offset + op.limit]
+    return sorted(matching)[op.offset : op.offset + op.limit]
 
 
 def _is_under(namespace: tuple[str, ...], condition: MatchCondition) -> bool:
     path = condition.path
     labels = namespace[: len(path)] if condition.match_type == "prefix" else namespace[len(namespace) - len(path) :]
-    return len(namespace) >= len(path) and all(one in ("*", other) for one, other in zip(path, labels, strict=True))
+    return len(namespace) >= len(path) and all(
+        label in ("*", pattern) for label, pattern in zip(path, labels, strict=True)
+    )

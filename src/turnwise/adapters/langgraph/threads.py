@@ -85,7 +85,7 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class Put:
-    """A checkpoint to store. What a caller may still change is serialised."""
+    """A checkpoint to store. Values that the caller may still change are serialised at once."""
 
     id: str
     parent: str | None
@@ -104,17 +104,17 @@ class Put:
 
 @dataclass(slots=True)
 class _Memory:
-    """What this process knows of a space."""
+    """The checkpoints and elements of a space that this process has read or written."""
 
     space: Space
     checkpoints: dict[str, tuple[Mapping[str, Any], Mapping[str, Ref]]] = field(default_factory=dict)
     """By id: versions and references of channels."""
-    known: dict[str, Known] = field(default_factory=dict)
+    channels: dict[str, Known] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """The bytes of all elements."""
-        return sum(known.size for known in self.known.values())
+        return sum(channel.size for channel in self.channels.values())
 
     def remember(self, id: str, versions: Mapping[str, Any], refs: Mapping[str, Ref]) -> None:
         self.checkpoints[id] = (versions, refs)
@@ -123,8 +123,8 @@ class _Memory:
         if self.size > _REMEMBERED_BYTES:
             _, latest = self.checkpoints.get(self.space.head or id, (versions, refs))
             ranges = ranges_of(latest.items())
-            self.known = {
-                channel: self.known[channel].only(ranges[channel]) for channel in self.known if channel in ranges
+            self.channels = {
+                channel: self.channels[channel].only(ranges[channel]) for channel in self.channels if channel in ranges
             }
 
 
@@ -144,10 +144,10 @@ class GraphThreads:
     async def load(self, where: Place, id: str | None, codec: Codec) -> Stored | None:
         """Return a checkpoint with its values and pending writes; the latest if the id is None."""
         while True:
-            if not (found := await self._store.read(where, id)):
-                self._memories.pop(where, None)  # whoever reads that it was deleted may begin it anew
+            if not (read := await self._store.read(where, id)):
+                self._memories.pop(where, None)  # a run that reads that the thread was deleted may begin it anew
                 return None
-            space, row, writes = found
+            space, row, writes = read
             if row is None:
                 return None
             stored = replace(describe(where, space, row, codec), writes=_merged(row.id, writes))
@@ -163,8 +163,8 @@ class GraphThreads:
     ) -> tuple[list[Stored], str | None]:
         """Return checkpoints by id, newest first, without values and pending writes; and where the next page begins."""
         rows = await self._store.page(thread_id, ns, before=before, limit=_PAGE)
-        found = [describe(where, space, row, codec) for where, space, row in rows]
-        return found, rows[-1][2].id if len(rows) >= _PAGE else None
+        checkpoints = [describe(where, space, row, codec) for where, space, row in rows]
+        return checkpoints, rows[-1][2].id if len(rows) >= _PAGE else None
 
     async def filled(self, part: Sequence[Stored], codec: Codec) -> list[Stored]:
         """Return checkpoints with their values and pending writes, without those that were deleted meanwhile."""
@@ -174,29 +174,32 @@ class GraphThreads:
         filled: dict[tuple[int, str], Stored] = {}
         for key, chosen in by_space.items():
             writes = await self._store.writes(key, [stored.row.id for stored in chosen])
-            here = [replace(each, writes=_merged(each.row.id, writes.get(each.row.id, ()))) for each in chosen]
-            ranges = ranges_of(ref for each in here for ref in _refs(each))
+            here = [
+                replace(checkpoint, writes=_merged(checkpoint.row.id, writes.get(checkpoint.row.id, ())))
+                for checkpoint in chosen
+            ]
+            ranges = ranges_of(ref for checkpoint in here for ref in _refs(checkpoint))
             elements = await self._elements(here[0], ranges, codec)
-            for each in here:
-                own = ranges_of(_refs(each)).items()
-                wanted = [(channel, at) for channel, spans in own for span in spans for at in range(*span)]
-                if all(at in elements for at in wanted):
-                    full: Stored | None = replace(each, elements=elements)
+            for checkpoint in here:
+                own = ranges_of(_refs(checkpoint)).items()
+                needed = [(channel, index) for channel, spans in own for span in spans for index in range(*span)]
+                if all(place in elements for place in needed):
+                    full: Stored | None = replace(checkpoint, elements=elements)
                 else:
-                    full = await self.load(each.place, each.row.id, codec)
+                    full = await self.load(checkpoint.place, checkpoint.row.id, codec)
                 if full:
-                    filled[key, each.row.id] = full
+                    filled[key, checkpoint.row.id] = full
         named = ((stored.space.key, stored.row.id) for stored in part)
-        return [filled[each] for each in named if each in filled]
+        return [filled[name] for name in named if name in filled]
 
     async def history(self, where: Place, id: str | None, channels: Collection[str], codec: Codec) -> list[Stored]:
         """Return the ancestors of a checkpoint, newest first, back to where each channel has a value.
 
         With the values of these channels only.
         """
-        if not (found := await self._store.read(where, id)):
+        if not (read := await self._store.read(where, id)):
             return []
-        space, row, _ = found
+        space, row, _ = read
         if row is None:
             return []
         chain: list[Stored] = []
@@ -204,25 +207,29 @@ class GraphThreads:
         while missing and row.parent:
             if row.parent not in rows:
                 after = await self._store.page(*where, before=row.id, limit=_PAGE)
-                rows = {each.id: each for _, _, each in after}
+                rows = {row_after.id: row_after for _, _, row_after in after}
             if row.parent not in rows:  # its id is larger: clocks of machines differ
-                if not (found := await self._store.read(where, row.parent)) or not found[1]:
+                if not (read := await self._store.read(where, row.parent)) or not read[1]:
                     break
-                rows[row.parent] = found[1]
+                rows[row.parent] = read[1]
             row = rows[row.parent]
             chain.append(describe(where, space, row, codec))
             missing -= chain[-1].refs.keys()
         filled = []
         for first in range(0, len(chain), _PAGE):
             part = chain[first : first + _PAGE]
-            writes = await self._store.writes(space.key, [each.row.id for each in part])
-            for each in part:
+            writes = await self._store.writes(space.key, [checkpoint.row.id for checkpoint in part])
+            for checkpoint in part:
                 own = [
-                    write for write in _merged(each.row.id, writes.get(each.row.id, ())) if write.channel in channels
+                    write
+                    for write in _merged(checkpoint.row.id, writes.get(checkpoint.row.id, ()))
+                    if write.channel in channels
                 ]
-                refs = {channel: ref for channel, ref in each.refs.items() if channel in channels}
-                if not (full := await self._with_elements(replace(each, writes=own, refs=refs), codec)):
-                    raise CorruptRecordError(f"checkpoint {each.row.id!r} of {where[0]!r}", "elements are missing")
+                refs = {channel: ref for channel, ref in checkpoint.refs.items() if channel in channels}
+                if not (full := await self._with_elements(replace(checkpoint, writes=own, refs=refs), codec)):
+                    raise CorruptRecordError(
+                        f"checkpoint {checkpoint.row.id!r} of {where[0]!r}", "elements are missing"
+                    )
                 filled.append(full)
         return filled
 
@@ -232,30 +239,30 @@ class GraphThreads:
         if not ranges:
             return stored
         elements = await self._elements(stored, ranges, codec)
-        wanted = sum(end - start for spans in ranges.values() for start, end in spans)
-        return replace(stored, elements=elements) if len(elements) == wanted else None
+        count = sum(end - start for spans in ranges.values() for start, end in spans)
+        return replace(stored, elements=elements) if len(elements) == count else None
 
     async def _elements(self, stored: Stored, ranges: Ranges, codec: Codec) -> dict[tuple[str, int], Typed]:
         """Return the elements in these ranges. Those that this process knows are not read again."""
         memory = self._memories.get(stored.place)
         # Another revision may be that of a store that was restored, with other elements at these positions.
-        known = memory.known if memory and memory.space == stored.space else {}
+        channels = memory.channels if memory and memory.space == stored.space else {}
         elements: dict[tuple[str, int], Typed] = {}
         missing: Ranges = {}
         for channel, spans in ranges.items():
-            here = known[channel].elements if channel in known else {}
-            for at in (at for span in spans for at in range(*span)):
-                if (typed := here.get(at)) is not None:
-                    elements[channel, at] = typed
-                elif (last := missing.setdefault(channel, [])) and last[-1][1] == at:
-                    last[-1] = last[-1][0], at + 1
+            here = channels[channel].elements if channel in channels else {}
+            for index in (index for span in spans for index in range(*span)):
+                if (typed := here.get(index)) is not None:
+                    elements[channel, index] = typed
+                elif (last := missing.setdefault(channel, [])) and last[-1][1] == index:
+                    last[-1] = last[-1][0], index + 1
                 else:
-                    last.append((at, at + 1))
+                    last.append((index, index + 1))
         return elements | await self._stored(stored.space.key, missing, codec) if missing else elements
 
     async def _stored(self, key: int, ranges: Ranges, codec: Codec) -> dict[tuple[str, int], Typed]:
-        found = await self._store.values(key, ranges)
-        return {at: codec.unseal(*unpack(f"element {at}", data)) for at, data in found.items()}
+        data_by_place = await self._store.values(key, ranges)
+        return {place: codec.unseal(*unpack(f"element {place}", data)) for place, data in data_by_place.items()}
 
     # Writing
 
@@ -280,13 +287,18 @@ class GraphThreads:
                 before=space,
                 after=_after(space, put.claim, head=put.id, ends=ends),
                 row=Row(put.id, put.parent, put.run_id, record),
-                values=[(channel, at, pack(codec.seal(typed))) for channel, at, typed in values],
+                values=[(channel, index, pack(codec.seal(typed))) for channel, index, typed in values],
             )
 
         (await self._change(where, make)).remember(put.id, put.versions, refs)
 
     async def put_writes(
-        self, at: tuple[Place, str], claim: str | None, task: tuple[str, str], writes: Sequence[Write], codec: Codec
+        self,
+        place_and_id: tuple[Place, str],
+        claim: str | None,
+        task: tuple[str, str],
+        writes: Sequence[Write],
+        codec: Codec,
     ) -> None:
         """Store pending writes of a task, given by its id and path, for a checkpoint, given by its space and id.
 
@@ -295,7 +307,7 @@ class GraphThreads:
             CheckpointNotFoundError: the space was deleted since it was read or written here; nothing was stored. This
                 is known of the last `_PLACES` spaces that this process used; another one begins anew.
         """
-        where, name = at
+        where, name = place_and_id
 
         async def make(memory: _Memory | None, was_deleted: bool) -> Commit:
             space = memory.space if memory else None
@@ -304,12 +316,12 @@ class GraphThreads:
                 raise CheckpointNotFoundError(*where, name)
             if space and not (_holds(space, claim) if is_claimed else space.writer is None):
                 raise CheckpointFencedError(*where, name, space.head)
-            known = memory.known if memory else {}
+            channels = memory.channels if memory else {}
             rows = [
                 [
                     number,
                     channel,
-                    share(value, known.get(channel), codec)
+                    share(value, channels.get(channel), codec)
                     if isinstance(value, list)
                     else [INLINE, *codec.seal(value)],
                 ]
@@ -330,17 +342,17 @@ class GraphThreads:
             What is known of the space then.
         """
         async with self._locks.setdefault(where, asyncio.Lock()):
-            before = known.space if (known := self._memories.get(where)) else None
+            before = remembered.space if (remembered := self._memories.get(where)) else None
             while True:
                 memory = self._memories.pop(where, None)  # comes back only after a commit
-                remembered = memory is not None
-                if memory is None and (found := await self._store.read(where, None)):
-                    memory = _Memory(found[0])
+                is_remembered = memory is not None
+                if memory is None and (read := await self._store.read(where, None)):
+                    memory = _Memory(read[0])
                 was_deleted = before is not None and (memory is None or memory.space.key != before.key)
                 try:
                     commit = await make(memory, was_deleted)
                 except (CheckpointFencedError, CheckpointNotFoundError):
-                    if remembered:
+                    if is_remembered:
                         continue  # it may be outdated
                     if before and was_deleted:
                         self._cache(where, _Memory(before))  # so that the next of these calls is refused as well
@@ -366,7 +378,7 @@ class GraphThreads:
                 return
         elif space.writer is None and head == put.parent:
             return
-        if put.parent and not ((found := await self._store.read(where, put.parent)) and found[1]):
+        if put.parent and not ((read := await self._store.read(where, put.parent)) and read[1]):
             raise CheckpointNotFoundError(*where, put.parent)
         raise CheckpointFencedError(*where, put.parent, head)
 
@@ -391,11 +403,11 @@ class GraphThreads:
             if isinstance(dumped, tuple) and len(dumped[1]) <= INLINE_BYTES:
                 refs[channel] = [INLINE, *codec.seal(dumped)]
                 continue
-            known = await self._known(memory, channel, before.get(channel), codec)
+            channel_known = await self._channel_elements(memory, channel, before.get(channel), codec)
             elements = dumped if isinstance(dumped, list) else [dumped]
-            spans, new = place(elements, known, ends.get(channel, 0))
+            spans, new = place(elements, channel_known, ends.get(channel, 0))
             refs[channel] = [LIST, *spans] if isinstance(dumped, list) else [VALUE, spans[0]]
-            values += [(channel, at, typed) for at, typed in new]
+            values += [(channel, index, typed) for index, typed in new]
             if new:
                 ends[channel] = new[-1][0] + 1
         return refs, values, ends
@@ -407,23 +419,23 @@ class GraphThreads:
         if memory is None or id is None:
             return {}, {}
         if id not in memory.checkpoints:
-            if not (found := await self._store.read(where, id)) or not found[1]:
+            if not (read := await self._store.read(where, id)) or not read[1]:
                 return {}, {}
-            stored = describe(where, found[0], found[1], codec)
+            stored = describe(where, read[0], read[1], codec)
             memory.remember(id, stored.header["channel_versions"], stored.refs)
         return memory.checkpoints[id]
 
-    async def _known(self, memory: _Memory | None, channel: str, before: Ref | None, codec: Codec) -> Known:
+    async def _channel_elements(self, memory: _Memory | None, channel: str, before: Ref | None, codec: Codec) -> Known:
         """Return what is known of a channel's elements; if nothing is, after reading those of the parent."""
         if memory is None:
             return Known()
-        if channel not in memory.known:
-            known = memory.known[channel] = Known()
+        if channel not in memory.channels:
+            channel_known = memory.channels[channel] = Known()
             if before and (ranges := ranges_of([(channel, before)])):
-                for (_, at), typed in (await self._stored(memory.space.key, ranges, codec)).items():
-                    known.learn(at, typed)
-                known.starts = [start for start, _ in spans_of(before)]
-        return memory.known[channel]
+                for (_, index), typed in (await self._stored(memory.space.key, ranges, codec)).items():
+                    channel_known.learn(index, typed)
+                channel_known.starts = [start for start, _ in spans_of(before)]
+        return memory.channels[channel]
 
     def _learn(self, stored: Stored) -> None:
         """Remember what a caller, who will probably continue it, has read."""
@@ -434,22 +446,22 @@ class GraphThreads:
             if memory and memory.space.key == space.key and memory.space.revision > space.revision:
                 return  # a change has been made since it was read
             memory = _Memory(space)
-        for (channel, at), typed in stored.elements.items():
-            known = memory.known.setdefault(channel, Known())
-            if at not in known.elements:
-                known.learn(at, typed)
+        for (channel, index), typed in stored.elements.items():
+            channel_known = memory.channels.setdefault(channel, Known())
+            if index not in channel_known.elements:
+                channel_known.learn(index, typed)
         for channel, ref in stored.refs.items():
-            if channel in memory.known:
-                memory.known[channel].starts = [start for start, _ in spans_of(ref)]
+            if channel in memory.channels:
+                memory.channels[channel].starts = [start for start, _ in spans_of(ref)]
         memory.remember(stored.row.id, stored.header["channel_versions"], stored.refs)
         self._cache(stored.place, memory)
 
     def _cache(self, where: Place, memory: _Memory) -> None:
         self._memories[where] = memory
         self._memories.move_to_end(where)
-        left = sum(memory.size for memory in self._memories.values())
-        while len(self._memories) > _PLACES or (left > _REMEMBERED_BYTES and len(self._memories) > 1):
-            left -= self._memories.popitem(last=False)[1].size
+        bytes_left = sum(memory.size for memory in self._memories.values())
+        while len(self._memories) > _PLACES or (bytes_left > _REMEMBERED_BYTES and len(self._memories) > 1):
+            bytes_left -= self._memories.popitem(last=False)[1].size
 
     # Deleting and copying
 
@@ -479,13 +491,13 @@ class GraphThreads:
         """
 
         def keep(all_: Mapping[str, Stored], _: Space) -> set[str]:
-            kept = {name for name, stored in all_.items() if stored.row.run_id not in run_ids}
-            for name in kept:
+            needed_ids = {name for name, stored in all_.items() if stored.row.run_id not in run_ids}
+            for name in needed_ids:
                 for needed in _needed(all_[name], all_):
-                    if needed not in kept:
-                        gone = all_[needed]
-                        raise CheckpointInUseError(gone.place[0], needed, gone.row.run_id, name)
-            return kept
+                    if needed not in needed_ids:
+                        ancestor = all_[needed]
+                        raise CheckpointInUseError(ancestor.place[0], needed, ancestor.row.run_id, name)
+            return needed_ids
 
         for where in await self._store.with_runs([*run_ids]):
             await self._remove(where, keep, codec)
@@ -496,25 +508,25 @@ class GraphThreads:
         """Delete all checkpoints of a space but those that `keep` returns, and the elements that nothing refers to."""
         async with self._locks.setdefault(where, asyncio.Lock()):
             self._memories.pop(where, None)
-            while found := await self._store.read(where, None):
-                space, all_, before = found[0], dict[str, Stored](), None
+            while read := await self._store.read(where, None):
+                space, all_, before = read[0], dict[str, Stored](), None
                 while True:
                     part, before = await self.page(*where, before=before, codec=codec)
                     all_ |= {stored.row.id: stored for stored in part}
                     if before is None:
                         break
-                kept = keep(all_, space)
-                if not (gone := [*(all_.keys() - kept)]):
+                kept_ids = keep(all_, space)
+                if not (removed := [*(all_.keys() - kept_ids)]):
                     return
-                refs = [item for name in kept for item in all_[name].refs.items()]
-                for name, writes in (await self._store.writes(space.key, [*kept])).items():
+                refs = [item for name in kept_ids for item in all_[name].refs.items()]
+                for name, writes in (await self._store.writes(space.key, [*kept_ids])).items():
                     refs += [(write.channel, write.ref) for write in _merged(name, writes)]
                 revision = _next(space.revision)
-                head = space.head if space.head in kept else max(kept, default=None)
+                head = space.head if space.head in kept_ids else max(kept_ids, default=None)
                 after = replace(space, revision=revision, pruned=revision, head=head)
                 unused = _without(ranges_of(refs), space.ends)
                 if await self._store.commit(
-                    where, Commit(before=space, after=after, removed=gone, removed_values=unused)
+                    where, Commit(before=space, after=after, removed=removed, removed_values=unused)
                 ):
                     return
 
@@ -579,33 +591,33 @@ def _merged(id: str, stored: Sequence[bytes]) -> list[StoredWrite]:
 
     Of two with one number, the first counts, or the last if the number is negative.
     """
-    found: dict[tuple[str, int], StoredWrite] = {}
+    merged: dict[tuple[str, int], StoredWrite] = {}
     for data in stored:
         task_id, path, rows = unpack(f"pending writes of checkpoint {id!r}", data)
         for number, channel, ref in rows:
-            if number < 0 or (task_id, number) not in found:
-                found[task_id, number] = StoredWrite(task_id, path, number, channel, ref)
-    return sorted(found.values(), key=lambda write: (write.path, write.task_id, write.number))
+            if number < 0 or (task_id, number) not in merged:
+                merged[task_id, number] = StoredWrite(task_id, path, number, channel, ref)
+    return sorted(merged.values(), key=lambda write: (write.path, write.task_id, write.number))
 
 
 def _needed(stored: Stored, all_: Mapping[str, Stored]) -> list[str]:
     """Return the ids of the ancestors that a checkpoint's channels are rebuilt from."""
-    found: list[str] = []
+    ancestors: list[str] = []
     missing = stored.delta
     while missing and (parent := all_.get(stored.row.parent or "")):
-        found.append(parent.row.id)
+        ancestors.append(parent.row.id)
         missing -= parent.refs.keys()
         stored = parent
-    return found
+    return ancestors
 
 
 def _without(used: Ranges, ends: Mapping[str, int]) -> Ranges:
     """Return the ranges of positions below `ends` that are not used."""
     unused: Ranges = {}
     for channel, end in ends.items():
-        at = 0
+        position = 0
         for first, last in [*used.get(channel, ()), (end, end)]:
-            if first > at:
-                unused.setdefault(channel, []).append((at, first))
-            at = last
+            if first > position:
+                unused.setdefault(channel, []).append((position, first))
+            position = last
     return unused

@@ -35,9 +35,9 @@ def tool_nodes(graph: Any) -> Iterator[ToolNode]:
     """Yield the nodes of a compiled graph that run tools; not those of its subgraphs."""
     for node in graph.nodes.values():
         bound = getattr(node, "bound", None)
-        for each in (bound, *getattr(bound, "steps", ())):
-            if isinstance(each, ToolNode):
-                yield each
+        for runnable in (bound, *getattr(bound, "steps", ())):
+            if isinstance(runnable, ToolNode):
+                yield runnable
 
 
 def install(graph: Any) -> None:
@@ -53,26 +53,26 @@ def install(graph: Any) -> None:
 class _Journaled:
     """A tool node's wrapper: asks the run, then calls what the node had before."""
 
-    def __init__(self, theirs: Any, theirs_sync: Any) -> None:
-        self._theirs = theirs
-        self._theirs_sync = theirs_sync
+    def __init__(self, wrapper: Any, theirs_sync: Any) -> None:
+        self._outer = wrapper
+        self._outer_sync = theirs_sync
 
     async def __call__(self, request: Any, execute: Execute) -> Any:
         async def make(changed: Any) -> Any:
-            if self._theirs is not None:
-                return await self._theirs(changed, execute)
-            if self._theirs_sync is None:
+            if self._outer is not None:
+                return await self._outer(changed, execute)
+            if self._outer_sync is None:
                 return await execute(changed)
             loop = asyncio.get_running_loop()
 
-            def wait(each: Any) -> Any:
-                return asyncio.run_coroutine_threadsafe(_awaited(execute(each)), loop).result()
+            def wait(call_request: Any) -> Any:
+                return asyncio.run_coroutine_threadsafe(_awaited(execute(call_request)), loop).result()
 
-            return await asyncio.to_thread(self._theirs_sync, changed, wait)
+            return await asyncio.to_thread(self._outer_sync, changed, wait)
 
         run = RUN.get()
         return await (run.call(request, make) if run else make(request))
 
 
-async def _awaited(made: Awaitable[Any]) -> Any:
-    return await made
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

@@ -76,7 +76,7 @@ class CallQuestions:
         self._send: Callable[[Sequence[tuple[str, Any]]], Any] = configurable[CONFIG_KEY_SEND]
         self._node = _Node.of(scratchpad)
         self._positions = self._node.answers_to(call_id)
-        self._answers = [_unlabelled(self._node.answers[at])[1] for at in self._positions]
+        self._answers = [_unlabelled(self._node.answers[position])[1] for position in self._positions]
         configurable[CONFIG_KEY_SEND] = self._send_for_call
         configurable[CONFIG_KEY_SCRATCHPAD] = replace(
             scratchpad,
@@ -91,30 +91,34 @@ class CallQuestions:
     def keep(self, count: int | None = None) -> None:
         """Have the first of the call's answers stored with the node's next interrupt; all of them by default."""
         if positions := self._positions[:count]:
-            self._node.kept = max(self._node.kept, positions[-1] + 1)
-            self._send([(RESUME, self._node.answers[: self._node.kept])])
+            self._node.stored_answers = max(self._node.stored_answers, positions[-1] + 1)
+            self._send([(RESUME, self._node.answers[: self._node.stored_answers])])
 
     def raised(self, error: GraphInterrupt) -> GraphInterrupt:
         """Return the error to raise for an interrupt of the call: it names the call, and is numbered as its node's."""
         answers = self._node.answers
-        own, numbered = (_interrupt_id(self._namespace, len(each)) for each in (self._answers, answers))
+        own, numbered = (_interrupt_id(self._namespace, len(some_answers)) for some_answers in (self._answers, answers))
         if answers:
-            self._node.kept = len(answers)
+            self._node.stored_answers = len(answers)
             self._send([(RESUME, list(answers))])  # an interrupt's id says how many answers are stored before it
         interrupts: Sequence[Any] = error.args[0] if error.args else ()
         return GraphInterrupt(
             tuple(
-                Interrupt(value=_labelled(self._call_id, each.value), id=numbered, response_schema=each.response_schema)
-                if each.id == own
-                else each  # of a subgraph, which keeps its own answers
-                for each in interrupts
+                Interrupt(
+                    value=_labelled(self._call_id, interrupt.value),
+                    id=numbered,
+                    response_schema=interrupt.response_schema,
+                )
+                if interrupt.id == own
+                else interrupt  # of a subgraph, which keeps its own answers
+                for interrupt in interrupts
             )
         )
 
     def _send_for_call(self, writes: Sequence[tuple[str, Any]]) -> None:
         """Pass a node's writes on; the answers that the call has used are stored among the node's."""
-        if left := [write for write in writes if write[0] != RESUME]:
-            self._send(left)
+        if others_writes := [write for write in writes if write[0] != RESUME]:
+            self._send(others_writes)
         for _, used in [write for write in writes if write[0] == RESUME]:
             self.keep(len(used))
 
@@ -126,10 +130,10 @@ def _numbered(
     if not isinstance(scratchpad.call_counter, _Numbers):
         object.__setattr__(scratchpad, "call_counter", _Numbers(scratchpad.call_counter))
 
-    def numbered(*given: Any, **named: Any) -> Any:
+    def numbered(*args: Any, **named: Any) -> Any:
         token = _NUMBERS.set(numbers)
         try:
-            return start(*given, **named)
+            return start(*args, **named)
         finally:
             _NUMBERS.reset(token)
 
@@ -142,7 +146,7 @@ class _Node:
 
     answers: Sequence[Any]
     next: int
-    kept: int = 0
+    stored_answers: int = 0
     """How many answers are stored with the next interrupt. One that its interrupt refuses is not."""
 
     @classmethod
@@ -155,7 +159,7 @@ class _Node:
 
     def answers_to(self, call_id: str) -> list[int]:
         """Return the positions of the answers to a call."""
-        return [at for at, answer in enumerate(self.answers) if _unlabelled(answer)[0] == call_id]
+        return [index for index, answer in enumerate(self.answers) if _unlabelled(answer)[0] == call_id]
 
     def __call__(self) -> int:
         while self.next < len(self.answers) and _unlabelled(self.answers[self.next])[0] is not None:

@@ -140,8 +140,8 @@ class Connection:
                     raise ToolServerError(self._server.label, link.why) from error
                 is_again = True
             except (RuntimeError, ValueError) as error:  # the mcp package's, about what the server sent
-                why = f"it sent what cannot be used: {error}"
-                raise ToolServerError(self._server.label, redacted(why, self._server.secrets)[:_KEPT]) from error
+                reason = f"it sent what cannot be used: {error}"
+                raise ToolServerError(self._server.label, redacted(reason, self._server.secrets)[:_KEPT]) from error
 
     async def _open(self) -> _Link:
         """Return an open link to the server, a new one if need be."""
@@ -156,7 +156,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class _Request:
-    """What a link knew when a request began."""
+    """The state of a link when a request began."""
 
     number: int
     is_first: bool
@@ -178,16 +178,16 @@ class _Link:
         self._listener: asyncio.Task[None] | None = None
         self._calls, self._begun = 0, 0
         """How many requests are being made, and how many were begun."""
-        self._heard, self._rubbish = 0, 0
+        self._received, self._unreadable = 0, 0
         """How many messages the server has sent, and how much that is no message."""
-        self._silent_at: int | None = None
-        """`_heard` when a request was given up during which the server sent nothing."""
+        self._silent_since: int | None = None
+        """`_received` when a request was given up during which the server sent nothing."""
         self._used_s = asyncio.get_running_loop().time()
         self._status: int | None = None
         """The status of the last refusal by HTTP."""
         self._not_found: list[_Said | None] = []
         """What the server said with each status 404 by which it refused the session; None if it was no JSON-RPC."""
-        self._said = ""
+        self._stderr = ""
         """What the server wrote to standard error last."""
         self._cause: BaseException | None = None
         self._ended = False
@@ -226,23 +226,23 @@ class _Link:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether a request was given up, the server has been silent all the time, and nobody else waits for it."""
-        return self._silent_at == self._heard and self._calls == 0
+        """Whether a request was given up, the server sent nothing all the time, and no other request waits for it."""
+        return self._silent_since == self._received and self._calls == 0
 
     def begin(self) -> _Request:
         """Note what is known when a request begins."""
         self._begun += 1
         # A request that was given up counts as under way for ever: how far it came is not known.
-        return _Request(self._begun, self._calls == 0 and self._silent_at is None, len(self._not_found))
+        return _Request(self._begun, self._calls == 0 and self._silent_since is None, len(self._not_found))
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Count a request, so that the link is not closed as idle, and note whether it was given up."""
-        heard, self._calls = self._heard, self._calls + 1
+        heard, self._calls = self._received, self._calls + 1
         try:
             yield
         except asyncio.CancelledError:
-            self._silent_at = heard
+            self._silent_since = heard
             raise
         finally:
             self._calls -= 1
@@ -275,8 +275,8 @@ class _Link:
         That is the status 404, of which the mcp package tells only the server's words, or its own if there are none. A
         tool may fail with the same words, when it uses a server itself.
         """
-        said = (error.code, error.message)
-        return any(said in (_TERMINATED, told) for told in self._not_found[request.not_found :])
+        refusal = (error.code, error.message)
+        return any(refusal in (_TERMINATED, not_found) for not_found in self._not_found[request.not_found :])
 
     def refused(self, error: MCPError) -> str:
         """Return why the server refused a request."""
@@ -293,11 +293,11 @@ class _Link:
     async def tools(self) -> list[types.Tool]:
         """Return the server's tools, asked for once until the server says that they changed."""
         await self._listen()
-        found, changes = self._tools, self._changes
-        if found is None:
-            found = await self._all(lambda cursor: self.client.list_tools(cursor=cursor), "tools")
-            self._tools = found if changes == self._changes else None
-        return found
+        tools, changes = self._tools, self._changes
+        if tools is None:
+            tools = await self._all(lambda cursor: self.client.list_tools(cursor=cursor), "tools")
+            self._tools = tools if changes == self._changes else None
+        return tools
 
     async def resources(self) -> list[types.Resource]:
         """Return the resources that the server lists."""
@@ -305,17 +305,17 @@ class _Link:
 
     async def _all(self, ask: Callable[[str | None], Awaitable[Any]], kind: str) -> list[Any]:
         """Return what all pages of a list have."""
-        found: list[Any] = []
+        members: list[Any] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await ask(cursor)
-            found += getattr(page, kind)
+            members += getattr(page, kind)
             cursor = page.next_cursor
             if not cursor:
                 break
-        if cursor or len(found) > MAX_LISTED:
+        if cursor or len(members) > MAX_LISTED:
             raise ToolServerError(self._server.label, f"it lists more than {MAX_LISTED} {kind}, or in too many pages")
-        return found
+        return members
 
     async def _listen(self) -> None:
         """Ask the server to say when its tools change; servers of older protocols say it unasked.
@@ -376,7 +376,7 @@ class _Link:
                     await self._stop_listening()
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - told to those who wait for the link
             self._cause = _root(error)
-            self.why = self._said_of(self._cause)
+            self.why = self._reason_of(self._cause)
         finally:
             timer.cancel()
             self._ended = True
@@ -409,45 +409,45 @@ class _Link:
                     write,
                 ),
             ):
-                yield _Heard(read, self._on_heard, self._on_end), write
+                yield _ReadStream(read, self._on_received, self._on_end), write
             return
         with _StandardError(self._server, self._on_error_output) as errors:
             async with stdio_client(_started_by(self._server), errlog=errors.file) as (read, write):
                 errors.file.close()  # the server has it
-                yield _Heard(read, self._on_heard, self._on_end), write
+                yield _ReadStream(read, self._on_received, self._on_end), write
 
-    def _on_heard(self, item: object) -> None:
+    def _on_received(self, item: object) -> None:
         if isinstance(item, Exception):
-            self._rubbish += 1
+            self._unreadable += 1
         else:
-            self._heard += 1
+            self._received += 1
 
     def _on_end(self) -> None:
         self._ended = True
         self._closing.set()
 
     def _on_error_output(self, text: str) -> None:
-        self._said = (self._said + text)[-_KEPT:]
+        self._stderr = (self._stderr + text)[-_KEPT:]
 
     async def _note_status(self, response: httpx2.Response) -> None:
         if response.status_code >= 400:  # noqa: PLR2004 - the statuses of refusals
             self._status = response.status_code
             if response.status_code == httpx2.codes.NOT_FOUND and "mcp-session-id" in response.request.headers:
-                told = _error_of(await response.aread())
-                if told is None or told[0] != types.METHOD_NOT_FOUND:  # which may have this status too
-                    self._not_found.append(told)
+                refusal = _error_of(await response.aread())
+                if refusal is None or refusal[0] != types.METHOD_NOT_FOUND:  # which may have this status too
+                    self._not_found.append(refusal)
 
-    def _said_of(self, error: BaseException) -> str:
+    def _reason_of(self, error: BaseException) -> str:
         if isinstance(error, MCPError):
             return "it ended before it answered" if error.code == types.CONNECTION_CLOSED else self.refused(error)
         return f"{type(error).__name__}: {error}"
 
     def _with_last_words(self) -> str:
         """Return why the link could not be opened, with what the server wrote."""
-        lines = [line.strip() for line in self._said.splitlines() if line.strip()]
-        said = f"; it wrote: {lines[-1]}" if lines else ""
-        rubbish = "; it writes to its standard output what is no message" if self._rubbish else ""
-        return redacted(f"{self.why}{said}{rubbish}", self._server.secrets)
+        lines = [line.strip() for line in self._stderr.splitlines() if line.strip()]
+        last_line = f"; it wrote: {lines[-1]}" if lines else ""
+        rubbish = "; it writes to its standard output what is no message" if self._unreadable else ""
+        return redacted(f"{self.why}{last_line}{rubbish}", self._server.secrets)
 
 
 async def _leave_unchecked(name: str, result: types.CallToolResult) -> None:
@@ -458,11 +458,11 @@ def _root(error: BaseException) -> BaseException:
     """Return the first error of a group that is not the mere end of a connection."""
     if not isinstance(error, BaseExceptionGroup):
         return error
-    roots = [_root(each) for each in error.exceptions]
-    return next((each for each in roots if not isinstance(each, MCPError | asyncio.CancelledError)), roots[0])
+    roots = [_root(exception) for exception in error.exceptions]
+    return next((root for root in roots if not isinstance(root, MCPError | asyncio.CancelledError)), roots[0])
 
 
-class _Heard:
+class _ReadStream:
     """A stream of messages that tells of each, and of its end."""
 
     def __init__(self, stream: Any, on_item: Callable[[object], None], on_end: Callable[[], None]) -> None:
@@ -529,8 +529,8 @@ class _StandardError:
         self._label = server.label
         # A secret of several lines, such as a private key, is found in each of them.
         lines = (line for secret in server.secrets for line in secret.splitlines())
-        self._secrets = [each for each in lines if len(each) >= LONG]
-        self._tell = tell
+        self._secrets = [line for line in lines if len(line) >= LONG]
+        self._write_line = tell
         self._rest = b""
         """The begin of a line, since a secret may come in two pieces."""
         self._loop = asyncio.get_running_loop()
@@ -568,7 +568,7 @@ class _StandardError:
 
     def _log(self, written: bytes) -> None:
         for line in redacted(written.decode("utf-8", "replace"), self._secrets).splitlines():
-            self._tell(f"{line}\n")
+            self._write_line(f"{line}\n")
             _log.info("%s: %s", self._label, line)
 
 
@@ -613,13 +613,13 @@ class _Bearer(httpx2.Auth):
         self._token = token
 
     async def async_auth_flow(self, request: httpx2.Request) -> Any:
-        request.headers["Authorization"] = f"Bearer {await self._asked()}"
+        request.headers["Authorization"] = f"Bearer {await self._value()}"
         yield request
 
-    async def _asked(self) -> str:
+    async def _value(self) -> str:
         if isinstance(self._token, str):
             return self._token
         if inspect.iscoroutinefunction(self._token):
             return str(await self._token())
-        found = await asyncio.to_thread(self._token)
-        return str(await found) if inspect.isawaitable(found) else found
+        token = await asyncio.to_thread(self._token)
+        return str(await token) if inspect.isawaitable(token) else token

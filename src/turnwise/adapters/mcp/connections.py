@@ -24,16 +24,16 @@ EXIT_S = 5.0
 Result = TypeVar("Result")
 
 
-def ask(server: McpServer, what: Callable[[Connection], Awaitable[Result]]) -> Future[Result]:
+def ask(server: McpServer, question: Callable[[Connection], Awaitable[Result]]) -> Future[Result]:
     """Ask a server something, by this process's connection to it, from any thread.
 
     Cancelling the future cancels the request. The mcp package is imported by the first request, in the thread.
     """
 
-    async def asked() -> Result:
-        return await what(_connection(server))
+    async def run_question() -> Result:
+        return await question(_connection(server))
 
-    return asyncio.run_coroutine_threadsafe(asked(), _thread.loop())
+    return asyncio.run_coroutine_threadsafe(run_question(), _thread.loop())
 
 
 class _Thread:
@@ -58,7 +58,7 @@ class _Thread:
             return
 
         async def close() -> None:
-            await asyncio.gather(*(each.close() for each in _connections.values()), return_exceptions=True)
+            await asyncio.gather(*(connection.close() for connection in _connections.values()), return_exceptions=True)
             _connections.clear()
 
         with suppress(Exception):
@@ -93,13 +93,13 @@ def _key(server: McpServer) -> str:
     return identity(server)
 
 
-def waited(server: McpServer, what: Callable[[Any], Awaitable[Result]]) -> Result:
+def waited(server: McpServer, question: Callable[[Any], Awaitable[Result]]) -> Result:
     """Ask a server something and block until it has answered.
 
     Raises:
         ToolServerError: the server cannot be reached or understood.
     """
-    future = ask(server, what)
+    future = ask(server, question)
     try:
         return future.result()
     except BaseException:

@@ -31,15 +31,15 @@ def result_from(answer: CallToolResult) -> ToolResult | None:
     Structured content becomes the result's JSON, and texts that only repeat it are left out. Images, and resources that
     came along, become blocks; sounds and links become texts that say what there was.
     """
-    blocks = [block_of(each) for each in answer.content]
+    blocks = [block_of(content) for content in answer.content]
     if answer.structured_content is not None and not answer.is_error:
         texts = [block.text for block in blocks if isinstance(block, Text)]
         payload, is_repeated = _payload(answer.structured_content, texts)
-        return ToolResult.of(payload, *(each for each in blocks if not (is_repeated and isinstance(each, Text))))
-    found = result_of("", blocks) if blocks else None
+        return ToolResult.of(payload, *(block for block in blocks if not (is_repeated and isinstance(block, Text))))
+    result = result_of("", blocks) if blocks else None
     if not answer.is_error:
-        return found
-    failed = found or ToolResult(call_id="", text="the tool failed, and the server gave no reason")
+        return result
+    failed = result or ToolResult(call_id="", text="the tool failed, and the server gave no reason")
     return failed.model_copy(update={"is_error": True})
 
 
@@ -85,9 +85,9 @@ def block_of(content: ContentBlock) -> Content:
 def described(resource: Resource) -> str:
     """Return a resource that can be read as one line of text."""
     name = resource.title or resource.name
-    said = f": {resource.description}" if resource.description else ""
+    description = f": {resource.description}" if resource.description else ""
     kind = f" ({resource.mime_type})" if resource.mime_type else ""
-    return f"[resource {name[:_SHOWN]} at {resource.uri}{kind}{said[:_SHOWN]}]"
+    return f"[resource {name[:_SHOWN]} at {resource.uri}{kind}{description[:_SHOWN]}]"
 
 
 def of_resource(contents: TextResourceContents | BlobResourceContents, name: str | None = None) -> Content:
@@ -125,12 +125,12 @@ def documents(blocks: Iterable[Content]) -> list[Image | Document]:
 
 def _checked(block: Image | Document) -> Content:
     """Return the block, or a text if no provider would accept it."""
-    what = f"document {block.name}" if isinstance(block, Document) else "image"
-    return Text(text=f"[{what} is left out: {block.flaw}]") if block.flaw else block
+    label = f"document {block.name}" if isinstance(block, Document) else "image"
+    return Text(text=f"[{label} is left out: {block.flaw}]") if block.flaw else block
 
 
-def _empty(what: str) -> Text:
-    return Text(text=f"[{what} is empty]")
+def _empty(label: str) -> Text:
+    return Text(text=f"[{label} is empty]")
 
 
 def _of_audio(content: AudioContent) -> str:

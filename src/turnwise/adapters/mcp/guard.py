@@ -28,8 +28,8 @@ def guard(parent: int, command: Sequence[str]) -> int:
         sys.stderr.write(f"cannot start {command[0]!r}: {error.strerror}\n")
         return 127
     nothing = os.open(os.devnull, os.O_RDWR)
-    for each in (0, 1):  # so that the ends of the pipes are the server's alone
-        os.dup2(nothing, each)
+    for descriptor in (0, 1):  # so that the ends of the pipes are the server's alone
+        os.dup2(nothing, descriptor)
     ended = threading.Event()
 
     def wait() -> None:

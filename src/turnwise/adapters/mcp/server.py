@@ -102,7 +102,7 @@ def mcp_server(manager: AsyncSessionManager, *, user_id: str, memory: LongTermMe
     Its tools are `list_sessions`, `show_session`, `send`, `recall` and `save`; those that change something are left out
     if the manager is read-only. The user is this function's argument and no tool's, so no client reaches another's
     session: such an id behaves like one that does not exist. Serve it with `run_stdio_async`, or mount
-    `streamable_http_app`. Whoever reaches the server acts as the user, so let nobody else reach it.
+    `streamable_http_app`. A client of the server acts as the user, so make it reachable for that user only.
 
     Args:
         manager: enter it before the server runs, or let the first call connect it.
@@ -119,18 +119,18 @@ def mcp_server(manager: AsyncSessionManager, *, user_id: str, memory: LongTermMe
     )
     server: MCPServer[Any] = MCPServer("turnwise", instructions=instructions, log_level="WARNING")
     for tool in (_list_sessions(manager, user_id), _show_session(manager, user_id)):
-        server.add_tool(_told(tool), annotations=_READS)
+        server.add_tool(_with_tool_errors(tool), annotations=_READS)
     if may_write:
-        server.add_tool(_told(_send(manager, user_id)), annotations=_ADDS)
+        server.add_tool(_with_tool_errors(_send(manager, user_id)), annotations=_ADDS)
     if memory:
-        server.add_tool(_told(_recall(memory, user_id)), annotations=_READS)
+        server.add_tool(_with_tool_errors(_recall(memory, user_id)), annotations=_READS)
     if memory and may_write:
-        server.add_tool(_told(_save(memory, user_id)), annotations=_ADDS)
+        server.add_tool(_with_tool_errors(_save(memory, user_id)), annotations=_ADDS)
     return server
 
 
-def _told(tool: Callable[Arguments, Awaitable[Result]]) -> Callable[Arguments, Awaitable[Result]]:
-    """Return the tool with its errors as such as its caller is told."""
+def _with_tool_errors(tool: Callable[Arguments, Awaitable[Result]]) -> Callable[Arguments, Awaitable[Result]]:
+    """Return the tool; errors of turnwise become errors that its client reads."""
 
     @wraps(tool)
     async def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -150,14 +150,14 @@ def _list_sessions(manager: AsyncSessionManager, user_id: str) -> Callable[..., 
         page = await manager.list(user_id=user_id, order_by="updated_at", limit=limit, cursor=cursor)
         lines = [
             SessionLine(
-                session_id=each.session_id,
-                title=each.title or "",
-                agent=each.agent or "",
-                status=each.status,
-                turns=each.next_index,
-                changed=_time(each.updated_at),
+                session_id=session.session_id,
+                title=session.title or "",
+                agent=session.agent or "",
+                status=session.status,
+                turns=session.next_index,
+                changed=_time(session.updated_at),
             )
-            for each in page
+            for session in page
         ]
         return Sessions(sessions=lines, cursor=page.cursor)
 
@@ -171,9 +171,13 @@ def _show_session(manager: AsyncSessionManager, user_id: str) -> Callable[..., A
         page = await session.messages(limit, before=cursor)
         messages = [
             MessageLine(
-                turn=each.turn_index, role=each.role, text=each.text, at=_time(each.at), status=each.turn_status
+                turn=message.turn_index,
+                role=message.role,
+                text=message.text,
+                at=_time(message.at),
+                status=message.turn_status,
             )
-            for each in page
+            for message in page
         ]
         title = (await session.info()).session.title or ""
         return Conversation(session_id=session_id, title=title, messages=messages, cursor=page.cursor)
@@ -204,7 +208,7 @@ def _send(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable
 
 
 async def _waited(run: AsyncExecutionHandle, wait_s: float) -> tuple[str, str]:
-    """Return the state of a run and its text, once it has ended, waits for somebody, or the time is over."""
+    """Return the state of a run and its text, once it has ended or is suspended, or the time is over."""
     try:
         turn = await run.wait(wait_s, until="settled")
     except WaitTimeoutError as error:
@@ -221,8 +225,8 @@ def _recall(memory: LongTermMemory, user_id: str) -> Callable[..., Awaitable[lis
         query: Annotated[str, Field(description="Words of what is looked for.")], limit: Count = 10
     ) -> list[Memory]:
         """Find what is remembered of the user, the most relevant first."""
-        found = await memory.recall(Scope(user_id=user_id), query, limit=limit)
-        return [Memory(id=each.id, text=each.text, type=str(each.type), score=each.score) for each in found]
+        items = await memory.recall(Scope(user_id=user_id), query, limit=limit)
+        return [Memory(id=item.id, text=item.text, type=str(item.type), score=item.score) for item in items]
 
     return recall
 

@@ -47,24 +47,24 @@ class McpStdio:
     def __post_init__(self) -> None:
         _check("command", self.command, isinstance(self.command, str) and self.command.strip(), "must not be blank")
         for name in ("args", "inherit"):
-            given = getattr(self, name)
-            is_list = isinstance(given, Sequence) and not isinstance(given, str)
-            _check(name, given, is_list and all(isinstance(each, str) for each in given), "must be a list of texts")
-            object.__setattr__(self, name, tuple(given))
+            texts = getattr(self, name)
+            is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
+            _check(name, texts, is_list and all(isinstance(text, str) for text in texts), "must be a list of texts")
+            object.__setattr__(self, name, tuple(texts))
         object.__setattr__(self, "env", _texts("env", self.env))
         _check_times(self)
 
     @property
     def label(self) -> str:
         """The server in messages: its command, and the first argument if that is no option, without passwords."""
-        shown = [redact(each) for each in self.args[:1] if not each.startswith("-")]
+        shown = [redact(argument) for argument in self.args[:1] if not argument.startswith("-")]
         return " ".join([Path(self.command).name, *shown])
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """Values that no message may show."""
         inherited = (os.environ.get(name, "") for name in self.inherit)
-        return tuple(each for each in (*(self.env or {}).values(), *inherited) if len(each) >= LONG)
+        return tuple(value for value in (*(self.env or {}).values(), *inherited) if len(value) >= LONG)
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class McpHttp:
         )
         ok = self.token is None or callable(self.token) or (isinstance(self.token, str) and self.token.isascii())
         _check("token", "***", ok, "must be ASCII text, or a function that returns it")
-        made = self.http_client
-        _check("http_client", made, made is None or callable(made), "must be a function")
-        alone = made is None or (self.token is None and self.headers is None)
-        _check("http_client", made, alone, "cannot be combined with token= and headers=: let the client send them")
+        client = self.http_client
+        _check("http_client", client, client is None or callable(client), "must be a function")
+        alone = client is None or (self.token is None and self.headers is None)
+        _check("http_client", client, alone, "cannot be combined with token= and headers=: let the client send them")
         object.__setattr__(self, "headers", _texts("headers", self.headers))
         _check_times(self)
 
@@ -107,34 +107,34 @@ class McpHttp:
     def secrets(self) -> tuple[str, ...]:
         """Values that no message may show."""
         token = self.token if isinstance(self.token, str) else ""
-        return tuple(each for each in (token, *(self.headers or {}).values()) if len(each) >= LONG)
+        return tuple(value for value in (token, *(self.headers or {}).values()) if len(value) >= LONG)
 
 
 McpServer: TypeAlias = McpStdio | McpHttp
 
 
-def server_of(given: object) -> McpServer:
+def server_of(settings: object) -> McpServer:
     """Return settings of a server: those given, or those of a URL or of the `StdioServerParameters` of the mcp package.
 
     Raises:
         ConfigError: it is none of these.
     """
-    if isinstance(given, McpStdio | McpHttp):
-        return given
-    if isinstance(given, str):
-        return McpHttp(given)
-    if type(given).__name__ == "StdioServerParameters":
-        its: Any = given
+    if isinstance(settings, McpStdio | McpHttp):
+        return settings
+    if isinstance(settings, str):
+        return McpHttp(settings)
+    if type(settings).__name__ == "StdioServerParameters":
+        its: Any = settings
         return McpStdio(its.command, its.args, env=its.env, cwd=None if its.cwd is None else str(its.cwd))
-    raise ConfigError("server", shown(given), "must be McpStdio(command, args), McpHttp(url), or a URL")
+    raise ConfigError("server", shown(settings), "must be McpStdio(command, args), McpHttp(url), or a URL")
 
 
-def _texts(setting: str, given: Mapping[str, str] | None) -> FrozenDict | None:
-    if given is None:
+def _texts(setting: str, texts: Mapping[str, str] | None) -> FrozenDict | None:
+    if texts is None:
         return None
-    ok = isinstance(given, Mapping) and all(isinstance(each, str) for pair in given.items() for each in pair)
-    _check(setting, sorted(map(str, given)), ok, "must map texts to texts")
-    return FrozenDict(given)
+    ok = isinstance(texts, Mapping) and all(isinstance(text, str) for pair in texts.items() for text in pair)
+    _check(setting, sorted(map(str, texts)), ok, "must map texts to texts")
+    return FrozenDict(texts)
 
 
 def _check_times(server: McpServer) -> None:
@@ -142,9 +142,9 @@ def _check_times(server: McpServer) -> None:
         check_seconds(name, getattr(server, name), may_be_0=False)
 
 
-def _check(setting: str, value: object, ok: object, why: str) -> None:
+def _check(setting: str, value: object, ok: object, reason: str) -> None:
     if not ok:
-        raise ConfigError(setting, value, why)
+        raise ConfigError(setting, value, reason)
 
 
 def _is_web(url: object) -> bool:

@@ -55,7 +55,7 @@ def mcp_tools(
 
     Connects to the server from this process and asks what it has, once a process: until the server says that its tools
     changed, or the connection was lost. Blocks; in a coroutine, call it by `asyncio.to_thread`. The engine keeps these
-    tools, with their descriptions and schemas: what a server changes later reaches no model until you ask again.
+    tools, with their descriptions and schemas: later changes of the server reach no model until you call this again.
 
     Each process that calls a tool has one connection, which its sessions share, and opens it again if it was lost. A
     call that did not reach the server is repeated; one that was cut off gives the model an error result, which says
@@ -81,34 +81,34 @@ def mcp_tools(
         ConfigError: a tool that is named is not there, a schema cannot be used, or two tools get the same name.
     """
     its = server_of(server)
-    listed = {each.name: each for each in waited(its, lambda connection: connection.tools())}
-    chosen = set(listed) if allow is None else _known("allow", allow, listed)
-    chosen -= _known("deny", deny, listed)
+    listed = {declared.name: declared for declared in waited(its, lambda connection: connection.tools())}
+    chosen = set(listed) if allow is None else _checked_names("allow", allow, listed)
+    chosen -= _checked_names("deny", deny, listed)
     options: dict[str, Any] = {"timeout_s": timeout_s, "retries": retries}
     approval, may_repeat = _approval(approve, listed), _may_repeat(repeatable, listed)
-    made = [
+    tools = [
         Tool(
-            name=_name(prefix, each.name),
-            description=each.description or each.title or "",
-            parameters=_parameters(its, each),
-            function=_Call(its, each.name),
-            approval=approval(each),
-            repeatable=may_repeat(each),
+            name=_name(prefix, declared.name),
+            description=declared.description or declared.title or "",
+            parameters=_parameters(its, declared),
+            function=_Call(its, declared.name),
+            approval=approval(declared),
+            repeatable=may_repeat(declared),
             **options,
         )
-        for each in listed.values()
-        if each.name in chosen
+        for declared in listed.values()
+        if declared.name in chosen
     ]
     if resources:
         listing, reading = _ListResources(its), _ReadResource(its)
-        made += [
-            tool(each, name=_name(prefix, name), approval=approve is True, repeatable=True, **options)
-            for each, name in ((listing, "list_resources"), (reading, "read_resource"))
+        tools += [
+            tool(function, name=_name(prefix, name), approval=approve is True, repeatable=True, **options)
+            for function, name in ((listing, "list_resources"), (reading, "read_resource"))
         ]
-    names = [each.name for each in made]
+    names = [made_tool.name for made_tool in tools]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError("server", its.label, f"two of its tools are called {twice[0]!r} here: leave one out by deny=")
-    return made
+    return tools
 
 
 def mcp_documents(server: McpServer | StdioServerParameters | str, *uris: str) -> list[Document | Image]:
@@ -129,11 +129,11 @@ def mcp_documents(server: McpServer | StdioServerParameters | str, *uris: str) -
     async def read(connection: Connection) -> list[Document | Image]:
         names: dict[str, str | None] = dict.fromkeys(uris)
         if not uris:
-            names = {each.uri: each.name for each in await connection.resources()}
+            names = {resource.uri: resource.name for resource in await connection.resources()}
         if len(names) > MAX_DOCUMENTS:
             raise ToolServerError(its.label, f"it lists {len(names)} resources: name at most {MAX_DOCUMENTS}")
         read = [(name, await _read(connection, uri)) for uri, name in names.items()]
-        return documents(of_resource(part, name) for name, found in read for part in found.contents)
+        return documents(of_resource(part, name) for name, content in read for part in content.contents)
 
     async def _read(connection: Connection, uri: str) -> types.ReadResourceResult:
         try:
@@ -147,22 +147,22 @@ def mcp_documents(server: McpServer | StdioServerParameters | str, *uris: str) -
 # Settings
 
 
-def _known(setting: str, names: Iterable[str], listed: Collection[str]) -> set[str]:
-    given = {names} if isinstance(names, str) else set(names)
-    if unknown := sorted(given.difference(listed)):
+def _checked_names(setting: str, names: Iterable[str], listed: Collection[str]) -> set[str]:
+    chosen = {names} if isinstance(names, str) else set(names)
+    if unknown := sorted(chosen.difference(listed)):
         raise ConfigError(setting, unknown[0], f"is no tool of the server; its tools are {sorted(listed)}")
-    return given
+    return chosen
 
 
 def _approval(approve: Approve, listed: Collection[str]) -> Callable[[types.Tool], bool | Approval]:
     if isinstance(approve, bool):
         return lambda _: approve
     if isinstance(approve, Mapping):
-        _known("approve", approve, listed)
+        _checked_names("approve", approve, listed)
         return lambda tool: approve.get(tool.name, False)
     if callable(approve):
         return approve
-    named = _known("approve", approve, listed)
+    named = _checked_names("approve", approve, listed)
     return lambda tool: tool.name in named
 
 
@@ -173,17 +173,17 @@ def _may_repeat(repeatable: bool | Collection[str] | None, listed: Collection[st
         )
     if isinstance(repeatable, bool):
         return lambda _: repeatable
-    named = _known("repeatable", repeatable, listed)
+    named = _checked_names("repeatable", repeatable, listed)
     return lambda tool: tool.name in named
 
 
 def _name(prefix: str, name: str) -> str:
     """Return the tool's name for models: letters, digits, _ and -, at most 64."""
-    found = re.sub(r"[^a-zA-Z0-9_-]", "_", prefix + name)
-    if len(found) > _MOST:
+    tool_name = re.sub(r"[^a-zA-Z0-9_-]", "_", prefix + name)
+    if len(tool_name) > _MOST:
         digest = hashlib.sha256((prefix + name).encode()).hexdigest()[:_DIGEST]
-        found = f"{found[: _MOST - _DIGEST - 1]}_{digest}"
-    return found
+        tool_name = f"{tool_name[: _MOST - _DIGEST - 1]}_{digest}"
+    return tool_name
 
 
 def _parameters(server: McpServer, tool: types.Tool) -> Any:
@@ -202,8 +202,8 @@ def _parameters(server: McpServer, tool: types.Tool) -> Any:
         check_safe(schema)
         return known_schema(tool.name, schema)
     except (ConfigError, ValueError, RecursionError) as error:
-        why = f"the schema of its tool {tool.name!r} cannot be used ({error}): leave it out by deny="
-        raise ConfigError("server", server.label, why) from error
+        reason = f"the schema of its tool {tool.name!r} cannot be used ({error}): leave it out by deny="
+        raise ConfigError("server", server.label, reason) from error
 
 
 # Calls
@@ -231,8 +231,8 @@ class _ListResources:
 
     async def __call__(self) -> str:
         """List what can be read by read_resource: documents, pictures and data, by their URIs."""
-        found = await asyncio.wrap_future(ask(self.server, lambda connection: connection.resources()))
-        return "\n".join(map(described, found)) or "there are no resources"
+        resources = await asyncio.wrap_future(ask(self.server, lambda connection: connection.resources()))
+        return "\n".join(map(described, resources)) or "there are no resources"
 
 
 @dataclass(frozen=True)
@@ -249,6 +249,6 @@ class _ReadResource:
         """
 
         async def read(connection: Connection) -> list[Content]:
-            return [of_resource(each) for each in (await connection.read(uri)).contents]
+            return [of_resource(content) for content in (await connection.read(uri)).contents]
 
         return await asyncio.wrap_future(ask(self.server, read))

@@ -72,7 +72,7 @@ class PydanticAIEngine:
     - **System prompt.** The agent's, unless the conversation has one. Instructions always apply.
     - **Errors.** `UsageLimitExceeded` becomes `LimitError`; a refusal of the request `RequestRefusedError`; a request
       longer than the window `ContextOverflowError`, after which the session's strategy makes room; other errors
-      `EngineError`. What a tool raises fails the run, as in Pydantic AI.
+      `EngineError`. An exception of a tool fails the run, as in Pydantic AI.
 
     Args:
         agent: an agent; or a function that makes one, or `"package.module:name"` of either. An agent is pickled, and so
@@ -109,12 +109,12 @@ class PydanticAIEngine:
     def __reduce__(self) -> tuple[Any, ...]:
         model = self.agent.model if isinstance(self.agent, AbstractAgent) else None
         if isinstance(model, Model) and model.provider is not None:
-            why = "its model holds a client, which cannot travel: pass a function that makes the agent"
-            raise ConfigError("agent", _name_of(self.agent), why)
-        given = {name: getattr(self, name) for name in _FIELDS}
+            reason = "its model holds a client, which cannot travel: pass a function that makes the agent"
+            raise ConfigError("agent", _name_of(self.agent), reason)
+        values = {name: getattr(self, name) for name in _FIELDS}
         if type(self.agent) is Agent:
-            given["agent"] = _parted(self.agent)
-        return _rebuilt, (given,)
+            values["agent"] = _parted(self.agent)
+        return _rebuilt, (values,)
 
     def answering(self, schema: Mapping[str, Any]) -> PydanticAIEngine:
         """See `Structured`. The agent keeps its tools."""
@@ -126,8 +126,8 @@ class PydanticAIEngine:
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`. A model is named with its provider, such as `anthropic:claude-sonnet-4-5`."""
-        known = ", ".join(PARAMS)
-        refused = {name: f"Pydantic AI has no such setting; it has {known}" for name in params if name not in PARAMS}
+        names = ", ".join(PARAMS)
+        refused = {name: f"Pydantic AI has no such setting; it has {names}" for name in params if name not in PARAMS}
         if model is not None and ":" not in model:
             refused["model"] = "must be 'provider:name', such as 'anthropic:claude-sonnet-4-5'"
         return refused
@@ -171,40 +171,40 @@ def _parted(agent: Agent[Any, Any]) -> _Parted:
 _OF_PROCESS = (ContextVar, WeakValueDictionary)
 
 
-def _rebuilt(given: dict[str, Any]) -> PydanticAIEngine:
-    if isinstance(parted := given["agent"], _Parted):
+def _rebuilt(values: dict[str, Any]) -> PydanticAIEngine:
+    if isinstance(parted := values["agent"], _Parted):
         agent: Agent[Any, Any] = object.__new__(Agent)
-        made = {name: ContextVar(variable, default=None) for name, variable in parted.variables.items()}
-        vars(agent).update({**parted.held, **made, **{name: WeakValueDictionary() for name in parted.caches}})
-        given = {**given, "agent": agent}
-    return PydanticAIEngine(**given)
+        variables = {name: ContextVar(variable, default=None) for name, variable in parted.variables.items()}
+        vars(agent).update({**parted.held, **variables, **{name: WeakValueDictionary() for name in parted.caches}})
+        values = {**values, "agent": agent}
+    return PydanticAIEngine(**values)
 
 
 def _agent_of(source: Source) -> AbstractAgent[Any, Any]:
-    found: Any = source
-    if isinstance(found, str):
-        module, _, name = found.partition(":")
+    agent: Any = source
+    if isinstance(agent, str):
+        module, _, name = agent.partition(":")
         try:
-            found = getattr(importlib.import_module(module), name)
+            agent = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise EngineError(f"agent={source!r} cannot be imported: {error}") from error
-    if not isinstance(found, AbstractAgent) and callable(found):
-        found = found()
-    if not isinstance(found, AbstractAgent):
+    if not isinstance(agent, AbstractAgent) and callable(agent):
+        agent = agent()
+    if not isinstance(agent, AbstractAgent):
         raise EngineError(
-            f"agent={shown(source)} gave {shown(found)}: it must be an Agent, or a function that makes one"
+            f"agent={shown(source)} gave {shown(agent)}: it must be an Agent, or a function that makes one"
         )
     try:
-        _check_model(found)
+        _check_model(agent)
     except ConfigError as error:
         raise EngineError(str(error)) from error
-    return found
+    return agent
 
 
 def _check_model(agent: AbstractAgent[Any, Any]) -> None:
     if agent.model is None:
-        why = "has no model: pass one, such as Agent('anthropic:claude-sonnet-4-5', ...)"
-        raise ConfigError("agent", agent.name, why)
+        reason = "has no model: pass one, such as Agent('anthropic:claude-sonnet-4-5', ...)"
+        raise ConfigError("agent", agent.name, reason)
 
 
 def _name_of(source: Source) -> str:

@@ -128,11 +128,11 @@ def _check_unchanged(session_id: str, after: int, latest: Turn | None) -> None:
         raise TurnsChangedError(session_id, after, newest)
 
 
-def unsaved(saved: Sequence[ModelMessage], given: Saved) -> list[ModelMessage]:
+def unsaved(saved: Sequence[ModelMessage], source: Saved) -> list[ModelMessage]:
     """Return the messages of a run, or of a list, that follow those which are saved; all of them if none is there."""
-    if not isinstance(given, AgentRunResult):
-        return _behind(saved, list(given))
-    everything, new = given.all_messages(), given.new_messages()
+    if not isinstance(source, AgentRunResult):
+        return _behind(saved, list(source))
+    everything, new = source.all_messages(), source.new_messages()
     if everything[: len(saved)] == list(saved) and (saved or not _is_whole(new)):
         return everything[len(saved) :]
     return _behind(saved, new if _is_whole([*saved, *new]) else everything)

@@ -81,27 +81,28 @@ def from_pydantic_ai(messages: Iterable[ModelMessage]) -> list[AnyBlock]:
     Raises:
         InvalidInputError: something is not one of Pydantic AI's messages.
     """
-    return [block for at, message in enumerate(messages) for block in _exact(at, message)]
+    return [block for index, message in enumerate(messages) for block in _exact(index, message)]
 
 
-def to_pydantic_ai(given: Turn | Iterable[Block]) -> list[ModelMessage]:
+def to_pydantic_ai(source: Turn | Iterable[Block]) -> list[ModelMessage]:
     """Return a turn, or blocks, as Pydantic AI's messages, for `message_history=`.
 
     Blocks of `from_pydantic_ai` become the messages that they were made of; where one was removed or replaced since,
     its message is made of the remaining blocks. Others become messages of the same content: thoughts without a
     provider's signature are left out, a summary is a text of the user, and the last system prompt comes first.
     """
-    blocks = as_said(given.blocks if isinstance(given, Turn) else given)
+    blocks = as_said(source.blocks if isinstance(source, Turn) else source)
     messages: list[ModelMessage] = []
-    others: list[Block] = []
+    rest: list[Block] = []
     for block in blocks:
-        whole = _rebuilt(others, block)
+        whole = _rebuilt(rest, block)
         if whole is None:
-            others.append(block)
+            rest.append(block)
         else:
-            messages += [*_messages(others[: len(others) - whole[1]]), whole[0]]
-            others = []
-    return [*messages, *_messages(others)]
+            message, count = whole
+            messages += [*_messages(rest[: len(rest) - count]), message]
+            rest = []
+    return [*messages, *_messages(rest)]
 
 
 def plain_blocks(message: ModelMessage) -> list[AnyBlock]:
@@ -110,8 +111,8 @@ def plain_blocks(message: ModelMessage) -> list[AnyBlock]:
     is_cut = isinstance(message, ModelResponse) and message.finish_reason == "length"
     return [
         block
-        for part, each in zip(message.parts, dumped, strict=True)
-        for block in _blocks(part, each, message.kind, is_cut=is_cut)
+        for part, part_fields in zip(message.parts, dumped, strict=True)
+        for block in _blocks(part, part_fields, message.kind, is_cut=is_cut)
     ]
 
 
@@ -178,29 +179,29 @@ def _blocks(
         side: the kind of its message.
         is_cut: whether the message ended at its maximum length.
     """
-    made: list[AnyBlock]
+    blocks: list[AnyBlock]
     match part:
         case SystemPromptPart():
-            made = [System(text=part.content)]
+            blocks = [System(text=part.content)]
         case UserPromptPart(content=str(text)):
-            made = [User(text=text)]
+            blocks = [User(text=text)]
         case UserPromptPart():
-            made = [_content(each) for each in part.content]
+            blocks = [_content(content) for content in part.content]
         case RetryFeedbackPart():
-            made = [User(text=part.model_response())]
+            blocks = [User(text=part.model_response())]
         case ToolReturnPart():
-            made = [result_of(part)]
+            blocks = [result_of(part)]
         case TextPart():
-            made = [Text(text=part.content)] if part.content else []
+            blocks = [Text(text=part.content)] if part.content else []
         case ThinkingPart():
-            made = [_thought(part, dumped)]
+            blocks = [_thought(part, dumped)]
         case ToolCallPart():
-            kept = _kept(dumped, ("id", "provider_details", "tool_kind"))
-            signature = pack_attached(KIND, part=kept | _kept(dumped, ("provider_name",))) if kept else None
-            made = [use_of(part, is_cut=is_cut, signature=signature)]
+            fields = _fields_of(dumped, ("id", "provider_details", "tool_kind"))
+            signature = pack_attached(KIND, part=fields | _fields_of(dumped, ("provider_name",))) if fields else None
+            blocks = [use_of(part, is_cut=is_cut, signature=signature)]
         case _:
-            made = [_unknown(part=dumped, side=side)]
-    return made
+            blocks = [_unknown(part=dumped, side=side)]
+    return blocks
 
 
 def _unknown(**payload: Any) -> Unknown:
@@ -213,36 +214,36 @@ def _thought(part: ThinkingPart, dumped: Mapping[str, Any]) -> Thinking:
             return Thinking(redacted=part.signature)
         if part.id is None:
             return Thinking(text=part.content, signature=part.signature)
-    kept = _kept(dumped, _SIGNED)
-    return Thinking(text=part.content, signature=pack_attached(KIND, part=kept) if kept else None)
+    fields = _fields_of(dumped, _SIGNED)
+    return Thinking(text=part.content, signature=pack_attached(KIND, part=fields) if fields else None)
 
 
-def _kept(dumped: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _fields_of(dumped: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: dumped[name] for name in names if dumped.get(name) is not None}
 
 
 def _content(content: UserContent) -> AnyBlock:
-    made: AnyBlock
+    block: AnyBlock
     match content:
         case str():
-            made = User(text=content)
+            block = User(text=content)
         case TextContent():
-            made = User(text=content.content)
+            block = User(text=content.content)
         case CachePoint():
-            made = CacheCheckpoint()
+            block = CacheCheckpoint()
         case ImageUrl():
-            made = Image(url=content.url)
+            block = Image(url=content.url)
         case DocumentUrl():
-            made = Document(name=content.identifier, url=content.url)
+            block = Document(name=content.identifier, url=content.url)
         case BinaryContent() if content.is_image:
-            made = Image(data=base64.b64encode(content.data).decode(), media_type=content.media_type)
+            block = Image(data=base64.b64encode(content.data).decode(), media_type=content.media_type)
         case BinaryContent():
             data = base64.b64encode(content.data).decode()
-            made = Document(name=content.identifier, data=data, media_type=content.media_type)
+            block = Document(name=content.identifier, data=data, media_type=content.media_type)
         case _:
             message = ModelRequest(parts=[UserPromptPart(content=[content])])
-            made = _unknown(part=_dump(message)["parts"][0], side=message.kind)
-    return made
+            block = _unknown(part=_dump(message)["parts"][0], side=message.kind)
+    return block
 
 
 # Blocks to messages
@@ -256,8 +257,8 @@ def _messages(blocks: Sequence[Block], *, apart: bool = True) -> Iterator[ModelM
     """
     names = {block.call_id: block.name for block in blocks if isinstance(block, ToolUse)}
     system = system_of(blocks)
-    asked: list[ModelRequestPart] = [SystemPromptPart(content=system)] if system else []
-    said: list[ModelResponsePart] = []
+    request_parts: list[ModelRequestPart] = [SystemPromptPart(content=system)] if system else []
+    response_parts: list[ModelResponsePart] = []
     prompt: list[Block] = []
     for block in blocks:
         begins = apart and begins_prompt(block, prompt)
@@ -265,32 +266,34 @@ def _messages(blocks: Sequence[Block], *, apart: bool = True) -> Iterator[ModelM
         prompt = [] if is_theirs else [*([] if begins else prompt), block]
         for part in _parts(block, names):
             if (isinstance(block, Unknown) and block.payload["side"] == "request") or isinstance(part, _REQUEST_PARTS):
-                if said:
-                    yield ModelResponse(parts=said)
-                    said = []
-                _add(asked, part, begins=begins)
+                if response_parts:
+                    yield ModelResponse(parts=response_parts)
+                    response_parts = []
+                _add(request_parts, part, begins=begins)
             else:
-                if asked:
-                    yield ModelRequest(parts=asked)
-                    asked = []
-                said.append(part)
-    if said:
-        yield ModelResponse(parts=said)
-    if asked:
-        yield ModelRequest(parts=asked)
+                if request_parts:
+                    yield ModelRequest(parts=request_parts)
+                    request_parts = []
+                response_parts.append(part)
+    if response_parts:
+        yield ModelResponse(parts=response_parts)
+    if request_parts:
+        yield ModelRequest(parts=request_parts)
 
 
 _REQUEST_PARTS = (SystemPromptPart, UserPromptPart, ToolReturnPart, RetryFeedbackPart)
 
 
-def _add(asked: list[ModelRequestPart], part: ModelRequestPart, *, begins: bool) -> None:
+def _add(request_parts: list[ModelRequestPart], part: ModelRequestPart, *, begins: bool) -> None:
     """Add a part to a request; one prompt of several contents is one part."""
-    last = asked[-1] if asked else None
+    last = request_parts[-1] if request_parts else None
     if begins or not (isinstance(last, UserPromptPart) and isinstance(part, UserPromptPart)):
-        asked.append(part)
+        request_parts.append(part)
         return
-    contents = [each.content if not isinstance(each.content, str) else [each.content] for each in (last, part)]
-    asked[-1] = UserPromptPart(content=[content for each in contents for content in each], timestamp=last.timestamp)
+    contents = [prompt.content if not isinstance(prompt.content, str) else [prompt.content] for prompt in (last, part)]
+    request_parts[-1] = UserPromptPart(
+        content=[content for prompt_contents in contents for content in prompt_contents], timestamp=last.timestamp
+    )
 
 
 def _parts(block: Block, names: Mapping[str, str]) -> list[Any]:
@@ -299,41 +302,41 @@ def _parts(block: Block, names: Mapping[str, str]) -> list[Any]:
     Args:
         names: the tools of the calls, by call id.
     """
-    made: list[Any]
+    parts: list[Any]
     match block:
         case Summary():
-            made = [UserPromptPart(content=SUMMARY + block.text)]
+            parts = [UserPromptPart(content=SUMMARY + block.text)]
         case User() | Recalled():
-            made = [UserPromptPart(content=block.text)]
+            parts = [UserPromptPart(content=block.text)]
         case Image() | Document():
-            made = [UserPromptPart(content=[_user_content(block)])]
+            parts = [UserPromptPart(content=[_user_content(block)])]
         case CacheCheckpoint():
-            made = [UserPromptPart(content=[CachePoint()])]
+            parts = [UserPromptPart(content=[CachePoint()])]
         case ToolResult():
             outcome: Any = "failed" if block.is_error else "success"
             name = names.get(block.call_id, "unknown")
-            made = [ToolReturnPart(name, content_of(block), block.call_id, outcome=outcome)]
+            parts = [ToolReturnPart(name, content_of(block), block.call_id, outcome=outcome)]
         case Text():
-            made = [TextPart(content=block.text + INTERRUPTED * block.interrupted)]
+            parts = [TextPart(content=block.text + INTERRUPTED * block.interrupted)]
         case Thinking():
-            made = _thoughts(block)
+            parts = _thoughts(block)
         case ToolUse():
-            kept = unpack_attached(block.signature, KIND, "part") or {}
+            fields = unpack_attached(block.signature, KIND, "part") or {}
             arguments = _plain(block.input) if block.flaw is None else block.input[UNPARSED]
-            made = [ToolCallPart(block.name, arguments, block.call_id, **kept)]
+            parts = [ToolCallPart(block.name, arguments, block.call_id, **fields)]
         case Unknown(stored_kind="pydantic_ai") if "part" in block.payload:
             message = {"kind": block.payload["side"], "parts": [block.payload["part"]]}
-            made = list(_load(message).parts)
+            parts = list(_load(message).parts)
         case _:
-            made = []
-    return made
+            parts = []
+    return parts
 
 
 def _thoughts(block: Thinking) -> list[ThinkingPart]:
     if block.redacted:
         return [ThinkingPart(content="", id=_REDACTED, signature=block.redacted, provider_name=_ANTHROPIC)]
-    if kept := unpack_attached(block.signature, KIND, "part"):
-        return [ThinkingPart(content=block.text, **kept)]
+    if fields := unpack_attached(block.signature, KIND, "part"):
+        return [ThinkingPart(content=block.text, **fields)]
     if block.signature and not block.signature.startswith("{"):
         return [ThinkingPart(content=block.text, signature=block.signature, provider_name=_ANTHROPIC)]
     return []
@@ -354,21 +357,21 @@ def _user_content(block: Text | Image | Document) -> UserContent:
 # Exact messages
 
 
-def _exact(at: int, message: Any) -> list[AnyBlock]:
+def _exact(index: int, message: Any) -> list[AnyBlock]:
     if not isinstance(message, ModelRequest | ModelResponse):
-        why = "must be one of Pydantic AI's messages, such as those of result.new_messages()"
-        raise InvalidInputError(f"messages[{at}]", shown(message), why)
+        reason = "must be one of Pydantic AI's messages, such as those of result.new_messages()"
+        raise InvalidInputError(f"messages[{index}]", shown(message), reason)
     blocks: list[AnyBlock] = []
     rests: list[dict[str, Any]] = []
     dumped = _dump(message)
     for part, whole in zip(message.parts, dumped["parts"], strict=True):
-        made = _blocks(part, whole, message.kind)
-        again = _dump_parts(made)
+        part_blocks = _blocks(part, whole, message.kind)
+        again = _dump_parts(part_blocks)
         is_like = len(again) == 1 and again[0].keys() <= whole.keys()
         rest = {name: value for name, value in whole.items() if not is_like or again[0].get(name, value) != value}
         rest |= {name: value for name, value in whole.items() if is_like and name not in again[0]}
-        rests.append({"kinds": [block.kind for block in made], "rest": rest, "is_like": is_like})
-        blocks += made
+        rests.append({"kinds": [block.kind for block in part_blocks], "rest": rest, "is_like": is_like})
+        blocks += part_blocks
     head = {name: value for name, value in dumped.items() if name != "parts"}
     return [*blocks, _unknown(message=head, parts=rests)]
 
@@ -383,14 +386,14 @@ def _rebuilt(before: Sequence[Block], last: Block) -> tuple[ModelMessage, int] |
     if not (isinstance(last, Unknown) and last.stored_kind == KIND and "message" in last.payload):
         return None
     payload = _plain(last.payload)
-    number = sum(len(each["kinds"]) for each in payload["parts"])
-    at, parts = len(before) - number, []
-    for each in payload["parts"]:
-        made = before[max(at, 0) : at + len(each["kinds"])]
-        if at < 0 or [block.kind for block in made] != each["kinds"]:
+    number = sum(len(entry["kinds"]) for entry in payload["parts"])
+    start, parts = len(before) - number, []
+    for entry in payload["parts"]:
+        part_blocks = before[max(start, 0) : start + len(entry["kinds"])]
+        if start < 0 or [block.kind for block in part_blocks] != entry["kinds"]:
             return None
-        parts.append((_dump_parts(made)[0] if each["is_like"] else {}) | each["rest"])
-        at += len(made)
+        parts.append((_dump_parts(part_blocks)[0] if entry["is_like"] else {}) | entry["rest"])
+        start += len(part_blocks)
     return _load({**payload["message"], "parts": parts}), number
 
 
@@ -399,8 +402,8 @@ def _dump_parts(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
 
 def _dump(message: ModelMessage) -> dict[str, Any]:
-    found: dict[str, Any] = pydantic_core.from_json(ModelMessagesTypeAdapter.dump_json([message]))[0]
-    return found
+    dumped: dict[str, Any] = pydantic_core.from_json(ModelMessagesTypeAdapter.dump_json([message]))[0]
+    return dumped
 
 
 def _load(dumped: Mapping[str, Any]) -> ModelMessage:

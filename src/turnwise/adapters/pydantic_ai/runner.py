@@ -135,9 +135,11 @@ class AgentRunner:
 
 
 class Journal:
-    """What a run's next commits record. `flush` stores all that was added until it returns.
+    """Collects blocks, events and states of calls, which the run's next commits record.
 
-    What arrives at once shares a commit.
+    `flush` stores all that was added until it returns.
+
+    Records that arrive while a commit is under way share the next one.
     """
 
     def __init__(self, turn: Turn, context: StepContext) -> None:
@@ -204,10 +206,10 @@ class _Execution:
         """Whether the last answer ended at its maximum length."""
         self._is_asked = False
         """Whether the last answer came from the model in this pass."""
-        self._held: ModelResponse | None = None
+        self._last_response: ModelResponse | None = None
         """An answer without calls of tools, which is the last one or will be sent back."""
         self._refused: list[ToolReturnPart] = []
-        """Why the calls in `_held` that give the output were refused."""
+        """Why the calls in `_last_response` that give the output were refused."""
         self._flushing: asyncio.Task[None] | None = None
         self.suspended = False
 
@@ -297,16 +299,16 @@ class _Execution:
 
     async def _act(self, node: CallToolsNode[Any, Any], run: AgentRun[Any, Any]) -> None:
         """Record the model's answer, and what its calls return."""
-        response, self._held = node.model_response, None
+        response, self._last_response = node.model_response, None
         is_new, self._is_asked = self._is_asked, False
         if is_new:
             self._report(response)
             if any(not _is_output(call, run) for call in response.tool_calls):
                 outputs = {call.tool_call_id for call in response.tool_calls if _is_output(call, run)}
-                blocks = [each for each in plain_blocks(response) if getattr(each, "call_id", None) not in outputs]
+                blocks = [block for block in plain_blocks(response) if getattr(block, "call_id", None) not in outputs]
                 self.journal.add(*blocks, events=[self.context.end_call(blocks)])
             else:
-                self._held, self._refused = response, []
+                self._last_response, self._refused = response, []
         async with node.stream(run.ctx) as events:
             async for event in events:
                 if isinstance(event, FunctionToolResultEvent) and isinstance(event.part, ToolReturnPart):
@@ -338,8 +340,8 @@ class _Execution:
             "seconds": round(seconds, 6),
             "tries": int(result.call_id in self._started),
         }
-        kept = {result.call_id: state if state and state.verdict else None}
-        self.journal.add(result, events=[(ToolEnded, ended)], calls=kept)
+        calls = {result.call_id: state if state and state.verdict else None}
+        self.journal.add(result, events=[(ToolEnded, ended)], calls=calls)
         if self._flushing is None or self._flushing.done():
             self._flushing = asyncio.create_task(self.journal.flush())
 
@@ -351,23 +353,23 @@ class _Execution:
 
     def _send_back(self, node: ModelRequestNode[Any, Any]) -> None:
         """Record an answer that the agent has refused, as a call that failed, so that the next request is valid."""
-        if self._held is None:
+        if self._last_response is None:
             return
-        blocks, self._held = plain_blocks(self._held), None
+        blocks, self._last_response = plain_blocks(self._last_response), None
         refused = [part for part in node.request.parts if isinstance(part, RetryFeedbackPart)]
         if self._refused:
             results: list[Block] = [result_of(part) for part in self._refused]
         elif refused:
             number = sum(isinstance(block, ToolResult) for block in self.journal.turn.output) + 1
             errors = "\n".join(part.model_response() for part in refused)
-            said, result = sent_back(blocks, errors, f"{self.context.run_id}_{number}")
-            blocks, results = list(said), [result]  # type: ignore[arg-type]
+            repaired, result = sent_back(blocks, errors, f"{self.context.run_id}_{number}")
+            blocks, results = list(repaired), [result]  # type: ignore[arg-type]
         else:  # the agent goes on by itself, such as with a message that a tool or a capability has enqueued
             results = []
         ended = [
-            (ToolEnded, {"call_id": each.call_id, "name": ANSWER_TOOL, "is_error": True})
-            for each in results
-            if isinstance(each, ToolResult)
+            (ToolEnded, {"call_id": result.call_id, "name": ANSWER_TOOL, "is_error": True})
+            for result in results
+            if isinstance(result, ToolResult)
         ]
         self.journal.add(*blocks, *results, events=[self.context.end_call(blocks), *ended])
 
@@ -377,11 +379,11 @@ class _Execution:
         if isinstance(output, DeferredToolRequests):
             calls = ", ".join(call.tool_call_id for call in [*output.calls, *output.approvals])
             raise EngineError(f"the agent left calls undecided that had been decided: {calls}; see CallDeferred")
-        said = plain_blocks(self._held) if self._held else []
-        if isinstance(output, str) and not any(isinstance(block, ToolUse) for block in said) and said:
-            return said
-        made = output if isinstance(output, str) else pydantic_core.to_json(output, serialize_unknown=True).decode()
-        return [*(block for block in said if isinstance(block, Thinking)), Text(text=made)]
+        spoken = plain_blocks(self._last_response) if self._last_response else []
+        if isinstance(output, str) and not any(isinstance(block, ToolUse) for block in spoken) and spoken:
+            return spoken
+        text = output if isinstance(output, str) else pydantic_core.to_json(output, serialize_unknown=True).decode()
+        return [*(block for block in spoken if isinstance(block, Thinking)), Text(text=text)]
 
     # What the journal's capability asks
 
@@ -414,8 +416,8 @@ class _Execution:
             Suspend: not all of them are decided. Those that are new are recorded as waiting.
         """
         results = DeferredToolResults()
-        wanted: dict[Wants, Sequence[ToolCallPart]] = {"approval": requests.approvals, "result": requests.calls}
-        for wants, calls in wanted.items():
+        calls_by_wish: dict[Wants, Sequence[ToolCallPart]] = {"approval": requests.approvals, "result": requests.calls}
+        for wants, calls in calls_by_wish.items():
             for call in calls:
                 call_id, state = call.tool_call_id, self.context.calls.get(call.tool_call_id)
                 recorded = self.recorded.get(call_id)
@@ -437,11 +439,11 @@ class _Execution:
         self.suspended = True
         if state and state.is_waiting:
             return
-        why = str(metadata["why"]) if metadata and "why" in metadata else None
-        waiting = CallState(name=call.tool_name, wants=wants, why=why)
+        reason = str(metadata["why"]) if metadata and "why" in metadata else None
+        waiting = CallState(name=call.tool_name, wants=wants, why=reason)
         values = {"call_id": call.tool_call_id, "name": call.tool_name, "input": call.args_as_dict(), "wants": wants}
-        if why:
-            values["why"] = why
+        if reason:
+            values["why"] = reason
         self.journal.add(events=[(ApprovalRequested, values)], calls={call.tool_call_id: waiting})
 
     def check(self, call: ToolCallPart) -> None:
@@ -467,7 +469,7 @@ class _Execution:
         return response if parts == list(response.parts) else replace(response, parts=parts)
 
     def errors(self, output: Any) -> str | None:
-        """Return why an output is not of the type that the run asked for; None if it is, or if nobody asked."""
+        """Return why an output is not of the type that the run requests; None if it is, or if the run requests none."""
         if self._output is None or self._output.retries is None:
             return None
         return self._output.errors(pydantic_core.to_json(output, serialize_unknown=True).decode())
@@ -549,26 +551,30 @@ def typed(error: Exception, agent: AbstractAgent[Any, Any]) -> Exception:
     if isinstance(error, FallbackExceptionGroup):
         return typed(error.exceptions[-1], agent)
     where = f"agent {agent.name!r}"
-    what, made = f"{where}: {error}", EngineError(f"{where} raised {type(error).__name__}: {error}")
+    message, translated = f"{where}: {error}", EngineError(f"{where} raised {type(error).__name__}: {error}")
     match error:
         case UsageLimitExceeded():
             code = "budget" if "token" in str(error) or "cost" in str(error) else "step_limit"
-            made = LimitError(f"{what}; raise usage_limits=", code)
-        case ModelAPIError() if isinstance(error, ModelContextWindowExceededError) or TOO_LONG_MESSAGE.search(what):
-            made = ContextOverflowError(f"{what}; the conversation is longer than the model's window: pass a strategy")
+            translated = LimitError(f"{message}; raise usage_limits=", code)
+        case ModelAPIError() if isinstance(error, ModelContextWindowExceededError) or TOO_LONG_MESSAGE.search(message):
+            translated = ContextOverflowError(
+                f"{message}; the conversation is longer than the model's window: pass a strategy"
+            )
         case ModelHTTPError() if error.status_code in _REFUSALS:
-            made = RequestRefusedError(f"{what}; the provider refuses the request: see its message")
+            translated = RequestRefusedError(f"{message}; the provider refuses the request: see its message")
         case ModelAPIError():
-            made = EngineError(f"{what}; check the model, its key and the network, or run the prompt again later")
+            translated = EngineError(
+                f"{message}; check the model, its key and the network, or run the prompt again later"
+            )
         case OutputTokenLimitExceeded():
-            made = OutputError(f"{what}; raise max_tokens in the agent's model settings", "output_cut")
+            translated = OutputError(f"{message}; raise max_tokens in the agent's model settings", "output_cut")
         case UnexpectedModelBehavior() if "output retries" in str(error):
-            made = OutputError(what, "output_invalid")
+            translated = OutputError(message, "output_invalid")
         case UserError():
-            made = EngineError(f"{what}; correct the agent's definition")
+            translated = EngineError(f"{message}; correct the agent's definition")
         case AgentRunError():
-            made = EngineError(f"{what}; run the prompt again")
-    return made
+            translated = EngineError(f"{message}; run the prompt again")
+    return translated
 
 
 def _plain(value: Any) -> Any:

@@ -29,11 +29,11 @@ from turnwise.errors import (
 from turnwise.http.bounded import Bounds, within_bounds
 from turnwise.http.front_ends.answering import Decision, active, ask, behind, decide, fitting, streamed, turn_of
 from turnwise.http.front_ends.reading import file_of, in_order, message_id
-from turnwise.http.models import example
-from turnwise.http.paths import InPath
+from turnwise.http.middleware.paths import InPath
+from turnwise.http.native.models import example
+from turnwise.http.native.sessions import CONFLICT, NOT_FOUND
 from turnwise.http.problems import answer, documented, problem_of
 from turnwise.http.service import Asks, Caller
-from turnwise.http.sessions import CONFLICT, NOT_FOUND
 from turnwise.http.sse import MEDIA_TYPE
 from turnwise.memory.conversation.blocks import Block, User
 from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_NAMES, MAX_WAITING_BLOCKS, check_count
@@ -100,19 +100,19 @@ async def resume_agent(
 ) -> Response:
     """With `Last-Event-ID`, only what is behind that event."""
     encoder = AgUiEncoder(thread_id, run_id, request.headers.get("last-event-id"))
-    found = await caller.on_session(thread_id, active)
-    return Response(status_code=204) if found is None else streamed(caller, found, encoder)
+    execution = await caller.on_session(thread_id, active)
+    return Response(status_code=204) if execution is None else streamed(caller, execution, encoder)
 
 
 async def _run(caller: Caller, body: RunAgentInput, request: Request, engine: str | None) -> Response:
     resumed = request.headers.get("last-event-id")
     AgUiEncoder(body.thread_id, last_event_id=resumed)  # which checks it
     if engine is not None and engine not in caller.manager.engines:
-        known = ", ".join(repr(name) for name in caller.manager.engines if name)
-        raise InvalidInputError("engine", shown(engine), f"there is no such engine; there are {known}")
+        names = ", ".join(repr(name) for name in caller.manager.engines if name)
+        raise InvalidInputError("engine", shown(engine), f"there is no such engine; there are {names}")
     decisions = decisions_of(body)
-    approved = {each.call_id for each in decisions if each.approved is not None}
-    had = [each.call_id for each in decisions if each.call_id not in approved]
+    approved = {decision.call_id for decision in decisions if decision.approved is not None}
+    had = [decision.call_id for decision in decisions if decision.call_id not in approved]
     with caller.room() as room:
         try:
             execution, answered = await _execution(caller, body, engine, resumed is not None)
@@ -127,22 +127,32 @@ async def _execution(
     caller: Caller, body: RunAgentInput, engine: str | None, resumed: bool
 ) -> tuple[AsyncExecutionHandle, frozenset[str]]:
     """Return the run that answers a request, and the calls that it has answers to."""
-    at = f"messages.{len(body.messages) - 1}"
+    message_place = f"messages.{len(body.messages) - 1}"
     last = body.messages[-1] if body.messages else None
     decisions = decisions_of(body)
     is_history = bool(decisions) and isinstance(last, UserMessage) and not body.resume
     if is_history and not await _waits(caller, body.thread_id, decisions):
         decisions = []
     if decisions:
-        said = (message_id(last.id, f"{at}.id"), _prompts(last, at)) if isinstance(last, UserMessage) else None
-        execution = await caller.on_session(body.thread_id, lambda each: deciding(each, decisions, said))
-        resumes = [each.call_id for each in decisions if each.approved is not None]
-        answered = resumes or [each.call_id for each in decisions]
+        message = (
+            (message_id(last.id, f"{message_place}.id"), _prompts(last, message_place))
+            if isinstance(last, UserMessage)
+            else None
+        )
+        execution = await caller.on_session(body.thread_id, lambda session: deciding(session, decisions, message))
+        resumes = [decision.call_id for decision in decisions if decision.approved is not None]
+        answered = resumes or [decision.call_id for decision in decisions]
         return execution, await behind(execution, answered)
     if not isinstance(last, UserMessage):
-        why = "the last message must be the user's or a tool's; or answer interrupts by 'resume'"
-        raise InvalidInputError(f"{at}.role" if last else "messages", shown(getattr(last, "role", [])), why)
-    its_id, prompts, options = message_id(last.id, f"{at}.id"), _prompts(last, at), await _options(body)
+        reason = "the last message must be the user's or a tool's; or answer interrupts by 'resume'"
+        raise InvalidInputError(
+            f"{message_place}.role" if last else "messages", shown(getattr(last, "role", [])), reason
+        )
+    its_id, prompts, options = (
+        message_id(last.id, f"{message_place}.id"),
+        _prompts(last, message_place),
+        await _options(body),
+    )
     session = await open_for_run(
         caller.manager, body.thread_id, prompts, options, user_id=caller.user_id, engine=engine
     )
@@ -154,15 +164,15 @@ async def _execution(
 async def _waits(caller: Caller, thread_id: str, decisions: Sequence[Decision]) -> bool:
     """Return whether a run of the thread waits for one of these decisions."""
 
-    async def found(session: AsyncSession) -> bool:
+    async def is_waiting(session: AsyncSession) -> bool:
         execution = await active(session)
         pending = {call.call_id for call in await execution.pending()} if execution else set()
         return bool(execution) and any(
-            each.call_id in pending and execution and each.run_id == execution.run_id for each in decisions
+            decision.call_id in pending and execution and decision.run_id == execution.run_id for decision in decisions
         )
 
     try:
-        return await caller.on_session(thread_id, found)
+        return await caller.on_session(thread_id, is_waiting)
     except NotFoundError:
         return False
 
@@ -184,18 +194,22 @@ async def deciding(
             something else; nothing was changed.
         CallDecidedError: a call was decided differently before.
     """
-    run_id, why = decisions[0].run_id, "no call of this id waits in this thread"
+    run_id, reason = decisions[0].run_id, "no call of this id waits in this thread"
     try:
         execution = await session.execution(run_id or "")
     except (RunNotFoundError, InvalidIdError):
-        raise InvalidInputError(decisions[0].at, shown(decisions[0].call_id), why) from None
+        raise InvalidInputError(decisions[0].at, shown(decisions[0].call_id), reason) from None
     calls = (await execution.info()).calls
-    asked = [each for each in decisions if each.run_id in (run_id, None) and calls.get(each.call_id, {}).get("wants")]
-    at = {each.at for each in asked}
-    for each in decisions:
-        if each.at not in at and (each.approved is not None or not asked):
-            raise InvalidInputError(each.at, shown(each.call_id), why)
-    chosen = await fitting(execution, asked)
+    undecided = [
+        decision
+        for decision in decisions
+        if decision.run_id in (run_id, None) and calls.get(decision.call_id, {}).get("wants")
+    ]
+    places = {decision_.at for decision_ in undecided}
+    for decision in decisions:
+        if decision.at not in places and (decision.approved is not None or not undecided):
+            raise InvalidInputError(decision.at, shown(decision.call_id), reason)
+    chosen = await fitting(execution, undecided)
     joined = None if message is None else await _joined(session, *message)
     await decide(execution, chosen)
     if joined is None:
@@ -214,20 +228,20 @@ async def _joined(session: AsyncSession, its_id: str, prompts: Sequence[Block]) 
 
 def decisions_of(body: RunAgentInput) -> list[Decision]:
     """Return the answers to interrupts, and the results of calls at the end, which a message of the user may follow."""
-    found = []
+    decisions = []
     for number, entry in enumerate(body.resume or ()):
-        at = f"resume.{number}.payload"
+        place = f"resume.{number}.payload"
         payload = entry.payload if isinstance(entry.payload, dict) else {"approved": entry.payload}
         approved = False if entry.status == "cancelled" else payload.get("approved")
         if not isinstance(approved, bool):
-            raise InvalidInputError(f"{at}.approved", shown(approved), "it must be true or false")
+            raise InvalidInputError(f"{place}.approved", shown(approved), "it must be true or false")
         edited, reason = payload.get("editedArgs"), payload.get("reason")
         if edited is not None and not isinstance(edited, dict):
-            raise InvalidInputError(f"{at}.editedArgs", shown(edited), "it must be an object")
-        told = reason if isinstance(reason, str) else "cancelled" if entry.status == "cancelled" else ""
+            raise InvalidInputError(f"{place}.editedArgs", shown(edited), "it must be an object")
+        feedback = reason if isinstance(reason, str) else "cancelled" if entry.status == "cancelled" else ""
         arguments = edited if approved else None
         run_id, _, call_id = entry.interrupt_id.partition(".")
-        found.append(Decision(call_id, at, run_id, approved=approved, value=arguments, reason=told))
+        decisions.append(Decision(call_id, place, run_id, approved=approved, value=arguments, reason=feedback))
     runs = _runs_of(body.messages)
     is_asked = bool(body.messages) and isinstance(body.messages[-1], UserMessage)
     for number in range(len(body.messages) - 1 - is_asked, -1, -1):
@@ -236,10 +250,10 @@ def decisions_of(body: RunAgentInput) -> list[Decision]:
             break
         text = message.content if isinstance(message.content, str) else _texts(message.content, f"messages.{number}")
         value, is_error = (text, False) if message.error is None else (message.error, True)
-        call_id, at = message.tool_call_id, f"messages.{number}.toolCallId"
-        found.append(Decision(call_id, at, runs.get(call_id), value=value, is_error=is_error))
-    check_count("answers to calls", len(found), "MAX_NAMES", MAX_NAMES)
-    return found
+        call_id, place = message.tool_call_id, f"messages.{number}.toolCallId"
+        decisions.append(Decision(call_id, place, runs.get(call_id), value=value, is_error=is_error))
+    check_count("answers to calls", len(decisions), "MAX_NAMES", MAX_NAMES)
+    return decisions
 
 
 def _runs_of(messages: Sequence[Any]) -> dict[str, str]:
@@ -248,20 +262,20 @@ def _runs_of(messages: Sequence[Any]) -> dict[str, str]:
     return {call.id: message.id.partition("-")[0] for message in asking for call in message.tool_calls or ()}
 
 
-def _texts(parts: Sequence[Any], at: str) -> str:
+def _texts(parts: Sequence[Any], place: str) -> str:
     for number, part in enumerate(parts):
         if part.type != "text":
-            raise InvalidInputError(f"{at}.content.{number}.type", shown(part.type), "a result of a call has texts")
+            raise InvalidInputError(f"{place}.content.{number}.type", shown(part.type), "a result of a call has texts")
     return "\n".join(part.text for part in parts)
 
 
-def _prompts(message: UserMessage, at: str) -> list[Block]:
+def _prompts(message: UserMessage, place: str) -> list[Block]:
     if isinstance(message.content, str):
-        return in_order([User(text=message.content)], f"{at}.content")
-    check_count(f"{at}.content", len(message.content), "MAX_BLOCKS", MAX_BLOCKS)
+        return in_order([User(text=message.content)], f"{place}.content")
+    check_count(f"{place}.content", len(message.content), "MAX_BLOCKS", MAX_BLOCKS)
     blocks: list[Block] = []
     for number, part in enumerate(message.content):
-        place = f"{at}.content.{number}"
+        part_place = f"{place}.content.{number}"
         if part.type == "text":
             blocks.append(User(text=part.text))
         elif part.type in ("image", "document") and part.source.type in ("data", "url"):
@@ -269,11 +283,13 @@ def _prompts(message: UserMessage, at: str) -> list[Block]:
             media_type = source.mime_type or ("image" if part.type == "image" else None)
             url = f"data:{media_type};base64,{source.value}" if source.type == "data" else source.value
             name = part.metadata.get("filename") if isinstance(part.metadata, dict) else None
-            blocks.append(file_of(url, media_type, name if isinstance(name, str) else None, f"{place}.source.value"))
+            blocks.append(
+                file_of(url, media_type, name if isinstance(name, str) else None, f"{part_place}.source.value")
+            )
         else:
-            why = "a message of the user has texts, and images and documents by data or by url"
-            raise InvalidInputError(f"{place}.type", shown(part.type), why)
-    return in_order(blocks, f"{at}.content")
+            reason = "a message of the user has texts, and images and documents by data or by url"
+            raise InvalidInputError(f"{part_place}.type", shown(part.type), reason)
+    return in_order(blocks, f"{place}.content")
 
 
 async def _options(body: RunAgentInput) -> RunOptions:
@@ -282,7 +298,7 @@ async def _options(body: RunAgentInput) -> RunOptions:
     if body.tools:
         options["tools"] = await asyncio.to_thread(_tools, body.tools)
     if body.context:
-        options["instructions"] = "\n\n".join(f"{each.description}:\n{each.value}" for each in body.context)
+        options["instructions"] = "\n\n".join(f"{entry.description}:\n{entry.value}" for entry in body.context)
     return options
 
 
@@ -290,10 +306,10 @@ def _tools(tools: Sequence[AgUiTool]) -> list[Tool]:
     return [_tool(tool, f"tools.{number}") for number, tool in enumerate(tools)]
 
 
-def _tool(tool: AgUiTool, at: str) -> Tool:
+def _tool(tool: AgUiTool, place: str) -> Tool:
     parameters = tool.parameters or {"type": "object", "properties": {}}
     try:
         check_safe(parameters)
         return external_tool(tool.name, tool.description, parameters)
     except (ConfigError, ValueError, TypeError) as error:
-        raise InvalidInputError(f"{at}.parameters", shown(json.dumps(parameters)), str(error)) from None
+        raise InvalidInputError(f"{place}.parameters", shown(json.dumps(parameters)), str(error)) from None

@@ -27,7 +27,7 @@ from turnwise.errors import (
     TurnNotFoundError,
     shown,
 )
-from turnwise.http.runs import cancel_own
+from turnwise.http.native.runs import cancel_own
 from turnwise.http.service import Caller
 from turnwise.http.sse import EventStream
 from turnwise.memory.conversation.blocks import Block, User
@@ -48,7 +48,7 @@ STOPS = "the server stops: read on, from this service or from another one"
 
 @dataclass(frozen=True)
 class Decision:
-    """What a request says about a call. `at` is where it says so."""
+    """A decision about a call, or its result, as a request has it. `at` is where it says so."""
 
     call_id: str
     at: str
@@ -102,16 +102,16 @@ async def ask(
             message_id, before, own = part
             prompts, edits = [*before, *(prompts if edits else own)], True
             continue
-        named, said = options | RunOptions(turn_id=free), prompts if edits or turn is None else turn.asked
+        named, blocks = options | RunOptions(turn_id=free), prompts if edits or turn is None else turn.asked
         try:
             if turn is None:
-                return await session.run(*said, **named)
-            return await _ask_again(session, turn, message_id, said, named, again=again, resumed=resumed)
+                return await session.run(*blocks, **named)
+            return await _ask_again(session, turn, message_id, blocks, named, again=again, resumed=resumed)
         except (SessionBusyError, TurnIdTakenError) as error:
-            taken = await _found(session, free)
+            taken = await _turn_named(session, free)
             if taken and turn is None:  # the same request has just come twice
-                return await _repeated(session, taken, message_id, said)
-            if started := await _of_key(session, said, options):
+                return await _repeated(session, taken, message_id, blocks)
+            if started := await _of_key(session, blocks, options):
                 return await session.execution(started)
             if taken or isinstance(error, SessionBusyError):
                 raise
@@ -131,8 +131,10 @@ async def _repeated(
     Raises:
         IdempotencyConflictError: the message says something else than the turn's.
     """
-    asked, count = turn.asked, len(prompts)
-    if not turn.removed and not any(asked[at : at + count] == tuple(prompts) for at in range(len(asked) - count + 1)):
+    turn_prompts, count = turn.asked, len(prompts)
+    if not turn.removed and not any(
+        turn_prompts[index : index + count] == tuple(prompts) for index in range(len(turn_prompts) - count + 1)
+    ):
         raise IdempotencyConflictError(session.id, message_id, turn.run_id or "")
     return await session.execution(turn.run_id or "")
 
@@ -170,17 +172,19 @@ async def turn_of(session: AsyncSession, message_id: str) -> Turn | None:
 async def part_of(session: AsyncSession, message_id: str) -> tuple[str, list[Block], list[Block]] | None:
     """Return the message that a turn was started with, the prompts before this one, and this one: see `ui_messages`."""
     named = _PART.fullmatch(message_id)
-    turn = await _found(session, named[1]) if named else None
+    turn = await _turn_named(session, named[1]) if named else None
     if named is None or turn is None:
         return None
     blocks, place = turn.new_blocks, int(named[2])
-    asked = len(blocks) - len(turn.output)
-    prompts = [at for at, block in enumerate(blocks) if at < asked or isinstance(block, User)]
+    prompt_count = len(blocks) - len(turn.output)
+    prompts = [index for index, block in enumerate(blocks) if index < prompt_count or isinstance(block, User)]
     if place not in prompts or not isinstance(blocks[place], User):
         return None
-    attached = takewhile(lambda at: not isinstance(blocks[at], User), (at for at in prompts if at > place))
-    before: list[Block] = [blocks[at] for at in prompts if at < place]
-    return str(named[1]), before, [blocks[place], *(blocks[at] for at in attached)]
+    attached = takewhile(
+        lambda index: not isinstance(blocks[index], User), (index for index in prompts if index > place)
+    )
+    before: list[Block] = [blocks[index] for index in prompts if index < place]
+    return str(named[1]), before, [blocks[place], *(blocks[index] for index in attached)]
 
 
 async def _newest(session: AsyncSession, message_id: str, discarded: Collection[str]) -> tuple[Turn | None, str]:
@@ -189,17 +193,17 @@ async def _newest(session: AsyncSession, message_id: str, discarded: Collection[
     Args:
         discarded: ids whose turns were discarded; they cannot be used again.
     """
-    found = None
+    newest = None
     for number in count():
         name = f"{message_id}~{number}" if number else message_id
-        turn = await _found(session, name)
+        turn = await _turn_named(session, name)
         if turn is None and name not in discarded:
-            return found, name
-        found = turn or found
+            return newest, name
+        newest = turn or newest
     raise AssertionError
 
 
-async def _found(session: AsyncSession, name: str) -> Turn | None:
+async def _turn_named(session: AsyncSession, name: str) -> Turn | None:
     """Return the turn of an id, or of an index in the form that `message_id_of` gives it."""
     index = _INDEX.fullmatch(name)
     for which in (name, int(index[1])) if index else (name,):
@@ -231,8 +235,8 @@ async def _take_back(session: AsyncSession, index: int, last: int, active: str |
 async def fitting(execution: AsyncExecutionHandle, decisions: Sequence[Decision]) -> list[Decision]:
     """Return what a request says about calls that wait, or waited, one decision a call. Changes nothing.
 
-    A client may have a result of its own for a call that it approves: the approval counts. What it says of calls that
-    never waited is left out, such as results of the service's own tools.
+    A client may have a result of its own for a call that it approves: the approval counts. Results of calls that never
+    waited are left out, such as those of the service's own tools.
 
     Raises:
         InvalidInputError: a call waits for something else, or has two answers that differ.
@@ -240,19 +244,21 @@ async def fitting(execution: AsyncExecutionHandle, decisions: Sequence[Decision]
     calls = (await execution.info()).calls
     chosen: dict[str, Decision] = {}
     unfit: list[tuple[Decision, str]] = []
-    for each in decisions:
-        state = calls.get(each.call_id) or {}
+    for decision in decisions:
+        state = calls.get(decision.call_id) or {}
         wants = state.get("wants")
-        if wants and (each.approved is None) == (wants == "result"):
-            first = chosen.setdefault(each.call_id, each)
-            if replace(first, at=each.at, run_id=each.run_id) != each:
-                why = f"call {each.call_id!r} has another answer in the same request"
-                raise InvalidInputError(each.at, shown(each.value), why)
+        if wants and (decision.approved is None) == (wants == "result"):
+            first = chosen.setdefault(decision.call_id, decision)
+            if replace(first, at=decision.at, run_id=decision.run_id) != decision:
+                reason = f"call {decision.call_id!r} has another answer in the same request"
+                raise InvalidInputError(decision.at, shown(decision.value), reason)
         elif wants and not state.get("verdict"):
-            unfit.append((each, "its result" if wants == "result" else "an approval"))
-    for each, wanted in unfit:
-        if each.call_id not in chosen:
-            raise InvalidInputError(each.at, shown(each.value), f"call {each.call_id!r} waits for {wanted}")
+            unfit.append((decision, "its result" if wants == "result" else "an approval"))
+    for unfit_decision, expected in unfit:
+        if unfit_decision.call_id not in chosen:
+            raise InvalidInputError(
+                unfit_decision.at, shown(unfit_decision.value), f"call {unfit_decision.call_id!r} waits for {expected}"
+            )
     return list(chosen.values())
 
 
@@ -267,24 +273,24 @@ async def decide(execution: AsyncExecutionHandle, decisions: Sequence[Decision])
     """
     pending = {call.call_id for call in await execution.pending()}
     calls = (await execution.info()).calls
-    for each in decisions:
-        verdict = None if each.call_id in pending else (calls.get(each.call_id) or {}).get("verdict")
-        if verdict is None and each.call_id not in pending:
+    for decision in decisions:
+        verdict = None if decision.call_id in pending else (calls.get(decision.call_id) or {}).get("verdict")
+        if verdict is None and decision.call_id not in pending:
             continue
-        if each.approved is None:
-            await execution.provide(each.call_id, each.value, is_error=each.is_error)
-        elif verdict is None and each.approved:
-            await execution.approve(each.call_id, input=each.value)
+        if decision.approved is None:
+            await execution.provide(decision.call_id, decision.value, is_error=decision.is_error)
+        elif verdict is None and decision.approved:
+            await execution.approve(decision.call_id, input=decision.value)
         elif verdict is None:
-            await execution.reject(each.call_id, each.reason)
-        elif each.approved != (verdict == "approved"):
-            raise CallDecidedError(execution.session_id, execution.run_id, each.call_id, f"it was {verdict}")
+            await execution.reject(decision.call_id, decision.reason)
+        elif decision.approved != (verdict == "approved"):
+            raise CallDecidedError(execution.session_id, execution.run_id, decision.call_id, f"it was {verdict}")
 
 
 async def behind(execution: AsyncExecutionHandle, call_ids: Sequence[str]) -> frozenset[str]:
-    """Return those of the calls that wait for somebody, or did."""
+    """Return those of the calls that wait for a decision or a result, or did."""
     calls = (await execution.info()).calls
-    return frozenset(each for each in call_ids if each in calls and calls[each].get("wants"))
+    return frozenset(call_id for call_id in call_ids if call_id in calls and calls[call_id].get("wants"))
 
 
 async def active(session: AsyncSession) -> AsyncExecutionHandle | None:
@@ -304,13 +310,15 @@ def streamed(
     caller.service.handles.cache_run(caller.user_id, execution)
     farewell = b"".join(frame.encode() for frame in encoder.failed(ConnectionError(STOPS)))
 
-    def left() -> None:
+    def cancel() -> None:
         caller.service.spawn(cancel_own(execution), "the cancellation of a run whose client disconnected")
 
     return EventStream(
         caller,
         front_end_stream(execution, encoder),
-        left=left if caller.on_disconnect == "cancel" and not execution.dropped else None,  # else it is another's run
+        on_leave=cancel
+        if caller.on_disconnect == "cancel" and not execution.dropped
+        else None,  # else it is another's run
         retry_ms=None,
         farewell=farewell,
         room=room,

@@ -1,4 +1,4 @@
-"""Reads what front ends send: parts of messages as blocks. What is wrong is refused by the name of its field."""
+"""Reads what front ends send: parts of messages as blocks. A wrong value is refused with the name of its field."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_ID_CHARS = 240
 """The longest id of a message: the turns that answer it again have longer ones."""
 
 
-def text_of(item: Mapping[str, Any], name: str, at: str) -> str:
+def text_of(item: Mapping[str, Any], name: str, place: str) -> str:
     """Return a field that is a text.
 
     Raises:
@@ -27,58 +27,58 @@ def text_of(item: Mapping[str, Any], name: str, at: str) -> str:
     """
     value = item.get(name)
     if not isinstance(value, str):
-        raise InvalidInputError(f"{at}.{name}", shown(value), "it must be a text")
+        raise InvalidInputError(f"{place}.{name}", shown(value), "it must be a text")
     return value
 
 
-def message_id(given: Any, at: str) -> str:
+def message_id(value: Any, place: str) -> str:
     """Return the id of a message, which can be a turn's.
 
     Raises:
         InvalidInputError: it cannot.
     """
-    if isinstance(given, str) and len(given) > MAX_ID_CHARS:
-        raise InvalidInputError(at, shown(given), f"it must have at most {MAX_ID_CHARS} characters")
+    if isinstance(value, str) and len(value) > MAX_ID_CHARS:
+        raise InvalidInputError(place, shown(value), f"it must have at most {MAX_ID_CHARS} characters")
     try:
-        return check_id("message", given)
+        return check_id("message", value)
     except InvalidIdError as error:
-        raise InvalidInputError(at, shown(given), error.why) from None
+        raise InvalidInputError(place, shown(value), error.why) from None
 
 
-def object_of(item: Any, at: str) -> Mapping[str, Any]:
+def object_of(item: Any, place: str) -> Mapping[str, Any]:
     """Return an object.
 
     Raises:
         InvalidInputError: it is none.
     """
     if not isinstance(item, Mapping):
-        raise InvalidInputError(at, shown(item), "it must be an object")
+        raise InvalidInputError(place, shown(item), "it must be an object")
     return item
 
 
-def file_of(url: str, media_type: str | None, name: str | None, at: str) -> Image | Document:
+def file_of(url: str, media_type: str | None, name: str | None, place: str) -> Image | Document:
     """Return a file, by an address or as a data URL, as a block.
 
     Raises:
         InvalidInputError: no model could be sent the file.
     """
-    found = _DATA_URL.fullmatch(url)
-    where = {"data": found[2], "media_type": found[1]} if found else {"url": url}
-    kind = (found[1] if found else media_type) or ""
+    match = _DATA_URL.fullmatch(url)
+    where = {"data": match[2], "media_type": match[1]} if match else {"url": url}
+    kind = (match[1] if match else media_type) or ""
     is_image = kind.startswith("image/") or kind == "image"
-    if not found and "/" in kind:
+    if not match and "/" in kind:
         where["media_type"] = kind
     try:
         block = Image(**where) if is_image else Document(name=name or "file", **where)
     except ValidationError as error:
-        why = str(error.errors(include_url=False, include_context=False)[0]["msg"]).removeprefix("Value error, ")
-        raise InvalidInputError(at, shown(url), why) from None
+        reason = str(error.errors(include_url=False, include_context=False)[0]["msg"]).removeprefix("Value error, ")
+        raise InvalidInputError(place, shown(url), reason) from None
     if block.flaw:
-        raise InvalidInputError(at, shown(url), block.flaw)
+        raise InvalidInputError(place, shown(url), block.flaw)
     return block
 
 
-def in_order(blocks: Sequence[Block], at: str) -> list[Block]:
+def in_order(blocks: Sequence[Block], place: str) -> list[Block]:
     """Return the blocks of one prompt: its texts as one, then its pictures and files, which belong to the text before.
 
     So a message stays one, also in a turn with the prompts of several runs, where each text is a message.
@@ -87,7 +87,7 @@ def in_order(blocks: Sequence[Block], at: str) -> list[Block]:
         InvalidInputError: there is nothing in it.
     """
     if not any(not isinstance(block, User) or block.text.strip() for block in blocks):
-        raise InvalidInputError(at, "[]", "the message says nothing: send a text or a file")
+        raise InvalidInputError(place, "[]", "the message says nothing: send a text or a file")
     texts = [block.text for block in blocks if isinstance(block, User)]
     files = [block for block in blocks if not isinstance(block, User)]
     return [*([User(text="\n".join(texts))] if texts else []), *files]

@@ -27,12 +27,12 @@ from turnwise.http.front_ends.answering import (
     streamed,
 )
 from turnwise.http.front_ends.reading import file_of, in_order, message_id, object_of, text_of
-from turnwise.http.models import Body, Cancel, Cancelled, JsonObject, Shown, example
-from turnwise.http.paths import InPath
+from turnwise.http.middleware.paths import InPath
+from turnwise.http.native.models import Body, Cancel, Cancelled, JsonObject, Shown, example
+from turnwise.http.native.runs import BUSY, POLICIES, Key
+from turnwise.http.native.sessions import NOT_FOUND
 from turnwise.http.problems import answer, documented, problem_of
-from turnwise.http.runs import BUSY, POLICIES, Key
 from turnwise.http.service import Asks
-from turnwise.http.sessions import NOT_FOUND
 from turnwise.http.sse import MEDIA_TYPE
 from turnwise.memory.conversation.blocks import (
     AnyBlock,
@@ -132,7 +132,7 @@ class Chat(Body):
         return cast(RunOptions, {name: getattr(self, name) for name in names})
 
 
-_POLICIES = [each for each in POLICIES if each in get_args(Chat.model_fields["if_busy"].annotation)]
+_POLICIES = [policy for policy in POLICIES if policy in get_args(Chat.model_fields["if_busy"].annotation)]
 
 
 class UiMessages(Shown):
@@ -151,22 +151,22 @@ async def answer_chat(body: Chat, caller: Asks, request: Request, idempotency_ke
     A repeated request gets the answer of the first one; with `Last-Event-ID`, what is behind that. A message that is to
     be answered again is so at each request without that header or the same `Idempotency-Key`.
     """
-    last, at = body.last()
+    last, message_place = body.last()
     role = last.get("role")
     if role == "user":
-        prompts = _prompts(last, at)
+        prompts = _prompts(last, message_place)
     elif role == "assistant" and body.trigger == "submit-message":
         prompts = []
     else:
-        why = "the last message must be the user's, or the assistant's with results of calls or answers to approvals"
-        raise InvalidInputError(f"{at}.role", shown(role), why)
-    its_id = message_id(last.get("id"), f"{at}.id")
+        reason = "the last message must be the user's, or the assistant's with results of calls or answers to approvals"
+        raise InvalidInputError(f"{message_place}.role", shown(role), reason)
+    its_id = message_id(last.get("id"), f"{message_place}.id")
     resumed = request.headers.get("last-event-id")
     VercelEncoder(resumed)  # which checks it
     with caller.room() as room:
         if role == "assistant":
-            execution, known = await _continue(caller, body.id, last, at)
-            return streamed(caller, execution, VercelEncoder(resumed, behind=known), room)
+            execution, waited = await _continue(caller, body.id, last, message_place)
+            return streamed(caller, execution, VercelEncoder(resumed, behind=waited), room)
         options = body.options() | RunOptions(idempotency_key=idempotency_key)
         new: dict[str, Any] = {"engine": body.engine, "agent": body.agent}
         session = await open_for_run(caller.manager, body.id, prompts, options, user_id=caller.user_id, **new)
@@ -201,104 +201,109 @@ _BESIDE = ("reject", "enqueue", "drop")
 """The policies that leave the run which waits as it is: the others end it, so that its calls need no decisions."""
 
 
-async def _beside(session: AsyncSession, message: Mapping[str, Any] | None, at: str) -> _Waiting | None:
+async def _beside(session: AsyncSession, message: Mapping[str, Any] | None, place: str) -> _Waiting | None:
     """Return the run that the assistant's message before the user's has decisions for; None if none waits for them."""
     if message is None or not (execution := await active(session)) or execution.run_id != message.get("id"):
         return None
     pending = {call.call_id for call in await execution.pending()}
-    decisions = _decisions(message, at) if pending else []
-    if not any(each.call_id in pending for each in decisions):
+    decisions = _decisions(message, place) if pending else []
+    if not any(decision.call_id in pending for decision in decisions):
         return None
     chosen = await fitting(execution, decisions)
-    return _Waiting(execution, chosen, is_whole=pending <= {each.call_id for each in chosen})
+    return _Waiting(execution, chosen, is_whole=pending <= {decision.call_id for decision in chosen})
 
 
 def helpful(error: SessionBusyError, *, is_again: bool) -> list[str]:
     """Return the policies with which a message is taken that was refused."""
     if is_again:
         return []  # what would be replaced is not of the active run, or runs wait
-    return [each for each in _POLICIES if not (each == "enqueue" and isinstance(error, QueueFullError))]
+    return [policy for policy in _POLICIES if not (policy == "enqueue" and isinstance(error, QueueFullError))]
 
 
-def _prompts(message: Mapping[str, Any], at: str) -> list[Block]:
+def _prompts(message: Mapping[str, Any], place: str) -> list[Block]:
     if isinstance(parts := message.get("parts"), list):
-        check_count(f"{at}.parts", len(parts), "MAX_BLOCKS", MAX_BLOCKS)
+        check_count(f"{place}.parts", len(parts), "MAX_BLOCKS", MAX_BLOCKS)
     blocks: list[Block] = []
-    for place, part in _parts(message, at):
+    for part_place, part in _parts(message, place):
         match part.get("type"):
             case "text":
-                blocks.append(User(text=text_of(part, "text", place)))
+                blocks.append(User(text=text_of(part, "text", part_place)))
             case "file":
                 media_type, name = part.get("mediaType"), part.get("filename")
                 if media_type is not None or name is not None:
-                    media_type, name = text_of(part, "mediaType", place), name and text_of(part, "filename", place)
-                blocks.append(file_of(text_of(part, "url", place), media_type, name, f"{place}.url"))
+                    media_type, name = (
+                        text_of(part, "mediaType", part_place),
+                        name and text_of(part, "filename", part_place),
+                    )
+                blocks.append(file_of(text_of(part, "url", part_place), media_type, name, f"{part_place}.url"))
             case kind:
-                why = "a message of the user has parts of type text and file"
-                raise InvalidInputError(f"{place}.type", shown(kind), why)
-    return in_order(blocks, f"{at}.parts")
+                reason = "a message of the user has parts of type text and file"
+                raise InvalidInputError(f"{part_place}.type", shown(kind), reason)
+    return in_order(blocks, f"{place}.parts")
 
 
-def _parts(message: Mapping[str, Any], at: str) -> list[tuple[str, Mapping[str, Any]]]:
+def _parts(message: Mapping[str, Any], place: str) -> list[tuple[str, Mapping[str, Any]]]:
     parts = message.get("parts")
     if not isinstance(parts, list):
-        raise InvalidInputError(f"{at}.parts", shown(parts), "it must be a list")
-    return [(f"{at}.parts[{n}]", object_of(part, f"{at}.parts[{n}]")) for n, part in enumerate(parts)]
+        raise InvalidInputError(f"{place}.parts", shown(parts), "it must be a list")
+    return [(f"{place}.parts[{n}]", object_of(part, f"{place}.parts[{n}]")) for n, part in enumerate(parts)]
 
 
 async def _continue(
-    caller: Asks, chat_id: str, message: Mapping[str, Any], at: str
+    caller: Asks, chat_id: str, message: Mapping[str, Any], place: str
 ) -> tuple[AsyncExecutionHandle, frozenset[str]]:
     """Give a run what the assistant's message has for its calls; return it, and those of the calls that waited."""
-    if not (decisions := _decisions(message, at)):
-        why = "nothing is new: it has neither results of calls nor answers to approvals"
-        raise InvalidInputError(f"{at}.parts", shown(message.get("parts")), why)
+    if not (decisions := _decisions(message, place)):
+        reason = "nothing is new: it has neither results of calls nor answers to approvals"
+        raise InvalidInputError(f"{place}.parts", shown(message.get("parts")), reason)
 
     async def decided(session: AsyncSession) -> AsyncExecutionHandle:
         execution = await session.execution(str(message["id"]))
         chosen = await fitting(execution, decisions)
-        if left := [each for each in decisions if each.call_id not in {one.call_id for one in chosen}]:
+        if undecided := [
+            decision for decision in decisions if decision.call_id not in {decision.call_id for decision in chosen}
+        ]:
             turn = await session.turn(execution.turn_index)
             calls = {block.call_id for block in turn.output if isinstance(block, ToolUse)}
-            if unknown := next((each for each in left if each.call_id not in calls), None):
+            if unknown := next((unmatched for unmatched in undecided if unmatched.call_id not in calls), None):
                 raise InvalidInputError(unknown.at, shown(unknown.call_id), "the answer has no call of this id")
         await decide(execution, chosen)
         return execution
 
     execution = await caller.on_session(chat_id, decided)
-    return execution, await behind(execution, [each.call_id for each in decisions])
+    return execution, await behind(execution, [decision.call_id for decision in decisions])
 
 
-def _decisions(message: Mapping[str, Any], at: str) -> list[Decision]:
+def _decisions(message: Mapping[str, Any], place: str) -> list[Decision]:
     """Return what the last step of the assistant's message says about its calls."""
     calls = [
-        (place, part)
-        for place, part in _parts(message, at)
+        (part_place, part)
+        for part_place, part in _parts(message, place)
         if str(part.get("type")).startswith("tool-") or part.get("type") in ("dynamic-tool", "step-start")
     ]
     steps = [number for number, (_, part) in enumerate(calls) if part["type"] == "step-start"]
     calls = calls[steps[-1] + 1 :] if steps else calls
-    decisions = [decision for place, part in calls if (decision := _decision(part, place))]
+    decisions = [decision for part_place, part in calls if (decision := _decision(part, part_place))]
     check_count("answers to calls", len(decisions), "MAX_NAMES", MAX_NAMES)
     return decisions
 
 
-def _decision(part: Mapping[str, Any], at: str) -> Decision | None:
+def _decision(part: Mapping[str, Any], place: str) -> Decision | None:
     """Return what a call of the assistant's message says; None if it says nothing new."""
     state = part.get("state")
     if state not in _SAYS:
         return None
-    call_id = text_of(part, "toolCallId", at)
+    call_id = text_of(part, "toolCallId", place)
     if state == "output-error":
-        return Decision(call_id, f"{at}.errorText", value=text_of(part, "errorText", at), is_error=True)
+        return Decision(call_id, f"{place}.errorText", value=text_of(part, "errorText", place), is_error=True)
     if state == "output-available":
-        return Decision(call_id, f"{at}.output", value=part.get("output"))
-    approval = object_of(part.get("approval"), f"{at}.approval")
+        return Decision(call_id, f"{place}.output", value=part.get("output"))
+    approval = object_of(part.get("approval"), f"{place}.approval")
     approved = approval.get("approved")
     if not isinstance(approved, bool):
-        raise InvalidInputError(f"{at}.approval.approved", shown(approved), "it must be true or false")
+        raise InvalidInputError(f"{place}.approval.approved", shown(approved), "it must be true or false")
     reason = approval.get("reason")
-    return Decision(call_id, f"{at}.approval", approved=approved, reason=reason if isinstance(reason, str) else "")
+    return Decision(call_id, f"{place}.approval", approved=approved, reason=reason if isinstance(reason, str) else "")
 
 
 @router.get(
@@ -317,16 +322,16 @@ async def resume_chat(
     """What `resume: true` and `resumeStream()` ask. With `Last-Event-ID`, only what is behind that event."""
     encoder = VercelEncoder(request.headers.get("last-event-id"))
     if answer_id is not None:
-        execution = await caller.on_session(chat_id, lambda each: each.execution(answer_id))
+        execution = await caller.on_session(chat_id, lambda session: session.execution(answer_id))
         return streamed(caller, execution, encoder)
-    found = await caller.on_session(chat_id, active)
-    return Response(status_code=204) if found is None else streamed(caller, found, encoder)
+    running = await caller.on_session(chat_id, active)
+    return Response(status_code=204) if running is None else streamed(caller, running, encoder)
 
 
 @router.post("/{chat_id}/stop", summary="Cancel the active run", responses=documented(404, 409))
 async def stop_chat(chat_id: InPath, body: Cancel, caller: Asks) -> Cancelled:
     """What a stop button asks: `stop()` of `useChat` alone only closes its connection."""
-    return Cancelled(cancelled=await caller.on_session(chat_id, lambda each: each.cancel(body.reason)))
+    return Cancelled(cancelled=await caller.on_session(chat_id, lambda session: session.cancel(body.reason)))
 
 
 @router.get("/{chat_id}/messages", summary="The messages of a chat, for useChat", responses=NOT_FOUND)
@@ -334,7 +339,7 @@ async def list_chat_messages(
     chat_id: InPath, caller: Asks, after: Annotated[int, Query(description="Only of later turns than this one.")] = -1
 ) -> UiMessages:
     """The first turns behind `after`, a thousand or a megabyte, without those that were replaced."""
-    turns, runs = await caller.on_session(chat_id, lambda each: _history(each, after))
+    turns, runs = await caller.on_session(chat_id, lambda session: _history(session, after))
     return UiMessages(messages=ui_messages(turns, runs), next=turns.next)
 
 
@@ -354,9 +359,9 @@ def ui_messages(turns: Sequence[Turn], runs: Sequence[RunRecord]) -> list[JsonOb
     calls = {run.run_id: run.calls for run in runs}
     merged = {run.leads_to for run in runs if run.leads_to}
     return [
-        each
+        message
         for turn in turns
-        for each in _messages_of(turn, calls.get(turn.run_id or "", {}), is_merged=turn.run_id in merged)
+        for message in _messages_of(turn, calls.get(turn.run_id or "", {}), is_merged=turn.run_id in merged)
     ]
 
 
@@ -367,37 +372,37 @@ def _messages_of(turn: Turn, calls: Mapping[str, Any], *, is_merged: bool) -> li
         calls: the states of its run's calls.
         is_merged: whether it has prompts of several runs, which are a message each.
     """
-    gone, made, found = set(turn.removed), dict[str, JsonObject](), list[JsonObject]()
-    its_id, asked = message_id_of(turn), len(turn.new_blocks) - len(turn.output)
+    removed, call_parts, messages = set(turn.removed), dict[str, JsonObject](), list[JsonObject]()
+    its_id, prompt_count = message_id_of(turn), len(turn.new_blocks) - len(turn.output)
     answer = turn.run_id or f"{its_id}-answer"
-    for first, blocks in _grouped(turn.new_blocks, asked, is_merged=is_merged):
-        kept = [block for number, block in enumerate(blocks, first) if number not in gone]
+    for first, blocks in _grouped(turn.new_blocks, prompt_count, is_merged=is_merged):
+        remaining = [block for number, block in enumerate(blocks, first) if number not in removed]
         number = f".{first}" if first else ""
-        if first >= asked and not isinstance(blocks[0], User):
-            if parts := _answer_parts(kept, calls, made):
-                found.append({"id": f"{answer}{number}", "role": "assistant", "parts": parts})
-        elif parts := [part for block in kept if (part := _prompt_part(block))]:
-            found.append({"id": f"{its_id}{number}", "role": "user", "parts": parts})
-    if answers := [each for each in found if each["role"] == "assistant"]:
+        if first >= prompt_count and not isinstance(blocks[0], User):
+            if parts := _answer_parts(remaining, calls, call_parts):
+                messages.append({"id": f"{answer}{number}", "role": "assistant", "parts": parts})
+        elif parts := [part for block in remaining if (part := _prompt_part(block))]:
+            messages.append({"id": f"{its_id}{number}", "role": "user", "parts": parts})
+    if answers := [message for message in messages if message["role"] == "assistant"]:
         answers[-1]["id"] = answer
-    return found
+    return messages
 
 
-def _grouped(blocks: Sequence[AnyBlock], asked: int, *, is_merged: bool) -> list[tuple[int, list[AnyBlock]]]:
+def _grouped(blocks: Sequence[AnyBlock], prompt_count: int, *, is_merged: bool) -> list[tuple[int, list[AnyBlock]]]:
     """Return the blocks of each message, with the number of its first one. The output has prompts that joined the run.
 
     Args:
-        asked: how many of the blocks the run was started with.
+        prompt_count: how many of the blocks the run was started with.
         is_merged: whether each text among these is a message.
     """
-    found: list[tuple[int, list[AnyBlock]]] = []
+    groups: list[tuple[int, list[AnyBlock]]] = []
     for number, block in enumerate(blocks):
-        is_prompt = isinstance(block, User) and (number >= asked or is_merged)
-        follows_prompt = number > asked and isinstance(blocks[number - 1], User)
-        if number in (0, asked) or is_prompt or follows_prompt:
-            found.append((number, []))
-        found[-1][1].append(block)
-    return found
+        is_prompt = isinstance(block, User) and (number >= prompt_count or is_merged)
+        follows_prompt = number > prompt_count and isinstance(blocks[number - 1], User)
+        if number in (0, prompt_count) or is_prompt or follows_prompt:
+            groups.append((number, []))
+        groups[-1][1].append(block)
+    return groups
 
 
 def _prompt_part(block: AnyBlock) -> JsonObject | None:
@@ -407,9 +412,9 @@ def _prompt_part(block: AnyBlock) -> JsonObject | None:
 
 
 def _answer_parts(
-    blocks: Sequence[AnyBlock], calls: Mapping[str, Any], made: dict[str, JsonObject]
+    blocks: Sequence[AnyBlock], calls: Mapping[str, Any], call_parts: dict[str, JsonObject]
 ) -> list[JsonObject]:
-    """Return blocks of an answer as parts; `made` has the parts of the calls before."""
+    """Return blocks of an answer as parts; `call_parts` has the parts of the calls before."""
     parts: list[JsonObject] = [{"type": "step-start"}]
     for block in blocks:
         has_results = any("output" in part or "errorText" in part for part in parts[_step(parts) :])
@@ -421,11 +426,11 @@ def _answer_parts(
             case Thinking(text=text) if text:
                 parts.append({"type": "reasoning", "text": text, "state": "done"})
             case ToolUse(call_id=call_id, name=name) if name != ANSWER_TOOL:
-                made[call_id] = {"type": f"tool-{name}", "toolCallId": call_id, "input": block.input}
-                made[call_id] |= _state(call_id, calls.get(call_id, {}))
-                parts.append(made[call_id])
-            case ToolResult(call_id=call_id) if call_id in made:
-                _add_result(made[call_id], block)
+                call_parts[call_id] = {"type": f"tool-{name}", "toolCallId": call_id, "input": block.input}
+                call_parts[call_id] |= _state(call_id, calls.get(call_id, {}))
+                parts.append(call_parts[call_id])
+            case ToolResult(call_id=call_id) if call_id in call_parts:
+                _add_result(call_parts[call_id], block)
             case Image() | Document() if part := file_part(block):
                 parts.append(part)
             case _:

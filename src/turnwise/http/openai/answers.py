@@ -69,7 +69,7 @@ class Answer:
         in_conversation = "openai.conversation" in labels
         previous = labels.get("openai.previous") if is_first else response_id(run.run_id, state.part - 1)
         status = state.status or "queued"
-        background = "openai.background" in labels if is_first else bool(state.said.get("background"))
+        background = "openai.background" in labels if is_first else bool(state.change.get("background"))
         return {
             "id": self.id,
             "object": "response",
@@ -83,10 +83,10 @@ class Answer:
             "usage": _usage(state.usage),
             "conversation": {"id": conversation_id(self._session_id)} if in_conversation else None,
             "previous_response_id": None if in_conversation else previous,
-            "metadata": metadata_of(labels) if is_first else dict(state.said.get("metadata", {})),
+            "metadata": metadata_of(labels) if is_first else dict(state.change.get("metadata", {})),
             "store": self._stored,
             "model": self._model,
-            **_asked(run),
+            **_request_fields(run),
         }
 
     def _error(self) -> dict[str, Any] | None:
@@ -101,7 +101,7 @@ class Answer:
         return {"reason": "content_filter" if is_filtered else "max_output_tokens"}
 
 
-def _asked(run: RunRecord) -> dict[str, Any]:
+def _request_fields(run: RunRecord) -> dict[str, Any]:
     """Return what the request asked for."""
     params: dict[str, Any] = plain_json("params", dict(run.params), MOST_JSON)
     return {
@@ -131,10 +131,10 @@ def _tool_choice(choice: Any) -> Any:
     return {"type": "function", **choice["function"]} if isinstance(choice, dict) else choice
 
 
-def _format(given: Any) -> dict[str, Any]:
-    if given is None:
+def _format(response_format: Any) -> dict[str, Any]:
+    if response_format is None:
         return {"type": "text"}
-    return {"type": given["type"], **given.get("json_schema", {})}
+    return {"type": response_format["type"], **response_format.get("json_schema", {})}
 
 
 def _usage(usage: Usage | None) -> dict[str, Any] | None:

@@ -37,6 +37,7 @@ from turnwise.errors import (
     TurnwiseError,
     WaitTimeoutError,
 )
+from turnwise.http.middleware.paths import header_of_id, id_of_header
 from turnwise.http.openai.completion_request import CreateCompletion
 from turnwise.http.openai.completions import Completion, needs_approval
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, answer, answer_of, body_of, check_no_key, invalid
@@ -44,7 +45,6 @@ from turnwise.http.openai.messages import Chat, read_messages
 from turnwise.http.openai.models import Chosen, chosen, run_on
 from turnwise.http.openai.new_messages import New, is_alone, news
 from turnwise.http.openai.run_events import events_so_far
-from turnwise.http.paths import header_of_id, id_of_header
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
 from turnwise.memory.conversation.blocks import AnyBlock
@@ -67,7 +67,7 @@ _PAGE = 1000
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ChatRequest:
     """A request: who makes it, and what it says."""
 
     caller: Caller
@@ -102,10 +102,10 @@ async def create(
     the run. With it, the session of this id has the conversation, and is made if there is none.
 
     `messages` may then be the whole conversation, or only what is new: one message of the user, or the results of
-    tools. Of a whole one, the user's messages must be those of the session; what follows is new. Answers may be cut
-    short or missing, but not changed: otherwise the answer is 422 `conflict`, which says what differs. If nothing is
-    new, the request repeats the last one, and gets the same answer; one that failed is asked for again. System messages
-    are instructions for this answer, and in no history.
+    tools. If it is whole, the user's messages must be those of the session; messages after them are new. Answers may be
+    cut short or missing, but not changed: otherwise the answer is 422 `conflict`, which says what differs. If nothing
+    is new, the request repeats the last one, and gets the same answer; one that failed is asked for again. System
+    messages are instructions for this answer, and in no history.
 
     After `tool_calls`, the session waits for the results of all calls, for as long as it takes. Messages of role `tool`
     bring them, with the same settings and tools as before, or none.
@@ -114,37 +114,41 @@ async def create(
     """
     body.check()
     chat, model = read_messages(body.messages), chosen(caller, body.model)
-    asked = _Asked(caller, body, chat, model, await _options(body, chat, model))
+    completion_request = _ChatRequest(caller, body, chat, model, await _options(body, chat, model))
     with caller.room() as room:
         try:
             if x_session_id is None:
                 check_no_key(idempotency_key, "name a session by X-Session-Id")
-                answering = await _stateless(asked)
+                answering = await _stateless(completion_request)
             else:
-                answering = await _durable(asked, id_of_header(x_session_id), idempotency_key)
+                answering = await _durable(completion_request, id_of_header(x_session_id), idempotency_key)
         except InvalidInputError as error:
             raise body.refusal(error) from None
-        return await _respond(request, asked, answering, room)
+        return await _respond(request, completion_request, answering, room)
 
 
-async def _respond(request: Request, asked: _Asked, answering: _Answering, room: ExitStack) -> Response:
+async def _respond(
+    request: Request, completion_request: _ChatRequest, answering: _Answering, room: ExitStack
+) -> Response:
     """Return the answer when it is whole, or stream it."""
-    caller, body = asked.caller, asked.body
+    caller, body = completion_request.caller, completion_request.body
     headers = {RUN_ID: answering.execution.run_id}
     if answering.is_stored:
         headers[SESSION_ID] = header_of_id(answering.execution.session_id)
-    left = _left(caller, answering)
+    on_leave = _canceller(caller, answering)
     if body.stream:
         farewell = encode(json.dumps(body_of(503, _STOPS, code="server_stops")))
         chunks = _chunks(caller, body, answering)
-        return EventStream(caller, chunks, left=left, retry_ms=None, farewell=farewell, room=room, headers=headers)
+        return EventStream(
+            caller, chunks, on_leave=on_leave, retry_ms=None, farewell=farewell, room=room, headers=headers
+        )
     try:
-        await wait_for(request, caller, _settled(caller, answering), left=left, room=room)
+        await wait_for(request, caller, _settled(caller, answering), on_leave=on_leave, room=room)
     except OpenAIError as error:
         return _failed(error, answering, headers)
     if not answering.completion.is_done:
-        if left and not answering.is_stored:
-            left()
+        if on_leave and not answering.is_stored:
+            on_leave()
         if caller.service.stopping.is_set():
             raise OpenAIError(503, _STOPS, code="server_stops")
         raise OpenAIError(504, "the answer takes longer than this service waits: stream it, or repeat the request")
@@ -167,36 +171,40 @@ async def _options(body: CreateCompletion, chat: Chat, model: Chosen) -> RunOpti
     return options
 
 
-async def _stateless(asked: _Asked) -> _Answering:
+async def _stateless(completion_request: _ChatRequest) -> _Answering:
     """Start a run of which nothing is stored."""
-    whose: dict[str, Any] = {"user_id": asked.caller.user_id, "engine": asked.model.engine}
-    execution = await asked.caller.manager.run_once(*asked.chat.blocks, **whose, **asked.options)
-    completion = Completion(execution.run_id, asked.body.model, time.time())
-    return _Answering(execution, completion, is_stored=False, has_tools=bool(asked.body.tools))
+    target: dict[str, Any] = {"user_id": completion_request.caller.user_id, "engine": completion_request.model.engine}
+    execution = await completion_request.caller.manager.run_once(
+        *completion_request.chat.blocks, **target, **completion_request.options
+    )
+    completion = Completion(execution.run_id, completion_request.body.model, time.time())
+    return _Answering(execution, completion, is_stored=False, has_tools=bool(completion_request.body.tools))
 
 
-async def _durable(asked: _Asked, session_id: str, key: str | None) -> _Answering:
+async def _durable(completion_request: _ChatRequest, session_id: str, key: str | None) -> _Answering:
     """Start the run that answers a request within a session, continue the one that waits, or find it."""
-    body, options = asked.body, asked.options
-    session = await _session(asked, session_id)
+    body, options = completion_request.body, completion_request.options
+    session = await _session(completion_request, session_id)
     if not key:
-        return await _in_session(asked, session, options)
+        return await _in_session(completion_request, session, options)
     turn_id = f"chat {hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}"
     digest = hashlib.sha256(body.model_dump_json(exclude={"stream", "stream_options"}).encode()).hexdigest()
-    if found := await _of_key(session, turn_id, digest):
-        return _answer(body, *found)
+    if earlier := await _of_key(session, turn_id, digest):
+        return _answer(body, *earlier)
     try:
-        return await _in_session(asked, session, options | {"turn_id": turn_id, "labels": {_REQUEST: digest}})
+        return await _in_session(
+            completion_request, session, options | {"turn_id": turn_id, "labels": {_REQUEST: digest}}
+        )
     except (TurnwiseError, OpenAIError):  # an equal request may have come first in this moment
-        if found := await _of_key(session, turn_id, digest):
-            return _answer(body, *found)
+        if earlier := await _of_key(session, turn_id, digest):
+            return _answer(body, *earlier)
         raise
 
 
-async def _in_session(asked: _Asked, session: AsyncSession, options: RunOptions) -> _Answering:
+async def _in_session(completion_request: _ChatRequest, session: AsyncSession, options: RunOptions) -> _Answering:
     """Start the run that answers a request, continue the one that waits, or find the one that it repeats."""
-    caller, body, engine = asked.caller, asked.body, asked.model.engine
-    new = news(asked.chat, [] if is_alone(asked.chat) else await _messages(session))
+    caller, body, engine = completion_request.caller, completion_request.body, completion_request.model.engine
+    new = news(completion_request.chat, [] if is_alone(completion_request.chat) else await _messages(session))
     if new.results:
         return await _continue(session, body, options, new)
     prompts: Sequence[AnyBlock] = new.prompts
@@ -214,8 +222,8 @@ async def _in_session(asked: _Asked, session: AsyncSession, options: RunOptions)
         pending = await (await session.execution(error.run_id)).pending()
         if any(call.wants == "result" for call in pending):
             raise _no_result(next(call.call_id for call in pending if call.wants == "result"), error.run_id) from None
-        why = str(SessionInUseError(error.session_id, error.run_id))  # the API's requests have no policy
-        raise OpenAIError(409, why, code="session_busy", run_id=error.run_id) from None
+        reason = str(SessionInUseError(error.session_id, error.run_id))  # the API's requests have no policy
+        raise OpenAIError(409, reason, code="session_busy", run_id=error.run_id) from None
     return _answer(body, execution, await execution.info())
 
 
@@ -239,20 +247,20 @@ async def _of_key(session: AsyncSession, turn_id: str, digest: str) -> tuple[Asy
         return None
     run = await execution.info()
     if run.labels.get(_REQUEST) != digest:
-        why = "this Idempotency-Key belongs to another request: use a new key for a new request"
-        raise OpenAIError(422, why, code="idempotency_conflict", run_id=run.run_id)
+        reason = "this Idempotency-Key belongs to another request: use a new key for a new request"
+        raise OpenAIError(422, reason, code="idempotency_conflict", run_id=run.run_id)
     return execution, run
 
 
 async def _messages(session: AsyncSession) -> list[ChatMessage]:
     """Return all messages of a session, oldest first."""
-    found: list[ChatMessage] = []
+    messages: list[ChatMessage] = []
     page = await session.messages(_PAGE)
-    found[:0] = page
+    messages[:0] = page
     while page.cursor:
         page = await session.messages(_PAGE, before=page.cursor)
-        found[:0] = page
-    return found
+        messages[:0] = page
+    return messages
 
 
 @dataclass(frozen=True)
@@ -272,46 +280,53 @@ async def _last(session: AsyncSession) -> _Repeated:
     return _Repeated(execution, await execution.info(), turn.asked)
 
 
-async def _session(asked: _Asked, session_id: str) -> AsyncSession:
+async def _session(completion_request: _ChatRequest, session_id: str) -> AsyncSession:
     """Return the session of a request; a new one only if its first run can start."""
-    caller = asked.caller
+    caller = completion_request.caller
     try:
         return await caller.manager.get(session_id, user_id=caller.user_id)
     except SessionNotFoundError:
-        new = news(asked.chat, [])
+        new = news(completion_request.chat, [])
     if new.results:
-        why = f"no call with the id {new.results[0].call_id!r} waits for a result in this session"
-        raise invalid("messages", why, "unknown_tool_call")
+        reason = f"no call with the id {new.results[0].call_id!r} waits for a result in this session"
+        raise invalid("messages", reason, "unknown_tool_call")
     return await open_for_run(
-        caller.manager, session_id, new.prompts, asked.options, user_id=caller.user_id, engine=asked.model.engine
+        caller.manager,
+        session_id,
+        new.prompts,
+        completion_request.options,
+        user_id=caller.user_id,
+        engine=completion_request.model.engine,
     )
 
 
 async def _continue(session: AsyncSession, body: CreateCompletion, options: RunOptions, new: New) -> _Answering:
     """Give the run that waits the results of its calls. A second time changes nothing."""
-    given = {result.call_id: result for result in new.results}
+    results = {result.call_id: result for result in new.results}
     active = (await session.info()).active_run_id
     execution = await session.execution(active) if active else (await _last(session)).execution
     run = await execution.info()
     calls = {call_id: state for call_id, state in run.calls.items() if state.get("wants") == "result"}
-    if unknown := given.keys() - calls.keys():
-        why = f"no call with the id {min(unknown)!r} waits for a result in this session"
-        raise invalid("messages", why, "unknown_tool_call")
+    if unknown := results.keys() - calls.keys():
+        reason = f"no call with the id {min(unknown)!r} waits for a result in this session"
+        raise invalid("messages", reason, "unknown_tool_call")
     waiting = {call_id for call_id, state in calls.items() if not state.get("verdict")}
-    if missing := waiting - given.keys():
+    if missing := waiting - results.keys():
         raise _no_result(min(missing), run.run_id)
     _check_same(body, options, run)
     try:
-        for call_id, result in given.items():
+        for call_id, result in results.items():
             await execution.provide(call_id, result.text)
     except (CallDecidedError, CallNotFoundError) as error:
         raise OpenAIError(422, str(error), param="messages", code="conflict", run_id=run.run_id) from None
-    return _answer(body, execution, run, frozenset(given))
+    return _answer(body, execution, run, frozenset(results))
 
 
 def _no_result(call_id: str, run_id: str) -> OpenAIError:
-    why = f"the session waits for the results of tool calls; the call {call_id!r} has none: send a message of role tool"
-    return invalid("messages", why, "missing_tool_result", run_id=run_id)
+    reason = (
+        f"the session waits for the results of tool calls; the call {call_id!r} has none: send a message of role tool"
+    )
+    return invalid("messages", reason, "missing_tool_result", run_id=run_id)
 
 
 def _check_same(body: CreateCompletion, options: RunOptions, run: RunRecord) -> None:
@@ -326,13 +341,13 @@ def _check_same(body: CreateCompletion, options: RunOptions, run: RunRecord) -> 
     differs |= {name: params[name] != run.params.get(name) for name in params}
     for name, is_other in differs.items():
         if is_other:
-            what = "the system message" if name == "messages" else name
-            why = f"{what} is another than that of the run which waits for these results: send the same, or none"
-            raise invalid(name if name in type(body).model_fields else "max_tokens", why)
+            subject = "the system message" if name == "messages" else name
+            reason = f"{subject} is another than that of the run which waits for these results: send the same, or none"
+            raise invalid(name if name in type(body).model_fields else "max_tokens", reason)
 
 
-def _left(caller: Caller, answering: _Answering) -> Callable[[], Any] | None:
-    """Return what to do when the client leaves. Without a session nobody could get the answer any more."""
+def _canceller(caller: Caller, answering: _Answering) -> Callable[[], Any] | None:
+    """Return what to do when the client leaves. Without a session, no later request could read the answer."""
     if answering.is_stored and caller.on_disconnect == "keep":
         return None
     work = "the cancellation of a run whose client disconnected"

@@ -119,18 +119,18 @@ class CreateCompletion(_Strict):
         Raises:
             OpenAIError: names the field.
         """
-        given = {name: getattr(self, name) for name in _PARAMS}
-        given["max_output_tokens"] = self.max_completion_tokens or self.max_tokens
-        given["safety_identifier"] = self.safety_identifier or self.user
+        params = {name: getattr(self, name) for name in _PARAMS}
+        params["max_output_tokens"] = self.max_completion_tokens or self.max_tokens
+        params["safety_identifier"] = self.safety_identifier or self.user
         if self.tool_choice in ("auto", "none") and not self.tools:
-            given["tool_choice"] = None
+            params["tool_choice"] = None
         if self.response_format == {"type": "text"}:
-            given["response_format"] = None
+            params["response_format"] = None
         if isinstance(self.response_format, dict) and isinstance(form := self.response_format.get("json_schema"), dict):
             named = {name: value for name, value in form.items() if value is not None}
-            given["response_format"] = {**self.response_format, "json_schema": named}
+            params["response_format"] = {**self.response_format, "json_schema": named}
         try:
-            checked: ModelParams = check_params("params", {k: v for k, v in given.items() if v is not None})  # type: ignore[assignment]
+            checked: ModelParams = check_params("params", {k: v for k, v in params.items() if v is not None})  # type: ignore[assignment]
         except InvalidInputError as error:
             raise self.refusal(error) from None
         return checked
@@ -144,23 +144,23 @@ class CreateCompletion(_Strict):
         return await asyncio.to_thread(self._functions) if self.tools else []
 
     def _functions(self) -> list[Tool]:
-        found: list[Tool] = []
-        for at, each in enumerate(self.tools or ()):
-            function = each.function
+        tools: list[Tool] = []
+        for index, entry in enumerate(self.tools or ()):
+            function = entry.function
             schema = function.parameters or {"type": "object", "properties": {}}
             try:
                 check_safe(schema)
-                found.append(external_tool(function.name, function.description or "", schema))
+                tools.append(external_tool(function.name, function.description or "", schema))
             except ValueError as error:
-                param = f"tools[{at}].function.parameters"
+                param = f"tools[{index}].function.parameters"
                 raise invalid(param, f"{param}: {error}", "invalid_function_parameters") from None
             except ConfigError as error:
-                raise invalid(f"tools[{at}].function", str(error)) from None
+                raise invalid(f"tools[{index}].function", str(error)) from None
         try:
-            record_of_tools(found)
+            record_of_tools(tools)
         except InvalidInputError as error:
             raise self.refusal(error) from None
-        return found
+        return tools
 
     def refusal(self, error: InvalidInputError) -> OpenAIError:
         """Return one of turnwise's refusals with the name of the field that it is about."""

@@ -192,22 +192,25 @@ class Completion:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
     def _used(self) -> dict[str, Any]:
-        said, asked = self._usage.output_tokens, self._usage.input_tokens
-        said, asked = said - self._before.output_tokens, asked - self._before.input_tokens
+        output_tokens, input_tokens = self._usage.output_tokens, self._usage.input_tokens
+        output_tokens, input_tokens = (
+            output_tokens - self._before.output_tokens,
+            input_tokens - self._before.input_tokens,
+        )
         cached = self._usage.cached_tokens - self._before.cached_tokens
         reasoning = self._usage.reasoning_tokens - self._before.reasoning_tokens
         return {
-            "prompt_tokens": asked,
-            "completion_tokens": said,
-            "total_tokens": asked + said,
+            "prompt_tokens": input_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": input_tokens + output_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
 
 def _said_anew() -> OpenAIError:
-    why = "the model has begun its answer anew, and says something else: repeat the request to get it"
-    return OpenAIError(502, why, code="answer_restarted")
+    reason = "the model has begun its answer anew, and says something else: repeat the request to get it"
+    return OpenAIError(502, reason, code="answer_restarted")
 
 
 def texts_of(output: Iterable[AnyBlock]) -> list[str]:
@@ -221,20 +224,20 @@ def texts_of(output: Iterable[AnyBlock]) -> list[str]:
     return [str(text) for text in texts if text]
 
 
-def _failure(why: str, code: str | None, kind: str) -> OpenAIError:
+def _failure(reason: str, code: str | None, kind: str) -> OpenAIError:
     """Return the answer for a run that has ended without an answer."""
     if kind == "run_cancelled":
-        return OpenAIError(400, f"the run was cancelled: {why}", code="run_cancelled")
+        return OpenAIError(400, f"the run was cancelled: {reason}", code="run_cancelled")
     status, name = _FAILURES.get(code or "", (502, "server_error"))
-    return OpenAIError(status, f"the run failed: {why}", code=name)
+    return OpenAIError(status, f"the run failed: {reason}", code=name)
 
 
 def needs_approval(call: ApprovalRequested | PendingCall, session_id: str, run_id: str) -> OpenAIError:
-    """Return the answer for a run that waits for somebody else than its client."""
-    why = f"a person must approve {'a larger budget' if call.wants == 'budget' else f'the call of {call.name!r}'}"
+    """Return the answer for a run that waits for an approval, which its client cannot give."""
+    reason = f"a person must approve {'a larger budget' if call.wants == 'budget' else f'the call of {call.name!r}'}"
     how = "approve it by the native API, or use the Responses API, which has approvals"
     fields = {"run_id": run_id, "session_id": session_id, "call_id": call.call_id}
-    return OpenAIError(400, f"{why}: {how}", code="approval_required", **fields)
+    return OpenAIError(400, f"{reason}: {how}", code="approval_required", **fields)
 
 
 def _call(use: ToolUse) -> dict[str, Any]:

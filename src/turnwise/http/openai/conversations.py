@@ -101,8 +101,8 @@ async def delete(id: str, caller: Asks) -> Response:
     except SessionBusyError as error:
         execution = await session.execution(error.run_id)
         if await execution.status() != "awaiting_approval":
-            why = "Another process is currently operating on this conversation. Please retry in a few seconds."
-            raise invalid("conversation", why, "conversation_locked") from None
+            reason = "Another process is currently operating on this conversation. Please retry in a few seconds."
+            raise invalid("conversation", reason, "conversation_locked") from None
         await execution.cancel("its conversation was deleted")
         await session.delete()
     return JSONResponse({"id": id, "object": "conversation.deleted", "deleted": True})
@@ -117,20 +117,20 @@ async def items(
     """List the items of a conversation."""
     page.check()
     session = await conversation(caller, id)
-    found: list[Item] = []
+    items_of_page: list[Item] = []
     is_behind = page.after is None
     async for _, placed in _items(session, newest_first=page.order == "desc", include=page.include):
         if not is_behind:
             is_behind = placed.item["id"] == page.after
         elif placed.is_removed:
             continue
-        elif len(found) == page.limit:
-            return JSONResponse(listed(found, is_more=True))
+        elif len(items_of_page) == page.limit:
+            return JSONResponse(listed(items_of_page, is_more=True))
         else:
-            found.append(placed.item)
+            items_of_page.append(placed.item)
     if not is_behind:
         raise no_such(page.after or "")
-    return JSONResponse(listed(found, is_more=False))
+    return JSONResponse(listed(items_of_page, is_more=False))
 
 
 @router.post("/{id}/items")
@@ -151,8 +151,8 @@ async def item(id: str, item_id: str, caller: Asks, query: Include) -> Response:
     """Return an item of a conversation."""
     query.check()
     session = await conversation(caller, id)
-    _, found = await _find(session, item_id, query.include)
-    return JSONResponse(found.item)
+    _, placed = await _find(session, item_id, query.include)
+    return JSONResponse(placed.item)
 
 
 @router.delete("/{id}/items/{item_id}")
@@ -162,9 +162,9 @@ async def delete_item(id: str, item_id: str, caller: Asks) -> Response:
     Responses that were made with it stay as they are.
     """
     session = await conversation(caller, id)
-    turn, found = await _find(session, item_id, None)
+    turn, placed = await _find(session, item_id, None)
     try:
-        await session.remove(turn, *found.numbers)
+        await session.remove(turn, *placed.numbers)
     except SessionBusyError as error:
         raise await busy(caller, session, error.run_id) from None
     except (TurnNotFoundError, InvalidInputError):  # somebody else has just deleted it
@@ -187,12 +187,15 @@ def _checked(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return dict(metadata or {})
 
 
-def _blocks(given: list[JsonValue]) -> list[Block]:
-    if len(given) > MAX_ITEMS:
+def _blocks(items_given: list[JsonValue]) -> list[Block]:
+    if len(items_given) > MAX_ITEMS:
         raise OpenAIError(
-            400, f"There may be {MAX_ITEMS} items, not {len(given)}.", param="items", code="array_above_max_length"
+            400,
+            f"There may be {MAX_ITEMS} items, not {len(items_given)}.",
+            param="items",
+            code="array_above_max_length",
         )
-    read = read_items(given, "items", answers=False)
+    read = read_items(items_given, "items", answers=False)
     if read.approvals:
         raise invalid("items", "approvals are sent as input of a response")
     return read.blocks
@@ -204,9 +207,9 @@ async def _find(session: AsyncSession, item_id: str, include: list[str] | None) 
     Raises:
         OpenAIError: there is none, or it was deleted.
     """
-    async for turn, found in _items(session, newest_first=True, include=include):
-        if found.item["id"] == item_id and not found.is_removed:
-            return turn, found
+    async for turn, placed in _items(session, newest_first=True, include=include):
+        if placed.item["id"] == item_id and not placed.is_removed:
+            return turn, placed
     raise not_found("Item", item_id)
 
 
@@ -220,7 +223,7 @@ async def _items(
         count = min(TURNS, end - first)
         turns = await read_turns(session.turns, first, first + count)
         runs = {run.run_id: run for run in await read_runs(session.runs, first, first + count)}
-        found: list[tuple[Turn, Placed]] = []
+        placed_items: list[tuple[Turn, Placed]] = []
         for turn in turns:
             removed = frozenset(turn.removed)
             items = placed_prompt(turn.record.prompt, turn.asked, removed)
@@ -231,7 +234,7 @@ async def _items(
                 )
             elif turn.run_id is None and turn.output:  # it was imported
                 items = placed_prompt(join(turn.record.prompt, turn.record.output), turn.new_blocks, removed)
-            found += ((turn, item) for item in items)
-        for each in reversed(found) if newest_first else found:
-            yield each
+            placed_items += ((turn, item) for item in items)
+        for placed_item in reversed(placed_items) if newest_first else placed_items:
+            yield placed_item
         start, end = (start, first) if newest_first else (first + count, end)

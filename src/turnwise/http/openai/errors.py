@@ -21,7 +21,7 @@ from turnwise.errors import (
     TurnwiseError,
     shown,
 )
-from turnwise.http.models import name_of
+from turnwise.http.native.models import name_of
 from turnwise.http.problems import RETRY_AFTER_S, TooManyStreams, Unauthorized, status_of, word_of
 
 _log = logging.getLogger(__name__)
@@ -62,8 +62,8 @@ def invalid(param: str, message: str, code: str | None = None, **more: Any) -> O
 def check_no_key(key: str | None, remedy: str) -> None:
     """Refuse an idempotency key of a request of which nothing is stored: its answer could not be found again."""
     if key is not None:
-        why = f"nothing of this request is stored, so a repeated one would be answered anew: {remedy}"
-        raise invalid("Idempotency-Key", f"{why}, or leave the Idempotency-Key out", "idempotency_not_stored")
+        reason = f"nothing of this request is stored, so a repeated one would be answered anew: {remedy}"
+        raise invalid("Idempotency-Key", f"{reason}, or leave the Idempotency-Key out", "idempotency_not_stored")
 
 
 def unsupported(param: str, message: str = "this service does not support it: leave it out") -> OpenAIError:
@@ -93,8 +93,8 @@ def answer_of(error: TurnwiseError) -> JSONResponse:
     """Return one of turnwise's errors as an answer."""
     status = 400 if isinstance(error, InvalidInputError | InvalidRequestError) else status_of(error)
     param = getattr(error, "field", None) if isinstance(error, InvalidInputError) else None
-    if param and (found := _PARAM.fullmatch(param)):
-        param = _PARAMS.get(found[1], found[1])
+    if param and (match := _PARAM.fullmatch(param)):
+        param = _PARAMS.get(match[1], match[1])
     if isinstance(error, EmptyTurnError | InvalidPromptError):
         param = "input"
     return answer(status, str(error), param=param, code=name_of(error))
@@ -142,17 +142,17 @@ class OpenAIRoute(APIRoute):
 
 
 def _invalid(error: RequestValidationError) -> JSONResponse:
-    found = error.errors()
-    first = found[0] if found else {"loc": (), "msg": "it cannot be read", "type": "invalid"}
+    errors = error.errors()
+    first = errors[0] if errors else {"loc": (), "msg": "it cannot be read", "type": "invalid"}
     param = _path(tuple(first["loc"])[1:])
-    why = str(first["msg"]).removeprefix("Value error, ")
+    reason = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         return answer(400, f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
     if first["type"] == "missing":
         return answer(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
     if first["type"] == "json_invalid":
-        return answer(400, f"The body is not valid JSON: {why}.", code="invalid_json")
-    return answer(400, f"Invalid value for '{param}': {why}.", param=param or None, code="invalid_value")
+        return answer(400, f"The body is not valid JSON: {reason}.", code="invalid_json")
+    return answer(400, f"Invalid value for '{param}': {reason}.", param=param or None, code="invalid_value")
 
 
 def _path(location: tuple[Any, ...]) -> str:

@@ -58,9 +58,9 @@ def check_include(include: list[str] | None) -> None:
     Raises:
         OpenAIError: names it.
     """
-    for at, name in enumerate(include or ()):
+    for index, name in enumerate(include or ()):
         if name not in _INCLUDES:
-            raise unsupported(f"include[{at}]", f"{name!r:.99} is not supported")
+            raise unsupported(f"include[{index}]", f"{name!r:.99} is not supported")
 
 
 class _Strict(BaseModel):
@@ -156,16 +156,16 @@ class CreateResponse(_Strict):
         Raises:
             OpenAIError: names the field.
         """
-        for name, why in _REFUSED.items():
+        for name, reason in _REFUSED.items():
             if getattr(self, name) is not None:
-                raise unsupported(name, why)
+                raise unsupported(name, reason)
         if self.truncation == "disabled":
-            why = "the service keeps conversations within the model's window itself: leave it out, or send 'auto'"
-            raise unsupported("truncation", why)
+            reason = "the service keeps conversations within the model's window itself: leave it out, or send 'auto'"
+            raise unsupported("truncation", reason)
         check_include(self.include)
         if self.conversation is not None and self.previous_response_id is not None:
-            why = "Mutually exclusive parameters: 'conversation' and 'previous_response_id'."
-            raise invalid("conversation", why, "mutually_exclusive_parameters")
+            reason = "Mutually exclusive parameters: 'conversation' and 'previous_response_id'."
+            raise invalid("conversation", reason, "mutually_exclusive_parameters")
         if self.store is False and self.background:
             raise invalid("background", "A response in the background is stored: leave out store, or background.")
         if self.store is False and self.conversation is not None:
@@ -187,21 +187,23 @@ class CreateResponse(_Strict):
         Raises:
             OpenAIError: a tool is not a function, or is not valid.
         """
-        found: list[FunctionTool] = []
-        for at, tool in enumerate(self.tools or ()):
+        functions: list[FunctionTool] = []
+        for index, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
                 kind = tool.get("type")
-                raise unsupported(f"tools[{at}].type", f"only functions are supported, not tools of type {kind!r:.99}")
+                raise unsupported(
+                    f"tools[{index}].type", f"only functions are supported, not tools of type {kind!r:.99}"
+                )
             extra = [name for name in tool if name not in FunctionTool.model_fields]
             if extra and tool[extra[0]] not in (None, False):
-                raise unsupported(f"tools[{at}].{extra[0]}")
-            found.append(_function({name: value for name, value in tool.items() if name not in extra}, at))
-        return found
+                raise unsupported(f"tools[{index}].{extra[0]}")
+            functions.append(_function({name: value for name, value in tool.items() if name not in extra}, index))
+        return functions
 
     def params(self) -> ModelParams:
         """Return the parameters of the model."""
         text, reasoning = self.text or TextConfig(), self.reasoning or Reasoning()
-        given: dict[str, Any] = {
+        params: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_output_tokens": self.max_output_tokens,
@@ -214,8 +216,8 @@ class CreateResponse(_Strict):
             "tool_choice": self._tool_choice(),
         }
         if text.format and text.format != {"type": "text"}:
-            given["response_format"] = {name: value for name, value in text.format.items() if value is not None}
-        return cast(ModelParams, {name: value for name, value in given.items() if value is not None})
+            params["response_format"] = {name: value for name, value in text.format.items() if value is not None}
+        return cast(ModelParams, {name: value for name, value in params.items() if value is not None})
 
     def _tool_choice(self) -> Any:
         choice = self.tool_choice
@@ -235,11 +237,11 @@ class CreateResponse(_Strict):
         )
 
 
-def _function(tool: Mapping[str, Any], at: int) -> FunctionTool:
+def _function(tool: Mapping[str, Any], index: int) -> FunctionTool:
     for name, kind in (("name", str), ("description", str), ("parameters", dict), ("strict", bool)):
         value = tool.get(name)
         if not isinstance(value, kind) and (value is not None or name == "name"):
-            raise invalid(f"tools[{at}].{name}", f"Invalid type for 'tools[{at}].{name}'.", "invalid_type")
+            raise invalid(f"tools[{index}].{name}", f"Invalid type for 'tools[{index}].{name}'.", "invalid_type")
     return FunctionTool.model_validate(tool)
 
 
@@ -272,13 +274,13 @@ def said_labels(
 
 def metadata_of(labels: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata that `said_labels` has stored."""
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     for part in range(_MOST_PARTS):
         prefix = f"{_METADATA}{part}."
         for name, text in labels.items():
             if name.startswith(prefix):
-                found[name[len(prefix) :]] = found.get(name[len(prefix) :], "") + text
-    return found
+                metadata[name[len(prefix) :]] = metadata.get(name[len(prefix) :], "") + text
+    return metadata
 
 
 def check_same(body: CreateResponse, run: RunRecord, model: str, tools: Mapping[str, Any]) -> None:
@@ -313,5 +315,7 @@ def check_same(body: CreateResponse, run: RunRecord, model: str, tools: Mapping[
 
 
 def _differs(name: str) -> OpenAIError:
-    why = "the outputs continue the response that called the functions, with its own settings: send the same, or none"
-    return unsupported(name, why)
+    reason = (
+        "the outputs continue the response that called the functions, with its own settings: send the same, or none"
+    )
+    return unsupported(name, reason)

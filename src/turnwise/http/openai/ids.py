@@ -34,10 +34,10 @@ def session_of(conversation_id: str) -> str | None:
     if _PLAIN.fullmatch(name):
         return name
     try:
-        found = base64.b64decode(name[1:] + "=" * (-len(name[1:]) % 4), b"-_", validate=True).decode()
+        session_id = base64.b64decode(name[1:] + "=" * (-len(name[1:]) % 4), b"-_", validate=True).decode()
     except (ValueError, binascii.Error):
         return None
-    return found if name[:1] == "_" and conversation_id == globals()["conversation_id"](found) else None
+    return session_id if name[:1] == "_" and conversation_id == globals()["conversation_id"](session_id) else None
 
 
 def response_id(run_id: str, part: int) -> str:
@@ -47,8 +47,8 @@ def response_id(run_id: str, part: int) -> str:
 
 def run_of(response_id: str) -> tuple[str, int] | None:
     """Return the run and the number of its part; None if there cannot be such a response."""
-    found = _RESPONSE.fullmatch(response_id)
-    return (found[1], int(found[2], 16)) if found else None
+    match = _RESPONSE.fullmatch(response_id)
+    return (match[1], int(match[2], 16)) if match else None
 
 
 def hidden_session(key: str | None = None) -> str:

@@ -42,7 +42,7 @@ class Approval:
 
 
 @dataclass(slots=True)
-class Given:
+class ResponseInput:
     """What a client has sent, in order."""
 
     blocks: list[Block] = field(default_factory=list)
@@ -59,18 +59,18 @@ class Given:
         return bool(self.outputs or self.approvals)
 
 
-def read_input(given: str | Sequence[Any]) -> Given:
+def read_input(request_input: str | Sequence[Any]) -> ResponseInput:
     """Return the input of a response.
 
     Raises:
         OpenAIError: an item is not valid or is not supported; the error names the item.
     """
-    if isinstance(given, str):
-        return Given(blocks=[User(text=given)])
-    return read_items(given, "input")
+    if isinstance(request_input, str):
+        return ResponseInput(blocks=[User(text=request_input)])
+    return read_items(request_input, "input")
 
 
-def read_items(items: Sequence[Any], param: str, *, answers: bool = True) -> Given:
+def read_items(items: Sequence[Any], param: str, *, answers: bool = True) -> ResponseInput:
     """Return the items of a request.
 
     Args:
@@ -83,181 +83,185 @@ def read_items(items: Sequence[Any], param: str, *, answers: bool = True) -> Giv
     """
     check_count(param, sum(map(_parts_of, items)), "MAX_BLOCKS", MAX_BLOCKS)
     reader = _Reader(answers)
-    for at, item in enumerate(items):
+    for index, item in enumerate(items):
         try:
-            reader.read(item, f"{param}[{at}]")
+            reader.read(item, f"{param}[{index}]")
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
-            raise invalid(f"{param}[{at}]", str(first["msg"]).removeprefix("Value error, ")) from None
+            raise invalid(f"{param}[{index}]", str(first["msg"]).removeprefix("Value error, ")) from None
     return reader.whole()
 
 
 def _parts_of(item: Any) -> int:
     """Return how many parts an item has, itself included if it has no list of them."""
     lists = (item.get(name) for name in ("content", "output", "summary")) if isinstance(item, Mapping) else ()
-    return max([1, *(len(each) for each in lists if isinstance(each, list))])
+    return max([1, *(len(parts) for parts in lists if isinstance(parts, list))])
 
 
 class _Reader:
     def __init__(self, answers: bool) -> None:
-        self.given = Given()
+        self.result = ResponseInput()
         self._answers = answers
         self._calls: set[str] = set()
         """The ids of calls that are among the items."""
 
-    def whole(self) -> Given:
+    def whole(self) -> ResponseInput:
         """Return what was read. Instructions are one block, since the last block replaces those before it."""
-        if texts := self.given.instructions:
-            self.given.blocks.insert(0, System(text="\n\n".join(texts)))
-        return self.given
+        if texts := self.result.instructions:
+            self.result.blocks.insert(0, System(text="\n\n".join(texts)))
+        return self.result
 
-    def read(self, item: Any, at: str) -> None:
+    def read(self, item: Any, place: str) -> None:
         if not isinstance(item, Mapping):
-            raise invalid(at, "an item must be an object")
+            raise invalid(place, "an item must be an object")
         kind = item.get("type", "message" if "role" in item else None)
         match kind:
             case "message":
-                self._message(item, at)
+                self._message(item, place)
             case "reasoning":
-                self._reasoning(item, at)
+                self._reasoning(item, place)
             case "function_call":
-                self._call(item, at)
+                self._call(item, place)
             case "function_call_output":
-                self._output(item, at)
+                self._output(item, place)
             case "mcp_call":
-                self._server_call(item, at)
+                self._server_call(item, place)
             case "mcp_approval_response":
-                self._approval(item, at)
+                self._approval(item, place)
             case None:
-                raise invalid(f"{at}.type", f"Missing required parameter: '{at}.type'.", "missing_required_parameter")
+                raise invalid(
+                    f"{place}.type", f"Missing required parameter: '{place}.type'.", "missing_required_parameter"
+                )
             case _:
-                raise unsupported(f"{at}.type", f"items of type {kind!r:.99} are not supported")
+                raise unsupported(f"{place}.type", f"items of type {kind!r:.99} are not supported")
 
-    def _message(self, item: Mapping[str, Any], at: str) -> None:
+    def _message(self, item: Mapping[str, Any], place: str) -> None:
         role, content = item.get("role"), item.get("content")
         if role not in ("user", "assistant", "system", "developer"):
-            raise invalid(f"{at}.role", "must be 'user', 'assistant', 'system' or 'developer'")
+            raise invalid(f"{place}.role", "must be 'user', 'assistant', 'system' or 'developer'")
         parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, list):
-            raise invalid(f"{at}.content", "must be a text or a list of parts")
-        blocks = [self._part(part, f"{at}.content[{number}]", role) for number, part in enumerate(parts)]
+            raise invalid(f"{place}.content", "must be a text or a list of parts")
+        blocks = [self._part(part, f"{place}.content[{number}]", role) for number, part in enumerate(parts)]
         if not blocks:
-            raise invalid(f"{at}.content", "must not be empty")
+            raise invalid(f"{place}.content", "must not be empty")
         if role in ("system", "developer"):
-            self.given.instructions += [block.text for block in blocks if isinstance(block, User)]
+            self.result.instructions += [block.text for block in blocks if isinstance(block, User)]
             return
         if role == "assistant" and item.get("status") == "incomplete":
             blocks[-1] = Text(text=getattr(blocks[-1], "text", ""), interrupted=True)
         if role == "user":  # a picture belongs to the text before it
             blocks.sort(key=lambda block: not isinstance(block, User))
-        self.given.blocks += blocks
+        self.result.blocks += blocks
 
-    def _part(self, part: Any, at: str, role: str) -> Block:
+    def _part(self, part: Any, place: str, role: str) -> Block:
         if not isinstance(part, Mapping):
-            raise invalid(at, "a part must be an object")
+            raise invalid(place, "a part must be an object")
         kind = part.get("type")
         if kind in ("input_text", "output_text", "text"):
-            text = text_of(part, "text", at)
+            text = text_of(part, "text", place)
             return Text(text=text) if role == "assistant" else User(text=text)
         if role == "assistant" and kind == "refusal":
-            return Text(text=text_of(part, "refusal", at))
+            return Text(text=text_of(part, "refusal", place))
         if role == "user" and kind == "input_image":
-            return _image(part, at)
+            return _image(part, place)
         if role == "user" and kind == "input_file":
-            return _file(part, at)
-        raise unsupported(f"{at}.type", f"parts of type {kind!r:.99} are not supported in a message of role {role!r}")
+            return _file(part, place)
+        raise unsupported(
+            f"{place}.type", f"parts of type {kind!r:.99} are not supported in a message of role {role!r}"
+        )
 
-    def _reasoning(self, item: Mapping[str, Any], at: str) -> None:
+    def _reasoning(self, item: Mapping[str, Any], place: str) -> None:
         encrypted, summary = item.get("encrypted_content"), item.get("summary") or []
         if not isinstance(summary, list) or not all(isinstance(part, Mapping) for part in summary):
-            raise invalid(f"{at}.summary", "must be a list of parts")
+            raise invalid(f"{place}.summary", "must be a list of parts")
         if encrypted is None:
-            texts = [text_of(part, "text", f"{at}.summary[{number}]") for number, part in enumerate(summary)]
-            self.given.blocks += [Thinking(text=text) for text in texts]
+            texts = [text_of(part, "text", f"{place}.summary[{number}]") for number, part in enumerate(summary)]
+            self.result.blocks += [Thinking(text=text) for text in texts]
             return
         try:
-            self.given.blocks += unpack(text_of(item, "encrypted_content", at))
+            self.result.blocks += unpack(text_of(item, "encrypted_content", place))
         except ValueError as error:
-            raise invalid(f"{at}.encrypted_content", str(error)) from None
+            raise invalid(f"{place}.encrypted_content", str(error)) from None
 
-    def _call(self, item: Mapping[str, Any], at: str) -> None:
-        call_id, name = text_of(item, "call_id", at), text_of(item, "name", at)
+    def _call(self, item: Mapping[str, Any], place: str) -> None:
+        call_id, name = text_of(item, "call_id", place), text_of(item, "name", place)
         self._calls.add(call_id)
-        self.given.blocks.append(ToolUse(call_id=call_id, name=name, input=arguments_of(item, at)))
+        self.result.blocks.append(ToolUse(call_id=call_id, name=name, input=arguments_of(item, place)))
 
-    def _output(self, item: Mapping[str, Any], at: str) -> None:
-        call_id = text_of(item, "call_id", at)
-        result = _result(call_id, item.get("output"), f"{at}.output")
+    def _output(self, item: Mapping[str, Any], place: str) -> None:
+        call_id = text_of(item, "call_id", place)
+        result = _result(call_id, item.get("output"), f"{place}.output")
         if call_id in self._calls or not self._answers:
-            self.given.blocks.append(result)
-        elif self.given.outputs.setdefault(call_id, result) is not result:
-            raise invalid(at, f"There are two outputs of the call {call_id}.")
+            self.result.blocks.append(result)
+        elif self.result.outputs.setdefault(call_id, result) is not result:
+            raise invalid(place, f"There are two outputs of the call {call_id}.")
 
-    def _server_call(self, item: Mapping[str, Any], at: str) -> None:
+    def _server_call(self, item: Mapping[str, Any], place: str) -> None:
         """Read a call of a tool of the service that an earlier response has shown."""
-        call_id, output, error = text_of(item, "id", at), item.get("output"), item.get("error")
-        use = ToolUse(call_id=call_id, name=text_of(item, "name", at), input=arguments_of(item, at))
+        call_id, output, error = text_of(item, "id", place), item.get("output"), item.get("error")
+        use = ToolUse(call_id=call_id, name=text_of(item, "name", place), input=arguments_of(item, place))
         if error is None and not isinstance(output, str):
-            raise invalid(f"{at}.output", "must be a text: a call that has not ended cannot be sent back")
+            raise invalid(f"{place}.output", "must be a text: a call that has not ended cannot be sent back")
         text = output if isinstance(output, str) else json.dumps(error, ensure_ascii=False)
-        self.given.blocks += [use, ToolResult(call_id=call_id, text=text, is_error=error is not None)]
+        self.result.blocks += [use, ToolResult(call_id=call_id, text=text, is_error=error is not None)]
 
-    def _approval(self, item: Mapping[str, Any], at: str) -> None:
+    def _approval(self, item: Mapping[str, Any], place: str) -> None:
         approve, reason = item.get("approve"), item.get("reason")
         if not isinstance(approve, bool):
-            raise invalid(f"{at}.approve", "must be true or false")
+            raise invalid(f"{place}.approve", "must be true or false")
         if reason is not None and not isinstance(reason, str):
-            raise invalid(f"{at}.reason", "must be a text")
-        self.given.approvals.append(Approval(text_of(item, "approval_request_id", at), approve, reason or ""))
+            raise invalid(f"{place}.reason", "must be a text")
+        self.result.approvals.append(Approval(text_of(item, "approval_request_id", place), approve, reason or ""))
 
 
-def _result(call_id: str, output: Any, at: str) -> ToolResult:
+def _result(call_id: str, output: Any, place: str) -> ToolResult:
     """Return a call's output: a text, or a list of texts, pictures and files."""
     if isinstance(output, str):
         return ToolResult(call_id=call_id, text=output)
     if not isinstance(output, list):
-        raise invalid(at, "must be a text or a list of parts")
-    parts = [_output_part(part, f"{at}[{number}]") for number, part in enumerate(output)]
+        raise invalid(place, "must be a text or a list of parts")
+    parts = [_output_part(part, f"{place}[{number}]") for number, part in enumerate(output)]
     if all(isinstance(part, Text) for part in parts):
         return ToolResult(call_id=call_id, text="".join(part.text for part in parts if isinstance(part, Text)))
     return ToolResult(call_id=call_id, text="", blocks=tuple(parts))
 
 
-def _output_part(part: Any, at: str) -> Text | Image | Document:
+def _output_part(part: Any, place: str) -> Text | Image | Document:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in ("input_text", "output_text"):
-        return Text(text=text_of(part, "text", at))
+        return Text(text=text_of(part, "text", place))
     if kind == "input_image":
-        return _image(part, at)
+        return _image(part, place)
     if kind == "input_file":
-        return _file(part, at)
-    raise unsupported(f"{at}.type", f"parts of type {kind!r:.99} are not supported in outputs")
+        return _file(part, place)
+    raise unsupported(f"{place}.type", f"parts of type {kind!r:.99} are not supported in outputs")
 
 
-def _image(part: Mapping[str, Any], at: str) -> Image:
-    _refuse_others(part, at)
-    url = text_of(part, "image_url", at)
-    if found := _DATA_URL.fullmatch(url):
-        return Image(data=found[2], media_type=found[1])
+def _image(part: Mapping[str, Any], place: str) -> Image:
+    _refuse_others(part, place)
+    url = text_of(part, "image_url", place)
+    if match := _DATA_URL.fullmatch(url):
+        return Image(data=match[2], media_type=match[1])
     return Image(url=url)
 
 
-def _file(part: Mapping[str, Any], at: str) -> Document:
-    _refuse_others(part, at)
+def _file(part: Mapping[str, Any], place: str) -> Document:
+    _refuse_others(part, place)
     name, url, data = part.get("filename"), part.get("file_url"), part.get("file_data")
     if (url is None) == (data is None):
-        raise invalid(at, "a file needs either file_data or file_url")
+        raise invalid(place, "a file needs either file_data or file_url")
     if name is not None and not isinstance(name, str):
-        raise invalid(f"{at}.filename", "must be a text")
+        raise invalid(f"{place}.filename", "must be a text")
     if url is not None:
-        url = text_of(part, "file_url", at)
+        url = text_of(part, "file_url", place)
         return Document(name=name or _name_in(url) or "file", url=url)
-    data = text_of(part, "file_data", at)
-    found = _DATA_URL.fullmatch(data)
-    media_type = found[1] if found else mimetypes.guess_type(name or "")[0]
+    data = text_of(part, "file_data", place)
+    match = _DATA_URL.fullmatch(data)
+    media_type = match[1] if match else mimetypes.guess_type(name or "")[0]
     if media_type is None:
-        raise invalid(f"{at}.file_data", "its type is unknown: send a data URL, or a filename with an extension")
-    return Document(name=name or "file", data=found[2] if found else data, media_type=media_type)
+        raise invalid(f"{place}.file_data", "its type is unknown: send a data URL, or a filename with an extension")
+    return Document(name=name or "file", data=match[2] if match else data, media_type=media_type)
 
 
 def _name_in(url: str) -> str:
@@ -267,11 +271,11 @@ def _name_in(url: str) -> str:
         return ""
 
 
-def _refuse_others(part: Mapping[str, Any], at: str) -> None:
+def _refuse_others(part: Mapping[str, Any], place: str) -> None:
     """Refuse what is not supported in pictures and files."""
     if part.get("file_id") is not None:
-        raise unsupported(f"{at}.file_id", "this service keeps no files: send the data or a URL")
+        raise unsupported(f"{place}.file_id", "this service keeps no files: send the data or a URL")
     if part.get("detail") not in (None, "auto"):
-        raise unsupported(f"{at}.detail", "only 'auto' is supported")
+        raise unsupported(f"{place}.detail", "only 'auto' is supported")
     if part.get("prompt_cache_breakpoint") is not None:
-        raise unsupported(f"{at}.prompt_cache_breakpoint")
+        raise unsupported(f"{place}.prompt_cache_breakpoint")

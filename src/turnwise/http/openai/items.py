@@ -63,7 +63,7 @@ def function_call(id: str, use: ToolUse, status: str = "completed") -> Item:
 def function_call_output(id: str, result: ToolResult) -> Item:
     """Return the output of a call."""
     texts = [Text(text=result.text)] if result.text else []
-    output = [_given(block) for block in (*texts, *result.blocks)] if result.blocks else result.text
+    output = [_content_part(block) for block in (*texts, *result.blocks)] if result.blocks else result.text
     return {
         "id": id,
         "type": "function_call_output",
@@ -118,18 +118,18 @@ def unpack(encrypted: str) -> list[Thinking]:
 
 def answers_of(output: Iterable[AnyBlock]) -> Iterator[tuple[list[AnyBlock], dict[str, ToolResult]]]:
     """Yield the model's answers in a run's output, each with the results of its calls."""
-    said: list[AnyBlock] = []
+    answer: list[AnyBlock] = []
     results: dict[str, ToolResult] = {}
     for block in output:
         if isinstance(block, ToolResult):
             results[block.call_id] = block
             continue
         if results:
-            yield said, results
-            said, results = [], {}
-        said.append(block)
-    if said:
-        yield said, results
+            yield answer, results
+            answer, results = [], {}
+        answer.append(block)
+    if answer:
+        yield answer, results
 
 
 @dataclass(frozen=True)
@@ -175,48 +175,48 @@ def placed_output(
     states, part, hidden = decode_calls(calls), 0, list[int]()
     positions = dict(enumerate(places(where), first))
     numbers = {id(block): number for number, block in enumerate(output, first)}
-    for answer, (said, results) in enumerate(answers_of(output)):
-        for number in (numbers[id(block)] for block in said if isinstance(block, User)):
+    for answer, (answer_blocks, results) in enumerate(answers_of(output)):
+        for number in (numbers[id(block)] for block in answer_blocks if isinstance(block, User)):
             if position := positions.get(number):
                 prompt = placed_prompt((position,), [output[number - first]])[0]
                 yield replace(prompt, numbers=(number,), part=part, is_removed=number in removed)
         for kind in (Thinking, Text):
-            every = [block for block in said if isinstance(block, kind)]
-            left = [block for block in every if numbers[id(block)] not in removed]
-            for item in said_items(run_id, answer, left or every, encrypted=encrypted):
+            every = [block for block in answer_blocks if isinstance(block, kind)]
+            remaining = [block for block in every if numbers[id(block)] not in removed]
+            for item in said_items(run_id, answer, remaining or every, encrypted=encrypted):
                 shown = [numbers[id(block)] for block in every]
-                if kind is Text:  # what nobody sees goes with the text, such as attempts at a typed answer
+                if kind is Text:  # calls that are not listed go with the text, such as attempts at a typed answer
                     shown, hidden = [*hidden, *shown], []
-                yield Placed(item, tuple(shown), part, not left)
-        uses, after = uses_of(said), part
+                yield Placed(item, tuple(shown), part, not remaining)
+        uses, after = uses_of(answer_blocks), part
         shown_uses = {use.call_id for use in uses}
-        unlisted = [use for use in said if isinstance(use, ToolUse) and use.call_id not in shown_uses]
+        unlisted = [use for use in answer_blocks if isinstance(use, ToolUse) and use.call_id not in shown_uses]
         hidden += (numbers[id(use)] for use in unlisted)
         for place, use in enumerate(uses):
             state, result = states.get(use.call_id), results.get(use.call_id)
             after = part + 1 if is_boundary(state) else after
             for late, item in _call_items((run_id, answer, place), use, state, result):
                 block = result if result and item["type"] == "function_call_output" else use
-                gone = numbers[id(use)] in removed or numbers[id(block)] in removed
-                yield Placed(item, (numbers[id(block)],), part + late, gone)
+                is_removed = numbers[id(use)] in removed or numbers[id(block)] in removed
+                yield Placed(item, (numbers[id(block)],), part + late, is_removed)
         part = after
 
 
-def said_items(run_id: str, answer: int, said: Sequence[Block], *, encrypted: bool) -> list[Item]:
+def said_items(run_id: str, answer: int, blocks: Sequence[Block], *, encrypted: bool) -> list[Item]:
     """Return what the model thought and said in one answer, as items."""
     items: list[Item] = []
-    if thoughts := [block for block in said if isinstance(block, Thinking)]:
+    if thoughts := [block for block in blocks if isinstance(block, Thinking)]:
         items.append(reasoning(output_item_id("rs", run_id, answer), thoughts, encrypted=encrypted))
-    if texts := [block for block in said if isinstance(block, Text)]:
+    if texts := [block for block in blocks if isinstance(block, Text)]:
         cut = any(block.interrupted for block in texts)
         text = "".join(block.text for block in texts)
         items.append(message(output_item_id("msg", run_id, answer), text, "incomplete" if cut else "completed"))
     return items
 
 
-def uses_of(said: Iterable[Block]) -> list[ToolUse]:
+def uses_of(blocks: Iterable[Block]) -> list[ToolUse]:
     """Return the calls of an answer, without the one by which a model gives a typed answer."""
-    return [block for block in said if isinstance(block, ToolUse) and block.name != ANSWER_TOOL]
+    return [block for block in blocks if isinstance(block, ToolUse) and block.name != ANSWER_TOOL]
 
 
 def is_boundary(state: CallState | None) -> bool:
@@ -268,9 +268,9 @@ def placed_prompt(prompt: Spans, blocks: Sequence[AnyBlock], removed: Container[
 def _prompt_item(block: AnyBlock, id_of: Any) -> Item | None:  # noqa: PLR0911 - a table
     match block:
         case User() | Summary() | Image() | Document():
-            return _asked(id_of, "user", _given(block))
+            return _input_item(id_of, "user", _content_part(block))
         case System():
-            return _asked(id_of, "system", _given(block))
+            return _input_item(id_of, "system", _content_part(block))
         case Text(text=text):
             return message(id_of("msg"), text, "incomplete" if block.interrupted else "completed")
         case Thinking():
@@ -283,11 +283,11 @@ def _prompt_item(block: AnyBlock, id_of: Any) -> Item | None:  # noqa: PLR0911 -
             return None
 
 
-def _asked(id_of: Any, role: str, part: Item) -> Item:
+def _input_item(id_of: Any, role: str, part: Item) -> Item:
     return {"id": id_of("msg"), "type": "message", "role": role, "status": "completed", "content": [part]}
 
 
-def _given(block: User | Summary | System | Text | Image | Document) -> Item:
+def _content_part(block: User | Summary | System | Text | Image | Document) -> Item:
     """Return a block as a part of a message, or of an output."""
     if isinstance(block, Image):
         return {"type": "input_image", "detail": "auto", "image_url": block.url or data_uri(block), "file_id": None}
@@ -295,8 +295,8 @@ def _given(block: User | Summary | System | Text | Image | Document) -> Item:
         return {"type": "input_text", "text": block.text}
     if block.plain:
         return {"type": "input_text", "text": f"{block.name}:\n{block.plain}"}
-    given = {"file_data": data_uri(block)} if block.data else {"file_url": block.url}
-    return {"type": "input_file", "filename": block.name, **given}
+    source = {"file_data": data_uri(block)} if block.data else {"file_url": block.url}
+    return {"type": "input_file", "filename": block.name, **source}
 
 
 def described_part(block: Text | Image | Document) -> str:

@@ -57,12 +57,12 @@ def read_messages(messages: Sequence[Any]) -> Chat:
     check_count("messages", sum(map(_parts_of, messages)), "MAX_BLOCKS", MAX_BLOCKS)
     chat = Chat()
     for number, message in enumerate(messages):
-        at = f"messages[{number}]"
+        place = f"messages[{number}]"
         try:
-            blocks = _message(message, at, chat)
+            blocks = _message(message, place, chat)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
-            raise invalid(at, f"{at}: {first['msg'].removeprefix('Value error, ')}") from None
+            raise invalid(place, f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
         chat.blocks += blocks
         chat.places += [number] * len(blocks)
     if not chat.blocks:
@@ -75,38 +75,38 @@ def read_messages(messages: Sequence[Any]) -> Chat:
 def _parts_of(message: Any) -> int:
     """Return how many parts and calls a message has; 1 if it has no list of them."""
     lists = (message.get(name) for name in ("content", "tool_calls")) if isinstance(message, Mapping) else ()
-    return max(1, sum(len(each) for each in lists if isinstance(each, list)))
+    return max(1, sum(len(entries) for entries in lists if isinstance(entries, list)))
 
 
-def _message(message: Any, at: str, chat: Chat) -> list[AnyBlock]:
+def _message(message: Any, place: str, chat: Chat) -> list[AnyBlock]:
     if not isinstance(message, Mapping):
-        raise invalid(at, f"{at}: must be an object")
+        raise invalid(place, f"{place}: must be an object")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in _KNOWN:
-        raise unsupported(f"{at}.role", f"must be one of {', '.join(_KNOWN)}")
+        raise unsupported(f"{place}.role", f"must be one of {', '.join(_KNOWN)}")
     for name, value in message.items():
         if name not in _KNOWN[role] and value not in (None, [], {}):
-            raise unsupported(f"{at}.{name}")
+            raise unsupported(f"{place}.{name}")
     if role in ("system", "developer"):
-        chat.instructions.append(_texts(content, f"{at}.content", ("text",)))
+        chat.instructions.append(_texts(content, f"{place}.content", ("text",)))
         return []
     if role == "user":
-        return _user(content, f"{at}.content")
+        return _user(content, f"{place}.content")
     if role == "tool":
-        call_id = text_of(message, "tool_call_id", at)
-        return [ToolResult(call_id=call_id, text=_texts(content, f"{at}.content", ("text",)))]
-    return _assistant(message, at)
+        call_id = text_of(message, "tool_call_id", place)
+        return [ToolResult(call_id=call_id, text=_texts(content, f"{place}.content", ("text",)))]
+    return _assistant(message, place)
 
 
-def _user(content: Any, at: str) -> list[AnyBlock]:
+def _user(content: Any, content_place: str) -> list[AnyBlock]:
     """Return a user's message: its text, then what is attached to it."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list) or not parts:
-        raise invalid(at, f"{at}: must be a text or a list of parts")
+        raise invalid(content_place, f"{content_place}: must be a text or a list of parts")
     texts: list[str] = []
     attached: list[AnyBlock] = []
     for number, part in enumerate(parts):
-        place = f"{at}[{number}]"
+        place = f"{content_place}[{number}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text":
             texts.append(text_of(part, "text", place))
@@ -120,78 +120,80 @@ def _user(content: Any, at: str) -> list[AnyBlock]:
     return [*([User(text=text)] if text.strip() or not attached else []), *attached]
 
 
-def _assistant(message: Mapping[str, Any], at: str) -> list[AnyBlock]:
+def _assistant(message: Mapping[str, Any], place: str) -> list[AnyBlock]:
     content, refusal, calls = message.get("content"), message.get("refusal"), message.get("tool_calls")
-    text = _texts(content, f"{at}.content", ("text", "refusal")) if content is not None else ""
+    text = _texts(content, f"{place}.content", ("text", "refusal")) if content is not None else ""
     if refusal is not None:
-        text += text_of(message, "refusal", at)
+        text += text_of(message, "refusal", place)
     if not isinstance(calls, list | None):
-        raise invalid(f"{at}.tool_calls", f"{at}.tool_calls: must be a list")
-    uses = [_call(call, f"{at}.tool_calls[{number}]") for number, call in enumerate(calls or ())]
+        raise invalid(f"{place}.tool_calls", f"{place}.tool_calls: must be a list")
+    uses = [_call(call, f"{place}.tool_calls[{number}]") for number, call in enumerate(calls or ())]
     if not text and not uses:
-        raise invalid(f"{at}.content", f"{at}: an answer needs a content or tool_calls")
+        raise invalid(f"{place}.content", f"{place}: an answer needs a content or tool_calls")
     return [*([Text(text=text)] if text else []), *uses]
 
 
-def _call(call: Any, at: str) -> ToolUse:
+def _call(call: Any, place: str) -> ToolUse:
     if not isinstance(call, Mapping):
-        raise invalid(at, f"{at}: must be an object")
+        raise invalid(place, f"{place}: must be an object")
     if call.get("type", "function") != "function":
-        raise unsupported(f"{at}.type", "only calls of functions are supported")
+        raise unsupported(f"{place}.type", "only calls of functions are supported")
     function = call.get("function")
     if not isinstance(function, Mapping):
-        raise invalid(f"{at}.function", f"Missing required parameter: '{at}.function'.", "missing_required_parameter")
-    name, arguments = text_of(function, "name", f"{at}.function"), arguments_of(function, f"{at}.function")
-    return ToolUse(call_id=text_of(call, "id", at), name=name, input=arguments)
+        reason = f"Missing required parameter: '{place}.function'."
+        raise invalid(f"{place}.function", reason, "missing_required_parameter")
+    name, arguments = text_of(function, "name", f"{place}.function"), arguments_of(function, f"{place}.function")
+    return ToolUse(call_id=text_of(call, "id", place), name=name, input=arguments)
 
 
-def _texts(content: Any, at: str, kinds: Sequence[str]) -> str:
+def _texts(content: Any, place: str, kinds: Sequence[str]) -> str:
     """Return a content that is a text, or a list of parts of these kinds."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise invalid(at, f"{at}: must be a text or a list of parts")
-    found: list[str] = []
+        raise invalid(place, f"{place}: must be a text or a list of parts")
+    texts: list[str] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in kinds:
-            raise unsupported(f"{at}[{number}].type", f"parts of type {kind!r:.99} are not supported")
-        found.append(text_of(part, str(kind), f"{at}[{number}]"))
-    return "".join(found)
+            raise unsupported(f"{place}[{number}].type", f"parts of type {kind!r:.99} are not supported")
+        texts.append(text_of(part, str(kind), f"{place}[{number}]"))
+    return "".join(texts)
 
 
-def _image(part: Mapping[str, Any], at: str) -> Image:
-    given = part.get("image_url")
-    if not isinstance(given, Mapping):
-        raise invalid(f"{at}.image_url", f"Missing required parameter: '{at}.image_url'.", "missing_required_parameter")
-    if given.get("detail") not in (None, "auto"):
-        raise unsupported(f"{at}.image_url.detail", "only 'auto' is supported")
-    _refuse_others(part, {"type", "image_url"}, at)
-    _refuse_others(given, {"url", "detail"}, f"{at}.image_url")
-    url = text_of(given, "url", f"{at}.image_url")
-    found = _DATA_URL.fullmatch(url)
-    return Image(data=found[2], media_type=found[1]) if found else Image(url=url)
+def _image(part: Mapping[str, Any], place: str) -> Image:
+    image = part.get("image_url")
+    if not isinstance(image, Mapping):
+        reason = f"Missing required parameter: '{place}.image_url'."
+        raise invalid(f"{place}.image_url", reason, "missing_required_parameter")
+    if image.get("detail") not in (None, "auto"):
+        raise unsupported(f"{place}.image_url.detail", "only 'auto' is supported")
+    _refuse_others(part, {"type", "image_url"}, place)
+    _refuse_others(image, {"url", "detail"}, f"{place}.image_url")
+    url = text_of(image, "url", f"{place}.image_url")
+    match = _DATA_URL.fullmatch(url)
+    return Image(data=match[2], media_type=match[1]) if match else Image(url=url)
 
 
-def _file(part: Mapping[str, Any], at: str) -> Document:
-    given = part.get("file")
-    if not isinstance(given, Mapping):
-        raise invalid(f"{at}.file", f"Missing required parameter: '{at}.file'.", "missing_required_parameter")
-    if given.get("file_id") is not None:
-        raise unsupported(f"{at}.file.file_id", "this service keeps no files: send file_data")
-    _refuse_others(part, {"type", "file"}, at)
-    _refuse_others(given, {"file_data", "filename", "file_id"}, f"{at}.file")
-    data = text_of(given, "file_data", f"{at}.file")
-    name = text_of(given, "filename", f"{at}.file") if given.get("filename") is not None else "file"
-    found = _DATA_URL.fullmatch(data)
-    media_type = found[1] if found else mimetypes.guess_type(name)[0]
+def _file(part: Mapping[str, Any], place: str) -> Document:
+    source = part.get("file")
+    if not isinstance(source, Mapping):
+        raise invalid(f"{place}.file", f"Missing required parameter: '{place}.file'.", "missing_required_parameter")
+    if source.get("file_id") is not None:
+        raise unsupported(f"{place}.file.file_id", "this service keeps no files: send file_data")
+    _refuse_others(part, {"type", "file"}, place)
+    _refuse_others(source, {"file_data", "filename", "file_id"}, f"{place}.file")
+    data = text_of(source, "file_data", f"{place}.file")
+    name = text_of(source, "filename", f"{place}.file") if source.get("filename") is not None else "file"
+    match = _DATA_URL.fullmatch(data)
+    media_type = match[1] if match else mimetypes.guess_type(name)[0]
     if media_type is None:
-        why = "its type is unknown: send a data URL, or a filename with an extension"
-        raise invalid(f"{at}.file.file_data", f"{at}.file.file_data: {why}")
-    return Document(name=name, data=found[2] if found else data, media_type=media_type)
+        reason = "its type is unknown: send a data URL, or a filename with an extension"
+        raise invalid(f"{place}.file.file_data", f"{place}.file.file_data: {reason}")
+    return Document(name=name, data=match[2] if match else data, media_type=media_type)
 
 
-def _refuse_others(item: Mapping[str, Any], known: set[str], at: str) -> None:
+def _refuse_others(item: Mapping[str, Any], supported: set[str], place: str) -> None:
     for name, value in item.items():
-        if name not in known and value is not None:
-            raise unsupported(f"{at}.{name}")
+        if name not in supported and value is not None:
+            raise unsupported(f"{place}.{name}")

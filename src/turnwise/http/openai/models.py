@@ -30,7 +30,7 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a request that names a model asks for."""
+    """The engine and the model that a request names."""
 
     engine: str | None
     """The name of the manager's engine; None for its first."""
@@ -45,14 +45,14 @@ def models_of(caller: Caller) -> dict[str, Chosen]:
     first engine is asked for.
     """
     engines = caller.manager.engines
-    found = {name: Chosen(name, None) for name in engines if name is not None}
+    models = {name: Chosen(name, None) for name in engines if name is not None}
     for name, engine in engines.items():
         model = engine.frame().model if isinstance(engine, Framed) else None
         if model or name is None:
-            found.setdefault(model or DEFAULT, Chosen(name, None))
+            models.setdefault(model or DEFAULT, Chosen(name, None))
     for model in caller.service.settings.models:
-        found.setdefault(model, Chosen(None, model))
-    return found
+        models.setdefault(model, Chosen(None, model))
+    return models
 
 
 def chosen(caller: Caller, model: str) -> Chosen:
@@ -61,12 +61,12 @@ def chosen(caller: Caller, model: str) -> Chosen:
     Raises:
         OpenAIError: there is no such model.
     """
-    found = models_of(caller)
-    if model not in found:
-        known = ", ".join(map(repr, found))
-        message = f"The model '{model:.200}' does not exist; this service has {known}."
+    models = models_of(caller)
+    if model not in models:
+        names = ", ".join(map(repr, models))
+        message = f"The model '{model:.200}' does not exist; this service has {names}."
         raise OpenAIError(404, message, param="model", code="model_not_found")
-    return found[model]
+    return models[model]
 
 
 def model_of(caller: Caller, run: RunRecord) -> str:

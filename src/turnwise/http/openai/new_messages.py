@@ -2,8 +2,8 @@
 
 The client may send the whole conversation, as clients of stateless servers do, or only what is new: one message of the
 user, or the results of tools. Of a whole conversation, the user's messages must be those of the session, in order; what
-comes after them is new. What the assistant has said may be there, cut short or missing, as a client may have lost an
-answer, but nothing else may stand there instead. Calls that the service has made itself are not compared.
+comes after them is new. An answer of the assistant may be whole, cut short or missing, as a client may have lost it,
+but it may not be another one. Calls that the service has made itself are not compared.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class New:
 
 
 @dataclass(slots=True)
-class _Said:
+class _Group:
     """A block of the user, with all that was answered to it. The first of a conversation may have no block."""
 
     block: AnyBlock | None
@@ -72,38 +72,36 @@ def news(chat: Chat, stored: Iterable[ChatMessage]) -> New:
     if is_alone(chat):
         results = [block for block in chat.blocks if isinstance(block, ToolResult)]
         return New(results=results) if results else New(prompts=list(chat.blocks))
-    had, given = _had(stored), _given(chat)
-    last = _matched(had, given)
+    had, sent = _stored_groups(stored), _sent_groups(chat)
+    last = _matched(had, sent)
     if last < 0:
         return New(prompts=list(chat.blocks))
-    rest = [block for said in given[last + 1 :] for block in (said.block, *said.answer) if block]
-    results = list(_new_results(had[-1], given[last]))
+    rest = [block for group in sent[last + 1 :] for block in (group.block, *group.answer) if block]
+    results = list(_new_results(had[-1], sent[last]))
     if results and rest:
-        why = "the results of tools continue a run, so nothing may come after them: send them alone"
-        raise OpenAIError(400, why, param="messages", code="unsupported_value")
+        reason = "the results of tools continue a run, so nothing may come after them: send them alone"
+        raise OpenAIError(400, reason, param="messages", code="unsupported_value")
     if not results and not rest:
-        in_order = [block for block in given[last].answer if isinstance(block, ToolResult)]
+        in_order = [block for block in sent[last].answer if isinstance(block, ToolResult)]
         ends_in_results = isinstance(chat.last, ToolResult)
-        after = (
-            frozenset(block.call_id for block in _last_results(given[last].answer)) if in_order else frozenset[str]()
-        )
+        after = frozenset(block.call_id for block in _last_results(sent[last].answer)) if in_order else frozenset[str]()
         return New(repeats=True, after=after if ends_in_results else frozenset())
     return New(prompts=rest, results=results)
 
 
 def _last_results(answer: Sequence[AnyBlock]) -> list[ToolResult]:
     """Return the results at the end."""
-    found: list[ToolResult] = []
+    results: list[ToolResult] = []
     for block in reversed(answer):
         if not isinstance(block, ToolResult):
             break
-        found.append(block)
-    return found
+        results.append(block)
+    return results
 
 
-def _had(stored: Iterable[ChatMessage]) -> list[_Said]:
+def _stored_groups(stored: Iterable[ChatMessage]) -> list[_Group]:
     """Return what the session has. A turn that has not completed is left out if the next one repeats its prompts."""
-    turns: list[list[_Said]] = []
+    turns: list[list[_Group]] = []
     number = None
     for message in stored:
         whole = message.turn_status not in ("failed", "cancelled", "interrupted")
@@ -112,59 +110,59 @@ def _had(stored: Iterable[ChatMessage]) -> list[_Said]:
             turns.append([])
         for block in message.blocks:
             if block.role == "user":
-                turns[-1].append(_Said(block, message.turn_index, whole))
+                turns[-1].append(_Group(block, message.turn_index, whole))
             elif block.role != "system":
                 if not turns[-1]:
-                    turns[-1].append(_Said(None, message.turn_index, whole))
+                    turns[-1].append(_Group(None, message.turn_index, whole))
                 turns[-1][-1].answer.append(block)
-    found: list[_Said] = []
-    for turn, then in zip_longest(turns, turns[1:], fillvalue=list[_Said]()):
-        said, next_said = [[each.block for each in part] for part in (turn, then)]
-        if not (turn and not turn[0].is_whole and said == next_said):
-            found += turn
-    return found
+    groups: list[_Group] = []
+    for turn, then in zip_longest(turns, turns[1:], fillvalue=list[_Group]()):
+        messages, next_said = [[message.block for message in part] for part in (turn, then)]
+        if not (turn and not turn[0].is_whole and messages == next_said):
+            groups += turn
+    return groups
 
 
-def _given(chat: Chat) -> list[_Said]:
-    found: list[_Said] = []
+def _sent_groups(chat: Chat) -> list[_Group]:
+    groups: list[_Group] = []
     for block, place in zip(chat.blocks, chat.places, strict=True):
         if block.role == "user":
-            found.append(_Said(block, place))
+            groups.append(_Group(block, place))
         else:
-            if not found:
-                found.append(_Said(None, place))
-            found[-1].answer.append(block)
-            found[-1].places.append(place)
-    return found
+            if not groups:
+                groups.append(_Group(None, place))
+            groups[-1].answer.append(block)
+            groups[-1].places.append(place)
+    return groups
 
 
-def _matched(had: Sequence[_Said], given: Sequence[_Said]) -> int:
-    """Return the number of the last of `given` that the session has; -1 if it has nothing.
+def _matched(had: Sequence[_Group], sent: Sequence[_Group]) -> int:
+    """Return the number of the last of `sent` that the session has; -1 if it has nothing.
 
     Raises:
         OpenAIError: they differ.
     """
-    at = -1
-    for number, said in enumerate(had):
-        here = given[at + 1] if at + 1 < len(given) else None
-        if here is None or here.block != said.block:
-            if not said.is_whole and not said.answer:
-                continue  # the client may leave out what nobody has answered
-            raise _differs(said, here)
-        at += 1
-        _check_answer(said, here, is_last=number == len(had) - 1)
-    return at
+    index = -1
+    for number, group in enumerate(had):
+        here = sent[index + 1] if index + 1 < len(sent) else None
+        if here is None or here.block != group.block:
+            if not group.is_whole and not group.answer:
+                continue  # the client may leave out prompts that were not answered
+            raise _differs(group, here)
+        index += 1
+        _check_answer(group, here, is_last=number == len(had) - 1)
+    return index
 
 
-def _check_answer(had: _Said, given: _Said, *, is_last: bool) -> None:
+def _check_answer(had: _Group, sent: _Group, *, is_last: bool) -> None:
     """Raise OpenAIError if a request has other answers than the session."""
-    place = given.places[0] if given.places else given.place
-    if not had.text().startswith(given.text()):
+    place = sent.places[0] if sent.places else sent.place
+    if not had.text().startswith(sent.text()):
         raise _conflict(place, "it is not what the assistant has said there")
-    if unknown := given.calls() - had.calls():
+    if unknown := sent.calls() - had.calls():
         raise _conflict(place, f"the assistant has not made the call {min(unknown)!r} there")
     results = had.results()
-    for call_id, result in given.results().items():
+    for call_id, result in sent.results().items():
         if call_id in results:
             if results[call_id].text != result.text:
                 raise _conflict(place, f"the call {call_id!r} has another result there")
@@ -172,18 +170,18 @@ def _check_answer(had: _Said, given: _Said, *, is_last: bool) -> None:
             raise _conflict(place, f"the call {call_id!r} has no result there")
 
 
-def _new_results(had: _Said, given: _Said) -> Iterable[ToolResult]:
-    known = had.results()
-    return (result for call_id, result in given.results().items() if call_id not in known)
+def _new_results(had: _Group, sent: _Group) -> Iterable[ToolResult]:
+    stored_results = had.results()
+    return (result for call_id, result in sent.results().items() if call_id not in stored_results)
 
 
-def _differs(had: _Said, given: _Said | None) -> OpenAIError:
-    if given is None:
+def _differs(had: _Group, sent: _Group | None) -> OpenAIError:
+    if sent is None:
         return _conflict(None, f"the session has gone on with turn {had.place}, which the request does not have")
-    return _conflict(given.place, f"turn {had.place} of the session has another message there")
+    return _conflict(sent.place, f"turn {had.place} of the session has another message there")
 
 
-def _conflict(place: int | None, why: str) -> OpenAIError:
+def _conflict(place: int | None, reason: str) -> OpenAIError:
     param = "messages" if place is None else f"messages[{place}]"
     remedy = "send the conversation as it is, only your new message, or another X-Session-Id"
-    return OpenAIError(422, f"{param} does not continue the session: {why}; {remedy}", param=param, code="conflict")
+    return OpenAIError(422, f"{param} does not continue the session: {reason}; {remedy}", param=param, code="conflict")

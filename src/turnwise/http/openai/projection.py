@@ -5,8 +5,8 @@ them waits for the client: it provides the result, or approves. The next part be
 
 The sequence number of an event is its place in the response. A delta takes as many places as it has characters, and has
 the number of its last one. So the numbers do not depend on how an answer was cut into deltas: a stream of the stored
-answer, whose deltas are gone, goes on exactly where a live stream was cut. What may not be stored as it was streamed,
-such as an answer that was lost with its process, is followed by a jump to a number that does not depend on it.
+answer, whose deltas are gone, goes on exactly where a live stream was cut. After text that may not be stored as it was
+streamed, such as an answer that was lost with its process, the numbers jump to one that does not depend on that text.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Projection:
         """The ids of the calls that the client approves or rejects, by the id of the request."""
         self.parts: dict[str, int] = {}
         """The part that ended with each call that the client provides or approves, by the id of the call or request."""
-        self.said: Mapping[str, Any] = {}
+        self.change: Mapping[str, Any] = {}
         """What the request that continued the run said about this part."""
         self._encrypted = encrypted
         self.at = 0
@@ -140,9 +140,9 @@ class Projection:
         self._undecided: set[str] = set()
         """Those of which it is not known whether they are made or wait."""
         self._running: set[str] = set()
-        self._asked: dict[str, str] = {}
+        self._open_requests: dict[str, str] = {}
         """Those that the client provides or approves."""
-        self._brought: set[str] = set()
+        self._provided: set[str] = set()
         """Those about which the client has said what it had to."""
         self._approved: dict[str, str] = {}
         """The ids of the requests to approve the calls that were approved."""
@@ -151,7 +151,7 @@ class Projection:
         self._spent = Usage()
         self._indexes = 0
         """How many items were begun."""
-        self._void = 0
+        self._dropped_items = 0
         """How many of them are not in the output, since their answers are void."""
 
     @property
@@ -162,10 +162,10 @@ class Projection:
     @property
     def newest(self) -> int:
         """The last part of the run: the one behind `at`, if all that `at` waits for was brought."""
-        return self.at + 1 if self._is_boundary and self._asked.keys() <= self._brought else self.at
+        return self.at + 1 if self._is_boundary and self._open_requests.keys() <= self._provided else self.at
 
     def add(self, event: AnyEvent) -> Iterator[Sent]:  # noqa: PLR0912 - a table of events
-        """Take the run's next event; yield the events of the response that it leads to."""
+        """Take the run's next event; yield the events of the response that follow from it."""
         if self.is_done or event.run_id != self.run_id:
             return
         if self.part == 0 and self.status is None:
@@ -186,7 +186,7 @@ class Projection:
                 yield from self._answered(blocks)
             case ApprovalRequested(call_id=call_id, wants=wants) if call_id in self._uses and wants != "budget":
                 self._undecided.discard(call_id)
-                self._asked[call_id] = wants
+                self._open_requests[call_id] = wants
                 yield from self._ask(call_id, wants)
             case ToolStarted(call_id=call_id):
                 self._undecided.discard(call_id)
@@ -201,13 +201,13 @@ class Projection:
             case RunResumed():
                 yield from self._resumed(event)
             case CustomEvent(name=name, data=data) if name == CONTINUES and self.at == self.part - 1:
-                self.said = data
+                self.change = data
             case RunEnded():
                 yield from self._ended(event)
             case _:
                 pass
         if self._is_boundary and self.at == self.part and not self.is_done:
-            self.waiting = [call_id for call_id, wants in self._asked.items() if wants == "result"]
+            self.waiting = [call_id for call_id, wants in self._open_requests.items() if wants == "result"]
             yield from self._finish("completed", event)
 
     # The response
@@ -228,12 +228,12 @@ class Projection:
     @property
     def _is_boundary(self) -> bool:
         """Whether each call of the last answer is made or waits, and one waits, or has waited, for the client."""
-        return bool(self._asked) and not self._undecided and not self._running
+        return bool(self._open_requests) and not self._undecided and not self._running
 
     def _pass(self, event: Event) -> Iterator[Sent]:
         """Begin the next part, if the last one has ended."""
         if self._is_boundary:
-            self._asked, self.at = {}, self.at + 1
+            self._open_requests, self.at = {}, self.at + 1
             if self.at == self.part:
                 self._before = self._spent
                 yield from self._begin(event)
@@ -243,13 +243,13 @@ class Projection:
             yield from self._pass(event)
         else:  # another process has taken over the run
             yield from self._drop()
-            self._jump(LONG_STRIDE)
+            self._skip_numbers(LONG_STRIDE)
 
     def _ended(self, event: RunEnded) -> Iterator[Sent]:
         if isinstance(event, RunCompleted):
             yield from self._pass(event)
         if self.at != self.part:
-            self._asked = {}  # nothing waits any more
+            self._open_requests = {}  # nothing waits any more
             return
         yield from self._answered(event.blocks, is_last=True)
         if isinstance(event, RunCompleted):
@@ -297,7 +297,7 @@ class Projection:
         if self._open:
             summary = [{"type": "summary_text", "text": text} for text in self._open.parts]
             yield from self._done(whole or {**self._open.item, "summary": summary, "status": "completed"})
-            self._jump(STRIDE)
+            self._skip_numbers(STRIDE)
 
     def _say(self, text: str) -> Iterator[Sent]:
         """Stream a piece of the text."""
@@ -327,36 +327,38 @@ class Projection:
             yield from self._end_part()
             yield from self._done(item)
         self.items.pop()
-        self._void += 1
+        self._dropped_items += 1
 
     # Answers of the model, and their calls
 
     def _answered(self, blocks: Sequence[Block], *, is_last: bool = False) -> Iterator[Sent]:
         """End what was streamed of an answer, and take over its calls."""
-        said = [block for block in blocks if not isinstance(block, ToolResult)]
-        uses = uses_of(said)
+        spoken = [block for block in blocks if not isinstance(block, ToolResult)]
+        uses = uses_of(spoken)
         if self.at == self.part:
-            yield from self._end_text(said)
+            yield from self._end_text(spoken)
         self._uses = {
             use.call_id: (use, (self.run_id, self._answer, number), self._indexes + number)
             for number, use in enumerate(uses)
         }
-        self._asked, self._brought, self._undecided = {}, set(), set(self._uses)
+        self._open_requests, self._provided, self._undecided = {}, set(), set(self._uses)
         if self.at == self.part:
             self._indexes += len(uses)
             self.items += [{} for _ in uses]
-        if len(uses) < sum(isinstance(block, ToolUse) for block in said):
-            self._jump(LONG_STRIDE)  # over the text of an answer that was sent back to the model
+        if len(uses) < sum(isinstance(block, ToolUse) for block in spoken):
+            self._skip_numbers(LONG_STRIDE)  # over the text of an answer that was sent back to the model
         if is_last:
             self.items = [_ended_early(item) for item in self.items if item]
         self._answer += 1
 
-    def _end_text(self, said: Sequence[Block]) -> Iterator[Sent]:
+    def _end_text(self, spoken: Sequence[Block]) -> Iterator[Sent]:
         """Stream what is missing of an answer's thoughts and text, and end them."""
-        items = {item["type"]: item for item in said_items(self.run_id, self._answer, said, encrypted=self._encrypted)}
+        items = {
+            item["type"]: item for item in said_items(self.run_id, self._answer, spoken, encrypted=self._encrypted)
+        }
         thoughts, text = items.get("reasoning"), items.get("message")
         if thoughts and thoughts["summary"] and not (self._open and self._open.is_message):
-            yield from self._rethink([part["text"] for part in thoughts["summary"]])
+            yield from self._correct_thoughts([part["text"] for part in thoughts["summary"]])
             yield from self._end_reasoning(thoughts)
         if text:
             whole = text["content"][0]["text"]
@@ -374,7 +376,7 @@ class Projection:
             self.items.append({})
             yield from self._whole(index, thoughts, thoughts)
 
-    def _rethink(self, texts: Sequence[str]) -> Iterator[Sent]:
+    def _correct_thoughts(self, texts: Sequence[str]) -> Iterator[Sent]:
         """Stream what is missing of the parts of the reasoning."""
         for number, text in enumerate(texts):
             done = len(self._open.parts) if self._open else 0
@@ -418,7 +420,7 @@ class Projection:
             return
         use, place, index = self._uses[call_id]
         result = next((block for block in blocks if isinstance(block, ToolResult)), None)
-        if not self.items[index - self._void]:  # it was refused before it was called
+        if not self.items[index - self._dropped_items]:  # it was refused before it was called
             yield from self._call(call_id)
         item = server_call(output_item_id("mcp", *place), use, result, approval=self._approved.get(call_id))
         self._put(index, item)
@@ -429,7 +431,7 @@ class Projection:
     def _decided(self, call_id: str, verdict: str, blocks: Sequence[Block]) -> None:
         if call_id not in self._uses:
             return
-        self._brought.add(call_id)
+        self._provided.add(call_id)
         use, place, index = self._uses[call_id]
         edited = next((block for block in blocks if isinstance(block, ToolUse)), use)
         self._uses[call_id] = edited, place, index
@@ -442,7 +444,7 @@ class Projection:
         self._number += places
         return Sent(kind, self._number, body)
 
-    def _jump(self, stride: int) -> None:
+    def _skip_numbers(self, stride: int) -> None:
         self._number = (self._number // stride + 1) * stride - 1
 
     def _of_item(self, kind: str, /, places: int = 1, **body: Any) -> Sent:
@@ -480,7 +482,7 @@ class Projection:
 
     def _put(self, index: int, item: Item) -> None:
         """Put an item at its index in the output."""
-        self.items[index - self._void] = item
+        self.items[index - self._dropped_items] = item
 
 
 def _ended_early(item: Item) -> Item:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import RunEndedError, SessionBusyError, TurnNotFoundError, TurnwiseError, WaitTimeoutError
-from turnwise.http.models import name_of
+from turnwise.http.native.models import name_of
 from turnwise.http.openai.answers import Answer
 from turnwise.http.openai.errors import OpenAIRoute, body_of, invalid, not_found
 from turnwise.http.openai.fields import CreateResponse
@@ -22,7 +22,7 @@ from turnwise.http.openai.ids import is_hidden, response_id as id_of
 from turnwise.http.openai.inputs import read_input
 from turnwise.http.openai.items import ENCRYPTED, output_items, prompt_items
 from turnwise.http.openai.pages import Asked, Including, page_of
-from turnwise.http.openai.start_response import DELETED, Found, find, load, newest, start
+from turnwise.http.openai.start_response import DELETED, RunResponse, find, load, newest, start
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
 
@@ -43,16 +43,16 @@ async def create(
 ) -> Response:
     """Start a response, and return it when it has ended, or at once if it is in the background; or stream it."""
     body.check()
-    with caller.room(wanted=bool(body.stream or not body.background)) as room:
-        found = await start(caller, body, read_input(body.input), idempotency_key)
+    with caller.room(is_needed=bool(body.stream or not body.background)) as room:
+        response = await start(caller, body, read_input(body.input), idempotency_key)
         if body.stream:
-            return _streamed(caller, found, -1, room)
+            return _streamed(caller, response, -1, room)
         if body.background:
-            return JSONResponse((await load(found)).body())
-        left = _cancelling(caller, found) if caller.on_disconnect == "cancel" else None
-        answer = await wait_for(request, caller, _settled(caller, found), left=left, room=room)
+            return JSONResponse((await load(response)).body())
+        on_leave = _cancelling(caller, response) if caller.on_disconnect == "cancel" else None
+        answer = await wait_for(request, caller, _settled(caller, response), on_leave=on_leave, room=room)
     if answer is None:  # the server stops
-        answer = await load(found) if found.stored else found.answer()
+        answer = await load(response) if response.stored else response.answer()
     return JSONResponse(answer.body())
 
 
@@ -66,10 +66,10 @@ async def retrieve(
     if look.include_obfuscation:
         raise invalid("include_obfuscation", "this service sends no obfuscation: leave it out")
     look.check()
-    found = replace(await _find(caller, response_id), encrypted=ENCRYPTED in look.include)
+    response = replace(await _find(caller, response_id), encrypted=ENCRYPTED in look.include)
     if look.stream:
-        return _streamed(caller, found, look.starting_after)
-    answer = await load(found)
+        return _streamed(caller, response, look.starting_after)
+    answer = await load(response)
     if answer.state.status is None:
         raise not_found("Response", response_id)
     return JSONResponse(answer.body())
@@ -81,20 +81,20 @@ async def cancel(response_id: str, caller: Asks) -> Response:
 
     If it waits for outputs, its run ends; if a later response has its run, that one goes on.
     """
-    found = await _find(caller, response_id)
-    if await _is_newest(caller, found):
-        await found.execution.cancel("cancelled by the client")
+    response = await _find(caller, response_id)
+    if await _is_newest(caller, response):
+        await response.execution.cancel("cancelled by the client")
     return JSONResponse((await load(await _find(caller, response_id))).body())
 
 
 @router.delete("/{response_id}")
 async def delete(response_id: str, caller: Asks) -> Response:
-    """Delete a response; cancel it first if it has not ended. What was said stays part of later responses."""
-    found = await _find(caller, response_id)
-    if await _is_newest(caller, found) and found.run.is_open:
-        await found.execution.cancel("its response was deleted")
-    session = await caller.manager.get(found.execution.session_id, user_id=caller.user_id)
-    if is_hidden(session.id) and len(await session.runs(limit=2)) == 1 and await _is_last(caller, session, found):
+    """Delete a response; cancel it first if it has not ended. Its text stays part of later responses."""
+    response = await _find(caller, response_id)
+    if await _is_newest(caller, response) and response.run.is_open:
+        await response.execution.cancel("its response was deleted")
+    session = await caller.manager.get(response.execution.session_id, user_id=caller.user_id)
+    if is_hidden(session.id) and len(await session.runs(limit=2)) == 1 and await _is_last(caller, session, response):
         try:
             await session.delete()
         except SessionBusyError:  # somebody has just continued it
@@ -105,24 +105,24 @@ async def delete(response_id: str, caller: Asks) -> Response:
     return _deleted(response_id)
 
 
-async def _is_newest(caller: Caller, found: Found) -> bool:
+async def _is_newest(caller: Caller, response: RunResponse) -> bool:
     """Return whether no later response has the run of this one.
 
     Raises:
         OpenAIError: the run has no such response.
     """
-    last = await newest(caller, found.execution)
-    if found.part > last.part:
-        raise not_found("Response", found.id)
-    return found.part == last.part
+    last = await newest(caller, response.execution)
+    if response.part > last.part:
+        raise not_found("Response", response.id)
+    return response.part == last.part
 
 
-async def _is_last(caller: Caller, session: AsyncSession, found: Found) -> bool:
+async def _is_last(caller: Caller, session: AsyncSession, response: RunResponse) -> bool:
     """Return whether all other responses of its run were deleted."""
-    count = (await newest(caller, found.execution)).part + 1
-    others = {id_of(found.execution.run_id, part) for part in range(count)} - {found.id}
+    count = (await newest(caller, response.execution)).part + 1
+    other_ids = {id_of(response.execution.run_id, part) for part in range(count)} - {response.id}
     metadata = (await session.info()).session.metadata
-    return all(f"{DELETED}{each}" in metadata for each in others)
+    return all(f"{DELETED}{other_id}" in metadata for other_id in other_ids)
 
 
 def _deleted(id: str) -> Response:
@@ -137,79 +137,79 @@ async def input_items(
 ) -> Response:
     """List the items that a response was given: prompts, or the outputs of the calls before it."""
     page.check()
-    found = await _find(caller, response_id)
-    session = await caller.manager.get(found.execution.session_id, user_id=caller.user_id)
+    response = await _find(caller, response_id)
+    session = await caller.manager.get(response.execution.session_id, user_id=caller.user_id)
     try:
-        turn = await session.turn(found.execution.turn_index)
+        turn = await session.turn(response.execution.turn_index)
     except TurnNotFoundError:
         raise not_found("Response", response_id) from None
-    if found.part == 0:
+    if response.part == 0:
         items = prompt_items(turn.record.prompt, turn.asked)
     else:
-        every = output_items(found.run.run_id, turn.output, found.run.calls, encrypted=ENCRYPTED in page.include)
-        given = ("function_call_output", "mcp_approval_response")
-        items = [item for part, item in every if part == found.part and item["type"] in given]
+        every = output_items(response.run.run_id, turn.output, response.run.calls, encrypted=ENCRYPTED in page.include)
+        input_types = ("function_call_output", "mcp_approval_response")
+        items = [item for part, item in every if part == response.part and item["type"] in input_types]
     return JSONResponse(page_of(items, page))
 
 
-async def _find(caller: Caller, id: str) -> Found:
-    found = await find(caller, id)
-    if found is None:
+async def _find(caller: Caller, id: str) -> RunResponse:
+    response = await find(caller, id)
+    if response is None:
         raise not_found("Response", id)
-    return found
+    return response
 
 
-async def _settled(caller: Caller, found: Found) -> Answer:
+async def _settled(caller: Caller, response: RunResponse) -> Answer:
     """Return a response when it has ended, or as it is after the longest wait."""
     with suppress(RunEndedError, WaitTimeoutError):
-        await found.execution.wait(caller.service.settings.max_wait_s, until="settled")
-    answer = await load(found)
-    _end_if_left(caller, found, answer)
+        await response.execution.wait(caller.service.settings.max_wait_s, until="settled")
+    answer = await load(response)
+    _end_if_left(caller, response, answer)
     return answer
 
 
 async def _events(
-    caller: Caller, found: Found, answer: Answer, after: int
+    caller: Caller, response: RunResponse, answer: Answer, after: int
 ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
     """Yield the events of a response behind a number, up to its last one."""
-    async for event in found.execution.events():
+    async for event in response.execution.events():
         for sent in answer.state.add(event):
-            if told := answer.sent(sent, after):
-                yield told
+            if server_event := answer.sent(sent, after):
+                yield server_event
         if answer.state.is_done:
             break
-    _end_if_left(caller, found, answer)
+    _end_if_left(caller, response, answer)
 
 
-def _end_if_left(caller: Caller, found: Found, answer: Answer) -> None:
+def _end_if_left(caller: Caller, response: RunResponse, answer: Answer) -> None:
     """Cancel the run of a response that waits for its client but is not stored."""
-    if not found.stored and (answer.state.waiting or answer.state.requests):
-        cancelled = found.execution.cancel("the response was not to be stored, so nobody can continue it")
+    if not response.stored and (answer.state.waiting or answer.state.requests):
+        cancelled = response.execution.cancel("the response was not to be stored, so nobody can continue it")
         caller.service.spawn(cancelled, "the end of a response that is not stored")
 
 
-def _streamed(caller: Caller, found: Found, after: int, room: ExitStack | None = None) -> Response:
-    left = _cancelling(caller, found) if caller.on_disconnect == "cancel" else None
-    return EventStream(caller, _chunks(caller, found, after), left=left, retry_ms=None, room=room)
+def _streamed(caller: Caller, response: RunResponse, after: int, room: ExitStack | None = None) -> Response:
+    on_leave = _cancelling(caller, response) if caller.on_disconnect == "cancel" else None
+    return EventStream(caller, _chunks(caller, response, after), on_leave=on_leave, retry_ms=None, room=room)
 
 
-def _cancelling(caller: Caller, found: Found) -> Callable[[], None]:
+def _cancelling(caller: Caller, response: RunResponse) -> Callable[[], None]:
     """Return what cancels a response whose client has left."""
 
-    def left() -> None:
-        cancelled = found.execution.cancel("its client disconnected")
+    def cancel() -> None:
+        cancelled = response.execution.cancel("its client disconnected")
         caller.service.spawn(cancelled, "the cancellation of a response whose client disconnected")
 
-    return left
+    return cancel
 
 
-async def _chunks(caller: Caller, found: Found, after: int) -> AsyncGenerator[bytes, None]:
-    answer, last = found.answer(), after
+async def _chunks(caller: Caller, response: RunResponse, after: int) -> AsyncGenerator[bytes, None]:
+    answer, last = response.answer(), after
     try:
-        async for kind, data in _events(caller, found, answer, after):
+        async for kind, data in _events(caller, response, answer, after):
             last = data["sequence_number"]
             yield encode(json.dumps(data, ensure_ascii=False, separators=(",", ":")), event=kind)
     except TurnwiseError as error:  # the run goes on: the client can resume
-        said = body_of(500, str(error), code=name_of(error))["error"]
-        data = {**said, "type": "error", "sequence_number": last}
+        error_fields = body_of(500, str(error), code=name_of(error))["error"]
+        data = {**error_fields, "type": "error", "sequence_number": last}
         yield encode(json.dumps(data, ensure_ascii=False), event="error")

@@ -29,7 +29,7 @@ from turnwise.http.openai.answers import Answer
 from turnwise.http.openai.errors import OpenAIError, check_no_key, invalid, not_found
 from turnwise.http.openai.fields import CreateResponse, FunctionTool, check_same
 from turnwise.http.openai.ids import hidden_session, is_hidden, response_id, run_of, session_of
-from turnwise.http.openai.inputs import Given
+from turnwise.http.openai.inputs import ResponseInput
 from turnwise.http.openai.models import REQUESTED, Chosen, chosen, frame_of, model_of, run_on
 from turnwise.http.openai.projection import CONTINUES, Projection
 from turnwise.http.openai.run_events import events_so_far
@@ -43,7 +43,7 @@ DELETED = "openai.deleted."
 
 
 @dataclass(frozen=True)
-class Found:
+class RunResponse:
     """A response: a run's handle and record, and which part of the run it is."""
 
     execution: AsyncExecutionHandle
@@ -65,7 +65,7 @@ class Found:
         return Answer(self.execution.session_id, self.run, self.part, **how)
 
 
-async def find(caller: Caller, id: str) -> Found | None:
+async def find(caller: Caller, id: str) -> RunResponse | None:
     """Return a response of the caller's; None if there is none."""
     place = run_of(id)
     if place is None:
@@ -77,14 +77,14 @@ async def find(caller: Caller, id: str) -> Found | None:
         info = await session.info()
     except (NotFoundError, InvalidIdError):
         return None
-    found = Found(execution, run, place[1], model_of(caller, run))
-    return None if f"{DELETED}{id}" in info.session.metadata else found
+    response = RunResponse(execution, run, place[1], model_of(caller, run))
+    return None if f"{DELETED}{id}" in info.session.metadata else response
 
 
-async def load(found: Found) -> Answer:
+async def load(response: RunResponse) -> Answer:
     """Return a response as it is now. Waits for nothing."""
-    answer = found.answer()
-    async with aclosing(events_so_far(found.execution)) as events:
+    answer = response.answer()
+    async with aclosing(events_so_far(response.execution)) as events:
         async for event in events:
             _feed(answer.state, event)
             if answer.state.is_done:
@@ -112,7 +112,7 @@ async def conversation(caller: Caller, id: str) -> AsyncSession:
     raise not_found("Conversation", id)
 
 
-async def start(caller: Caller, body: CreateResponse, given: Given, key: str | None) -> Found:
+async def start(caller: Caller, body: CreateResponse, request_input: ResponseInput, key: str | None) -> RunResponse:
     """Start a response, or continue the one that waits; durable on return unless it is not to be stored.
 
     Args:
@@ -123,28 +123,30 @@ async def start(caller: Caller, body: CreateResponse, given: Given, key: str | N
     """
     choice = None if body.model is None else chosen(caller, body.model)
     engine = choice.engine if choice else None
-    options = await _options(caller, body, given, choice or Chosen(None, None), key)
+    options = await _options(caller, body, request_input, choice or Chosen(None, None), key)
     if body.conversation_id is not None:
-        return await _in_conversation(caller, body, given, options, choice)
+        return await _in_conversation(caller, body, request_input, options, choice)
     if body.previous_response_id is not None:
-        return await _after(caller, body, given, options, choice)
-    if given.is_answer:
-        raise _unknown_output(given)
+        return await _after(caller, body, request_input, options, choice)
+    if request_input.is_answer:
+        raise _unknown_output(request_input)
     if body.store is False:
-        return await _once(caller, given.blocks, options, engine)
+        return await _once(caller, request_input.blocks, options, engine)
     session_id = hidden_session(key)
     session = await open_for_run(
-        caller.manager, session_id, given.blocks, options, user_id=caller.user_id, engine=engine
+        caller.manager, session_id, request_input.blocks, options, user_id=caller.user_id, engine=engine
     )
-    return await _first(caller, session, given, options)
+    return await _first(caller, session, request_input, options)
 
 
-async def _options(caller: Caller, body: CreateResponse, given: Given, choice: Chosen, key: str | None) -> RunOptions:
+async def _options(
+    caller: Caller, body: CreateResponse, request_input: ResponseInput, choice: Chosen, key: str | None
+) -> RunOptions:
     named = {REQUESTED: body.model} if body.model is not None else {}
     options = RunOptions(labels={**body.labels(), **named}, params=body.params(), model=choice.model)
     if key is not None:
         options["idempotency_key"] = key
-    if instructions := "\n\n".join([*_instructions(caller, given, choice), body.instructions or ""]).strip():
+    if instructions := "\n\n".join([*_instructions(caller, request_input, choice), body.instructions or ""]).strip():
         options["instructions"] = instructions
     if body.tools:
         options["tools"] = await asyncio.to_thread(_tools, body)  # to check them may take long
@@ -152,15 +154,15 @@ async def _options(caller: Caller, body: CreateResponse, given: Given, choice: C
 
 
 def _tools(body: CreateResponse) -> list[Tool]:
-    tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(body.functions())]
-    record_of_tools(tools)  # here it holds nobody up
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.functions())]
+    record_of_tools(tools)  # a thread, so that the event loop serves others
     return tools
 
 
-def _instructions(caller: Caller, given: Given, choice: Chosen) -> list[str]:
+def _instructions(caller: Caller, request_input: ResponseInput, choice: Chosen) -> list[str]:
     """Return the system messages of a request if the engine would send its own system prompt in their place."""
     frame = frame_of(caller.manager.engines.get(choice.engine))
-    return given.instructions if frame and frame.system else []
+    return request_input.instructions if frame and frame.system else []
 
 
 def _tool(function: FunctionTool, param: str) -> Tool:
@@ -174,35 +176,43 @@ def _tool(function: FunctionTool, param: str) -> Tool:
         raise invalid(f"{param}.parameters" if is_tool_name(function.name) else f"{param}.name", str(error)) from None
 
 
-async def _once(caller: Caller, blocks: Sequence[Block], options: RunOptions, engine: str | None) -> Found:
+async def _once(caller: Caller, blocks: Sequence[Block], options: RunOptions, engine: str | None) -> RunResponse:
     check_no_key(options.get("idempotency_key"), "send it with store true")
     execution = await caller.manager.run_once(*blocks, user_id=caller.user_id, engine=engine, **options)
     run = await execution.info()
-    return Found(execution, run, 0, model_of(caller, run), stored=False)
+    return RunResponse(execution, run, 0, model_of(caller, run), stored=False)
 
 
 async def _run(
-    caller: Caller, session: AsyncSession, given: Given, options: RunOptions, choice: Chosen | None = None
-) -> Found:
+    caller: Caller,
+    session: AsyncSession,
+    request_input: ResponseInput,
+    options: RunOptions,
+    choice: Chosen | None = None,
+) -> RunResponse:
     """Start a run of a session.
 
     Args:
         choice: what the model that the request names stands for; None if the session's engine answers.
     """
     if choice is None:
-        execution = await session.run(*given.blocks, **options)
+        execution = await session.run(*request_input.blocks, **options)
     else:
-        execution = await run_on(caller, session, choice.engine, given.blocks, options)
+        execution = await run_on(caller, session, choice.engine, request_input.blocks, options)
     run = await execution.info()
-    return Found(execution, run, 0, model_of(caller, run))
+    return RunResponse(execution, run, 0, model_of(caller, run))
 
 
 async def _first(
-    caller: Caller, session: AsyncSession, given: Given, options: RunOptions, choice: Chosen | None = None
-) -> Found:
+    caller: Caller,
+    session: AsyncSession,
+    request_input: ResponseInput,
+    options: RunOptions,
+    choice: Chosen | None = None,
+) -> RunResponse:
     """Start the first run of a session that was made for it; delete the session if the run is refused."""
     try:
-        return await _run(caller, session, given, options, choice)
+        return await _run(caller, session, request_input, options, choice)
     except SessionBusyError:
         raise
     except TurnwiseError:
@@ -212,42 +222,42 @@ async def _first(
 
 
 async def _in_conversation(
-    caller: Caller, body: CreateResponse, given: Given, options: RunOptions, choice: Chosen | None
-) -> Found:
+    caller: Caller, body: CreateResponse, request_input: ResponseInput, options: RunOptions, choice: Chosen | None
+) -> RunResponse:
     session = await conversation(caller, body.conversation_id or "")
-    if given.is_answer:
+    if request_input.is_answer:
         run_id = (await session.info()).active_run_id
         if run_id is None and (turn := await session.latest()):
             run_id = turn.run_id
         if run_id is None:
-            raise _unknown_output(given)
+            raise _unknown_output(request_input)
         return await _continue(
-            caller, await _asking(caller, await session.execution(run_id), given), body, given, options
+            caller, await _asking(caller, await session.execution(run_id), request_input), body, request_input, options
         )
     try:
-        return await _run(caller, session, given, options, choice)
+        return await _run(caller, session, request_input, options, choice)
     except SessionBusyError as error:
         raise await busy(caller, session, error.run_id) from None
 
 
-async def newest(caller: Caller, execution: AsyncExecutionHandle) -> Found:
+async def newest(caller: Caller, execution: AsyncExecutionHandle) -> RunResponse:
     """Return the last response of a run."""
-    found, state = await _whole(caller, execution)
-    return replace(found, part=state.newest)
+    response, state = await _whole(caller, execution)
+    return replace(response, part=state.newest)
 
 
-async def _asking(caller: Caller, execution: AsyncExecutionHandle, given: Given) -> Found:
+async def _asking(caller: Caller, execution: AsyncExecutionHandle, request_input: ResponseInput) -> RunResponse:
     """Return the response of a run that ended with the calls of these outputs, also if they were brought before."""
-    found, state = await _whole(caller, execution)
-    names = [*given.outputs, *(each.request_id for each in given.approvals)]
-    return replace(found, part=state.parts.get(names[0], state.newest))
+    response, state = await _whole(caller, execution)
+    names = [*request_input.outputs, *(approval.request_id for approval in request_input.approvals)]
+    return replace(response, part=state.parts.get(names[0], state.newest))
 
 
-async def _whole(caller: Caller, execution: AsyncExecutionHandle) -> tuple[Found, Projection]:
+async def _whole(caller: Caller, execution: AsyncExecutionHandle) -> tuple[RunResponse, Projection]:
     """Return all of a run, as if it were the parts before a response."""
     run = await execution.info()
-    found = Found(execution, run, _NONE, model_of(caller, run))
-    return found, (await load(found)).state
+    response = RunResponse(execution, run, _NONE, model_of(caller, run))
+    return response, (await load(response)).state
 
 
 _NONE = 1 << 20
@@ -256,85 +266,87 @@ _NONE = 1 << 20
 
 async def busy(caller: Caller, session: AsyncSession, run_id: str) -> OpenAIError:
     """Return the refusal of a response in a conversation with a run that has not ended."""
-    found = await newest(caller, await session.execution(run_id))
-    if found.run.state == "awaiting_approval":
-        return _no_output(await found.execution.pending(), found.id)
+    response = await newest(caller, await session.execution(run_id))
+    if response.run.state == "awaiting_approval":
+        return _no_output(await response.execution.pending(), response.id)
     message = "Another process is currently operating on this conversation. Please retry in a few seconds."
-    return invalid("conversation", message, "conversation_locked", response_id=found.id)
+    return invalid("conversation", message, "conversation_locked", response_id=response.id)
 
 
 async def _after(
-    caller: Caller, body: CreateResponse, given: Given, options: RunOptions, choice: Chosen | None
-) -> Found:
+    caller: Caller, body: CreateResponse, request_input: ResponseInput, options: RunOptions, choice: Chosen | None
+) -> RunResponse:
     previous = body.previous_response_id or ""
-    found = await find(caller, previous)
-    if found is None:
+    response = await find(caller, previous)
+    if response is None:
         raise _no_previous(previous)
-    if given.is_answer:
-        return await _continue(caller, found, body, given, options)
-    if any(state.get("wants") in ("result", "approval") for state in found.run.calls.values()):
-        state = (await load(found)).state
+    if request_input.is_answer:
+        return await _continue(caller, response, body, request_input, options)
+    if any(state.get("wants") in ("result", "approval") for state in response.run.calls.values()):
+        state = (await load(response)).state
         if state.status is None:
             raise _no_previous(previous)
         if state.waiting or state.requests:
             raise _no_output_of(state, previous)
-    elif found.part:
+    elif response.part:
         raise _no_previous(previous)
-    if found.run.is_open:
-        why = f"Previous response with id '{previous}' has not ended: wait for it, or cancel it."
-        raise invalid("previous_response_id", why, "previous_response_not_completed", response_id=previous)
-    session = await caller.manager.get(found.execution.session_id, user_id=caller.user_id)
+    if response.run.is_open:
+        reason = f"Previous response with id '{previous}' has not ended: wait for it, or cancel it."
+        raise invalid("previous_response_id", reason, "previous_response_not_completed", response_id=previous)
+    session = await caller.manager.get(response.execution.session_id, user_id=caller.user_id)
     if body.store is False:
-        turn = await session.turn(found.execution.turn_index)
-        return await _once(caller, [*turn.blocks, *given.blocks], options, choice.engine if choice else None)
-    if is_hidden(session.id) and "openai.conversation" not in found.run.labels:
-        # Whoever comes first continues the session: it has each turn id once. Others fork it.
+        turn = await session.turn(response.execution.turn_index)
+        return await _once(caller, [*turn.blocks, *request_input.blocks], options, choice.engine if choice else None)
+    if is_hidden(session.id) and "openai.conversation" not in response.run.labels:
+        # The first request continues the session, which takes each turn id once. Later ones fork it.
         try:
-            return await _run(caller, session, given, {**options, "turn_id": f"after {previous}"}, choice)
+            return await _run(caller, session, request_input, {**options, "turn_id": f"after {previous}"}, choice)
         except (SessionBusyError, TurnIdTakenError):
             pass
-    fork = await _fork(caller, session, found, options)
-    return await _first(caller, fork, given, options, choice)
+    fork = await _fork(caller, session, response, options)
+    return await _first(caller, fork, request_input, options, choice)
 
 
-async def _fork(caller: Caller, session: AsyncSession, found: Found, options: RunOptions) -> AsyncSession:
+async def _fork(caller: Caller, session: AsyncSession, response: RunResponse, options: RunOptions) -> AsyncSession:
     """Return a new session that continues after a response."""
     key = options.get("idempotency_key")
-    session_id = hidden_session(key and f"{found.id}\n{key}")
+    session_id = hidden_session(key and f"{response.id}\n{key}")
     try:
-        return await session.fork(found.execution.turn_index, session_id)
+        return await session.fork(response.execution.turn_index, session_id)
     except SessionExistsError:  # the request was repeated
         return await caller.manager.get(session_id, user_id=caller.user_id)
     except TurnNotFoundError:  # its turn was discarded
-        raise _no_previous(found.id) from None
+        raise _no_previous(response.id) from None
 
 
-async def _continue(caller: Caller, found: Found, body: CreateResponse, given: Given, options: RunOptions) -> Found:
+async def _continue(
+    caller: Caller, response: RunResponse, body: CreateResponse, request_input: ResponseInput, options: RunOptions
+) -> RunResponse:
     """Give a run the results and decisions that it waits for. May be repeated: a second time changes nothing."""
-    state = (await load(found)).state
+    state = (await load(response)).state
     if state.status is None:
-        raise _no_previous(found.id)
+        raise _no_previous(response.id)
     if not (state.waiting or state.requests):
-        raise _unknown_output(given)
-    if given.blocks:
-        why = "outputs continue the response that called the functions: send messages after it"
-        raise invalid("input", why, "unsupported_input")
-    decided = {state.requests.get(each.request_id): each for each in given.approvals}
-    if unknown := next((call_id for call_id in given.outputs if call_id not in state.waiting), None):
+        raise _unknown_output(request_input)
+    if request_input.blocks:
+        reason = "outputs continue the response that called the functions: send messages after it"
+        raise invalid("input", reason, "unsupported_input")
+    decided = {state.requests.get(approval.request_id): approval for approval in request_input.approvals}
+    if unknown := next((call_id for call_id in request_input.outputs if call_id not in state.waiting), None):
         raise _unknown_call(unknown)
     if None in decided:
         raise not_found("Approval request", decided[None].request_id)
-    wanted = {*state.waiting, *state.requests.values()}
-    if wanted - {*given.outputs, *decided}:
-        raise _no_output_of(state, found.id, {*given.outputs, *decided})
-    check_same(body, found.run, found.model, record_of_tools(options.get("tools") or []))
-    execution = found.execution
-    is_new = any(not found.run.calls.get(call_id, {}).get("verdict") for call_id in wanted)
+    expected = {*state.waiting, *state.requests.values()}
+    if expected - {*request_input.outputs, *decided}:
+        raise _no_output_of(state, response.id, {*request_input.outputs, *decided})
+    check_same(body, response.run, response.model, record_of_tools(options.get("tools") or []))
+    execution = response.execution
+    is_new = any(not response.run.calls.get(call_id, {}).get("verdict") for call_id in expected)
     if (body.metadata or body.background) and is_new:
-        said = {"metadata": body.metadata or {}, "background": bool(body.background)}
-        await execution.add_event(CONTINUES, said)
+        change = {"metadata": body.metadata or {}, "background": bool(body.background)}
+        await execution.add_event(CONTINUES, change)
     try:
-        for call_id, result in given.outputs.items():
+        for call_id, result in request_input.outputs.items():
             await execution.provide(call_id, result if result.blocks else result.text)
         for request, approval in decided.items():
             if approval.approve:
@@ -343,18 +355,18 @@ async def _continue(caller: Caller, found: Found, body: CreateResponse, given: G
                 await execution.reject(request or "", approval.reason)
     except CallDecidedError as error:
         raise invalid("input", str(error), "call_decided") from None
-    return Found(execution, await execution.info(), found.part + 1, found.model)
+    return RunResponse(execution, await execution.info(), response.part + 1, response.model)
 
 
 def _no_previous(id: str) -> OpenAIError:
-    why = f"Previous response with id '{id}' not found."
-    return invalid("previous_response_id", why, "previous_response_not_found")
+    reason = f"Previous response with id '{id}' not found."
+    return invalid("previous_response_id", reason, "previous_response_not_found")
 
 
-def _unknown_output(given: Given) -> OpenAIError:
-    if given.outputs:
-        return _unknown_call(next(iter(given.outputs)))
-    return not_found("Approval request", given.approvals[0].request_id)
+def _unknown_output(request_input: ResponseInput) -> OpenAIError:
+    if request_input.outputs:
+        return _unknown_call(next(iter(request_input.outputs)))
+    return not_found("Approval request", request_input.approvals[0].request_id)
 
 
 def _unknown_call(call_id: str) -> OpenAIError:
@@ -366,9 +378,9 @@ def _no_output(pending: Any, id: str) -> OpenAIError:
     return _missing(call.call_id if call else "", id)
 
 
-def _no_output_of(state: Projection, id: str, given: Any = ()) -> OpenAIError:
-    wanted = [*state.waiting, *state.requests.values()]
-    return _missing(next(call_id for call_id in wanted if call_id not in given), id)
+def _no_output_of(state: Projection, id: str, request_input: Any = ()) -> OpenAIError:
+    expected = [*state.waiting, *state.requests.values()]
+    return _missing(next(call_id for call_id in expected if call_id not in request_input), id)
 
 
 def _missing(call_id: str, id: str) -> OpenAIError:

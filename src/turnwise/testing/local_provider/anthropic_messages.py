@@ -65,8 +65,8 @@ class MessagesRequest:
 
     def __init__(self, body: Any, cache: CacheEntries, *, version: str) -> None:
         self.body = _checked(body)
-        if version >= _WITHOUT_SAMPLING and (given := _SAMPLING.intersection(self.body)):
-            raise RefusedError(400, f"{min(given)}: Extra inputs are not permitted")
+        if version >= _WITHOUT_SAMPLING and (refused := _SAMPLING.intersection(self.body)):
+            raise RefusedError(400, f"{min(refused)}: Extra inputs are not permitted")
         self.streamed = bool(self.body.get("stream"))
         self.limit: int | None = self.body["max_tokens"]
         """In tokens."""
@@ -103,16 +103,16 @@ class MessagesRequest:
     def _check_tools(self) -> None:
         tools, choice = self.body.get("tools") or [], self.body.get("tool_choice")
         names = []
-        for at, tool in enumerate(tools):
+        for index, tool in enumerate(tools):
             name = tool.get("name") if isinstance(tool, dict) else None
             if not isinstance(name, str) or not ANTHROPIC_NAME.fullmatch(name):
-                raise RefusedError(400, f"tools.{at}.custom.name: String should match {ANTHROPIC_NAME.pattern!r}")
+                raise RefusedError(400, f"tools.{index}.custom.name: String should match {ANTHROPIC_NAME.pattern!r}")
             if name in names:
                 raise RefusedError(400, "tools: Tool names must be unique.")
             if unknown := sorted(tool.keys() - {"type", "name", "description", "input_schema", "cache_control"}):
-                raise RefusedError(400, f"tools.{at}.custom.{unknown[0]}: Extra inputs are not permitted")
+                raise RefusedError(400, f"tools.{index}.custom.{unknown[0]}: Extra inputs are not permitted")
             if flaw := check_schema(tool.get("input_schema")):
-                raise RefusedError(400, f"tools.{at}.custom.input_schema: {flaw}")
+                raise RefusedError(400, f"tools.{index}.custom.input_schema: {flaw}")
             names.append(name)
         if choice is not None and (not tools or choice.get("type") not in _CHOICES):
             raise RefusedError(
@@ -127,32 +127,32 @@ class MessagesRequest:
             raise RefusedError(400, f"output_config.format.schema: Invalid schema: {flaw}")
 
     def _check_signatures(self) -> None:
-        for at, message in enumerate(self.body["messages"]):
+        for index, message in enumerate(self.body["messages"]):
             for number, part in enumerate(_parts(message)):
                 if part["type"] == "thinking" and part["signature"] != sign(part["thinking"]):
-                    why = f"messages.{at}.content.{number}: Invalid `signature` in `thinking` block"
-                    raise RefusedError(400, why)
+                    reason = f"messages.{index}.content.{number}: Invalid `signature` in `thinking` block"
+                    raise RefusedError(400, reason)
 
     def _count_cached(self, cache: CacheEntries) -> tuple[int, int]:
         """Return how many tokens are read from the cache and written to it, up to the last mark."""
         system = self.body.get("system") or []
         parts = [*(self.body.get("tools") or ()), *([{"text": system}] if isinstance(system, str) else system)]
         parts += [part for message in self.body["messages"] for part in _parts(message)]
-        marks = [at for at, part in enumerate(parts) if "cache_control" in part]
+        marks = [index for index, part in enumerate(parts) if "cache_control" in part]
         if len(marks) > MAX_CHECKPOINTS:
             raise RefusedError(400, f"A maximum of 4 blocks with cache_control may be provided. Found {len(marks)}.")
-        for at in marks:
-            if parts[at]["cache_control"] not in CACHE_CONTROLS:
+        for mark in marks:
+            if parts[mark]["cache_control"] not in CACHE_CONTROLS:
                 raise RefusedError(400, "cache_control: unknown type or ttl")
         unmarked = [{name: value for name, value in part.items() if name != "cache_control"} for part in parts]
         tokens = [len(words(json.dumps(part))) for part in unmarked]
         digest = hashlib.blake2b(str(self.body["model"]).encode(), digest_size=12)
         read, marked = 0, {}
-        for at, part in enumerate(unmarked):
+        for index, part in enumerate(unmarked):
             digest.update(json.dumps(part, sort_keys=True).encode())
             read = cache.get(digest.hexdigest(), read)
-            if at in marks:
-                marked[digest.hexdigest()] = sum(tokens[: at + 1])
+            if index in marks:
+                marked[digest.hexdigest()] = sum(tokens[: index + 1])
         cache.update(marked)
         return read, max(0, max(marked.values(), default=0) - read)
 
@@ -160,15 +160,15 @@ class MessagesRequest:
 def _checked(body: Any) -> Message:
     """Return the body, with errors in Anthropic's words."""
     try:
-        found: Message = checked(body, "messages", _FIELDS)
+        message: Message = checked(body, "messages", _FIELDS)
     except RefusedError as error:
-        why = "Extra inputs are not permitted" if error.code == "unknown_parameter" else str(error)
-        raise RefusedError(400, f"{error.param}: {why}" if error.param else why) from error
-    if not found.get("max_tokens"):
+        reason = "Extra inputs are not permitted" if error.code == "unknown_parameter" else str(error)
+        raise RefusedError(400, f"{error.param}: {reason}" if error.param else reason) from error
+    if not message.get("max_tokens"):
         raise RefusedError(400, "max_tokens: Field required")
-    if (found.get("temperature") or 0) > 1:
+    if (message.get("temperature") or 0) > 1:
         raise RefusedError(400, "temperature: range: 0..1")
-    return found
+    return message
 
 
 def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -181,7 +181,7 @@ def _as_chat(body: Mapping[str, Any]) -> Iterator[Message]:
     if system := body.get("system"):
         yield {"role": "system", "content": system if isinstance(system, str) else system[0]["text"]}
     for message in body["messages"]:
-        said: list[Any] = []
+        prompt_parts: list[Any] = []
         calls: list[Any] = []
         for part in _parts(message):
             match part["type"]:
@@ -192,10 +192,10 @@ def _as_chat(body: Mapping[str, Any]) -> Iterator[Message]:
                     function = {"name": part["name"], "arguments": json.dumps(part["input"])}
                     calls.append({"id": part["id"], "type": "function", "function": function})
                 case "text" | "image" | "document":
-                    said.append(part)
-        if said or calls:
-            texts = [part["text"] for part in said if part["type"] == "text"]
-            content = texts[0] if len(texts) == len(said) == 1 else said
+                    prompt_parts.append(part)
+        if prompt_parts or calls:
+            texts = [part["text"] for part in prompt_parts if part["type"] == "text"]
+            content = texts[0] if len(texts) == len(prompt_parts) == 1 else prompt_parts
             yield {"role": message["role"], "content": content, **({"tool_calls": calls} if calls else {})}
 
 
@@ -292,9 +292,9 @@ class MessagesAnswer:
         if self._open is None or self._open["type"] != kind:
             yield from self._close()
             yield from self._begin({"type": kind, field: "", **({"signature": ""} if kind == "thinking" else {})})
-        said = {"type": delta, field: piece}
-        self._joined(said, field)
-        yield {"type": "content_block_delta", "index": self._count - 1, "delta": said}
+        delta_body = {"type": delta, field: piece}
+        self._joined(delta_body, field)
+        yield {"type": "content_block_delta", "index": self._count - 1, "delta": delta_body}
 
     def _joined(self, delta: Mapping[str, Any], field: str) -> None:
         if self._open is not None:

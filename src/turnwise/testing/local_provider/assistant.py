@@ -37,16 +37,16 @@ def assistant_reply(messages: Sequence[Message]) -> str:
     memories = sections_of(messages)
     answer = []
     if _OF_THE_TALK.search(question):
-        said = nearest(question, memories.get("vector", []))[:1]
-        answer += [f"On {one.when[:10]}: {' / '.join(one.text.splitlines())}" for one in said]
+        quoted = nearest(question, memories.get("vector", []))[:1]
+        answer += [f"On {item.when[:10]}: {' / '.join(item.text.splitlines())}" for item in quoted]
     else:
         if _OF_THE_USER.search(question):
-            facts = [one.text for name in ("profile", "semantic") for one in memories.get(name, [])]
-            told = matching(question, [*facts, *(text for text in before if not _PREAMBLE.search(text))])
-            answer += [f"You told me: {told[0]}"] if told else []
+            facts = [item.text for name in ("profile", "semantic") for item in memories.get(name, [])]
+            facts_told = matching(question, [*facts, *(text for text in before if not _PREAMBLE.search(text))])
+            answer += [f"You told me: {facts_told[0]}"] if facts_told else []
             # Found by a name that its text need not have, so no word is looked for.
-            answer += [f"I know: {one.text}" for one in memories.get("procedural", [])[:1]]
-        rules = matching(question, [one.text for one in memories.get("static", [])])
+            answer += [f"I know: {item.text}" for item in memories.get("procedural", [])[:1]]
+        rules = matching(question, [item.text for item in memories.get("static", [])])
         answer += [f"The handbook says: {rules[0]}"] if rules else []
     return " ".join(answer) or "I do not know that."
 
@@ -54,22 +54,22 @@ def assistant_reply(messages: Sequence[Message]) -> str:
 def sections_of(messages: Sequence[Message]) -> dict[str, list[Memory]]:
     """Return the recalled items in a request by the name of their section."""
     last = next((message for message in reversed(messages) if message["role"] == "user"), {})
-    found: dict[str, list[Memory]] = {}
+    sections: dict[str, list[Memory]] = {}
     for text in texts_of(last):
         if _PREAMBLE.search(text):
             for name, lines in _SECTION.findall(text):
-                found[name] = [
+                sections[name] = [
                     Memory(when, json.loads(topic) if topic else "", json.loads(line))
                     for when, topic, line in _LINE.findall(lines)
                 ]
-    return found
+    return sections
 
 
 def nearest(question: str, memories: Collection[Memory]) -> list[Memory]:
     """Return the items that share a word with the question, those with most such words first."""
-    wanted = keywords(question)
-    found = [one for one in memories if wanted & keywords(one.text)]
-    return sorted(found, key=lambda one: -len(wanted & keywords(one.text)))
+    words_asked = keywords(question)
+    matches = [item for item in memories if words_asked & keywords(item.text)]
+    return sorted(matches, key=lambda item: -len(words_asked & keywords(item.text)))
 
 
 def facts_in(request: str) -> Iterator[dict[str, str | None]]:
@@ -79,14 +79,14 @@ def facts_in(request: str) -> Iterator[dict[str, str | None]]:
     same topic is replaced.
     """
     rows = [json.loads(line) for line in request.splitlines() if line.startswith("{")]
-    known = {row["topic"]: row for row in rows if row.get("topic")}
+    rows_by_topic = {row["topic"]: row for row in rows if row.get("topic")}
     for row in rows:
         for line in sentences(row.get("user", "")):
-            if told := _TOLD.match(line):
-                topic = (told["mine"] or told["verb"]).lower()
-                old = known.get(topic)
+            if statement := _TOLD.match(line):
+                topic = (statement["mine"] or statement["verb"]).lower()
+                old = rows_by_topic.get(topic)
                 action = "add" if old is None else "ignore" if old["text"] == line else "supersede"
-                kind = "preferences" if told["verb"] == "prefer" else "facts"
+                kind = "preferences" if statement["verb"] == "prefer" else "facts"
                 fact = {"text": line, "type": kind, "topic": topic, "evidence": line}
                 yield {**fact, "action": action, "of": old["known"] if old else None}
 

@@ -77,12 +77,14 @@ class ChatRequest:
         tools = self.body.get("tools")
         if tools == []:
             raise RefusedError(400, "Invalid 'tools': empty array.", "empty_array", "tools")
-        for at, tool in enumerate(tools or ()):
+        for index, tool in enumerate(tools or ()):
             if not isinstance(tool, dict) or tool.get("type") != "function":
-                raise RefusedError(400, f"Invalid value: 'tools[{at}].type'.", "invalid_value", f"tools[{at}].type")
+                raise RefusedError(
+                    400, f"Invalid value: 'tools[{index}].type'.", "invalid_value", f"tools[{index}].type"
+                )
         choice = self.body.get("tool_choice")
         chosen = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
-        functions = [(f"tools[{at}].function", tool.get("function")) for at, tool in enumerate(tools or ())]
+        functions = [(f"tools[{index}].function", tool.get("function")) for index, tool in enumerate(tools or ())]
         check_tools(self.body, functions, chosen)
 
 

@@ -40,7 +40,7 @@ def embeddings(body: Any) -> Message:
     return {
         "object": "list",
         "model": body["model"],
-        "data": [{"object": "embedding", "index": at, "embedding": vector} for at, vector in enumerate(vectors)],
+        "data": [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)],
         "usage": {"prompt_tokens": count, "total_tokens": count},
     }
 

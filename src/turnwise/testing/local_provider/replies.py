@@ -27,10 +27,10 @@ BREAKS = ("stall", "cut", "unfinished", "malformed", "error")
 
 def default_reply(messages: Sequence[Message]) -> str:
     """Answer with the last message and the number of messages."""
-    said = [message for message in messages if message["role"] not in ("system", "developer")]
-    last = said[-1] if said else {"role": "user", "content": ""}
+    conversation = [message for message in messages if message["role"] not in ("system", "developer")]
+    last = conversation[-1] if conversation else {"role": "user", "content": ""}
     source = "The tool says" if last["role"] == "tool" else "You said"
-    return f"{source}: {text_of(last)} (message {len(said)} of our conversation)"
+    return f"{source}: {text_of(last)} (message {len(conversation)} of our conversation)"
 
 
 def tool_script(steps: Sequence[Step], *, reasoning: str | None = None) -> Callable[[list[Message]], Message]:
@@ -46,20 +46,22 @@ def tool_script(steps: Sequence[Step], *, reasoning: str | None = None) -> Calla
     """
 
     def reply(messages: list[Message]) -> Message:
-        roles = [message["role"] for at, message in enumerate(messages) if not _shows_results(messages, at)]
+        roles = [message["role"] for index, message in enumerate(messages) if not _shows_results(messages, index)]
         since = roles[::-1].index("user") if "user" in roles else len(roles)
         step = steps[min(roles[len(roles) - since :].count("assistant"), len(steps) - 1)]
-        said: Message = {"content": step} if isinstance(step, str) else {"tool_calls": [_call(*call) for call in step]}
-        return {"reasoning_content": reasoning, **said} if reasoning else said
+        answer: Message = (
+            {"content": step} if isinstance(step, str) else {"tool_calls": [_call(*call) for call in step]}
+        )
+        return {"reasoning_content": reasoning, **answer} if reasoning else answer
 
     return reply
 
 
-def _shows_results(messages: Sequence[Message], at: int) -> bool:
+def _shows_results(messages: Sequence[Message], index: int) -> bool:
     """Return whether the message at this position has only pictures and files of the tool results before it."""
-    if [message["role"] for message in messages[max(at - 1, 0) : at + 1]] != ["tool", "user"]:
+    if [message["role"] for message in messages[max(index - 1, 0) : index + 1]] != ["tool", "user"]:
         return False
-    content = messages[at]["content"]
+    content = messages[index]["content"]
     return isinstance(content, list) and content[-1].get("type") != "text"
 
 
@@ -68,17 +70,17 @@ def attentive_reply(messages: Sequence[Message]) -> str:
 
     Questions about the user are answered from the user's messages, including summaries; others from the instructions.
     """
-    said = [text for message in messages if message["role"] == "user" for text in texts_of(message)]
-    if not said:
+    texts = [text for message in messages if message["role"] == "user" for text in texts_of(message)]
+    if not texts:
         return "You have asked nothing."
-    if said[-1].rpartition("\n")[2].startswith(SUMMARY_WANTED):
-        return summary_of("\n".join(said))
-    if not said[-1].rstrip().endswith("?"):
+    if texts[-1].rpartition("\n")[2].startswith(SUMMARY_WANTED):
+        return summary_of("\n".join(texts))
+    if not texts[-1].rstrip().endswith("?"):
         return "Thank you, I have noted that."
-    question = sentences(said[-1])[-1]
+    question = sentences(texts[-1])[-1]
     if _OF_THE_USER.search(question):
-        told = [sentence.removeprefix("user: ") for sentence in matching(question, said)]
-        return f"You told me: {told[0]}" if told else "You have not told me, as far as I can see."
+        statements = [sentence.removeprefix("user: ") for sentence in matching(question, texts)]
+        return f"You told me: {statements[0]}" if statements else "You have not told me, as far as I can see."
     instructions = [text_of(message) for message in messages if message["role"] in ("system", "developer")]
     rules = matching(question, instructions)
     return f"The handbook says: {' '.join(rules[:2])}" if rules else "The handbook does not say."
@@ -91,21 +93,21 @@ def summary_of(request: str, most_words: int = 120) -> str:
     """
     material, _, limit = request.rpartition(SUMMARY_WANTED)
     allowed = re.search(r"no more than (\d+) words", limit)
-    left = min(most_words, int(allowed[1])) if allowed else most_words
-    known: dict[str, None] = {}
+    words_left = min(most_words, int(allowed[1])) if allowed else most_words
+    sentences_seen: dict[str, None] = {}
     for line in material.splitlines():
         fact = json.loads(line) if line.startswith("{") else {}
         before = fact.get("summary of what came before", "").removeprefix(_SUMMED_UP)
         own = [sentence for sentence in sentences(fact.get("user", "")) if _OF_ONESELF.match(sentence)]
-        known |= dict.fromkeys([*sentences(before), *own])
-    kept = [_SUMMED_UP.strip()]
-    left -= len(words(_SUMMED_UP))
-    for sentence in known:
-        left -= len(words(sentence))
-        if left < 0:
+        sentences_seen |= dict.fromkeys([*sentences(before), *own])
+    summary = [_SUMMED_UP.strip()]
+    words_left -= len(words(_SUMMED_UP))
+    for sentence in sentences_seen:
+        words_left -= len(words(sentence))
+        if words_left < 0:
             break
-        kept.append(sentence)
-    return " ".join(kept)
+        summary.append(sentence)
+    return " ".join(summary)
 
 
 SUMMARY_WANTED = "Write the summary now."
@@ -123,15 +125,15 @@ _COMMON = {"about", "does", "from", "have", "many", "much", "said", "tell", "tha
 
 def matching(question: str, texts: Sequence[str]) -> list[str]:
     """Return the statements that share at least two words with the question, those with most such words first."""
-    wanted = keywords(question)
+    question_words = keywords(question)
     shared = {
-        sentence: len(wanted & keywords(sentence))
+        sentence: len(question_words & keywords(sentence))
         for text in texts
         for sentence in sentences(text)
         if not sentence.endswith("?")
     }
-    found = [sentence for sentence, count in shared.items() if count >= max(1, min(2, len(wanted)))]
-    return sorted(found, key=lambda sentence: -shared[sentence])
+    statements = [sentence for sentence, count in shared.items() if count >= max(1, min(2, len(question_words)))]
+    return sorted(statements, key=lambda sentence: -shared[sentence])
 
 
 def keywords(text: str) -> set[str]:
@@ -195,8 +197,8 @@ def texts_of(message: Message) -> list[str]:
     """Return the text of each part of a message. Recalled text, which is sent with the prompt, is a part of its own."""
     content = message.get("content") or ""
     if isinstance(content, str):
-        if found := _RECALLED.search(content):
-            parts = [content[: found.start()].strip(), found[0], content[found.end() :].strip()]
+        if match := _RECALLED.search(content):
+            parts = [content[: match.start()].strip(), match[0], content[match.end() :].strip()]
             return [part for part in parts if part]
         return [content]
     return [part.get("text") or f"[{part['type']}]" for part in content]

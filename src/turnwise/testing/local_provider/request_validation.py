@@ -47,8 +47,8 @@ def checked(body: Any, required: str, fields: Fields) -> Message:
         raise RefusedError(400, "We could not parse the JSON body of your request: half a surrogate pair") from None
     for name in ("model", required):
         if not body.get(name):
-            why = f"Missing required parameter: '{name}'."
-            raise RefusedError(400, why, "missing_required_parameter", name)
+            reason = f"Missing required parameter: '{name}'."
+            raise RefusedError(400, reason, "missing_required_parameter", name)
     for name, value in body.items():
         if name not in fields:
             raise RefusedError(400, f"Unknown parameter: '{name}'.", "unknown_parameter", name)
@@ -62,16 +62,16 @@ def checked(body: Any, required: str, fields: Fields) -> Message:
 def _check_value(name: str, value: object, types: type | tuple[type, ...]) -> None:
     types = types if isinstance(types, tuple) else (types,)
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        expected = " or ".join(_NAMES[one] for one in types)
-        why = f"Invalid type for '{name}': expected {expected}, but got {_NAMES[type(value)]} instead."
-        raise RefusedError(400, why, "invalid_type", name)
+        expected = " or ".join(_NAMES[expected_type] for expected_type in types)
+        reason = f"Invalid type for '{name}': expected {expected}, but got {_NAMES[type(value)]} instead."
+        raise RefusedError(400, reason, "invalid_type", name)
     low, high = _RANGES.get(name, (-math.inf, math.inf))
     if isinstance(value, int | float) and not low <= value <= high:
         side, code, bound = (">=", "below_min", low) if value < low else ("<=", "above_max", high)
         kind = "integer" if isinstance(value, int) else "decimal"
-        why = f"Invalid '{name}': {kind} {code.split('_')[0]} {code.split('_')[1]}imum value."
-        why += f" Expected a value {side} {bound}, but got {value} instead."
-        raise RefusedError(400, why, f"{kind}_{code}_value", name)
+        reason = f"Invalid '{name}': {kind} {code.split('_')[0]} {code.split('_')[1]}imum value."
+        reason += f" Expected a value {side} {bound}, but got {value} instead."
+        raise RefusedError(400, reason, f"{kind}_{code}_value", name)
 
 
 def check_tools(body: Message, functions: Sequence[tuple[str, Any]], chosen: object) -> None:
@@ -111,8 +111,8 @@ def check_format(param: str, form: Any) -> None:
         raise RefusedError(400, f"Missing required parameter: '{param}.name'.", "missing_required_parameter", param)
     schema = form.get("schema")
     if flaw := _flaw(schema, ()) or (_loose(schema, ()) if form.get("strict") else None):
-        why = f"Invalid schema for response_format '{form['name']}': {flaw}"
-        raise RefusedError(400, why, "invalid_json_schema", param)
+        reason = f"Invalid schema for response_format '{form['name']}': {flaw}"
+        raise RefusedError(400, reason, "invalid_json_schema", param)
 
 
 def check_schema(schema: Any, *, is_strict: bool = False) -> str | None:
@@ -131,10 +131,10 @@ def _loose(schema: Any, path: tuple[str, ...]) -> str | None:
         if schema.get("additionalProperties") is not False:
             return f"In context={path}, 'additionalProperties' is required to be supplied and to be false."
         if set(schema.get("required", ())) != set(schema["properties"]):
-            why = "'required' is required to be supplied and to be an array including every key in properties."
-            return f"In context={path}, {why}"
+            reason = "'required' is required to be supplied and to be an array including every key in properties."
+            return f"In context={path}, {reason}"
         parts += [((*path, "properties", name), part) for name, part in schema["properties"].items()]
-    parts += [((*path, "anyOf", str(at)), part) for at, part in enumerate(schema.get("anyOf") or ())]
+    parts += [((*path, "anyOf", str(index)), part) for index, part in enumerate(schema.get("anyOf") or ())]
     parts += [((*path, "items"), schema["items"])] if "items" in schema else []
     return next(filter(None, (_loose(part, where) for where, part in parts)), None)
 
@@ -146,13 +146,13 @@ def _check_function(param: str, function: Any) -> None:
         )
     name = function["name"]
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-        why = f"Invalid '{param}.name': string does not match pattern. Expected {TOOL_NAME.pattern!r}."
-        raise RefusedError(400, why, "invalid_value", f"{param}.name")
+        reason = f"Invalid '{param}.name': string does not match pattern. Expected {TOOL_NAME.pattern!r}."
+        raise RefusedError(400, reason, "invalid_value", f"{param}.name")
     _check_value(f"{param}.description", function.get("description") or "", str)
     schema = function.get("parameters")
     if schema is not None and (flaw := _flaw(schema, ())):
-        why = f"Invalid schema for function '{name}': {flaw}"
-        raise RefusedError(400, why, "invalid_function_parameters", f"{param}.parameters")
+        reason = f"Invalid schema for function '{name}': {flaw}"
+        raise RefusedError(400, reason, "invalid_function_parameters", f"{param}.parameters")
 
 
 def _flaw(schema: Any, path: tuple[str, ...]) -> str | None:
@@ -167,10 +167,10 @@ def _flaw(schema: Any, path: tuple[str, ...]) -> str | None:
     if kind == "array" and "items" not in schema:
         return f"In context={path}, array schema missing items."
     parts = [((*path, "properties", name), part) for name, part in (schema.get("properties") or {}).items()]
-    parts += [((*path, "anyOf", str(at)), part) for at, part in enumerate(schema.get("anyOf") or ())]
+    parts += [((*path, "anyOf", str(index)), part) for index, part in enumerate(schema.get("anyOf") or ())]
     parts += [((*path, "items"), schema["items"])] if kind == "array" else []
     return next(filter(None, (_flaw(part, where) for where, part in parts if part is not True)), None)
 
 
-def _refused(name: str, why: str) -> RefusedError:
-    return RefusedError(400, f"Invalid value for '{name}': {why}", None, name)
+def _refused(name: str, reason: str) -> RefusedError:
+    return RefusedError(400, f"Invalid value for '{name}': {reason}", None, name)

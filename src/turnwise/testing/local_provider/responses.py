@@ -61,8 +61,8 @@ class ResponsesRequest:
 
     def __init__(self, body: Any) -> None:
         self.body = checked(body, "input", _FIELDS)
-        given = self.body["input"]
-        self.items: list[Message] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        prompt = self.body["input"]
+        self.items: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
             check_responses(self.items)
         except WireError as error:
@@ -71,8 +71,8 @@ class ResponsesRequest:
             if item.get("type") == "reasoning":
                 _check_reasoning(item)
         if previous := self.body.get("previous_response_id"):
-            why = f"Previous response with id '{previous}' not found."
-            raise RefusedError(400, why, "previous_response_not_found", "previous_response_id")
+            reason = f"Previous response with id '{previous}' not found."
+            raise RefusedError(400, reason, "previous_response_not_found", "previous_response_id")
         self.streamed = bool(self.body.get("stream"))
         self.limit: int | None = self.body.get("max_output_tokens")
         """In tokens."""
@@ -90,11 +90,13 @@ class ResponsesRequest:
 
     def _check_tools(self) -> None:
         tools = self.body.get("tools") or []
-        for at, tool in enumerate(tools):
+        for index, tool in enumerate(tools):
             if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
-                raise RefusedError(400, f"Invalid value: 'tools[{at}].type'.", "invalid_value", f"tools[{at}].type")
-        functions = [(f"tools[{at}]", tool) for at, tool in enumerate(tools) if tool["type"] == "function"]
-        if missing := next((f"{at}.parameters" for at, tool in functions if "parameters" not in tool), None):
+                raise RefusedError(
+                    400, f"Invalid value: 'tools[{index}].type'.", "invalid_value", f"tools[{index}].type"
+                )
+        functions = [(f"tools[{index}]", tool) for index, tool in enumerate(tools) if tool["type"] == "function"]
+        if missing := next((f"{place}.parameters" for place, tool in functions if "parameters" not in tool), None):
             raise RefusedError(400, f"Missing required parameter: '{missing}'.", "missing_required_parameter", missing)
         choice = self.body.get("tool_choice")
         check_tools(self.body, functions, choice.get("name") if isinstance(choice, dict) else None)
@@ -181,8 +183,8 @@ class ResponsesAnswer:
         place = ("call", call.get("index"))
         if self._open != place or call.get("id") not in (None, self._output[-1]["call_id"]):
             item = {"id": f"fc_{self._name}_{len(self._output)}", "type": "function_call", "status": "in_progress"}
-            said = {"call_id": call.get("id") or "", "name": function.get("name") or "", "arguments": ""}
-            yield from self._start(place, {**item, **said})
+            start = {"call_id": call.get("id") or "", "name": function.get("name") or "", "arguments": ""}
+            yield from self._start(place, {**item, **start})
         if pieces := function.get("arguments"):
             self._pieces.append(str(pieces))
             yield self._event("response.function_call_arguments.delta", **self._place, delta=pieces)
@@ -256,7 +258,7 @@ class ResponsesAnswer:
             "output_tokens_details": {"reasoning_tokens": completion.thoughts},
             "total_tokens": completion.prompt_tokens + len(completion.tokens),
         }
-        given = {name: body.get(name) for name in ("instructions", "max_output_tokens", "temperature", "top_p")}
+        settings = {name: body.get(name) for name in ("instructions", "max_output_tokens", "temperature", "top_p")}
         return {
             "id": f"resp_{self._name}",
             "object": "response",
@@ -276,7 +278,7 @@ class ResponsesAnswer:
             "truncation": body.get("truncation") or "disabled",
             "usage": None if status == "in_progress" else usage,
             "metadata": body.get("metadata") or {},
-            **given,
+            **settings,
         }
 
 
@@ -303,13 +305,13 @@ def _check_reasoning(item: Message) -> None:
         signed = b""
     owner = signed[33:].decode("utf-8", "replace")
     if _encrypted(owner) != content:
-        why = "Encrypted content could not be decrypted or parsed."
+        reason = "Encrypted content could not be decrypted or parsed."
     elif owner != item_id:
-        why = "Encrypted content item_id did not match the target item id."
+        reason = "Encrypted content item_id did not match the target item id."
     else:
         return
-    why = f"The encrypted content for item {item_id} could not be verified. Reason: {why}"
-    raise RefusedError(400, why, "invalid_encrypted_content")
+    reason = f"The encrypted content for item {item_id} could not be verified. Reason: {reason}"
+    raise RefusedError(400, reason, "invalid_encrypted_content")
 
 
 def _messages(instructions: str | None, items: list[Message]) -> list[Message]:

@@ -56,7 +56,7 @@ class LocalProvider:
         self.port = port
         self.requests: list[RecordedRequest] = []
         self._arrived = threading.Condition()
-        self._asked: Counter[str] = Counter()
+        self._request_counts: Counter[str] = Counter()
         self._connections = 0
         self._open: set[asyncio.StreamWriter] = set()
         self._cached: dict[str, int] = {}
@@ -178,8 +178,8 @@ class LocalProvider:
         """Respond to a request; return False to close the connection in the middle of it."""
         try:
             if self.api_key is not None and authorization != f"Bearer {self.api_key}":
-                given = authorization.removeprefix("Bearer ")
-                raise RefusedError(401, f"Incorrect API key provided: {given}.", "invalid_api_key")
+                key = authorization.removeprefix("Bearer ")
+                raise RefusedError(401, f"Incorrect API key provided: {key}.", "invalid_api_key")
             match record.method, record.path:
                 case "GET", "/v1/models":
                     models = [{"id": "local", "object": "model", "created": 0, "owned_by": "turnwise"}]
@@ -211,12 +211,12 @@ class LocalProvider:
         name = record.headers.get("x-fault") or str(model).rpartition("/")[2]
         fault = name.removesuffix("-once")
         if fault != name:
-            self._asked[f"{name} {model}"] += 1
-            if self._asked[f"{name} {model}"] > 1:
+            self._request_counts[f"{name} {model}"] += 1
+            if self._request_counts[f"{name} {model}"] > 1:
                 return ""
         if re.fullmatch("[45][0-9][0-9]", fault):
-            why = f"The model `{model}` does not exist" if fault == "404" else f"You asked for a {fault}"
-            raise RefusedError(int(fault), why, "model_not_found" if fault == "404" else None)
+            reason = f"The model `{model}` does not exist" if fault == "404" else f"You asked for a {fault}"
+            raise RefusedError(int(fault), reason, "model_not_found" if fault == "404" else None)
         if fault == "hang":
             await _forever()
         return fault

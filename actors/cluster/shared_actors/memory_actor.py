@@ -1,0 +1,335 @@
+"""`MemoryHost`: the actor that owns a long-term memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+from collections.abc import Collection, Hashable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Protocol, Unpack, cast, runtime_checkable
+
+from turnwise.actors.cluster.gc_tuning import collect_rarely
+from turnwise.actors.cluster.kept_settings import Kept, read_settings
+from turnwise.actors.cluster.shared_actors.batcher import Batcher
+from turnwise.actors.cluster.shared_actors.unix_socket import path_of, serve
+from turnwise.actors.cluster.wire import Refused
+from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.inference.text_model import EngineModel
+from turnwise.errors import LongTermMemoryError, TurnwiseError
+from turnwise.memory.background import log_failure, putting_off_after
+from turnwise.memory.growing_pauses import GrowingPauses
+from turnwise.memory.longterm.base import (
+    ItemChanges,
+    Listing,
+    LongTermMemory,
+    MemoryItem,
+    Profiled,
+    ProfiledRecall,
+    Recall,
+    Scope,
+    first_of_each,
+    limits_categories,
+    recalled,
+    trouble_of,
+)
+from turnwise.memory.longterm.recall import word_frequency as frequency
+from turnwise.memory.longterm.retention.deletion import Erasure, erase
+from turnwise.memory.longterm.retention.retention import Sweeping
+from turnwise.memory.longterm.text_model import TextModel
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.stores.base import Page
+
+PATIENCE_S = 0.1
+"""How long recalls hold up those that come after them, in seconds: to read all that a user has may take ten."""
+
+INDEXING_SHARE = 0.5
+"""Which share of the time that its caller waits a recall may take to bring an index up to date."""
+
+CATCH_UP_S, MOST_PAUSE_S = 1.0, 60.0
+"""How long what was left for later waits; and at most, if it fails again and again."""
+
+SWEEP_S = 600.0
+"""How often expired items are deleted, in seconds. Expired items are never recalled."""
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """Optional protocol of a memory that carries out many requests together faster than one by one."""
+
+    async def remember_many(self, batch: Sequence[tuple[Scope, Sequence[MemoryItem]]]) -> list[Collection[str]]:
+        """Carry out every `remember` of the batch, or none of them."""
+
+    async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
+        """Answer each question of the batch."""
+
+
+@runtime_checkable
+class BatchedProfiled(Batched, Protocol):
+    """The protocol of a memory that is both `Batched` and `Profiled`."""
+
+    async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
+        """Answer each question of the batch, with the profile where it is wanted."""
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """Optional protocol of a memory that is `Batched` and has work to do for one user before a batch answers."""
+
+    async def prepare(self, scope: Scope) -> None:
+        """Do what is bounded by what is new of the user, while there is time: see `background.has_time`."""
+
+
+@runtime_checkable
+class CatchingUp(Protocol):
+    """Optional protocol of a memory that defers a part of its work."""
+
+    async def catch_up(self) -> int:
+        """Do some of the deferred work; return roughly how much is left. Raises if it fails now; nothing is lost."""
+
+
+class MemoryHost:
+    """The body of the actor: one memory for all sessions of a cluster. A plain class, so tests need no Ray.
+
+    A `Batched` memory gets one call at a time; requests that arrive meanwhile form the next batch. Any other memory is
+    called concurrently, so that no caller waits for another's model. The memory is opened at the first call, and again
+    at the next one if that fails. Deferred work is done in the background.
+
+    Args:
+        memory: its settings, pickled, or their key.
+    """
+
+    def __init__(self, memory: bytes | Kept) -> None:
+        self._pickled = memory
+        self._opening: asyncio.Task[LongTermMemory] | None = None
+        self._opened: LongTermMemory | None = None
+        self._catching_up: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        self._batches_profiles = False
+        """Whether the memory, once it is open, is `BatchedProfiled`."""
+        self._pending_saves: dict[str, set[asyncio.Future[Collection[str]]]] = {}
+        """What a memory that is not `Batched` is being given, by user."""
+        self._erasing: dict[Hashable, asyncio.Task[Erasure]] = {}
+        """What is being erased: who asks for the same again waits for the same."""
+        self._listening: asyncio.Task[str | None] | None = None
+        self._server: asyncio.Server | None = None
+        self._recalls = Batcher(self._recall_many, patience_s=PATIENCE_S)
+        self._writes = Batcher(self._write_many)
+
+    async def call(self, request: bytes) -> bytes:
+        """Carry out a pickled verb with its arguments; return its answer, or `Refused`, pickled.
+
+        A request may say for how many seconds its caller waits. It is cancelled then, and what it does on threads ends.
+        """
+        verb, args, kwargs, *waits = pickle.loads(request)
+        waits_s: float | None = waits[0] if waits else None
+        try:
+            async with asyncio.timeout(waits_s):
+                with nullcontext() if waits_s is None else putting_off_after(INDEXING_SHARE * waits_s):
+                    answer = await getattr(self, f"do_{verb}")(*args, **kwargs)
+        except TurnwiseError as error:
+            answer = Refused(error)
+        except Exception as error:  # noqa: BLE001 - whatever a memory raises, its caller has to know
+            answer = Refused(LongTermMemoryError(f"{type(error).__name__}: {error}"))
+        return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+
+    async def do_listen(self, name: str) -> str | None:
+        """Answer requests over a Unix socket as well; return its path, or None if there can be none here."""
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._listen(name))
+        return await asyncio.shield(self._listening)
+
+    async def _listen(self, name: str) -> str | None:
+        try:
+            path = path_of(name)
+            # When the raylet has died, this process is no longer reachable as an actor: another may have its name.
+            raylet = os.getppid()
+            self._server = await serve(path, self.call, may_answer=lambda: os.getppid() == raylet)
+        except OSError as error:
+            log_failure("listening on a Unix socket", error, "; all recalls come by Ray")
+            return None
+        return str(path)
+
+    async def do_warm(self) -> None:
+        await asyncio.gather(self._memory(), asyncio.to_thread(frequency.load))
+        collect_rarely()
+
+    async def do_remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
+        memory = await self._memory()
+        self._catch_up_soon(memory)
+        if isinstance(memory, Batched):
+            return cast(Collection[str], await self._writes.ask((scope, items)))
+        save = asyncio.ensure_future(memory.remember(scope, items))
+        saves = self._pending_saves.setdefault(scope.user_id, set())
+        saves.add(save)
+        try:
+            return await save
+        finally:
+            saves.discard(save)
+            if not saves:
+                self._pending_saves.pop(scope.user_id, None)
+
+    async def do_recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
+        memory = await self._memory()
+        if not limits_categories(memory) and filters.pop("per_category", False):
+            limit = filters.pop("limit")
+            items = await memory.recall(scope, query, limit=len(MemoryCategory) * limit, **filters)
+            return recalled(first_of_each(items, limit), trouble_of(items))
+        if isinstance(memory, Batched):
+            await _prepare(memory, scope)
+            request = Recall(scope=scope, query=query, **filters)
+            return cast(Sequence[MemoryItem], await self._recalls.ask(request))
+        return await memory.recall(scope, query, **filters)
+
+    async def do_recall_with_profile(self, scope: Scope, query: str, **filters: Any) -> ProfiledRecall:
+        memory = await self._memory()
+        per_category = not limits_categories(memory) and filters.pop("per_category", False)
+        if per_category and isinstance(memory, Profiled):
+            limit = filters.pop("limit")
+            profiled = await memory.recall_with_profile(scope, query, limit=len(MemoryCategory) * limit, **filters)
+            return replace(profiled, found=first_of_each(profiled.found, limit))
+        if self._batches_profiles:
+            await _prepare(memory, scope)
+            request = Recall(scope=scope, query=query, with_profile=True, **filters)
+            return cast(ProfiledRecall, await self._recalls.ask(request))
+        if not isinstance(memory, Profiled):
+            raise LongTermMemoryError(f"{type(memory).__name__} has no profiles")
+        return await memory.recall_with_profile(scope, query, **filters)
+
+    async def do_pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        memory = await self._memory()
+        return isinstance(memory, Profiled) and await memory.pin(scope, id, pinned)
+
+    async def do_update(
+        self, scope: Scope, id: str, text: str | None, type: MemoryType | None, **changes: Unpack[ItemChanges]
+    ) -> bool:
+        return await (await self._memory()).update(scope, id, text, type=type, **changes)
+
+    async def do_list_items(
+        self, scope: Scope, types: Collection[MemoryType] | None, cursor: str | None, limit: int
+    ) -> Page[MemoryItem]:
+        memory = await self._memory()
+        if not isinstance(memory, Listing):
+            raise LongTermMemoryError(f"{type(memory).__name__} cannot list its items: give it a method list_items")
+        return await memory.list_items(scope, types=types, cursor=cursor, limit=limit)
+
+    async def do_forget(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> int:
+        memory = await self._after_saves(scope)
+        count = await memory.forget(scope, ids, **_turn(turn_index))
+        self._catch_up_soon(memory)
+        return count
+
+    async def do_erase(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
+        key = scope, None if ids is None else frozenset(ids), turn_index
+        if (erasing := self._erasing.get(key)) is None:
+            erasing = self._erasing[key] = asyncio.create_task(self._erase(scope, ids, turn_index))
+            erasing.add_done_callback(lambda _: self._erasing.pop(key))
+        return await asyncio.shield(erasing)
+
+    async def _erase(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
+        return await erase(await self._after_saves(scope), scope, ids, **_turn(turn_index))
+
+    async def _after_saves(self, scope: Scope) -> LongTermMemory:
+        """Return the memory once it has what the user was given before, so that what is then forgotten stays so."""
+        memory = await self._memory()
+        if isinstance(memory, Batched):
+            await self._writes.ask(None)
+        elif saves := self._pending_saves.get(scope.user_id):
+            await asyncio.wait(set(saves))
+        return memory
+
+    async def _write_many(self, batch: Sequence[_Save | None]) -> Sequence[Any]:
+        """Give a memory that is `Batched` what it is to remember.
+
+        None stands for a caller that waits until everything before it is written.
+        """
+        memory = cast(Batched, await self._memory())
+        saves = [save for save in batch if save is not None]
+        try:
+            answers: list[Any] = await memory.remember_many(saves) if saves else []
+        except Exception as error:  # noqa: BLE001 - it is for those who gave, and not for those who wait
+            answers = [error] * len(saves)
+        remaining = iter(answers)
+        return [None if save is None else next(remaining) for save in batch]
+
+    async def _recall_many(
+        self, batch: Sequence[Recall]
+    ) -> Sequence[Sequence[MemoryItem] | ProfiledRecall | BaseException]:
+        memory = await self._memory()
+        if not self._batches_profiles:
+            return await cast(Batched, memory).recall_many(batch)
+        answers = await cast(BatchedProfiled, memory).recall_many_with_profiles(batch)
+        return [answer if recall.with_profile else answer.found for recall, answer in zip(batch, answers, strict=True)]
+
+    async def _memory(self) -> LongTermMemory:
+        if self._opened is not None:
+            return self._opened
+        if self._opening is None:
+            self._opening = asyncio.create_task(asyncio.to_thread(_open, self._pickled))
+        try:
+            memory = await asyncio.shield(self._opening)
+        except Exception:
+            self._opening = None
+            raise
+        if self._opened is None:
+            self._opened, self._batches_profiles = memory, isinstance(memory, BatchedProfiled)
+            self._catch_up_soon(memory)  # with what an earlier process left
+            if isinstance(memory, Sweeping):
+                self._sweeping = asyncio.create_task(self._sweep(memory))
+        return memory
+
+    async def _sweep(self, memory: Sweeping) -> None:
+        while True:
+            try:
+                await memory.sweep()
+            except Exception as error:  # noqa: BLE001 - it is logged, and tried again whoever's error it is
+                log_failure(f"sweeping {memory}", error, f", and is tried again in {SWEEP_S:g} s")
+            await asyncio.sleep(SWEEP_S)
+
+    def _catch_up_soon(self, memory: LongTermMemory) -> None:
+        if isinstance(memory, CatchingUp) and (self._catching_up is None or self._catching_up.done()):
+            self._catching_up = asyncio.create_task(self._catch_up(memory))
+
+    async def _catch_up(self, memory: CatchingUp) -> None:
+        pauses, pause_s = GrowingPauses(CATCH_UP_S, MOST_PAUSE_S), CATCH_UP_S
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                if not await memory.catch_up():
+                    return
+                pauses.reset()
+                pause_s = CATCH_UP_S
+            except Exception as error:  # noqa: BLE001 - it is logged, and tried again whoever's error it is
+                pause_s = pauses.next_s()
+                log_failure(f"catching up of {memory}", error, f", and is tried again in {pause_s:.1f} s")
+
+
+@runtime_checkable
+class ModelBound(Protocol):
+    """A memory that asks a model has this too: until it is bound its model is an engine."""
+
+    model: Any
+
+    def bind(self, model: TextModel) -> LongTermMemory:
+        """Return the memory with the model that is really asked."""
+
+
+async def _prepare(memory: LongTermMemory, scope: Scope) -> None:
+    if isinstance(memory, Preparing):
+        await memory.prepare(scope)
+
+
+def _open(settings: bytes | Kept) -> LongTermMemory:
+    memory: LongTermMemory = pickle.loads(read_settings(settings))
+    if isinstance(memory, ModelBound) and isinstance(memory.model, EngineBuilder):
+        return memory.bind(EngineModel(memory.model))
+    return memory
+
+
+_Save = tuple[Scope, Sequence[MemoryItem]]
+
+
+def _turn(index: int | None) -> dict[str, Any]:
+    """Return the option of verbs that need not know turns."""
+    return {} if index is None else {"turn_index": index}

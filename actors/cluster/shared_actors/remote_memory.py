@@ -1,0 +1,409 @@
+"""`RemoteMemory`: a long-term memory in an actor of its own, as every process uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeVar, Unpack, cast
+from weakref import WeakKeyDictionary
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
+
+from turnwise.actors.cluster.identity import identity
+from turnwise.actors.cluster.kept_settings import ActorSettings
+from turnwise.actors.cluster.nodes import ANYWHERE, here
+from turnwise.actors.cluster.ray_runtime import this_ray
+from turnwise.actors.cluster.shared_actors.unix_socket import Connection
+from turnwise.actors.cluster.wire import Refused
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import ConfigError, LongTermMemoryError
+from turnwise.memory.longterm.base import (
+    ItemChanges,
+    LongTermMemory,
+    MemoryItem,
+    ProfiledRecall,
+    Scope,
+    can_list,
+    has_profiles,
+    is_local,
+    is_read_only,
+    label_of,
+)
+from turnwise.memory.longterm.retention.deletion import Erasure
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.base import Page
+from turnwise.strategies.flush_to_memory import FlushToMemory
+from turnwise.strategies.strategy import OverflowStrategy
+from turnwise.strategies.summarize import Summarize
+
+MAX_CALLS = 1000
+"""How many calls the actor answers at once."""
+
+FAILURES, REST_S = 3, 5.0
+"""After so many failures in a row, a memory is not called for so many seconds."""
+
+LOOK_S = 5.0
+"""How often a caller tries to reach the actor's socket at most, in seconds."""
+
+Answer = TypeVar("Answer")
+
+
+class RemoteMemory:
+    """A long-term memory in an actor of its own: the same settings are the same actor, for all of a namespace.
+
+    Each verb is one Ray call, bounded in time; a recall by a process on the actor's machine goes over a Unix socket,
+    once that is open. After repeated failures the memory gets no requests for some seconds, so that no run waits for
+    it; the caller keeps what it could not save.
+
+    The actor of a memory in files stays on the node of the manager that made it. If that node is lost, each verb raises
+    LongTermMemoryError: nobody finds an empty memory elsewhere in the place of a full one.
+
+    Args:
+        memory: its settings, as a memory that pickles.
+        deadline_s, recall_s: how long a call, and one to recall, may take, in seconds.
+
+    Raises:
+        ConfigError: it cannot be pickled.
+    """
+
+    limits_categories = True
+    """See `base.limits_categories`: its actor asks a memory that cannot do so for more items."""
+
+    def __init__(
+        self, memory: LongTermMemory, *, namespace: str, deadline_s: float = 60.0, recall_s: float = 5.0
+    ) -> None:
+        self.kind = type(memory).__name__
+        """The name of the memory's class."""
+        self.label = label_of(memory)
+        self.name = self.label.name or self.kind
+        self.read_only = is_read_only(memory)
+        self.has_profiles = has_profiles(memory)
+        """Whether it has profiles of users, and pins."""
+        self.can_list = can_list(memory)
+        try:
+            self._pickled = cloudpickle.dumps(memory)
+            self._digest = identity(memory)[:16]
+        except Exception as error:
+            reason = f"it cannot be pickled ({error}): hold settings in it and open files when they are needed"
+            raise ConfigError("memory", self.name, reason) from error
+        self._namespace = namespace
+        self._deadline_s = deadline_s
+        self._recall_s = recall_s
+        self._is_local = is_local(memory)
+        self._set_up()
+        self._may_make = True
+
+    def _set_up(self) -> None:
+        self._may_make = not self._is_local  # else only who has the files may
+        self._actor: Any = None
+        self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, _Link] = WeakKeyDictionary()
+        self._failures = 0
+        self._rests_until = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in _PER_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._set_up()
+
+    def __repr__(self) -> str:
+        return f"<{self.name} in its actor>"
+
+    def __identity__(self) -> tuple[object, ...]:
+        """See `identity`."""
+        return self._digest, self._namespace, self._deadline_s, self._recall_s
+
+    @property
+    def actor_name(self) -> str:
+        """What its actor is called, within the namespace."""
+        return f"turnwise/memory/{self._digest}"
+
+    async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
+        return cast(Collection[str], await self._ask("remember", scope, tuple(items)))
+
+    async def recall(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
+        per_category: bool = False,
+    ) -> Sequence[MemoryItem]:
+        filters = {"limit": limit, "types": types, "as_of": as_of}
+        if per_category:
+            filters["per_category"] = True
+        items = await self._ask("recall", scope, query, **filters)
+        return cast(Sequence[MemoryItem], items)
+
+    async def recall_with_profile(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        per_category: bool = False,
+    ) -> ProfiledRecall:
+        filters = {"limit": limit, "types": types, "per_category": per_category}
+        recall = await self._ask("recall_with_profile", scope, query, **filters)
+        return cast(ProfiledRecall, recall)
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        return self.has_profiles and bool(await self._ask("pin", scope, id, pinned))
+
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        return bool(await self._ask("update", scope, id, text, type, **changes))
+
+    async def list_items(
+        self,
+        scope: Scope,
+        *,
+        types: Collection[MemoryType] | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[MemoryItem]:
+        return cast("Page[MemoryItem]", await self._ask("list_items", scope, types, cursor, limit))
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
+        return int(await self._ask("forget", scope, ids, turn_index))
+
+    async def erase(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> Erasure:
+        """See `deletion.erase`.
+
+        A call that takes longer than the deadline goes on; the same call again waits for the same answer.
+        """
+        return cast(Erasure, await self._ask("erase", scope, ids, turn_index))
+
+    def warm(self) -> None:
+        """Let its process start and the memory be opened, without waiting for it."""
+        if self._actor is None:
+            self._actor = self._make_actor()
+        self._actor.call.remote(pickle.dumps(("warm", (), {})))
+
+    async def close(self) -> None:
+        """Close this event loop's connection. The actor stays, since it serves others too."""
+        if link := self._links.pop(asyncio.get_running_loop(), None):
+            await link.close()
+
+    async def _ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        if (left_s := self._rests_until - time.monotonic()) > 0:
+            raise LongTermMemoryError(f"{self.name} has failed {self._failures} times: left alone for {left_s:.1f} s")
+        waits_s = self._recall_s if verb in _RECALLS else self._deadline_s
+        until = (waits_s,) if verb in _GIVEN_UP else ()
+        request = pickle.dumps((verb, args, kwargs, *until), pickle.HIGHEST_PROTOCOL)
+        try:
+            if verb in _RECALLS:
+                answer = await self._bounded(self._recall(request), self._recall_s)
+            else:
+                answer = await self._bounded(self._call(request), self._deadline_s)
+        except LongTermMemoryError:
+            self._failures += 1
+            if self._failures >= FAILURES:
+                self._rests_until = time.monotonic() + REST_S
+            raise
+        self._failures = 0
+        if isinstance(answer, Refused):
+            raise answer.error
+        return answer
+
+    async def _bounded(self, call: Awaitable[Answer], timeout_s: float) -> Answer:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await call
+        except TimeoutError as error:
+            raise LongTermMemoryError(f"{self.name} has not answered within {timeout_s:g} s") from error
+        except RayError as error:
+            raise LongTermMemoryError(f"{self.name}: its process cannot be reached ({error})") from error
+
+    async def _recall(self, request: bytes) -> Any:
+        link = self._links.setdefault(asyncio.get_running_loop(), _Link(self._listen))
+        if connection := link.connection():
+            try:
+                return pickle.loads(await connection.ask(request))
+            except ConnectionError:  # its process has ended: Ray starts another, and says so if it cannot
+                pass
+        return await self._call(request)
+
+    async def _listen(self) -> str | None:
+        """Have the actor listen on a socket; return its path, None if it cannot."""
+        name = blake2b(repr((this_ray(), self._namespace, self.actor_name)).encode(), digest_size=12).hexdigest()
+        request = pickle.dumps(("listen", (name,), {}), pickle.HIGHEST_PROTOCOL)
+        return cast("str | None", await self._bounded(self._call(request), self._recall_s))
+
+    async def _call(self, request: bytes) -> Any:
+        while True:
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(self._make_actor)
+            try:
+                return pickle.loads(await self._actor.call.remote(request))
+            except ActorUnschedulableError as error:
+                self._actor = None
+                raise LongTermMemoryError(f"{self.name}: {_FILES_LOST}") from error
+            except RayActorError as error:
+                self._actor = None
+                if error.actor_init_failed:
+                    raise
+                await asyncio.sleep(0.05)
+
+    def _make_actor(self) -> Any:
+        if not self._may_make:
+            try:
+                return ray.get_actor(self.actor_name, namespace=self._namespace)
+            except ValueError as error:
+                raise LongTermMemoryError(f"{self.name}: {_FILES_LOST}") from error
+        from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
+
+        return ActorSettings(self._pickled).actor(
+            MemoryHost,
+            self.actor_name,
+            self._namespace,
+            max_restarts=-1,
+            max_task_retries=3,  # a call of which processes die is not repeated for ever
+            max_concurrency=MAX_CALLS,
+            **(here() if self._is_local else ANYWHERE),
+        )
+
+
+class _Link:
+    """The connection of one event loop to the process of a memory's actor, if that is on the same machine.
+
+    It is opened behind the first recall, which nobody holds up for it, and again if it was lost, `LOOK_S` apart.
+
+    Args:
+        listen: returns the path of the socket.
+    """
+
+    def __init__(self, listen: Callable[[], Awaitable[str | None]]) -> None:
+        self._listen = listen
+        self._connection: Connection | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._again_at = 0.0
+
+    def connection(self) -> Connection | None:
+        """Return the connection; None while there is none."""
+        if self._connection is not None and self._connection.is_open:
+            return self._connection
+        if time.monotonic() >= self._again_at and (self._opening is None or self._opening.done()):
+            self._again_at = time.monotonic() + LOOK_S
+            self._opening = asyncio.create_task(self._open())
+        return None
+
+    async def _open(self) -> None:
+        # Without it recalls go by Ray, which also says what is wrong with an actor.
+        with suppress(OSError, LongTermMemoryError):
+            if path := await self._listen():
+                self._connection = await Connection.open(Path(path))
+
+    async def close(self) -> None:
+        """Close the connection; calls under way are repeated by Ray."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait({self._opening})
+        if self._connection is not None:
+            self._connection.close()
+
+
+def equip(
+    overflow: OverflowStrategy | None, memories: Sequence[LongTermMemory], namespace: str, config: SessionConfig
+) -> tuple[OverflowStrategy | None, tuple[MemorySlot, ...]]:
+    """Return a strategy and memories as sessions use them: each memory in its actor, the strategy's the same ones.
+
+    Raises:
+        ConfigError: a memory is none, or cannot be pickled.
+    """
+
+    def remote_of(memory: LongTermMemory) -> RemoteMemory:
+        if isinstance(memory, RemoteMemory):
+            return memory
+        patience = {"deadline_s": config.compaction_timeout_s, "recall_s": config.memory.timeout_s}
+        return RemoteMemory(memory, namespace=namespace, **patience)
+
+    slots: list[MemorySlot] = []
+    if callable(getattr(memories, "recall", None)) or not isinstance(memories, Sequence):
+        raise ConfigError("memory", type(memories).__name__, "pass a list of memories: memory=[LexicalMemory(...)]")
+    for memory in memories:
+        if isinstance(memory, type) or not callable(getattr(memory, "recall", None)):
+            raise ConfigError(
+                "memory", type(memory).__name__, "pass LongTermMemory objects, such as StaticMemory([...])"
+            )
+        remote = remote_of(memory)
+        slots.append(_slot(remote, slots))
+    strategy = _with_remotes(overflow, remote_of, [slot.memory for slot in slots])
+    names = {slot.memory.actor_name for slot in slots if isinstance(slot.memory, RemoteMemory)}
+    for remote in _remotes_of(strategy):
+        if remote.actor_name not in names:
+            names.add(remote.actor_name)
+            slots.append(_slot(remote, slots, is_used=False))
+    return strategy, tuple(slots)
+
+
+def _slot(remote: RemoteMemory, before: Sequence[MemorySlot], *, is_used: bool = True) -> MemorySlot:
+    """Return the slot of a memory, named by its label or class; with a number if others are named by that class.
+
+    Raises:
+        ConfigError: another memory has the name.
+    """
+    name = remote.name
+    if remote.label.name is None:
+        namesakes = sum(slot.memory.name == name for slot in before if isinstance(slot.memory, RemoteMemory))
+        name = f"{name}-{namesakes + 1}" if namesakes else name
+    if any(slot.name == name for slot in before):
+        raise ConfigError("memory", name, "is the name of two memories: give each its own, as in VectorMemory(name=)")
+    section, max_tokens = _SECTIONS.get(remote.kind), remote.label.max_tokens
+    return MemorySlot(memory=remote, name=name, section=section, max_tokens=max_tokens, is_used=is_used)
+
+
+def _remotes_of(strategy: Any) -> list[RemoteMemory]:
+    """Return the memories of a strategy and of its `otherwise`."""
+    memories: Any = strategy.memories if isinstance(strategy, FlushToMemory) else None
+    remotes: list[RemoteMemory] = list(memories or ())
+    after = getattr(strategy, "otherwise", None)
+    return remotes + (_remotes_of(after) if after is not None else [])
+
+
+_SECTIONS = {"StaticMemory": "static", "VectorMemory": "vector"}
+
+
+def _with_remotes(
+    strategy: Any, remote_of: Callable[[LongTermMemory], RemoteMemory], own: Sequence[LongTermMemory]
+) -> Any:
+    """Return a strategy whose memories, and those of its `otherwise`, are in their actors.
+
+    Args:
+        own: the manager's memories, which a strategy without any uses.
+    """
+    changes: dict[str, Any] = {}
+    if isinstance(strategy, FlushToMemory):
+        changes["memories"] = tuple(map(remote_of, own if strategy.memories is None else strategy.memories))
+    if isinstance(strategy, FlushToMemory | Summarize) and strategy.otherwise:
+        changes["otherwise"] = _with_remotes(strategy.otherwise, remote_of, own)
+    return replace(strategy, **changes) if changes else strategy
+
+
+_FILES_LOST = "the node with its files is lost: open a manager with it where they are, or keep it in a database"
+_RECALLS = ("recall", "recall_with_profile")
+_GIVEN_UP = (*_RECALLS, "remember", "list_items")
+"""What the actor ends when its caller waits no longer. What deletes or changes an item goes on."""
+_PER_PROCESS = ("_actor", "_links", "_may_make", "_failures", "_rests_until")

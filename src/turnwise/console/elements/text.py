@@ -1,0 +1,38 @@
+"""Times, numbers and JSON as people read them: `ago`, `moment`, `number`, `json_text`."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from turnwise.memory.conversation.plain_text import plain
+
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+
+
+def ago(time: float, now: float) -> str:
+    """Return how long ago a time was, in a word or two; for more than a day, the date."""
+    seconds = max(0.0, now - time)
+    if seconds < _MINUTE:
+        return "just now"
+    if seconds < _HOUR:
+        return f"{seconds / _MINUTE:.0f} min ago"
+    if seconds < _DAY:
+        return f"{seconds / _HOUR:.0f} h ago"
+    return moment(time)
+
+
+def moment(time: float) -> str:
+    """Return a time as date and time, UTC."""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def json_text(value: Any) -> str:
+    """Return a JSON value as people read it, harmless to show."""
+    return plain(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def number(value: float) -> str:
+    """Return a number with its thousands apart."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"

@@ -1,0 +1,178 @@
+"""The page of usage: tokens, calls and costs, by day and by session, beside the budgets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any
+
+from nicegui import ui
+
+from turnwise.actors.session.budget import Budget
+from turnwise.console.elements.frame import Frame
+from turnwise.console.elements.tags import fact, link, tag
+from turnwise.console.elements.text import number
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.usage import Usage
+
+DAYS = 14
+"""How many days the chart has."""
+
+_DAY_S = 86_400
+
+_MOST_RUNS = 2_000
+"""How many runs are read for the chart."""
+
+_SESSIONS, _LISTED = 100, 10
+"""How many of the sessions used last are looked at, and how many of them are listed."""
+
+_REFRESH_S = 30.0
+
+
+async def usage_page(user: str = "", agent: str = "") -> None:
+    """Show what runs have used."""
+    with Frame.of_page("usage", "Usage") as frame:
+        page = _UsagePage(frame, {"user": user, "agent": agent})
+        page.build()
+    if await frame.arrived():
+        await frame.repeat(page.refresh)
+
+
+class _UsagePage:
+    def __init__(self, frame: Frame, filters: dict[str, str]) -> None:
+        self._frame = frame
+        self._filters = filters
+
+    def build(self) -> None:
+        tag("h1", "", "Usage")
+        with tag("div", "filters two", role="search"):
+            names = {"user": "User", "agent": "Agent"} if self._frame.viewer.sees_all else {"agent": "Agent"}
+            for name, label in names.items():
+                field = ui.input(label, value=self._filters[name])
+                field.on_value_change(lambda e, name=name: self._set_filter(name, e.value or ""))
+                field.props("outlined dense clearable debounce=300")
+        self._body = tag("div", "", aria_live="polite")
+
+    def _set_filter(self, name: str, value: str) -> None:
+        self._filters[name] = value
+        ui.navigate.history.replace(self._frame.viewer.url("usage", **self._filters))
+        self._frame.wake.set()
+
+    async def refresh(self) -> float:
+        """Read and show what was used."""
+        chosen, viewer = dict(self._filters), self._frame.viewer
+        user = (chosen["user"].strip() or None) if viewer.sees_all else viewer.user_id
+        filters: dict[str, Any] = {"user_id": user, "agent": chosen["agent"].strip() or None}
+        total = await viewer.manager.usage(**filters)
+        sessions = await viewer.manager.list(order_by="updated_at", limit=_SESSIONS, **filters)
+        runs, are_all = await self._runs(filters)
+        if chosen == self._filters:
+            self._body.clear()
+            with self._body:
+                self._show(total, list(sessions), runs, are_all)
+        return _REFRESH_S
+
+    async def _runs(self, filters: dict[str, Any]) -> tuple[list[RunRecord], bool]:
+        """Return the runs of the chart, newest first, and whether these are all."""
+        since = (time.time() // _DAY_S - DAYS + 1) * _DAY_S
+        runs: list[RunRecord] = []
+        cursor: str | None = None
+        while len(runs) < _MOST_RUNS:
+            page = await self._frame.viewer.manager.runs(since=since, cursor=cursor, limit=200, **filters)
+            runs += page
+            if (cursor := page.cursor) is None:
+                return runs, True
+        return runs, False
+
+    def _show(self, total: Usage, sessions: Sequence[SessionRecord], runs: list[RunRecord], are_all: bool) -> None:
+        with tag("div", "tiles"):
+            _tile("Tokens in", number(total.input_tokens), f"{number(total.cached_tokens)} cached")
+            _tile("Tokens out", number(total.output_tokens), f"{number(total.reasoning_tokens)} of reasoning")
+            if total.counted_tokens:
+                _tile("Tokens counted here", number(total.counted_tokens), "which providers did not report")
+            _tile("Model calls", number(total.calls), f"{number(total.tool_calls)} tool calls")
+            _tile("Cost", number(round(total.cost, 4)), "by the prices of the configuration")
+        with tag("section", "card", aria_label="Tokens by day"):
+            tag("h2", "", "Tokens by day" if are_all else f"Tokens by day, of the newest {number(len(runs))} runs")
+            _columns(_by_day(runs))
+        config = self._frame.viewer.manager.config
+        with tag("section", "card", aria_label="Budgets"):
+            tag("h2", "", "Budgets")
+            if config.run_budget is None and config.session_budget is None:
+                tag("p", "soft", "The configuration has no budgets.")
+            _budget("Of a run", config.run_budget, [run.usage for run in runs if run.usage], "runs of these days")
+            _budget(
+                "Of a session", config.session_budget, [session.usage for session in sessions], "sessions used last"
+            )
+        with tag("section", "card", aria_label="Sessions"):
+            tag("h2", "", f"Most tokens, of the {number(len(sessions))} sessions used last")
+            self._bars(sessions)
+
+    def _bars(self, sessions: Sequence[SessionRecord]) -> None:
+        most = sorted(sessions, key=lambda session: _tokens(session.usage), reverse=True)[:_LISTED]
+        if not most:
+            tag("p", "soft", "There are no sessions.")
+        for session in most:
+            with tag("div", "row"):
+                href = self._frame.viewer.session_url(session.session_id, session.user_id)
+                link((session.title or session.session_id)[:200], href, "grow clip")
+                tag("span", "soft small", number(_tokens(session.usage)))
+            _meter(_tokens(session.usage), _tokens(most[0].usage))
+
+
+def _tokens(usage: Usage | None) -> int:
+    return usage.input_tokens + usage.output_tokens if usage else 0
+
+
+def _tile(name: str, value: str, more: str) -> None:
+    with tag("div", "card tile"):
+        tag("div", "soft small", name)
+        tag("div", "value", value)
+        tag("div", "soft small", more)
+
+
+def _by_day(runs: Iterable[RunRecord]) -> list[tuple[str, int]]:
+    """Return the tokens of each of the last days, the oldest first."""
+    today = int(time.time() // _DAY_S)
+    sums = dict.fromkeys(range(today - DAYS + 1, today + 1), 0)
+    for run in runs:
+        if (day := int(run.created_at // _DAY_S)) in sums:
+            sums[day] += _tokens(run.usage)
+    return [(datetime.fromtimestamp(day * _DAY_S, UTC).strftime("%b %d"), tokens) for day, tokens in sums.items()]
+
+
+def _columns(days: Sequence[tuple[str, int]]) -> None:
+    highest = max(1, *(tokens for _, tokens in days))
+    summary = ", ".join(f"{day}: {number(tokens)}" for day, tokens in days if tokens) or "none"
+    with tag("div", "columns", role="img", aria_label=f"Tokens by day: {summary}"):
+        for day, tokens in days:
+            tag("div", title=f"{day}: {number(tokens)} tokens").style(f"height: {tokens / highest:.1%}")
+    with tag("div", "axis"):
+        tag("span", "", days[0][0])
+        tag("span", "", f"at most {number(highest)} tokens on a day" if highest > 1 else "no tokens")
+        tag("span", "", days[-1][0])
+
+
+def _budget(name: str, budget: Budget | None, spent: Sequence[Usage], of: str) -> None:
+    """Show each limit, and how near the largest use is."""
+    if budget is None:
+        return
+    tag("h2", "", name)
+    for limit in fields(budget):
+        if (allowed := getattr(budget, limit.name)) is None:
+            continue
+        of_each = [_tokens(usage) if limit.name == "tokens" else getattr(usage, limit.name) for usage in spent]
+        used = max(of_each, default=0)
+        with tag("dl", "facts"):
+            most = f"{number(used)} of {number(allowed)}, the most of {number(len(spent))} {of}"
+            fact(limit.name.replace("_", " ").capitalize(), most)
+        _meter(used, allowed, "bad" if used >= allowed else "")
+
+
+def _meter(value: float, whole: float, kind: str = "") -> None:
+    share = min(1.0, value / whole) if whole else 0.0
+    with tag("div", "meter", aria_hidden="true"):
+        tag("span", kind).style(f"left: 0; width: {share:.1%}")

@@ -1,0 +1,55 @@
+"""`Credentials`: answers 401 before a request is read any further."""
+
+from __future__ import annotations
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from turnwise.http.auth import Auth, Identity, identify
+from turnwise.http.openai import errors
+from turnwise.http.problems import who_is_it
+
+_FOUND = "turnwise.identity"
+"""Where a connection's scope has who makes the request."""
+
+
+def remembering(auth: Auth) -> Auth:
+    """Return an `Auth` that answers for a request as it did before."""
+
+    async def identity_of(connection: HTTPConnection) -> Identity | None:
+        if _FOUND not in connection.scope:
+            connection.scope[_FOUND] = await identify(auth, connection)
+        identity: Identity | None = connection.scope[_FOUND]
+        return identity
+
+    return identity_of
+
+
+class Credentials:
+    """An ASGI middleware that lets a request to the API in only if `auth` knows its user.
+
+    So the body of another is not parsed. If `auth` raises, the route asks it again and answers for it.
+
+    Args:
+        auth: of `remembering`; the route asks it, too.
+    """
+
+    def __init__(self, app: ASGIApp, auth: Auth) -> None:
+        self._app = app
+        self._auth = auth
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
+        if path.startswith(("/v1/", "/openai/v1/")) and not await self._is_known(scope):
+            wrong = "Incorrect API key provided: send a valid token."
+            native = path.startswith("/v1/")
+            refusal = who_is_it() if native else errors.answer(401, wrong, code="invalid_api_key")
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    async def _is_known(self, scope: Scope) -> bool:
+        try:
+            return await identify(self._auth, HTTPConnection(scope)) is not None
+        except Exception:  # noqa: BLE001 - the route has an answer for each
+            return True

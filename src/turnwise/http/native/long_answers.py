@@ -1,0 +1,66 @@
+"""Answers with long lists, such as the snapshot of a turn: threads make them, so that the event loop serves others.
+
+A thread holds Python's lock while it encodes one member, not the whole list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from turnwise.http.native.models import BlocksShown, MessagesShown, Shown, TurnShown
+from turnwise.memory.conversation.blocks import AnyBlock
+from turnwise.memory.conversation.message_formats import Messages
+from turnwise.memory.conversation.spans import size
+from turnwise.memory.conversation.turns import Turn
+
+_SHORT = 1_000
+"""How many members are encoded by the event loop."""
+
+
+async def turn_answer(turn: Turn, *, snapshot: bool = False) -> Any:
+    """Return a turn as the answer of a route; see `TurnShown`."""
+    record = turn.record
+    if size(record.spans) + size(record.prompt) <= _SHORT:
+        return TurnShown.of(turn, snapshot=snapshot)
+
+    def encoded() -> bytes:
+        blocks = turn.blocks if snapshot else turn.new_blocks
+        return _encoded(TurnShown.of(turn, blocks=[]), "blocks", blocks)
+
+    return await _by_thread(encoded)
+
+
+async def blocks_answer(blocks: Iterable[AnyBlock]) -> Any:
+    """Return blocks as the answer of a route; see `BlocksShown`."""
+    blocks = list(blocks)
+    if len(blocks) <= _SHORT:
+        return BlocksShown(blocks=blocks)
+    return await _by_thread(lambda: _encoded(BlocksShown(blocks=[]), "blocks", blocks))
+
+
+async def messages_answer(messages: Messages) -> Any:
+    """Return messages as the answer of a route; see `MessagesShown`."""
+    fields: dict[str, Any] = {"format": messages.format, "system": messages.system, "left_out": messages.left_out}
+    if len(messages) <= _SHORT:
+        return MessagesShown(**fields, messages=list(messages))
+    empty = MessagesShown(**fields, messages=[])
+    return await _by_thread(lambda: _encoded(empty, "messages", messages))
+
+
+async def _by_thread(encoded: Callable[[], bytes]) -> Response:
+    return Response(await asyncio.to_thread(encoded), media_type="application/json")
+
+
+def _encoded(empty: Shown, name: str, members: Iterable[Any]) -> bytes:
+    """Return a model as JSON, with the members of its list, which is empty."""
+    other_fields = empty.model_dump_json(by_alias=True, exclude={name}).encode()
+    return b'{"%s":[%s]%s' % (
+        name.encode(),
+        b",".join(to_json(member) for member in members),
+        b"}" if other_fields == b"{}" else b"," + other_fields[1:],
+    )

@@ -1,0 +1,346 @@
+"""The native API: runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
+from typing import Annotated, Any, get_args
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.errors import InvalidInputError, RunEndedError, SessionBusyError, WaitTimeoutError, shown
+from turnwise.http.middleware.paths import InPath, path_of
+from turnwise.http.native.long_answers import turn_answer
+from turnwise.http.native.models import (
+    AddEvent,
+    Approve,
+    Cancel,
+    Cancelled,
+    EventAdded,
+    EventsShown,
+    PendingCalls,
+    PhaseShown,
+    Provide,
+    Reject,
+    RunOnce,
+    RunOptions,
+    RunPage,
+    RunResult,
+    RunShown,
+    RunStarted,
+    Steps,
+    TurnShown,
+    prompts_of,
+)
+from turnwise.http.native.sessions import CONFLICT, MAX_LIMIT, NOT_FOUND, After, Agent, Cursor, Limit, Streams, Wait
+from turnwise.http.problems import answer, documented, problem_of
+from turnwise.http.service import Asks
+from turnwise.http.sse import (
+    PAGE,
+    SILENCE_S,
+    STREAMS,
+    EventStream,
+    encode,
+    encode_events,
+    last_event_id,
+    wait_for,
+)
+from turnwise.memory.conversation.runs import IfBusy, RunState, Until
+
+router = APIRouter(
+    prefix="/v1",
+    tags=["runs"],
+    generate_unique_id_function=lambda route: route.name,
+    responses=documented(401, 422, 429, 503),
+)
+
+POLICIES = tuple(policy for policy in get_args(IfBusy) if policy not in ("reject", "drop"))
+"""The values of `if_busy` with which a busy session takes a run."""
+
+Key = Annotated[
+    str | None,
+    Header(description="A repeated request with the same key and prompts gets the run that the first one started."),
+]
+RUN_WAIT = Annotated[
+    float | None,
+    Query(
+        ge=0,
+        allow_inf_nan=False,
+        description="Answer with the run when it has ended, or waits for a decision, or after so many seconds.",
+    ),
+]
+STARTED: dict[int | str, dict[str, Any]] = {
+    200: {"model": RunResult, "description": "With `wait_s`: the run as it is. As a stream: its events."},
+    **STREAMS,
+}
+BUSY = documented(409, busy=True)
+
+
+@router.post(
+    "/sessions/{session_id}/runs",
+    summary="Start a run, and wait for its end or follow it if wanted",
+    status_code=202,
+    response_model=RunStarted,
+    responses=NOT_FOUND | BUSY | STARTED,
+)
+async def start_run(
+    session_id: InPath,
+    body: RunOptions,
+    caller: Asks,
+    *,
+    request: Request,
+    streams: Streams,
+    wait_s: RUN_WAIT = None,
+    idempotency_key: Key = None,
+) -> Response:
+    """The run is stored when this answers, and goes on if the client leaves, unless `X-On-Disconnect` is `cancel`."""
+    options = {**await body.options(), "idempotency_key": idempotency_key}
+    prompts = prompts_of(body.prompt)
+    with caller.room(is_needed=streams or wait_s is not None) as room:
+        try:
+            execution = await caller.on_session(session_id, lambda session: session.run(*prompts, **options))
+        except SessionBusyError as error:
+            return answer(problem_of(error) | {"if_busy": list(POLICIES)})
+        return await _started(caller, request, execution, streams, wait_s, room=room)
+
+
+@router.post(
+    "/run",
+    summary="Run without a session; nothing is stored",
+    status_code=202,
+    response_model=RunStarted,
+    responses=STARTED,
+)
+async def run_once(
+    body: RunOnce,
+    caller: Asks,
+    *,
+    request: Request,
+    streams: Streams,
+    wait_s: RUN_WAIT = None,
+    idempotency_key: Annotated[str | None, Header(include_in_schema=False)] = None,
+) -> Response:
+    """The run can be waited for, followed and cancelled until a minute after its end. An idempotency key is refused."""
+    if idempotency_key is not None:
+        reason = (
+            "nothing of this run is stored, so a repeated request would run again: run it in a session, or leave it out"
+        )
+        raise InvalidInputError("Idempotency-Key", shown(idempotency_key), reason)
+    options = {**await body.options(), "agent": body.agent, "metadata": body.metadata, "engine": body.engine}
+    with caller.room(is_needed=streams or wait_s is not None) as room:
+        execution = await caller.manager.run_once(*prompts_of(body.prompt), user_id=caller.user_id, **options)
+        return await _started(caller, request, execution, streams, wait_s, room=room)
+
+
+async def _started(
+    caller: Asks,
+    request: Request,
+    execution: AsyncExecutionHandle,
+    streams: bool,
+    wait_s: float | None,
+    *,
+    room: ExitStack,
+) -> Response:
+    caller.service.handles.cache_run(caller.user_id, execution)
+    location = path_of(request.scope.get("root_path", ""), "v1", "runs", execution.run_id)
+    headers = {"Location": location, "X-Run-Id": execution.run_id}
+    if streams:
+        events = _events(execution, last_event_id(request))
+        return EventStream(caller, events, on_leave=_canceller(caller, execution), room=room, headers=headers)
+    if wait_s is None:
+        return _json(RunStarted.of(execution), 202, headers)
+    result = await _waited(caller, request, execution, wait_s, "settled", room=room)
+    return _json(result, 200, headers)
+
+
+def _json(model: RunStarted, status: int, headers: dict[str, str]) -> Response:
+    return Response(model.model_dump_json(), status, headers, "application/json")
+
+
+async def _waited(
+    caller: Asks,
+    request: Request,
+    execution: AsyncExecutionHandle,
+    wait_s: float,
+    until: Until,
+    *,
+    room: ExitStack | None = None,
+) -> RunResult:
+    work = _result(execution, min(wait_s, caller.service.settings.max_wait_s), until)
+    result = await wait_for(request, caller, work, on_leave=_canceller(caller, execution), room=room)
+    return result or await _result(execution, 0.0, until)
+
+
+async def _result(execution: AsyncExecutionHandle, timeout_s: float, until: Until) -> RunResult:
+    try:
+        turn = await execution.wait(timeout_s, until=until)
+    except RunEndedError as error:
+        return RunResult.ended(execution, error.turn, error)
+    except WaitTimeoutError as error:
+        if error.state == "unknown":
+            raise
+        return RunResult.open(execution, error.state)
+    if turn.record.is_open:
+        return RunResult.open(execution, "awaiting_approval")
+    return RunResult.ended(execution, turn, None)
+
+
+def _canceller(caller: Asks, execution: AsyncExecutionHandle) -> Callable[[], None] | None:
+    if caller.on_disconnect == "keep" or execution.dropped:  # then it is another client's run
+        return None
+    work = "the cancellation of a run whose client disconnected"
+    return lambda: caller.service.spawn(cancel_own(execution), work)
+
+
+async def cancel_own(execution: AsyncExecutionHandle) -> None:
+    """Cancel the run of a client that disconnected, unless its prompts are part of a run that others wait for."""
+    if (await execution.info()).run_id == execution.run_id:
+        await execution.cancel("its client disconnected")
+
+
+@router.get("/runs", summary="List the runs of all sessions, newest first")
+async def list_runs(
+    caller: Asks,
+    *,
+    agent: Agent = None,
+    state: RunState | None = None,
+    parent: Annotated[str | None, Query(description="Only runs that were started on behalf of this one.")] = None,
+    since: Annotated[float | None, Query(description="Only if created at this time or later.")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> RunPage:
+    query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "since": since}
+    page = await caller.manager.runs(user_id=caller.user_id, cursor=cursor, limit=limit, **query)
+    items = [RunShown.of(run) for run in page]
+    return RunPage(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable])
+
+
+@router.get("/runs/{run_id}", summary="Get a run's record", responses=NOT_FOUND)
+async def get_run(run_id: InPath, caller: Asks) -> RunShown:
+    record = await caller.on_run(run_id, AsyncExecutionHandle.info)
+    return RunShown.of(record)
+
+
+@router.get("/runs/{run_id}/wait", summary="Wait for a run's end", responses=NOT_FOUND)
+async def wait_for_run(
+    run_id: InPath,
+    caller: Asks,
+    *,
+    request: Request,
+    timeout_s: Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds to wait at most.")] = 30.0,
+    until: Annotated[Until, Query(description="`settled`: also answer when the run waits for a decision.")] = "ended",
+) -> RunResult:
+    """Answers with the run as it is when it has ended, however it ended, or after `timeout_s`."""
+    return await caller.on_run(run_id, lambda execution: _waited(caller, request, execution, timeout_s, until))
+
+
+@router.post("/runs/{run_id}/cancel", summary="Cancel a run", responses=NOT_FOUND)
+async def cancel_run(run_id: InPath, body: Cancel, caller: Asks) -> Cancelled:
+    """When this answers, the session is free. May be repeated."""
+    return Cancelled(cancelled=await caller.on_run(run_id, lambda execution: execution.cancel(body.reason)))
+
+
+@router.get("/runs/{run_id}/pending", summary="The calls that wait for a decision", responses=NOT_FOUND)
+async def list_pending_calls(run_id: InPath, caller: Asks) -> PendingCalls:
+    return PendingCalls.of(await caller.on_run(run_id, AsyncExecutionHandle.pending))
+
+
+@router.post("/runs/{run_id}/approve", summary="Approve a tool call", status_code=204, responses=CONFLICT)
+async def approve_call(run_id: InPath, body: Approve, caller: Asks) -> None:
+    """May be repeated: an approved call is made at most once."""
+    await caller.on_run(run_id, lambda execution: execution.approve(body.call_id, input=body.input))
+
+
+@router.post("/runs/{run_id}/reject", summary="Reject a tool call", status_code=204, responses=CONFLICT)
+async def reject_call(run_id: InPath, body: Reject, caller: Asks) -> None:
+    await caller.on_run(run_id, lambda execution: execution.reject(body.call_id, body.reason))
+
+
+@router.post("/runs/{run_id}/provide", summary="Supply the result of a call", status_code=204, responses=CONFLICT)
+async def provide_result(run_id: InPath, body: Provide, caller: Asks) -> None:
+    await caller.on_run(
+        run_id, lambda execution: execution.provide(body.call_id, body.as_result(), is_error=body.is_error)
+    )
+
+
+@router.get("/runs/{run_id}/steps", summary="Its model calls, tool calls and named steps", responses=NOT_FOUND)
+async def list_steps(run_id: InPath, caller: Asks) -> Steps:
+    return Steps.of(await caller.on_run(run_id, AsyncExecutionHandle.steps))
+
+
+@router.get("/runs/{run_id}/phase", summary="What it does now", responses=NOT_FOUND)
+async def get_phase(run_id: InPath, caller: Asks) -> PhaseShown:
+    return PhaseShown(phase=await caller.on_run(run_id, AsyncExecutionHandle.phase))
+
+
+@router.get("/runs/{run_id}/input", summary="What the model was given", response_model=TurnShown, responses=NOT_FOUND)
+async def get_input(run_id: InPath, caller: Asks) -> Any:
+    return await turn_answer(await caller.on_run(run_id, AsyncExecutionHandle.input), snapshot=True)
+
+
+@router.post("/runs/{run_id}/events", summary="Add an event of your own", status_code=201, responses=NOT_FOUND)
+async def add_run_event(run_id: InPath, body: AddEvent, caller: Asks) -> EventAdded:
+    return EventAdded(seq=await caller.on_run(run_id, lambda execution: execution.add_event(body.name, body.data)))
+
+
+@router.get(
+    "/runs/{run_id}/events",
+    summary="Its events: a page, or live as server-sent events up to its end",
+    response_model=EventsShown,
+    responses=NOT_FOUND | STREAMS,
+)
+async def list_run_events(
+    run_id: InPath,
+    request: Request,
+    caller: Asks,
+    *,
+    streams: Streams,
+    after: After = 0,
+    limit: Limit = MAX_LIMIT,
+    wait_s: Wait = 0.0,
+) -> Any:
+    """The stream goes on behind `Last-Event-ID` or `after`, each event once, and ends after the run's last one.
+
+    Deltas of the answer are live: they are there until the run after the next one starts.
+    """
+    after = last_event_id(request, after)
+    if streams:
+        execution, page = await caller.on_run(run_id, lambda execution: _first_page(execution, after))
+        return EventStream(caller, _events(execution, after, page), on_leave=_canceller(caller, execution))
+    wait_s = min(wait_s, caller.service.settings.max_wait_s)
+    work = caller.on_run(run_id, lambda execution: execution.event_page(after, limit, wait_s=wait_s))
+    events = await wait_for(request, caller, work) if wait_s else await work
+    return EventsShown.of(events or (), events.next if events is not None else after)
+
+
+async def _first_page(execution: AsyncExecutionHandle, after: int) -> tuple[AsyncExecutionHandle, Any]:
+    return execution, await execution.event_page(after, PAGE)
+
+
+async def _events(execution: AsyncExecutionHandle, after: int, page: Any = None) -> AsyncGenerator[bytes, None]:
+    following: int | None = after
+    while following is not None:
+        if page is None:
+            page = await execution.event_page(following, PAGE, wait_s=SILENCE_S)
+        if page:
+            yield encode_events(page)
+        following, page = page.next, None
+
+
+@router.get(
+    "/runs/{run_id}/partials",
+    summary="The object that it answers with, as it grows: server-sent events",
+    response_class=Response,
+    responses=NOT_FOUND | STREAMS,
+)
+async def follow_partials(run_id: InPath, caller: Asks) -> Response:
+    """For runs with `output`. Each event has the whole object so far; the last one is complete."""
+    execution, _ = await caller.on_run(run_id, lambda execution: _first_page(execution, 0))
+    return EventStream(caller, _partials(execution), on_leave=_canceller(caller, execution))
+
+
+async def _partials(execution: AsyncExecutionHandle) -> AsyncGenerator[bytes, None]:
+    async for partial in execution.partials():
+        yield encode(json.dumps(partial), event="partial")

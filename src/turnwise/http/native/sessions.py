@@ -1,0 +1,369 @@
+"""The native API: sessions, their turns, messages and events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic_core import from_json
+
+from turnwise.actors.client.session import AsyncSession
+from turnwise.errors import InvalidInputError, shown
+from turnwise.http.middleware.paths import InPath, path_of
+from turnwise.http.native.long_answers import blocks_answer, messages_answer, turn_answer
+from turnwise.http.native.models import (
+    AddEvent,
+    Append,
+    BlocksShown,
+    Cancel,
+    Cancelled,
+    ClearSession,
+    Compact,
+    CompactionShown,
+    EventAdded,
+    EventsShown,
+    Expand,
+    ForgottenShown,
+    ForkSession,
+    ImportMessages,
+    MessagePage,
+    MessageRemoved,
+    MessagesShown,
+    OpenSession,
+    RunShown,
+    RunsOfSession,
+    SessionCount,
+    SessionOpened,
+    SessionPage,
+    SessionShown,
+    SessionState,
+    TurnPage,
+    TurnShown,
+    UpdateSession,
+    UsageShown,
+    UseEngine,
+    prompts_of,
+)
+from turnwise.http.problems import documented
+from turnwise.http.service import Asks
+from turnwise.http.sse import (
+    PAGE,
+    SILENCE_S,
+    STREAMS,
+    EventStream,
+    encode_events,
+    last_event_id,
+    wait_for,
+    wants_stream,
+)
+from turnwise.memory.conversation.chat_messages import parse_place
+from turnwise.memory.conversation.sessions import SessionStatus
+from turnwise.memory.conversation.spans import join, places
+from turnwise.memory.stores.base import SessionOrder
+
+router = APIRouter(
+    prefix="/v1",
+    tags=["sessions"],
+    generate_unique_id_function=lambda route: route.name,
+    responses=documented(401, 422, 429, 503),
+)
+
+MAX_LIMIT = 1000
+
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")]
+After = Annotated[int, Query(description="Only what has a higher number.")]
+Wait = Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds to wait for the first one.")]
+Agent = Annotated[str | None, Query(description="Only of this agent.")]
+Cursor = Annotated[str | None, Query(description="The cursor of the page before.")]
+Exported = Annotated[
+    Literal["openai_chat", "openai_responses", "anthropic"], Query(description="The format of the messages.")
+]
+Streams = Annotated[bool, Depends(wants_stream)]
+Verified = Annotated[bool, Query(description="Whether memories are checked afterwards for remains.")]
+
+NOT_FOUND = documented(404)
+CONFLICT = documented(404, 409)
+
+
+@router.post("/sessions", summary="Open a session, and create it if it does not exist", responses=documented(404))
+async def open_session(body: OpenSession, caller: Asks, request: Request, response: Response) -> SessionOpened:
+    options = body.model_dump(exclude={"id"})
+    session = await caller.manager.open(body.id, user_id=caller.user_id, **options)
+    return _opened(caller, session, request, response)
+
+
+def _opened(caller: Asks, session: AsyncSession, request: Request, response: Response) -> SessionOpened:
+    caller.service.handles.cache_session(caller.user_id, session)
+    response.headers["Location"] = path_of(request.scope.get("root_path", ""), "v1", "sessions", session.id)
+    return SessionOpened.of(session)
+
+
+@router.get("/sessions", summary="List sessions, newest first")
+async def list_sessions(
+    caller: Asks,
+    *,
+    agent: Agent = None,
+    status: SessionStatus | None = None,
+    title: Annotated[str | None, Query(description="A part of the title.")] = None,
+    metadata: Annotated[
+        str | None,
+        Query(description="A JSON object: names and values that the metadata has.", examples=['{"channel": "web"}']),
+    ] = None,
+    since: Annotated[float | None, Query(description="Only if the time is not before this one.")] = None,
+    until: Annotated[float | None, Query(description="Only if the time is before this one.")] = None,
+    order_by: Annotated[SessionOrder, Query(description="The time by which they are ordered.")] = "created_at",
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> SessionPage:
+    query: dict[str, Any] = {"agent": agent, "status": status, "title": title, "metadata": _json_object(metadata)}
+    query |= {"since": since, "until": until, "order_by": order_by, "cursor": cursor, "limit": limit}
+    return SessionPage.of(await caller.manager.list(user_id=caller.user_id, **query))
+
+
+def _json_object(metadata: str | None) -> Any:
+    try:
+        return None if metadata is None else from_json(metadata, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidInputError("metadata", shown(metadata), f"must be a JSON object: {error}") from None
+
+
+@router.get("/count", summary="Count sessions")
+async def count_sessions(caller: Asks, agent: Agent = None, status: SessionStatus | None = None) -> SessionCount:
+    return SessionCount(sessions=await caller.manager.count(user_id=caller.user_id, agent=agent, status=status))
+
+
+@router.get("/usage", summary="Tokens and costs of all sessions, or of an agent's")
+async def get_usage(caller: Asks, agent: Agent = None) -> UsageShown:
+    return UsageShown.model_validate(await caller.manager.usage(user_id=caller.user_id, agent=agent))
+
+
+@router.delete("/user", summary="Delete all sessions and memories of the user")
+async def forget_user(caller: Asks, verify: Verified = True) -> ForgottenShown:
+    """Cancels active runs. May be repeated, and must be if it fails halfway."""
+    return ForgottenShown.of(await caller.manager.forget(caller.user_id, verify=verify))
+
+
+@router.get("/sessions/{session_id}", summary="Get a session, with its open runs", responses=NOT_FOUND)
+async def get_session(session_id: InPath, caller: Asks) -> SessionState:
+    return SessionState.of_info(await caller.on_session(session_id, AsyncSession.info))
+
+
+@router.patch("/sessions/{session_id}", summary="Change title and metadata", responses=NOT_FOUND)
+async def update_session(session_id: InPath, body: UpdateSession, caller: Asks) -> SessionShown:
+    changes = body.model_dump()
+    return SessionShown.of(await caller.on_session(session_id, lambda session: session.update(**changes)))
+
+
+@router.delete("/sessions/{session_id}", summary="Delete a session, and what memories keep of it", responses=CONFLICT)
+async def delete_session(
+    session_id: InPath,
+    caller: Asks,
+    *,
+    memory: Annotated[bool, Query(description="If false, memories keep what they have of the session.")] = True,
+    verify: Verified = False,
+) -> ForgottenShown:
+    done = await caller.on_session(session_id, lambda session: session.delete(memory=memory, verify=verify))
+    caller.service.handles.drop_session(caller.user_id, session_id)
+    return ForgottenShown.of(done)
+
+
+@router.post("/sessions/{session_id}/end", summary="End a session", status_code=204, responses=NOT_FOUND)
+async def end_session(session_id: InPath, caller: Asks) -> None:
+    """Cancels its runs; it accepts no new ones. May be repeated."""
+    await caller.on_session(session_id, AsyncSession.end)
+
+
+@router.post("/sessions/{session_id}/refresh", summary="Restart its `ttl_s` now", status_code=204, responses=NOT_FOUND)
+async def refresh_session(session_id: InPath, caller: Asks) -> None:
+    await caller.on_session(session_id, AsyncSession.refresh)
+
+
+@router.post("/sessions/{session_id}/engine", summary="Use another engine", status_code=204, responses=NOT_FOUND)
+async def use_engine(session_id: InPath, body: UseEngine, caller: Asks) -> None:
+    await caller.on_session(session_id, lambda session: session.use(body.engine))
+
+
+@router.post("/sessions/{session_id}/clear", summary="Remove its messages for good", responses=CONFLICT)
+async def clear_session(session_id: InPath, body: ClearSession, caller: Asks) -> ForgottenShown:
+    options = body.model_dump()
+    return ForgottenShown.of(await caller.on_session(session_id, lambda session: session.clear(**options)))
+
+
+@router.post(
+    "/sessions/{session_id}/fork", summary="Continue it as another session", status_code=201, responses=CONFLICT
+)
+async def fork_session(
+    session_id: InPath, body: ForkSession, caller: Asks, request: Request, response: Response
+) -> SessionOpened:
+    fork = await caller.on_session(session_id, lambda session: session.fork(body.at, body.id))
+    return _opened(caller, fork, request, response)
+
+
+@router.post("/sessions/{session_id}/compact", summary="Compact its window", responses=CONFLICT)
+async def compact_session(session_id: InPath, body: Compact, caller: Asks) -> CompactionShown | None:
+    """Answers null if nothing was to be changed."""
+    compaction = await caller.on_session(session_id, lambda session: session.compact(explain=body.explain))
+    return CompactionShown.of(compaction) if compaction else None
+
+
+@router.post(
+    "/sessions/{session_id}/expand",
+    summary="The blocks that a summary replaced",
+    response_model=BlocksShown,
+    responses=NOT_FOUND,
+)
+async def expand_summary(session_id: InPath, body: Expand, caller: Asks) -> Any:
+    blocks = await caller.on_session(session_id, lambda session: session.expand(body.summary))
+    return await blocks_answer(blocks)
+
+
+@router.post("/sessions/{session_id}/append", summary="Add prompts for the next run", responses=CONFLICT)
+async def append_prompts(session_id: InPath, body: Append, caller: Asks) -> TurnShown:
+    """Must not be repeated if its outcome is unknown: use the idempotency key of a run for that."""
+    prompts = prompts_of(body.prompt)
+    return TurnShown.of(await caller.on_session(session_id, lambda session: session.append(*prompts)))
+
+
+@router.post("/sessions/{session_id}/import", summary="Add a conversation from elsewhere", responses=CONFLICT)
+async def import_messages(session_id: InPath, body: ImportMessages, caller: Asks) -> TurnShown:
+    """May be repeated: the same conversation is stored once."""
+    options = body.model_dump(exclude={"messages", "format"})
+    return TurnShown.of(
+        await caller.on_session(
+            session_id, lambda session: session.import_messages(body.messages, body.format, **options)
+        )
+    )
+
+
+@router.get(
+    "/sessions/{session_id}/export",
+    summary="Its conversation in another format",
+    response_model=MessagesShown,
+    responses=NOT_FOUND,
+)
+async def export_messages(session_id: InPath, caller: Asks, format: Exported = "openai_chat") -> Any:
+    return await messages_answer(await caller.on_session(session_id, lambda session: session.export_messages(format)))
+
+
+@router.post("/sessions/{session_id}/cancel", summary="Cancel the active run", responses=CONFLICT)
+async def cancel_active_run(session_id: InPath, body: Cancel, caller: Asks) -> Cancelled:
+    return Cancelled(cancelled=await caller.on_session(session_id, lambda session: session.cancel(body.reason)))
+
+
+@router.get("/sessions/{session_id}/messages", summary="Its messages, page by page, back in time", responses=NOT_FOUND)
+async def list_messages(
+    session_id: InPath,
+    caller: Asks,
+    *,
+    limit: Limit = 100,
+    before: Annotated[str | None, Query(description="The cursor of a page or of a message.")] = None,
+    newest_first: bool = False,
+) -> MessagePage:
+    page = await caller.on_session(
+        session_id, lambda session: session.messages(limit, before=before, newest_first=newest_first)
+    )
+    return MessagePage.of(page)
+
+
+@router.delete(
+    "/sessions/{session_id}/messages/{place}",
+    summary="Take a message out of what later runs continue",
+    responses=CONFLICT,
+)
+async def remove_message(session_id: InPath, place: InPath, caller: Asks) -> MessageRemoved:
+    """`place` is that of a listed message. Nothing is erased: turns keep their snapshots."""
+    return MessageRemoved(removed=await caller.on_session(session_id, lambda session: _remove(session, place)))
+
+
+async def _remove(session: AsyncSession, place: str) -> int:
+    index, spans = parse_place(place)
+    turn = await session.turn(index)
+    numbers = {position: index for index, position in enumerate(places(join(turn.record.prompt, turn.record.output)))}
+    try:
+        return await session.remove(turn, *(numbers[place] for place in places(spans)))
+    except KeyError:
+        raise InvalidInputError("place", shown(place), f"turn {index} has no such blocks: list the messages") from None
+
+
+@router.get("/sessions/{session_id}/turns", summary="Its turns, by index", responses=NOT_FOUND)
+async def list_turns(session_id: InPath, caller: Asks, after: After = -1, limit: Limit = 100) -> TurnPage:
+    turns = await caller.on_session(session_id, lambda session: session.turns(after, limit))
+    return TurnPage(items=[TurnShown.of(turn) for turn in turns], next=turns.next)
+
+
+@router.get(
+    "/sessions/{session_id}/turn",
+    summary="One turn, by default the newest",
+    response_model=TurnShown | None,
+    responses=NOT_FOUND,
+)
+async def get_turn(
+    session_id: InPath,
+    caller: Asks,
+    *,
+    index: Annotated[int | None, Query(description="Its index.")] = None,
+    turn_id: Annotated[str | None, Query(description="Or the id that its run was started with.")] = None,
+    snapshot: Annotated[bool, Query(description="With all blocks that the model was given.")] = False,
+) -> Any:
+    """Answers null if the session has no turns."""
+    which = index if index is not None else turn_id
+    turn = await caller.on_session(
+        session_id, lambda session: session.latest() if which is None else session.turn(which)
+    )
+    return await turn_answer(turn, snapshot=snapshot) if turn else None
+
+
+@router.get("/sessions/{session_id}/runs", summary="Its runs, by turn index", responses=NOT_FOUND)
+async def list_runs_of_session(
+    session_id: InPath, caller: Asks, after: After = -1, limit: Limit = 100
+) -> RunsOfSession:
+    runs = await caller.on_session(session_id, lambda session: session.runs(after, limit))
+    return RunsOfSession(items=[RunShown.of(run) for run in runs], next=runs.next)
+
+
+@router.post("/sessions/{session_id}/events", summary="Add an event of your own", status_code=201, responses=CONFLICT)
+async def add_session_event(session_id: InPath, body: AddEvent, caller: Asks) -> EventAdded:
+    return EventAdded(seq=await caller.on_session(session_id, lambda session: session.add_event(body.name, body.data)))
+
+
+@router.get(
+    "/sessions/{session_id}/events",
+    summary="Its events, of all runs: a page, or live as server-sent events",
+    response_model=EventsShown,
+    responses=NOT_FOUND | STREAMS,
+)
+async def list_session_events(
+    session_id: InPath,
+    request: Request,
+    caller: Asks,
+    *,
+    streams: Streams,
+    after: After = 0,
+    limit: Limit = MAX_LIMIT,
+    wait_s: Wait = 0.0,
+) -> Any:
+    """The stream does not end by itself. It goes on behind `Last-Event-ID` or `after`, each event once.
+
+    Deltas of an answer are live: they are there until the run after the next one starts.
+    """
+    after = last_event_id(request, after)
+    if streams:
+        session, page = await caller.on_session(session_id, lambda session: _first_page(session, after))
+        return EventStream(caller, _events(session, after, page))
+    wait_s = min(wait_s, caller.service.settings.max_wait_s)
+    work = caller.on_session(session_id, lambda session: session.events(after, limit, wait_s=wait_s))
+    events = await wait_for(request, caller, work) if wait_s else await work
+    return EventsShown.of(events or (), events.next if events is not None else after)
+
+
+async def _first_page(session: AsyncSession, after: int) -> tuple[AsyncSession, Any]:
+    return session, await session.events(after, PAGE)
+
+
+async def _events(session: AsyncSession, after: int, page: Any) -> AsyncGenerator[bytes, None]:
+    while True:
+        if page:
+            yield encode_events(page)
+            after = page[-1].seq
+        page = await session.events(after, PAGE, wait_s=SILENCE_S)

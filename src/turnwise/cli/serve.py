@@ -106,8 +106,8 @@ def _serve(
     try:
         from turnwise.http import config as configuration
         from turnwise.http.assembly import assemble
+        from turnwise.http.server import processes
         from turnwise.http.server.log import configure_logging
-        from turnwise.http.server.processes import processes
     except ModuleNotFoundError as error:
         reason = f"there is no module {error.name}: pip install 'turnwise[http]'"
         raise ConfigError("turnwise serve", "http", reason) from None

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 from ag_ui.core import RunAgentInput
-from test_inputs import SESSION, USER, LocalRealm
 
 from local_realm import LocalRealm, calls_within_this_process
 from turnwise.actors.client.execution import AsyncExecutionHandle

@@ -19,9 +19,9 @@ from filled import filled
 from served import half_open, patient, with_files
 from turnwise.cli import console, mcp
 from turnwise.http.config import load
+from turnwise.http.server import connections, processes
 from turnwise.http.server.connections import ConnectionLimits, protocol_of
 from turnwise.http.server.listening import Server, listen
-from turnwise.http.server.processes import connections, processes
 from turnwise.testing import LocalProvider
 
 END_S = 30.0

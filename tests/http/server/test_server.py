@@ -23,7 +23,8 @@ from turnwise.cli import console
 from turnwise.http import HttpSettings, Service, create_app
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
-from turnwise.http.server.processes import _Server, _Workers, processes
+from turnwise.http.server import processes
+from turnwise.http.server.processes import _Server, _Workers
 
 MEGABYTE = b"x" * (1 << 20)
 

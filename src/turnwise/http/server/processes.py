@@ -25,9 +25,9 @@ from turnwise.actors.cluster.ray_runtime import connect, this_ray
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.http.assembly import Assembly, assemble
 from turnwise.http.config import ServiceConfig, Source
+from turnwise.http.server import listening
 from turnwise.http.server.listening import url_of
 from turnwise.http.server.log import configure_logging
-from turnwise.http.server.processes import listening
 from turnwise.memory.stores.encrypted.records import check_session
 from turnwise.memory.stores.urls import open_store
 

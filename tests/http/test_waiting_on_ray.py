@@ -87,6 +87,7 @@ def provider_url(may_answer: threading.Event) -> Iterator[str]:
 
     with LocalProvider(reply=reply) as provider:
         yield provider.base_url
+        may_answer.set()  # else the provider waits for it after a test that failed
 
 
 @asynccontextmanager

@@ -139,5 +139,5 @@ async def test_a_replica_that_ends_ends_its_streams_before_its_manager() -> None
     assembly: Any = SimpleNamespace(
         service=SimpleNamespace(stop=lambda: done.append("streams")), manager=SimpleNamespace(close=close)
     )
-    await _Replica.__del__(SimpleNamespace(_made=assembly))  # type: ignore[arg-type]
+    await _Replica.__del__(SimpleNamespace(_assembly=assembly))  # type: ignore[arg-type]
     assert done == ["streams", "manager"]

@@ -20,7 +20,7 @@ from turnwise.memory.conversation.blocks import (
     Unknown,
     User,
 )
-from turnwise.memory.conversation.call_pairs import pairs_of
+from turnwise.memory.conversation.calls.call_pairs import pairs_of
 from turnwise.strategies.conformance_conversations import COUNTER, Case, random_budget, random_case, random_exchange
 from turnwise.strategies.plan import Law, Plan, refusals
 from turnwise.strategies.ranges import Range

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 from turnwise.errors import InvalidRequestError, StrategyError
 from turnwise.memory.conversation.blocks import Block, Summary, System, ToolResult, ToolUse, User
-from turnwise.memory.conversation.call_pairs import CallPairs
+from turnwise.memory.conversation.calls.call_pairs import CallPairs
 from turnwise.memory.conversation.spans import Span, Spans, join
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check

@@ -23,7 +23,7 @@ from turnwise.memory.conversation.blocks import (
     Unknown,
     User,
 )
-from turnwise.memory.conversation.call_pairs import CallPairs
+from turnwise.memory.conversation.calls.call_pairs import CallPairs
 from turnwise.memory.conversation.spans import Span, Spans, join, size
 from turnwise.memory.tokens.counter import TokenCounter
 from turnwise.memory.tokens.index import TokenIndex

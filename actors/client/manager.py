@@ -74,21 +74,21 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.memory.archive.expiry import Swept
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
-from turnwise.memory.conversation.message_formats import MessageFormat
 from turnwise.memory.conversation.model_params import ModelParams, merged
 from turnwise.memory.conversation.prompts import Prompt, takes_all
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord, SessionStatus
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.views.message_formats import MessageFormat
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page, SessionOrder
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.searching import SessionFilter, find_runs, find_sessions
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 

@@ -13,10 +13,10 @@ from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.named_engines import as_engine
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import SessionNotFoundError
-from turnwise.memory.conversation.ids import check_id, new_id
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.values.ids import check_id, new_id
 
 
 async def open_for_run(

@@ -42,18 +42,18 @@ from turnwise.actors.hosting import verbs
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
-from turnwise.memory.conversation.chat_messages import ChatMessage
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.memory_use import MemoryUse
-from turnwise.memory.conversation.message_formats import MessageFormat, Messages, functions_of, to_messages
-from turnwise.memory.conversation.notebook_display import ListPage, facts_html
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, places, union
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.views.chat_messages import ChatMessage
+from turnwise.memory.conversation.views.message_formats import MessageFormat, Messages, functions_of, to_messages
+from turnwise.memory.conversation.views.notebook_display import ListPage, facts_html
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.ids import new_id
 from turnwise.strategies.compaction import Compaction
 
 _EXPORTED_AT_ONCE = 100

@@ -26,15 +26,15 @@ from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.client.shared.item_changes import checked_changes
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting import verbs
-from turnwise.memory.conversation.frozen_json import plain_json
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
-from turnwise.memory.conversation.notebook_display import Rows
+from turnwise.memory.conversation.views.notebook_display import Rows
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.recall.recalled_content import RecalledContent
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryType, types_of
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.frozen_json import plain_json
+from turnwise.memory.values.ids import new_id
 
 _Items: TypeAlias = list[MemoryItem]
 """In the class below, `list` is a method."""

@@ -9,11 +9,11 @@ from typing import Any, Generic, Self, TypeVar
 
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.notebook_display import record_html
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans, cut, subtract, union
 from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord
+from turnwise.memory.conversation.views.notebook_display import record_html
 
 Answer = TypeVar("Answer")
 

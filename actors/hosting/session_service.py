@@ -17,7 +17,7 @@ from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.memory.session_memory import SessionMemoryAccess
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.reads import SessionReads
+from turnwise.actors.session.state.reads import SessionReads
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.retention.deletion_report import Forgotten

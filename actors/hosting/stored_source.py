@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from turnwise.actors.session.active_run import ActiveRun
-from turnwise.actors.session.event_log import EventLog
-from turnwise.actors.session.journal import Journal
-from turnwise.actors.session.recorded_output import RecordedOutput
-from turnwise.actors.session.state import SessionState
+from turnwise.actors.session.state.active_run import ActiveRun
+from turnwise.actors.session.state.event_log import EventLog
+from turnwise.actors.session.state.journal import Journal
+from turnwise.actors.session.state.recorded_output import RecordedOutput
+from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import SessionNotFoundError
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.sessions import SessionKey

@@ -12,7 +12,7 @@ from turnwise.actors.memory.session_memory import SessionMemoryAccess
 
 if TYPE_CHECKING:
     from turnwise.actors.hosting.session_service import SessionService
-    from turnwise.actors.session.reads import SessionReads
+    from turnwise.actors.session.state.reads import SessionReads
 
 Params = ParamSpec("Params")
 Answer = TypeVar("Answer")

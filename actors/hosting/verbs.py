@@ -29,16 +29,16 @@ from turnwise.memory.conversation.spans import Span, Spans, union
 
 if TYPE_CHECKING:
     from turnwise.actors.hosting.session_service import SessionService
-    from turnwise.actors.session.admission import StartOptions
+    from turnwise.actors.session.runs.admission import StartOptions
     from turnwise.memory.conversation.blocks import AnyBlock, Summary
-    from turnwise.memory.conversation.chat_messages import ChatMessage
+    from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, PendingCall
     from turnwise.memory.conversation.events import Event
     from turnwise.memory.conversation.memory_use import MemoryUse
     from turnwise.memory.conversation.prompts import Prompt
     from turnwise.memory.conversation.runs import RunRecord
     from turnwise.memory.conversation.sessions import SessionRecord
-    from turnwise.memory.conversation.tool_calls import ApprovalDecision, PendingCall
     from turnwise.memory.conversation.turns import Turn
+    from turnwise.memory.conversation.views.chat_messages import ChatMessage
     from turnwise.memory.longterm.retention.deletion_report import Forgotten
     from turnwise.memory.providers.message_reading import Given
     from turnwise.strategies.compaction import Compaction

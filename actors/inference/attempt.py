@@ -25,19 +25,19 @@ from turnwise.errors import (
     WindowOverflowError,
 )
 from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolResult, encode
+from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
-from turnwise.memory.conversation.frozen_json import freeze, plain_json
-from turnwise.memory.conversation.growing_text import WholeCharacters, whole, whole_json
 from turnwise.memory.conversation.model_params import of_later_step
-from turnwise.memory.conversation.records import replace
-from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.transcript import Ledger, repair
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage, unreported
 from turnwise.memory.longterm.session_memory import MemoryAccess
+from turnwise.memory.values.frozen_json import freeze, plain_json
+from turnwise.memory.values.growing_text import WholeCharacters, whole, whole_json
+from turnwise.memory.values.records import replace
 
 if TYPE_CHECKING:
-    from turnwise.actors.session.active_run import ActiveRun
+    from turnwise.actors.session.state.active_run import ActiveRun
 
 
 class RunCallbacks(Protocol):

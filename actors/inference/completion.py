@@ -14,8 +14,8 @@ from turnwise.actors.inference.engine import Closable, EngineBuilder, NewEvent, 
 from turnwise.errors import EngineError, SummaryRefusedError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Block, Text
+from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage, unreported
 from turnwise.memory.longterm.session_memory import MemoryAccess

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.memory.conversation.blocks import AnyBlock, Text, User
-from turnwise.memory.conversation.ranges import check_seconds
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.ranges import check_seconds
 
 
 class EchoEngine:

@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Document, Image
+from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.session_memory import MemoryAccess

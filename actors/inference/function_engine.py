@@ -20,14 +20,14 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
 from turnwise.errors import ConfigError, EngineError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
-from turnwise.memory.conversation.checked_settings import checked_settings
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.model_params import SettingsTaken
 from turnwise.memory.conversation.output_type import OutputType
-from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.checked_settings import checked_settings
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.required_arguments import needs
 
 Piece: TypeAlias = str | Block | Usage
 """A piece of an answer: text, a block, or usage to report."""

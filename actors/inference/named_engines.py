@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.errors import ConfigError, InvalidIdError, shown
-from turnwise.memory.conversation.ids import check_id
+from turnwise.memory.values.ids import check_id
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from turnwise.errors import InvalidIdError, InvalidInputError, shown
 from turnwise.memory.conversation.events import CustomEvent, Event, PlannerNote, StepEnded, StepStarted
-from turnwise.memory.conversation.frozen_json import plain_json, plain_text
-from turnwise.memory.conversation.ids import check_id, new_id
+from turnwise.memory.values.frozen_json import plain_json, plain_text
+from turnwise.memory.values.ids import check_id, new_id
 
 MAX_EVENT_BYTES = 1_000_000
 """The largest data or note of an event, in bytes of JSON in UTF-8."""

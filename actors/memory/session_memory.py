@@ -12,7 +12,6 @@ from typing import Any, Unpack
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.errors import InvalidInputError, LongTermMemoryError, NoMemoryError, ReadOnlyMemoryError, shown
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import (
     ItemChanges,
     MemoryItem,
@@ -26,6 +25,7 @@ from turnwise.memory.longterm.base import (
 from turnwise.memory.longterm.recall.recalled_content import RecalledContent
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.memory import WorkingMemory
 
 

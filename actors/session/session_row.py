@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from turnwise.actors.inference.named_engines import MissingEngine, engine_named
-from turnwise.actors.session.session_engines import SessionEngines
-from turnwise.actors.session.state import SessionState
-from turnwise.actors.session.transactor import Transactor
+from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.state.state import SessionState
+from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.conversation.frozen_json import freeze, plain_json
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.encrypted.records import is_sealed
+from turnwise.memory.values.frozen_json import freeze, plain_json
 
 
 class SessionRow:

@@ -20,7 +20,7 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     Unknown,
 )
-from turnwise.memory.conversation.call_pairs import CallPairs
+from turnwise.memory.conversation.calls.call_pairs import CallPairs
 from turnwise.memory.conversation.spans import Seen, Span, Spans, begins_with, cut, join, size
 
 AT_ONCE = 10_000

@@ -27,12 +27,12 @@ from turnwise.memory.archive.importer import SessionImport
 from turnwise.memory.archive.unfinished_runs import interrupt
 from turnwise.memory.archive.validation import check_session_line
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.records import check_events, check_session, is_sealed
 from turnwise.memory.stores.reading import SEQ, merged_events, pages
+from turnwise.memory.values.ids import check_id
 
 
 async def export_session(

@@ -23,11 +23,11 @@ from turnwise.memory.conversation.events import (
     decode_event,
     encode_body,
 )
-from turnwise.memory.conversation.records import record_of, record_values
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, from_places
 from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.values.records import record_of, record_values
 
 VERSION = 1
 """Raised with every change of the lines that older versions of turnwise would misread."""

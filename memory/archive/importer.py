@@ -13,12 +13,12 @@ from turnwise.memory.archive.format import Line, inputs_of, places_of
 from turnwise.memory.archive.validation import check_event, check_new, check_run, check_turn, checked_block
 from turnwise.memory.conversation.blocks import Summary, encode
 from turnwise.memory.conversation.events import RUN_IDS, Event, Places
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import Commit, SessionStore
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 UNFINISHED: FrozenDict = freeze({"turnwise.import": "unfinished"})
 """The metadata of a session during its import. The session is ended and has no other metadata meanwhile."""

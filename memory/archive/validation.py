@@ -9,17 +9,17 @@ from typing import Any
 from turnwise.errors import InvalidIdError, InvalidInputError, TurnwiseError
 from turnwise.memory.archive.format import Line
 from turnwise.memory.conversation.blocks import Block, Recalled, Summary, decode, encode
+from turnwise.memory.conversation.calls.run_tools import are_tools
+from turnwise.memory.conversation.calls.tool_calls import decode_calls
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.conversation.model_params import check_params
 from turnwise.memory.conversation.output_type import OutputType
-from turnwise.memory.conversation.run_tools import are_tools
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, size, subtract, union
-from turnwise.memory.conversation.tool_calls import decode_calls
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.ids import check_id
 
 MAX_NUMBER = 2**52
 """The largest index, sequence number or count. Sessions count on from these, and every store keeps them exactly."""

@@ -12,7 +12,7 @@ from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, decode, encode
 from turnwise.memory.conversation.codec import decoded
 from turnwise.memory.conversation.spans import Span, Spans, holds, overlap, subtract, union
-from turnwise.memory.conversation.weights import BLOCK_BYTES, weight
+from turnwise.memory.values.weights import BLOCK_BYTES, weight
 
 
 class BlockCache:

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
 
-from turnwise.memory.conversation.frozen_json import MAX_DEPTH, FrozenDict, JsonObject, freeze, is_deeper
-from turnwise.memory.conversation.records import lean, reduced
+from turnwise.memory.values.frozen_json import MAX_DEPTH, FrozenDict, JsonObject, freeze, is_deeper
+from turnwise.memory.values.records import lean, reduced
 
 Role = Literal["system", "user", "assistant", "tool"]
 

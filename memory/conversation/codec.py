@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import pydantic_core
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.corrupt_records import UnfitError, why_unreadable
 from turnwise.memory.conversation.events import AnyEvent, decode_event
-from turnwise.memory.conversation.records import Stored, record_of
+from turnwise.memory.values.corrupt_records import UnfitError, why_unreadable
+from turnwise.memory.values.records import Stored, record_of
 
 Value = TypeVar("Value")
 

@@ -22,12 +22,12 @@ from turnwise.memory.conversation.blocks import (
     decode_json,
     encode,
 )
-from turnwise.memory.conversation.frozen_json import FrozenDict, JsonObject, freeze
-from turnwise.memory.conversation.records import adapter, lean, reduced
+from turnwise.memory.conversation.calls.tool_calls import Verdict, Wants
 from turnwise.memory.conversation.runs import MERGED
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
-from turnwise.memory.conversation.tool_calls import Verdict, Wants
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.frozen_json import FrozenDict, JsonObject, freeze
+from turnwise.memory.values.records import adapter, lean, reduced
 
 
 class Event(BaseModel):

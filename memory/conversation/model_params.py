@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter, ValidationE
 from typing_extensions import TypedDict  # pydantic supports typing.TypedDict from Python 3.12 on
 
 from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
+from turnwise.memory.values.frozen_json import FrozenDict, freeze, plain_json
 
 MAX_PARAMS_BYTES = 65_536
 """The most bytes that a run's parameters may take as JSON in UTF-8. They may include a JSON schema."""

@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 if TYPE_CHECKING:
     from jsonschema import FormatChecker  # type: ignore[import-untyped]

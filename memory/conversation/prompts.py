@@ -20,9 +20,9 @@ from turnwise.memory.conversation.blocks import (
     encode,
     is_too_deep,
 )
-from turnwise.memory.conversation.call_pairs import CallPairs, Flaw
-from turnwise.memory.conversation.frozen_json import MAX_DEPTH
-from turnwise.memory.conversation.limits import (
+from turnwise.memory.conversation.calls.call_pairs import CallPairs, Flaw
+from turnwise.memory.values.frozen_json import MAX_DEPTH
+from turnwise.memory.values.limits import (
     MAX_BLOCKS,
     MAX_PROMPTS_BYTES,
     MAX_VALUES,

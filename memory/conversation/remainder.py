@@ -12,7 +12,7 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     Unknown,
 )
-from turnwise.memory.conversation.call_pairs import pairs_of
+from turnwise.memory.conversation.calls.call_pairs import pairs_of
 from turnwise.memory.conversation.transcript import is_spoken
 
 

@@ -6,12 +6,12 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
-from turnwise.memory.conversation.notebook_display import record_html
-from turnwise.memory.conversation.records import Record
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.views.notebook_display import record_html
+from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.records import Record
 
 RunState = Literal["queued", "running", "awaiting_approval", "completed", "cancelled", "failed", "interrupted"]
 

@@ -6,11 +6,11 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
-from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
-from turnwise.memory.conversation.notebook_display import record_html
-from turnwise.memory.conversation.records import Record, replace
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.views.notebook_display import record_html
+from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.records import Record, replace
 
 SessionStatus = Literal["active", "ended"]
 

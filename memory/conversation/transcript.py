@@ -21,8 +21,8 @@ from turnwise.memory.conversation.blocks import (
     Unknown,
     User,
 )
-from turnwise.memory.conversation.call_arguments import refusal
-from turnwise.memory.conversation.call_pairs import CallPairs
+from turnwise.memory.conversation.calls.call_arguments import refusal
+from turnwise.memory.conversation.calls.call_pairs import CallPairs
 from turnwise.memory.conversation.events import (
     Appending,
     Event,
@@ -33,8 +33,8 @@ from turnwise.memory.conversation.events import (
     TextDelta,
     ThinkingDelta,
 )
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
-from turnwise.memory.conversation.growing_text import whole
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.growing_text import whole
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from typing import Any, Literal, TypeVar
 from turnwise.errors import OutputInvalidError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text
-from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.conversation.message_formats import MessageFormat, Messages, to_messages
-from turnwise.memory.conversation.notebook_display import turn_html
 from turnwise.memory.conversation.output_type import read_answer
-from turnwise.memory.conversation.records import Record
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span, Spans, cut, join, overlap, places, size
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.views.message_formats import MessageFormat, Messages, to_messages
+from turnwise.memory.conversation.views.notebook_display import turn_html
+from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.records import Record
 
 Made = TypeVar("Made")
 

@@ -5,7 +5,7 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 
 from dataclasses import dataclass
 
-from turnwise.memory.conversation.records import Record
+from turnwise.memory.values.records import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.events import AnyEvent, Event
-from turnwise.memory.conversation.ids import check_names
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.values.ids import check_names
 
 
 @runtime_checkable

@@ -19,11 +19,11 @@ from turnwise.memory.conversation.events import (
     ToolEnded,
     UnknownEvent,
 )
-from turnwise.memory.conversation.ids import MAX_INDEXED_BYTES
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.conformance.fixtures import IDS, NESTED, TEXT, USAGE
 from turnwise.memory.stores.conformance.laws import Law, check_laws, collector, equal, refuses
+from turnwise.memory.values.ids import MAX_INDEXED_BYTES
 
 
 async def check_event_store(make_history: Callable[[str], HistoryStore]) -> None:

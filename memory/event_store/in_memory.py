@@ -8,9 +8,9 @@ from typing import cast
 from turnwise.errors import HistoryConflictError, StoreClosedError
 from turnwise.memory.conversation.events import AnyEvent, Event, without_blocks
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.conversation.weights import first_of
 from turnwise.memory.event_store.base import check_appended
 from turnwise.memory.stores.base import check_limit
+from turnwise.memory.values.weights import first_of
 
 
 class InMemoryHistory:

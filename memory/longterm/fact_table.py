@@ -11,12 +11,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from turnwise.errors import InvalidMemoryError
-from turnwise.memory.conversation.ranges import check_seconds
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.rules import checked_item
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.sql.database import Schema, SQLDatabase, transaction
 from turnwise.memory.stores.urls import read_only, resolve_url
+from turnwise.memory.values.ranges import check_seconds
 
 
 class FactTable(SQLDatabase):

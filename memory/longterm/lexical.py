@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from turnwise.errors import StoreError
 from turnwise.memory.background import on_thread
-from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
@@ -35,6 +34,7 @@ from turnwise.memory.longterm.retention.deletion import Scrubbing, texts_of
 from turnwise.memory.longterm.retention.retention import Retention, Uses
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.required_arguments import needs
 
 if TYPE_CHECKING:
     from turnwise.memory.longterm.recall.user_index import UserIndex

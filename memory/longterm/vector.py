@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.background import check_awaited, has_time, on_thread, watch
-from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
-from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
@@ -44,6 +42,8 @@ from turnwise.memory.longterm.retention.deletion import texts_of
 from turnwise.memory.longterm.retention.retention import Expiry, Retention, Uses
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.ranges import check_seconds, check_whole_number
+from turnwise.memory.values.required_arguments import needs
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,7 +23,6 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.providers.anthropic import encode, is_kept
 from turnwise.memory.providers.openai_chat import ERROR
 from turnwise.memory.providers.parts import (
@@ -37,6 +36,7 @@ from turnwise.memory.providers.parts import (
     unknown_block,
 )
 from turnwise.memory.providers.validation import ANTHROPIC
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 _AS_IT_IS = replace(ANTHROPIC, user_begins=False, user_ends=False)
 """The rules of a conversation that is no request: it may begin and end with the assistant."""

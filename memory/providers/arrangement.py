@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from turnwise.memory.conversation.blocks import Block, Citations, System, Thinking, User
-from turnwise.memory.conversation.call_pairs import CallPairs
+from turnwise.memory.conversation.calls.call_pairs import CallPairs
 from turnwise.memory.conversation.transcript import Message, messages_of
 from turnwise.memory.providers.validation import ANTHROPIC, Rules
 

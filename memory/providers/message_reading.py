@@ -10,12 +10,12 @@ from pydantic import BaseModel, ValidationError
 
 from turnwise.errors import EmptyTurnError, InvalidInputError, InvalidPromptError, InvalidRequestError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, System, ToolResult, ToolUse, Unknown
-from turnwise.memory.conversation.limits import MAX_MESSAGES, check_count
-from turnwise.memory.conversation.message_formats import FORMATS, MessageFormat, functions_of
 from turnwise.memory.conversation.prompts import Refuses, accept, takes_all
 from turnwise.memory.conversation.transcript import messages_of
+from turnwise.memory.conversation.views.message_formats import FORMATS, MessageFormat, functions_of
 from turnwise.memory.providers.parts import UnreadableError
 from turnwise.memory.providers.validation import CHAT, check
+from turnwise.memory.values.limits import MAX_MESSAGES, check_count
 
 _RULES = replace(
     CHAT, name="a session", kinds=CHAT.kinds | {"thinking"}, image_types=frozenset(), document_types=frozenset()

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pydantic_core
 
 from turnwise.memory.conversation.blocks import AnyBlock, Content, Document, Image, Text, Unknown
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.providers.openai_chat import INTERRUPTED
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 

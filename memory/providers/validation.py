@@ -23,7 +23,7 @@ from turnwise.memory.conversation.blocks import (
     User,
     left_out,
 )
-from turnwise.memory.conversation.call_pairs import CallPairs
+from turnwise.memory.conversation.calls.call_pairs import CallPairs
 from turnwise.memory.conversation.transcript import Message
 
 Form = Literal["text", "data", "url"]

@@ -10,13 +10,13 @@ from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.events import AnyEvent, Event
-from turnwise.memory.conversation.ids import check_names
-from turnwise.memory.conversation.notebook_display import items_html
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.views.notebook_display import items_html
+from turnwise.memory.values.ids import check_names
 
 Item = TypeVar("Item")
 

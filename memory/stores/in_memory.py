@@ -18,13 +18,11 @@ from turnwise.errors import (
     StoreError,
 )
 from turnwise.memory.conversation.events import AnyEvent, without_blocks
-from turnwise.memory.conversation.ids import new_key
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
 from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES, count_first, first_of, weight
 from turnwise.memory.stores.base import (
     Activation,
     Commit,
@@ -37,6 +35,8 @@ from turnwise.memory.stores.base import (
     new_jump,
     parse_cursor,
 )
+from turnwise.memory.values.ids import new_key
+from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES, count_first, first_of, weight
 
 
 @dataclass(slots=True)

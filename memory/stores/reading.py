@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Spans, cut
-from turnwise.memory.conversation.weights import MAX_PAGE, may_be_cut
 from turnwise.memory.stores.base import Page, SessionStore
+from turnwise.memory.values.weights import MAX_PAGE, may_be_cut
 
 Item = TypeVar("Item")
 

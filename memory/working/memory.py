@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 from turnwise.errors import ConfigError, InvalidIdError, WorkingMemoryError
 from turnwise.memory.conversation.codec import decode_text, decoded, to_json
-from turnwise.memory.conversation.ids import check_id
-from turnwise.memory.conversation.ranges import check_whole_number
-from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source, is_local
 from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.urls import items_at
 from turnwise.memory.longterm.recall.quoting import quote
+from turnwise.memory.values.ids import check_id
+from turnwise.memory.values.ranges import check_whole_number
+from turnwise.memory.values.required_arguments import needs
 from turnwise.memory.working.formats import Form, FreeText
 
 SPACE = "notes"

@@ -12,8 +12,8 @@ from turnwise.actors.inference.tools.context import ToolContext as ToolContext
 from turnwise.actors.inference.tools.memory_tools import memory_tools as memory_tools, notes_tools as notes_tools
 from turnwise.actors.inference.tools.tool import Tool as Tool, external_tool as external_tool, tool as tool
 from turnwise.actors.memory.config import MemoryConfig as MemoryConfig
-from turnwise.actors.session.budget import Budget as Budget, Price as Price
 from turnwise.actors.session.config import SessionConfig as SessionConfig
+from turnwise.actors.session.engines.budget import Budget as Budget, Price as Price
 from turnwise.errors import (
     ConfigError as ConfigError,
     EngineError as EngineError,
@@ -31,11 +31,11 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation import blocks as blocks, events as events
 from turnwise.memory.conversation.blocks import AnyBlock as AnyBlock
+from turnwise.memory.conversation.calls.tool_calls import PendingCall as PendingCall
 from turnwise.memory.conversation.events import AnyEvent as AnyEvent
 from turnwise.memory.conversation.model_params import ModelParams as ModelParams
 from turnwise.memory.conversation.prompts import Prompt as Prompt
 from turnwise.memory.conversation.runs import IfBusy as IfBusy, RunState as RunState
-from turnwise.memory.conversation.tool_calls import PendingCall as PendingCall
 from turnwise.memory.conversation.turns import Turn as Turn
 from turnwise.memory.conversation.usage import Usage as Usage
 from turnwise.memory.longterm.base import MemoryItem as MemoryItem

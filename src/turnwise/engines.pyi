@@ -24,7 +24,7 @@ from turnwise.actors.inference.tools.context import ToolContext as ToolContext
 from turnwise.actors.inference.tools.loop import ToolLoop as ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry as ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool as Tool, external_tool as external_tool, tool as tool
+from turnwise.memory.conversation.calls.tool_calls import PendingCall as PendingCall
 from turnwise.memory.conversation.model_params import ModelParams as ModelParams
-from turnwise.memory.conversation.tool_calls import PendingCall as PendingCall
 from turnwise.memory.conversation.transcript import Ledger as Ledger
 from turnwise.memory.conversation.usage import Usage as Usage

@@ -2,8 +2,8 @@ from turnwise.memory.archive.expiry import Swept as Swept
 from turnwise.memory.archive.export import export_session as export_session, import_session as import_session
 from turnwise.memory.conversation.runs import RunRecord as RunRecord, RunState as RunState
 from turnwise.memory.conversation.sessions import SessionKey as SessionKey, SessionRecord as SessionRecord
-from turnwise.memory.conversation.steps import Step as Step
 from turnwise.memory.conversation.usage import Usage as Usage
+from turnwise.memory.conversation.views.steps import Step as Step
 from turnwise.memory.event_store.base import HistoryStore as HistoryStore, check_appended as check_appended
 from turnwise.memory.event_store.encrypted import EncryptedHistory as EncryptedHistory
 from turnwise.memory.event_store.in_memory import InMemoryHistory as InMemoryHistory

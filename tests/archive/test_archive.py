@@ -32,7 +32,6 @@ from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.archive.importer import UNFINISHED
 from turnwise.memory.conversation.blocks import Block, Summary, Text, ToolUse, User, decode, encode
 from turnwise.memory.conversation.events import Event, PromptAppended, RunCompleted, UnknownEvent, WindowCompacted
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans
@@ -43,6 +42,7 @@ from turnwise.memory.stores.conformance.fixtures import NESTED, TEXT, USAGE
 from turnwise.memory.stores.encrypted.records import SEALED
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.values.frozen_json import freeze
 from turnwise.testing.audit import audit
 
 USER = "Jürgen \u2028 🦀"

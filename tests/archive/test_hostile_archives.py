@@ -17,7 +17,7 @@ from scale import share
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.summary_expansion import find, originals, reach
+from turnwise.actors.session.window.summary_expansion import find, originals, reach
 from turnwise.errors import ArchiveError, RequestRefusedError
 from turnwise.memory.archive import block_order
 from turnwise.memory.archive.export import export_session, import_session

@@ -61,10 +61,10 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.engines import EngineBuilder, RunContext, SessionView, ToolLoop, ToolRegistry
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import Appending, Event, TextDelta
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.stores.base import Commit
+from turnwise.memory.values.ids import new_id
 from turnwise.stores import SessionRecord, SQLStore
 from turnwise.testing import LocalProvider
 

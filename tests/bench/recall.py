@@ -45,7 +45,7 @@ import standing
 import weights
 from messages import GOALS, KINDS, Conversation, Half, Kind, Message
 from minilm import installed
-from turnwise.actors.session import memory_retrieval
+from turnwise.actors.session.memory import memory_retrieval
 from turnwise.memory.conversation.blocks import Text, User
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Recall, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 import fact_set
 import messages
 from messages import GOALS, Conversation
-from turnwise.actors.session import memory_retrieval
+from turnwise.actors.session.memory import memory_retrieval
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.index.vector_index import EmbeddingFunction

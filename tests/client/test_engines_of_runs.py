@@ -27,8 +27,8 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import EngineLimitError
 from turnwise.memory.conversation.blocks import AnyBlock, Text
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 

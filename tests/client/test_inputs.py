@@ -53,7 +53,6 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Summary, Unknown, User
-from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord
@@ -67,6 +66,7 @@ from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.values.frozen_json import FrozenDict
 
 SESSION, USER, RUN = "chat", "ann", "run"
 REF = SessionRef(SessionKey(SESSION, USER))

@@ -23,7 +23,7 @@ from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.reads import SessionReads
+from turnwise.actors.session.state.reads import SessionReads
 from turnwise.errors import RunNotFoundError, SessionFencedError, SessionNotFoundError, TurnNotFoundError
 from turnwise.memory.conversation.events import RunCompleted
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 from engines import ScriptedEngine
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext, Suspend
 from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking, ToolResult, ToolUse
-from turnwise.memory.conversation.tool_calls import CallState, Wants
+from turnwise.memory.conversation.calls.tool_calls import CallState, Wants
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 

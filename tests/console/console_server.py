@@ -63,8 +63,8 @@ async def serve(settings: dict[str, Any]) -> None:
 
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.cluster.placement import Packed
-    from turnwise.actors.session.budget import Budget
     from turnwise.actors.session.config import SessionConfig
+    from turnwise.actors.session.engines.budget import Budget
     from turnwise.console import mount
     from turnwise.http import BearerTokens, Identity, create_app
     from turnwise.memory.longterm.lexical import LexicalMemory

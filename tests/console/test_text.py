@@ -3,7 +3,7 @@
 import pytest
 
 from turnwise.console.elements.text import ago, json_text
-from turnwise.memory.conversation.plain_text import plain
+from turnwise.memory.values.plain_text import plain
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from turnwise.memory.conversation.blocks import (
     encode,
 )
 from turnwise.memory.conversation.events import AnyEvent
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 TEXTS = st.text()
 MAYBE = st.none() | TEXTS

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from turnwise.memory.conversation.blocks import ToolUse, decode, encode
-from turnwise.memory.conversation.call_arguments import read_call, refusal
+from turnwise.memory.conversation.calls.call_arguments import read_call, refusal
 
 FLAWED = [
     ('{"path": "/a', "line 1, column 13 (character 12 of 12)"),

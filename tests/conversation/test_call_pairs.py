@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from turnwise.errors import InvalidPromptError
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
-from turnwise.memory.conversation.call_pairs import CallPairs, Flaw, pairs_of
+from turnwise.memory.conversation.calls.call_pairs import CallPairs, Flaw, pairs_of
 from turnwise.memory.conversation.prompts import check_calls
 from turnwise.memory.conversation.transcript import Ledger, repair
 

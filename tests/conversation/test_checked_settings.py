@@ -7,8 +7,8 @@ import pytest
 from pydantic import PlainValidator
 
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.checked_settings import Names, NotBlank, checked_settings
-from turnwise.memory.conversation.ranges import Count, PositiveSeconds
+from turnwise.memory.values.checked_settings import Names, NotBlank, checked_settings
+from turnwise.memory.values.ranges import Count, PositiveSeconds
 
 
 def _is_key(value: Any) -> Any:

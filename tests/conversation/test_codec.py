@@ -7,12 +7,12 @@ import pytest
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.codec import decode_record, decoded, decoded_event
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
-from turnwise.memory.conversation.records import record_of, record_text
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.records import record_of, record_text
 
 USAGE = Usage(input_tokens=7, seconds=0.1)
 

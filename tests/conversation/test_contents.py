@@ -24,10 +24,10 @@ from turnwise.memory.conversation.blocks import (
     decode,
     encode,
 )
-from turnwise.memory.conversation.chat_messages import chat_messages_of
+from turnwise.memory.conversation.calls.tool_results import result_of, within
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.conversation.tool_results import result_of, within
 from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.views.chat_messages import chat_messages_of
 from turnwise.memory.longterm.turn_items import turn_item
 from turnwise.memory.providers import anthropic, openai_chat, openai_responses
 from turnwise.memory.providers.endpoints import PROFILES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from turnwise.memory.conversation.growing_text import GrowingText, whole, whole_json
+from turnwise.memory.values.growing_text import GrowingText, whole, whole_json
 
 SUN = "\N{SUN WITH FACE}"
 FIRST, SECOND = "\ud83c", "\udf1e"

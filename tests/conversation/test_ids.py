@@ -5,7 +5,7 @@ import time
 import pytest
 
 from turnwise.errors import InvalidIdError
-from turnwise.memory.conversation.ids import MAX_LENGTH, check_id, new_id
+from turnwise.memory.values.ids import MAX_LENGTH, check_id, new_id
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,20 @@ from turnwise.actors.client.shared.event_page import EventPage
 from turnwise.actors.cluster.wire import ClientOutcome, SessionInfo, SessionRef
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, Text, Thinking, ToolResult, ToolUse, User
-from turnwise.memory.conversation.chat_messages import ChatMessage
+from turnwise.memory.conversation.calls.tool_calls import PendingCall
 from turnwise.memory.conversation.events import CustomEvent, TextDelta
-from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.conversation.notebook_display import MOST_CHARS, MOST_ROWS, Rows
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.conversation.steps import Step
-from turnwise.memory.conversation.tool_calls import PendingCall
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.views.chat_messages import ChatMessage
+from turnwise.memory.conversation.views.notebook_display import MOST_CHARS, MOST_ROWS, Rows
+from turnwise.memory.conversation.views.steps import Step
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.recall.recalled_content import RecalledContent
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.frozen_json import FrozenDict
 
 EVIL = "</td></table><script>alert(1)</script><img src=x onerror='alert(1)'>\"' $x^2$ {{x}} \x1b[2J\u202eevil"
 SHOWN = "</td></table><script>alert(1)</script><img src=x onerror='alert(1)'>\"' $x^2$ {{x}} ␛[2J⟨U+202E⟩evil"

@@ -23,8 +23,8 @@ from turnwise.memory.conversation.events import (
     TextDelta,
     ToolStarted,
 )
-from turnwise.memory.conversation.phases import Phases, phase_of
 from turnwise.memory.conversation.runs import MERGED
+from turnwise.memory.conversation.views.phases import Phases, phase_of
 
 USE, ANSWER = ToolUse(call_id="c", name="look"), Text(text="Done.")
 

@@ -10,14 +10,14 @@ from pydantic import PrivateAttr
 
 from turnwise.memory.conversation.blocks import Block, Text, ToolUse, decode, encode
 from turnwise.memory.conversation.events import PromptAppended, RunCompleted, RunQueued, decode_event
-from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.conversation.records import lean, replace
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Commit
+from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.records import lean, replace
 
 RECORDS: dict[str, Any] = {
     "session": SessionRecord(session_id="s", title="Greetings", usage=Usage(calls=2)),

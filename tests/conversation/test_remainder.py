@@ -21,7 +21,7 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
-from turnwise.memory.conversation.call_pairs import pairs_of
+from turnwise.memory.conversation.calls.call_pairs import pairs_of
 from turnwise.memory.conversation.remainder import remainder
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.providers.validation import ANTHROPIC, check

@@ -21,10 +21,10 @@ from turnwise.memory.conversation.blocks import (
     User,
     encode,
 )
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.spans import Span, Spans, begins_with, cut, join, size, subtract, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.frozen_json import freeze
 
 SPANS = st.lists(
     st.builds(

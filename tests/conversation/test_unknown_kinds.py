@@ -12,12 +12,12 @@ from turnwise.memory.archive.format import Line, event_line
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Unknown, decode, encode
 from turnwise.memory.conversation.events import AnyEvent, Event, TextDelta, UnknownEvent, decode_event, encode_body
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.stores.redis.rows import decode_event_text, encode_event, place_of
 from turnwise.memory.stores.sql.rows import event_row, read_event
+from turnwise.memory.values.frozen_json import freeze
 
 KINDS = ["hologram", "unknown", "stored_kind", ""]
 """Among them those that could be mistaken for the fields of the classes here."""

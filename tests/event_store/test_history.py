@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from open_stores import run_with
-from turnwise.actors.session.run_events import turn_key
+from turnwise.actors.session.state.run_events import turn_key
 from turnwise.errors import (
     ConfigError,
     CorruptRecordError,
@@ -36,7 +36,6 @@ from turnwise.memory.conversation.events import (
     ToolEnded,
     ToolStarted,
 )
-from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.event_store import conformance as contract
@@ -47,6 +46,7 @@ from turnwise.memory.event_store.urls import open_history
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.conformance.laws import Law, check_law, check_laws
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.values.ids import check_id
 
 MakeHistory = Callable[[], HistoryStore]
 

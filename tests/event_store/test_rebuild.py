@@ -14,8 +14,8 @@ from turnwise.errors import TranscriptError
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import Block, Summary, User
 from turnwise.memory.conversation.events import AnyEvent, RunStarted, SessionReverted, WindowCompacted
-from turnwise.memory.conversation.rebuild import rebuild
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.views.rebuild import rebuild
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.encrypted import EncryptedHistory
 from turnwise.memory.event_store.in_memory import InMemoryHistory

@@ -34,7 +34,7 @@ from turnwise.actors.inference.engine import (
 )
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.ownership import Ownership
+from turnwise.actors.session.state.ownership import Ownership
 from turnwise.errors import (
     ConfigError,
     KeyMissingError,
@@ -48,8 +48,8 @@ from turnwise.errors import (
     UnknownVerbError,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Text
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.conversation.tool_calls import ApprovalDecision, CallState
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.in_memory import InMemoryStore

@@ -24,16 +24,16 @@ from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.reads import SessionReads
+from turnwise.actors.session.state.reads import SessionReads
 from turnwise.errors import InvalidInputError, SessionNotFoundError, UnknownVerbError
 from turnwise.memory.conversation.blocks import Summary
-from turnwise.memory.conversation.records import replace
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.providers.message_reading import read_messages
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.values.records import replace
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.keep_last import KeepLast
 

@@ -29,8 +29,8 @@ from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, OverloadedError, WaitTimeoutError
 from turnwise.memory.conversation.blocks import AnyBlock
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.schedules import explore

@@ -19,8 +19,8 @@ from threaded_service import served
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.http import BearerTokens, HttpSettings, create_app
-from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_NAMES
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.values.limits import MAX_BLOCKS, MAX_NAMES
 
 pytestmark = pytest.mark.ray
 

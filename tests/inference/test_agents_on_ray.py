@@ -29,8 +29,8 @@ from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.loop import LOST
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool, tool
-from turnwise.actors.session.budget import Budget, Price
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.engines.budget import Budget, Price
 from turnwise.errors import (
     CallDecidedError,
     CallNotFoundError,
@@ -41,9 +41,9 @@ from turnwise.errors import (
     RunLimitError,
 )
 from turnwise.memory.conversation.blocks import Image, Text, Thinking, ToolResult, ToolUse
+from turnwise.memory.conversation.calls.tool_calls import PendingCall
 from turnwise.memory.conversation.events import ApprovalRequested, HookFailed, RunResumed, ToolEnded, ToolStarted
 from turnwise.memory.conversation.model_params import ModelParams
-from turnwise.memory.conversation.tool_calls import PendingCall
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.openai_chat import PARAGRAPH

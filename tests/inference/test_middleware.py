@@ -18,15 +18,15 @@ from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.loop import Hook, Phase, ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
-from turnwise.actors.session.budget import Budget, Price, priced
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.engines.budget import Budget, Price, priced
 from turnwise.errors import ConfigError, EngineError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, ToolResult, ToolUse, User, encode
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.events import Event, HookFailed, ModelCallStarted
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord, turn_of
 from turnwise.memory.conversation.usage import Usage

@@ -26,25 +26,25 @@ from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import tool
-from turnwise.actors.session.budget import Budget
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.engines.budget import Budget
 from turnwise.errors import ConfigError, IdempotencyConflictError, InvalidInputError, OutputError, OutputInvalidError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, User
 from turnwise.memory.conversation.events import Event, ModelCallEnded, TextDelta, ToolEnded
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, object_text, read_answer, sent_back
-from turnwise.memory.conversation.partial_output import Partials
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.conversation.steps import steps_of
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Outcome, Turn
+from turnwise.memory.conversation.views.partial_output import Partials
+from turnwise.memory.conversation.views.steps import steps_of
 from turnwise.memory.longterm.extraction import prompt as extraction, rerank as choosing
 from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.memory.providers.endpoints import PROFILES
 from turnwise.memory.providers.validation import CHAT, RESPONSES, check
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
 from turnwise.testing import LocalProvider
 
 

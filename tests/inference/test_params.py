@@ -26,11 +26,11 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.errors import EngineError, IdempotencyConflictError, InvalidInputError, RequestRefusedError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, ToolResult, ToolUse
-from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.model_params import PARAMS, ModelParams, check_params, merged
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.values.frozen_json import freeze
 from turnwise.testing import LocalProvider
 
 pytestmark = pytest.mark.virtual_time

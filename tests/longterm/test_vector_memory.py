@@ -13,7 +13,6 @@ from hypothesis import given, strategies as st
 
 from scale import share
 from turnwise.errors import ConfigError, InvalidMemoryError, StoreError
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import Recall, Scope, Source, trouble_of
 from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
@@ -26,6 +25,7 @@ from turnwise.memory.longterm.retention.deletion import erase
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.conformance.laws import Law, check_law
+from turnwise.memory.values.ids import new_id
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import FlakyEmbedding, bytes_in, constant, free_port, item
 

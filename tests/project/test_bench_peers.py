@@ -21,12 +21,12 @@ from schedules import inline
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.values.ids import new_id
 from turnwise.testing import ScriptedEngine
 
 ROOT = Path(__file__).parents[2]

@@ -51,6 +51,7 @@ ROOMS = {
     "memory": [
         "growing_pauses",
         "background",
+        "values",
         "conversation",
         "providers",
         "tokens",
@@ -392,7 +393,7 @@ def test_importing_the_manager_loads_no_library_that_a_first_program_may_not_nee
 
 def test_importing_the_manager_imports_no_running_session_and_builds_no_block_or_event() -> None:
     """Each would take a tenth of the import, and pydantic looks for plugins in all packages at the first one."""
-    unused = ["session.run_driver", "session.state", "hosting.stored_source", "cluster.memory_actor"]
+    unused = ["session.runs.run_driver", "session.state.state", "hosting.stored_source", "cluster.memory_actor"]
     names = [*(f"turnwise.actors.{name}" for name in unused), "turnwise.memory.archive.export", "pydantic.networks"]
     program = f"""import sys
 from turnwise import SessionManager

@@ -30,7 +30,7 @@ from turnwise.memory.conversation.blocks import (
     Unknown,
     User,
 )
-from turnwise.memory.conversation.call_arguments import read_call
+from turnwise.memory.conversation.calls.call_arguments import read_call
 from turnwise.memory.conversation.prompts import check_calls
 from turnwise.memory.conversation.transcript import repair
 from turnwise.memory.providers import anthropic, openai_chat, openai_responses

@@ -18,7 +18,6 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CorruptRecordError, NotFoundError, StoreError, TurnwiseError
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
@@ -29,6 +28,7 @@ from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.values.frozen_json import freeze
 from turnwise.memory.working.memory import WorkingMemory
 
 SECRET = "canary-4711"

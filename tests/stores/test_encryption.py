@@ -35,7 +35,6 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse, User, encode
 from turnwise.memory.conversation.events import Event, PromptAppended, RunFailed, ToolStarted
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
@@ -56,6 +55,7 @@ from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.values.frozen_json import freeze
 
 SECRET = "rosebud"
 

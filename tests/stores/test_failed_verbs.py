@@ -19,7 +19,6 @@ from turnwise.adapters.langgraph.checkpoints_sql import SQLCheckpoints
 from turnwise.adapters.langgraph.items import Batch
 from turnwise.adapters.langgraph.items_sql import SQLGraphItems
 from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError, StoreError, TurnwiseError
-from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.event_store.sql import SQLHistory
@@ -36,6 +35,7 @@ from turnwise.memory.stores.encrypted.store import EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.values.frozen_json import FrozenDict
 
 USER = Scope(user_id="u")
 SESSION = Scope(user_id="u", session_id="s")

@@ -27,13 +27,13 @@ from turnwise.errors import (
     StoreClosedError,
     StoreError,
 )
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.group_commit import MAX_GROUP
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.values.frozen_json import freeze
 
 
 async def owned(store: SQLStore, count: int) -> list[SessionRecord]:

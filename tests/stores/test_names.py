@@ -15,7 +15,6 @@ from item_verbs import count
 from open_stores import closing
 from turnwise.adapters import TurnwiseSaver, TurnwiseStore
 from turnwise.errors import InvalidInputError, InvalidMemoryError, NameRefusedError, StoreError
-from turnwise.memory.conversation.ids import MAX_INDEXED_BYTES
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory
@@ -30,6 +29,7 @@ from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.error_hints import remedy
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.values.ids import MAX_INDEXED_BYTES
 from turnwise.memory.working.memory import WorkingMemory
 
 

@@ -25,7 +25,6 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
-from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
@@ -51,6 +50,7 @@ from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis import store as store_redis
 from turnwise.memory.stores.redis.rows import unpack_usage
 from turnwise.memory.stores.redis.store import RedisStore
+from turnwise.memory.values.frozen_json import FrozenDict
 
 BASE = "{turnwise:sessions}"
 OwnServer = Callable[..., RedisServer]

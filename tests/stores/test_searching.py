@@ -13,7 +13,6 @@ import pytest
 
 from open_stores import closing
 from turnwise.errors import InvalidInputError
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
@@ -25,6 +24,7 @@ from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.searching import SessionFilter, find_runs, find_sessions
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.values.frozen_json import freeze
 
 
 @pytest.fixture(params=["memory", "encrypted", "sqlite", "postgresql", "redis"])

@@ -25,7 +25,6 @@ from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreError, 
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Text, User, encode
 from turnwise.memory.conversation.events import Event, RunCompleted, RunStarted, UnknownEvent
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
@@ -37,6 +36,7 @@ from turnwise.memory.stores.sql.schema import SCHEMA
 from turnwise.memory.stores.sql.statements import Statements, statements_of
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.stores.urls import open_store, resolve_url
+from turnwise.memory.values.frozen_json import freeze
 
 
 def whole_turn(session: SessionRecord, index: int) -> Commit:

@@ -26,8 +26,8 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CallDecidedError, RequestRefusedError, RunNotFoundError, StoreError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Document, Image, Text, Thinking, ToolUse, User
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.in_memory import InMemoryHistory

@@ -17,7 +17,7 @@ from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking, ToolResult, ToolUse
-from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.turns import Turn
 
 

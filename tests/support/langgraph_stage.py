@@ -11,9 +11,9 @@ from schedules import SESSION, inline
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.blocks import AnyBlock
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Outcome
 from turnwise.memory.stores.in_memory import InMemoryStore
 

@@ -26,13 +26,13 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
 from turnwise.memory.conversation.blocks import ToolResult
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.vector import VectorMemory
+from turnwise.memory.values.ids import new_id
 from turnwise.testing import LocalProvider, Message
 from turnwise.testing.embedding import HashEmbedding
 from turnwise.testing.local_provider.replies import texts_of, tool_script

@@ -23,7 +23,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.testing.schedules import inline
 
 if TYPE_CHECKING:
-    from turnwise.actors.session.admission import StartOptions
+    from turnwise.actors.session.runs.admission import StartOptions
 
 
 class OpenResources(WorkerResources):

@@ -11,7 +11,7 @@ import psutil  # type: ignore[import-untyped]
 import psycopg
 import pytest
 
-from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.values.ids import new_id
 
 
 class PostgresServer:

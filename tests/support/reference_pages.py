@@ -34,8 +34,8 @@ from turnwise.errors import TurnwiseError
 from turnwise.http.config import PREFIX
 from turnwise.http.problems import status_of
 from turnwise.http.settings import HttpSettings
-from turnwise.memory.conversation import checked_settings, ranges
 from turnwise.memory.longterm.session_memory import MemoryAccess
+from turnwise.memory.values import checked_settings, ranges
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference"

@@ -14,7 +14,7 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.summary_expansion import originals
+from turnwise.actors.session.window.summary_expansion import originals
 from turnwise.memory.conversation.blocks import (
     AnyBlock,
     Block,

@@ -25,15 +25,15 @@ from turnwise.actors.client.shared.trace_context import callers_trace, received
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot
-from turnwise.actors.session.budget import Price
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.engines.budget import Price
 from turnwise.errors import ConfigError
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
 from turnwise.http.middleware.tracing import TraceContext
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.telemetry import METRICS, Telemetry

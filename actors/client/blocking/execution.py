@@ -17,15 +17,15 @@ from turnwise.actors.cluster.wire import ClientOutcome, PackedTurn, SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.errors import RunEndedError, TurnNotFoundError, WaitTimeoutError
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, PendingCall
 from turnwise.memory.conversation.events import AnyEvent, Phase
-from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.notebook_display import Rows
-from turnwise.memory.conversation.partial_output import Partials
-from turnwise.memory.conversation.phases import Phases, phase_of
 from turnwise.memory.conversation.runs import RunRecord, RunState, Until
-from turnwise.memory.conversation.steps import Step, steps_of
-from turnwise.memory.conversation.tool_calls import ApprovalDecision, PendingCall
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.views.notebook_display import Rows
+from turnwise.memory.conversation.views.partial_output import Partials
+from turnwise.memory.conversation.views.phases import Phases, phase_of
+from turnwise.memory.conversation.views.steps import Step, steps_of
+from turnwise.memory.values.ids import new_id
 
 PAGE = 1000
 """How many events one call fetches at most."""

@@ -10,10 +10,10 @@ from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.shared.import_parts import Conversation
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.verb import VerbCall
-from turnwise.memory.conversation.limits import MAX_MESSAGES, check_count, count_values
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.prompts import Refuses, takes_all
 from turnwise.memory.providers.message_reading import MAX_BYTES, read_messages
+from turnwise.memory.values.limits import MAX_MESSAGES, check_count, count_values
 
 AT_ONCE, VALUES = 100, 500
 """The most messages, and values in them, that are read at once: a step for what takes long would take longer."""

@@ -15,10 +15,10 @@ from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.client.shared.once_store import ONCE_STORE, ONCE_SWEEP_S, ONCE_TTL_S
 from turnwise.actors.cluster.shared_actors.store_actor import is_there
 from turnwise.errors import NotFoundError
-from turnwise.memory.conversation.frozen_json import freeze
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.values.frozen_json import freeze
+from turnwise.memory.values.ids import new_id
 
 
 class Once:

@@ -29,14 +29,14 @@ from turnwise.actors.hosting.verb import Reader, VerbCall
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.errors import OverloadedError, ReadOnlyStoreError, SessionFencedError
 from turnwise.memory.conversation.events import AnyEvent, Event
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.runs import Until
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
+from turnwise.memory.values.ids import new_id
 
 if TYPE_CHECKING:
-    from turnwise.actors.session.admission import StartOptions
+    from turnwise.actors.session.runs.admission import StartOptions
 
 ANSWER_S = 1.0
 """How many seconds a caller waits for an answer beyond the wait's own timeout."""
@@ -120,7 +120,7 @@ class SessionHost:
         died: a new process of the session must end or resume that run first.
         """
         from turnwise.actors.hosting.stored_source import StoredSource, UnattendedError
-        from turnwise.actors.session.reads import SessionReads
+        from turnwise.actors.session.state.reads import SessionReads
 
         client, ref = self._client, self._ref
         source = StoredSource(ref.key, *client.stores, log=ref.log, raises_unattended=not client.read_only)

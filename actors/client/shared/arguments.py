@@ -15,22 +15,22 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Typ
 from pydantic_core import PydanticCustomError
 
 from turnwise.errors import InvalidIdError, InvalidInputError, TooManyError, shown
-from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.events import KINDS, AnyEvent
-from turnwise.memory.conversation.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
-from turnwise.memory.conversation.ids import check_id
-from turnwise.memory.conversation.limits import MAX_NAMES, MAX_VALUES
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
-from turnwise.memory.conversation.message_formats import MessageFormat
 from turnwise.memory.conversation.model_params import ModelParams, check_params
 from turnwise.memory.conversation.output_type import MAX_RETRIES
-from turnwise.memory.conversation.ranges import MAX_COUNT, MAX_SECONDS
-from turnwise.memory.conversation.required_arguments import check_given
 from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.conversation.weights import MAX_PAGE
+from turnwise.memory.conversation.views.chat_messages import ChatMessage
+from turnwise.memory.conversation.views.message_formats import MessageFormat
 from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryCategory, MemoryType
+from turnwise.memory.values.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
+from turnwise.memory.values.ids import check_id
+from turnwise.memory.values.limits import MAX_NAMES, MAX_VALUES
+from turnwise.memory.values.ranges import MAX_COUNT, MAX_SECONDS
+from turnwise.memory.values.required_arguments import check_given
+from turnwise.memory.values.weights import MAX_PAGE
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")

@@ -32,8 +32,8 @@ from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.named_engines import as_engine, engines_of
 from turnwise.actors.memory.attached import MemorySlot
-from turnwise.actors.session.compaction_tasks import check_overflow, default_overflow
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.window.compaction_tasks import check_overflow, default_overflow
 from turnwise.errors import ConfigError, SessionLostError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.sessions import SessionKey

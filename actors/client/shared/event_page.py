@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from turnwise.memory.conversation.events import AnyEvent
-from turnwise.memory.conversation.notebook_display import Rows
+from turnwise.memory.conversation.views.notebook_display import Rows
 
 
 class EventPage(Rows[AnyEvent]):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from turnwise.memory.conversation.exchanges import exchanges, goes_on
-from turnwise.memory.conversation.limits import MAX_BLOCKS, check_count
 from turnwise.memory.providers.message_reading import Given
+from turnwise.memory.values.limits import MAX_BLOCKS, check_count
 
 PART = 1_000
 """The most blocks of a part, unless one turn has more: a part is one commit, and delays others as long as that."""

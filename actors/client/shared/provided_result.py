@@ -7,11 +7,11 @@ from typing import Any
 from turnwise.actors.client.shared.arguments import MAX_JSON_BYTES
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.blocks import ToolResult, encode
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
+from turnwise.memory.conversation.calls.tool_results import result_of
 from turnwise.memory.conversation.codec import encode_json
-from turnwise.memory.conversation.frozen_json import plain_json
-from turnwise.memory.conversation.limits import MAX_VALUES, check_count, count_values
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
-from turnwise.memory.conversation.tool_results import result_of
+from turnwise.memory.values.frozen_json import plain_json
+from turnwise.memory.values.limits import MAX_VALUES, check_count, count_values
 
 
 def provided(value: Any, is_error: bool) -> ApprovalDecision:

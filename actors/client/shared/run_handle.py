@@ -21,9 +21,9 @@ from turnwise.errors import (
     TurnNotFoundError,
     WaitTimeoutError,
 )
-from turnwise.memory.conversation.notebook_display import facts_html
 from turnwise.memory.conversation.runs import OPEN_STATES, REPLACED, Until, has_reached
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.views.notebook_display import facts_html
 
 _ERRORS: dict[str, type[RunEndedError]] = {
     "cancelled": RunCancelledError,

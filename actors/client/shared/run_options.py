@@ -25,14 +25,14 @@ from turnwise.actors.client.shared.arguments import (
 from turnwise.actors.client.shared.trace_context import callers_trace
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool, record_of_tools
-from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.limits import count_values
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import ModelParams
 from turnwise.memory.conversation.runs import IfBusy
+from turnwise.memory.values.ids import new_id
+from turnwise.memory.values.limits import count_values
 
 if TYPE_CHECKING:
-    from turnwise.actors.session.admission import StartOptions
+    from turnwise.actors.session.runs.admission import StartOptions
 
 _LARGE = 50
 """The most values of the schema of an answer that is checked on the caller's event loop."""

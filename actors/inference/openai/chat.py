@@ -24,12 +24,12 @@ from turnwise.actors.inference.openai.request import RequestSettings
 from turnwise.actors.inference.openai.structured_output import Form, choose_tool
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolUse
-from turnwise.memory.conversation.growing_text import GrowingText, whole_json
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.endpoints import lessons_of, pack_attached
 from turnwise.memory.providers.openai_chat import ATTACHED, encode
 from turnwise.memory.providers.validation import CHAT, check
+from turnwise.memory.values.growing_text import GrowingText, whole_json
 
 if TYPE_CHECKING:
     import openai

@@ -32,12 +32,12 @@ from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool, ToolDefinition
 from turnwise.errors import ConfigError, EngineError, InvalidInputError, shown
 from turnwise.memory.conversation.blocks import Document, Image
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.model_params import forces_call
 from turnwise.memory.conversation.output_type import OutputType
-from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.providers.endpoints import CHAT_ONLY, PROFILES, Profile, profile_of
 from turnwise.memory.providers.validation import CHAT, RESPONSES
+from turnwise.memory.values.frozen_json import freeze
+from turnwise.memory.values.required_arguments import needs
 
 if TYPE_CHECKING:
     import httpx2

@@ -9,9 +9,9 @@ from typing import Any
 
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import ToolUse
-from turnwise.memory.conversation.call_arguments import read_call
-from turnwise.memory.conversation.growing_text import whole
+from turnwise.memory.conversation.calls.call_arguments import read_call
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.growing_text import whole
 
 
 class BrokenOffError(Exception):

@@ -18,9 +18,9 @@ from turnwise.actors.inference.openai.fields import (
     usage_of,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking
-from turnwise.memory.conversation.growing_text import GrowingText, whole
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.openai_responses import pack_reasoning
+from turnwise.memory.values.growing_text import GrowingText, whole
 
 _TEXTS: Mapping[str, str] = {
     "response.output_text.delta": "delta",

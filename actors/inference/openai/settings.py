@@ -13,10 +13,10 @@ from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderRe
 from turnwise.actors.inference.tools.loop import Hook
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.output_type import OutputType
-from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.stores.urls import redact
+from turnwise.memory.values.frozen_json import freeze
+from turnwise.memory.values.ranges import check_seconds, check_whole_number
 
 if TYPE_CHECKING:
     import httpx2

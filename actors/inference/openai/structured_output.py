@@ -12,9 +12,9 @@ from typing import Any, Literal
 from turnwise.actors.inference.openai.fields import names
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolUse
-from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType
 from turnwise.memory.providers.endpoints import JsonMode, Profile
+from turnwise.memory.values.frozen_json import FrozenDict
 
 Way = Literal["strict", "json_schema", "tool", "json_object", "instruction"]
 """Ways to request a typed answer.

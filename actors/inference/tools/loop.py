@@ -36,14 +36,14 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     answer_text,
 )
-from turnwise.memory.conversation.call_arguments import UNPARSED
+from turnwise.memory.conversation.calls.call_arguments import UNPARSED
+from turnwise.memory.conversation.calls.tool_calls import CallState, Wants
 from turnwise.memory.conversation.events import ApprovalRequested, HookFailed, ToolEnded, ToolStarted
-from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, is_sent_back, sent_back
-from turnwise.memory.conversation.tool_calls import CallState, Wants
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.frozen_json import FrozenDict
 
 Phase = Literal["before_inference", "after_inference", "after_tools"]
 

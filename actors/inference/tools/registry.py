@@ -22,11 +22,11 @@ from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.tool import Tool, ToolDefinition, tools_of_run
 from turnwise.errors import ConfigError, ToolAbortError, ToolError
 from turnwise.memory.conversation.blocks import Content, ToolResult, ToolUse
-from turnwise.memory.conversation.call_arguments import refusal
-from turnwise.memory.conversation.growing_text import whole
-from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
-from turnwise.memory.conversation.tool_results import result_of, within
+from turnwise.memory.conversation.calls.call_arguments import refusal
+from turnwise.memory.conversation.calls.tool_results import result_of, within
 from turnwise.memory.growing_pauses import GrowingPauses
+from turnwise.memory.values.growing_text import whole
+from turnwise.memory.values.ranges import check_seconds, check_whole_number
 
 MAX_BACKOFF_S = 30.0
 

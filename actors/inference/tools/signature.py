@@ -19,8 +19,8 @@ from pydantic_core import SchemaError
 
 from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.errors import ConfigError, InvalidInputError, shown
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
 from turnwise.memory.conversation.output_type import OutputType, check_pattern
+from turnwise.memory.values.frozen_json import FrozenDict, freeze, plain_json
 
 MAX_OUTPUT_BYTES = 65_536
 """The maximum size of the schema of an answer, which is stored with the run: bytes of JSON in UTF-8."""

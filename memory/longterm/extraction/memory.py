@@ -17,8 +17,6 @@ from typing import Any, Literal, Self, Unpack
 
 from turnwise.errors import ConfigError, ExtractionError, LongTermMemoryError
 from turnwise.memory.background import on_thread
-from turnwise.memory.conversation.ranges import check_whole_number
-from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
@@ -48,6 +46,8 @@ from turnwise.memory.longterm.retention.retention import Retention
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.ranges import check_whole_number
+from turnwise.memory.values.required_arguments import needs
 
 PROFILE = (*(kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC), MemoryType.INSTRUCTIONS)
 """The types of facts about who a user is and how they want to be answered."""

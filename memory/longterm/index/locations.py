@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.longterm.index import chroma_files, folder_lock
 from turnwise.memory.longterm.index.vectors import Vectors, VectorsPlace
+from turnwise.memory.values.ranges import check_seconds, check_whole_number
 
 SYNC_CHANGES = 1_000
 """After how many changes Chroma writes the files of its index, if a collection does not say otherwise."""

@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from turnwise.errors import StoreClosedError
-from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import ALL, Change, ItemFilter, StoredItem
 from turnwise.memory.longterm.items.changes import replacement
@@ -27,6 +26,7 @@ from turnwise.memory.longterm.items.rules import (
 from turnwise.memory.longterm.retention.retention import Use
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
+from turnwise.memory.values.ids import digest_of
 
 
 @dataclass(slots=True)

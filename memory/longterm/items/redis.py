@@ -12,9 +12,6 @@ from typing import Any
 
 from turnwise.errors import ConfigError, CorruptRecordError
 from turnwise.memory.conversation.codec import to_json
-from turnwise.memory.conversation.corrupt_records import why_unreadable
-from turnwise.memory.conversation.ids import digest_of
-from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import ALL, SPACE, Change, ItemFilter, StoredItem
 from turnwise.memory.longterm.items.changes import replacement
@@ -32,6 +29,9 @@ from turnwise.memory.longterm.retention.retention import Use
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
 from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encode
+from turnwise.memory.values.corrupt_records import why_unreadable
+from turnwise.memory.values.ids import digest_of
+from turnwise.memory.values.required_arguments import needs
 
 
 @needs(url="pass where it is, such as RedisItems('redis://localhost')")

@@ -9,10 +9,10 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, get_args
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Source, Status
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.values.corrupt_records import why_unreadable
 
 ROWS = 1 << 32
 """How many row numbers a user has: those from the user's number times this. So a user's rows are one range."""

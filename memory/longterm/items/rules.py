@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any, TypeAlias, get_args
 
 from turnwise.errors import ConfigError, InvalidIdError, InvalidInputError, InvalidMemoryError, shown
-from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.longterm.base import MemoryItem, Scope, Status
 from turnwise.memory.longterm.items.base import MAX_ID_BYTES, ItemFilter
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.values.ids import check_id
 
 
 def owner_of(scope: Scope, type: MemoryType) -> str | None:

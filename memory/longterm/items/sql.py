@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from turnwise.errors import StoreError
-from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import ALL, SPACE, Change, ItemFilter, StoredItem
 from turnwise.memory.longterm.items.changes import replacement
@@ -25,6 +24,7 @@ from turnwise.memory.longterm.retention.retention import Expiry, Use
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
+from turnwise.memory.values.required_arguments import needs
 
 Result = TypeVar("Result")
 

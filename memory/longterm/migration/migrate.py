@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from turnwise.errors import InvalidMemoryError
-from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.longterm.items.rules import checked_item
@@ -22,6 +21,7 @@ from turnwise.memory.longterm.migration.skips import Skipped, SkipReason
 from turnwise.memory.longterm.migration.sources import read_flat
 from turnwise.memory.longterm.migration.values import FlatMemory, has_unknown_type, item_of
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.values.ids import check_id
 
 _PAGE = 1000
 """The most source memories that are held in memory at once."""

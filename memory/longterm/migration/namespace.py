@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.ids import check_id
+from turnwise.memory.values.ids import check_id
 
 _USER = "{user}"
 

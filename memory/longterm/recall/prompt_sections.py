@@ -12,12 +12,12 @@ from typing import Annotated, Any
 from pydantic import PlainValidator
 
 from turnwise.memory.conversation.blocks import System
-from turnwise.memory.conversation.checked_settings import checked_settings
 from turnwise.memory.conversation.events import LeftOut
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.recall.quoting import quote
 from turnwise.memory.longterm.types import MemoryCategory
 from turnwise.memory.tokens.counter import TokenCounter
+from turnwise.memory.values.checked_settings import checked_settings
 
 PREAMBLE = (
     "The sections below hold what memory has about this conversation; today is {today} (UTC). Notes are a JSON string; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from turnwise.memory.conversation.notebook_display import items_html
+from turnwise.memory.conversation.views.notebook_display import items_html
 from turnwise.memory.longterm.base import MemoryItem
 
 

@@ -13,9 +13,9 @@ from pydantic import PlainValidator
 
 from turnwise.errors import StoreError
 from turnwise.memory.background import log_failure
-from turnwise.memory.conversation.checked_settings import checked_settings
-from turnwise.memory.conversation.ranges import seconds
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.values.checked_settings import checked_settings
+from turnwise.memory.values.ranges import seconds
 
 PAUSE_S = 1.0
 """The longest that uses are collected before they are written, in seconds."""

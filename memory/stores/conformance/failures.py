@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from turnwise.errors import CorruptRecordError, InvalidInputError, SessionExistsError, SessionNotFoundError
-from turnwise.memory.conversation.ids import MAX_INDEXED_BYTES
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.stores.base import SessionStore
@@ -22,6 +21,7 @@ from turnwise.memory.stores.conformance.fixtures import (
     unchanged,
 )
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
+from turnwise.memory.values.ids import MAX_INDEXED_BYTES
 
 LAWS: list[Law] = []
 """All laws of this file, in order."""

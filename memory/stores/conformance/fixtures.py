@@ -9,7 +9,6 @@ from typing import Any
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.events import AnyEvent, PromptAppended
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
@@ -17,6 +16,7 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Commit, SessionStore
 from turnwise.memory.stores.conformance.laws import equal
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 TEXT = "NUL \0, tab\t, line\r\n\u2028, 'single' \"double\" \\ %s %(x)s $1 ?1 :x {} ünïcödé e\u0301 文字 🦀 \U0010ffff"
 """Text with characters that stores are known to get wrong."""

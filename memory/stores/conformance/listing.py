@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from turnwise.errors import InvalidInputError, SessionFencedError
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Commit, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.conformance.fixtures import IDS, USAGE, Owner, a_run, a_session, a_turn, an_event, own
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
+from turnwise.memory.values.frozen_json import freeze
 
 Item = TypeVar("Item")
 

@@ -10,7 +10,6 @@ from typing import Any, get_args
 from turnwise.errors import CorruptRecordError, DuplicateKeyError, SessionFencedError
 from turnwise.memory.conversation.blocks import Text, User, encode
 from turnwise.memory.conversation.events import KINDS, Adding, Event, UnknownEvent
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span, Spans
@@ -33,6 +32,7 @@ from turnwise.memory.stores.conformance.fixtures import (
 )
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
 from turnwise.memory.stores.reading import read_blocks
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 LAWS: list[Law] = []
 """All laws of this file, in order."""

@@ -10,12 +10,12 @@ from typing import Any
 from turnwise.errors import NotEncryptedError, StillEncryptedError
 from turnwise.memory.conversation.codec import decoded_event, encode_json
 from turnwise.memory.conversation.events import AnyEvent, Event, UnknownEvent, encode_body
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.encrypted.keys import PREFIX, Place, Unsealing, UserKey
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 SEALED = "turnwise.sealed"
 """The kind of an encrypted event, and the only key of an encrypted mapping."""

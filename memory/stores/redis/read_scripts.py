@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES
 from turnwise.memory.stores.redis.scripts import COMMON
+from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
 _GET = r"""
 local number = redis.call('HGET', ids, take())

@@ -21,8 +21,6 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.codec import decode_record, decoded
 from turnwise.memory.conversation.events import AnyEvent
-from turnwise.memory.conversation.ids import digest_of, new_key
-from turnwise.memory.conversation.records import record_text
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
 from turnwise.memory.conversation.sessions import FIXED, SESSION_CHANGES, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans, union
@@ -55,6 +53,8 @@ from turnwise.memory.stores.redis.rows import (
 from turnwise.memory.stores.redis.scripts import VERSION
 from turnwise.memory.stores.redis.settings import SettingsCheck
 from turnwise.memory.stores.redis.write_scripts import WRITES
+from turnwise.memory.values.ids import digest_of, new_key
+from turnwise.memory.values.records import record_text
 
 Item = TypeVar("Item")
 

@@ -16,14 +16,14 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
-from turnwise.memory.conversation.corrupt_records import text_or_undecodable
-from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.stores.sharing import LABEL, RayId, Shared, rivals_among
 from turnwise.memory.stores.sql.error_hints import is_undecodable, lacks_tables, remedy, without_text
 from turnwise.memory.stores.sql.sqlite_file import SQLiteFile, begin_writing, path_of
 from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
 from turnwise.memory.stores.urls import READ_ONLY, SQL_SCHEMES, shown_url
+from turnwise.memory.values.corrupt_records import text_or_undecodable
+from turnwise.memory.values.ids import new_id
+from turnwise.memory.values.ranges import check_seconds, check_whole_number
 
 Result = TypeVar("Result")
 

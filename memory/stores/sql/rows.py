@@ -10,10 +10,8 @@ import pydantic_core
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.codec import decoded, decoded_event, to_json
-from turnwise.memory.conversation.corrupt_records import UNDECODABLE, UnfitError
 from turnwise.memory.conversation.events import AnyEvent, Event, encode_body
 from turnwise.memory.conversation.memory_use import MemoryUse
-from turnwise.memory.conversation.records import record_of
 from turnwise.memory.conversation.runs import RUN_CHANGES, RunRecord
 from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans
@@ -21,6 +19,8 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.sql.schema import USAGE
+from turnwise.memory.values.corrupt_records import UNDECODABLE, UnfitError
+from turnwise.memory.values.records import record_of
 
 
 def log_key(log: str) -> int:

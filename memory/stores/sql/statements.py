@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from turnwise.memory.conversation.ranges import MAX_COUNT
 from turnwise.memory.conversation.runs import OPEN_STATES
 from turnwise.memory.conversation.turns import OPEN_STATUSES
-from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.database import insert_into
 from turnwise.memory.stores.sql.rows import CHANGED_COLUMNS, CHANGED_RUN_COLUMNS
+from turnwise.memory.values.ranges import MAX_COUNT
+from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
 Result = TypeVar("Result")
 

@@ -23,15 +23,12 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
-from turnwise.memory.conversation.corrupt_records import UNDECODABLE
 from turnwise.memory.conversation.events import AnyEvent
-from turnwise.memory.conversation.ids import new_key
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES
 from turnwise.memory.stores.base import (
     PROBE_BYTES,
     Activation,
@@ -61,6 +58,9 @@ from turnwise.memory.stores.sql.rows import (
 )
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of
+from turnwise.memory.values.corrupt_records import UNDECODABLE
+from turnwise.memory.values.ids import new_key
+from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
 Result = TypeVar("Result")
 

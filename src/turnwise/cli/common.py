@@ -33,8 +33,8 @@ from turnwise.errors import (
     TurnNotFoundError,
     TurnwiseError,
 )
-from turnwise.memory.conversation.plain_text import plain
-from turnwise.memory.conversation.ranges import MAX_COUNT
+from turnwise.memory.values.plain_text import plain
+from turnwise.memory.values.ranges import MAX_COUNT
 
 if TYPE_CHECKING:
     from turnwise.actors.client.execution import AsyncExecutionHandle

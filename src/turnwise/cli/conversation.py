@@ -19,11 +19,11 @@ from turnwise.cli.answers import Answers
 from turnwise.cli.line_editor import LineEditor
 from turnwise.errors import CallDecidedError, CallNotFoundError, SessionInUseError, TurnwiseError
 from turnwise.memory.conversation.blocks import User
+from turnwise.memory.conversation.calls.tool_calls import PendingCall
 from turnwise.memory.conversation.events import AnyEvent, ApprovalRequested, RunEnded
-from turnwise.memory.conversation.notebook_display import ListPage
 from turnwise.memory.conversation.prompts import Prompt
-from turnwise.memory.conversation.tool_calls import PendingCall
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.views.notebook_display import ListPage
 
 PROMPT = "> "
 

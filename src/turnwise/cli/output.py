@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from turnwise.memory.conversation.plain_text import plain
+from turnwise.memory.values.plain_text import plain
 
 if TYPE_CHECKING:
     from rich.console import Console

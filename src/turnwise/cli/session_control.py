@@ -40,14 +40,14 @@ from turnwise.errors import (
     TurnwiseError,
     shown,
 )
-from turnwise.memory.conversation.ranges import MAX_COUNT
+from turnwise.memory.values.ranges import MAX_COUNT
 
 if TYPE_CHECKING:
     from turnwise.actors.client.execution import AsyncExecutionHandle
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.client.session import AsyncSession
     from turnwise.actors.cluster.wire import SessionInfo
-    from turnwise.memory.conversation.tool_calls import PendingCall
+    from turnwise.memory.conversation.calls.tool_calls import PendingCall
 
 Id = Annotated[
     str,

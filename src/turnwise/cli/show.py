@@ -15,16 +15,16 @@ from turnwise.cli.common import AsJson, History, SessionId, Store, User, find_se
 from turnwise.cli.output import console, harmless, is_terminal, print_json, write
 from turnwise.console.elements.text import ago, number
 from turnwise.errors import ConfigError, NotFoundError, RunNotFoundError, TurnNotFoundError
-from turnwise.memory.conversation.ranges import MAX_COUNT
+from turnwise.memory.values.ranges import MAX_COUNT
 
 if TYPE_CHECKING:
     from turnwise.actors.client.session import AsyncSession
     from turnwise.actors.cluster.wire import SessionInfo
     from turnwise.memory.conversation.blocks import AnyBlock
-    from turnwise.memory.conversation.chat_messages import ChatMessage
+    from turnwise.memory.conversation.calls.tool_calls import PendingCall
     from turnwise.memory.conversation.runs import RunRecord
-    from turnwise.memory.conversation.tool_calls import PendingCall
     from turnwise.memory.conversation.turns import Turn
+    from turnwise.memory.conversation.views.chat_messages import ChatMessage
 
 Line = tuple[str, str]
 """A text of one or more lines, and its style on a terminal."""

@@ -29,8 +29,6 @@ from turnwise.conformance.skipping import SkippedError
 from turnwise.errors import InvalidInputError, SessionFencedError, TurnwiseError
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, Text, ToolResult, User
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.transcript import Ledger
@@ -38,6 +36,8 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.requests import validate
 from turnwise.memory.stores.conformance.laws import Law, collector, equal
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.ids import new_id
 
 GRACE_S = 5.0
 """How many seconds an engine has to stop after a cancel."""

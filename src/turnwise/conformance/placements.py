@@ -13,8 +13,8 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Placement
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import SessionBusyError, SessionNotFoundError
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
+from turnwise.memory.values.ids import new_id
 
 LONG_S = 120.0
 """How many seconds a run may take, with the start of its process."""

@@ -20,8 +20,8 @@ from pydantic import PlainValidator
 from starlette.requests import HTTPConnection
 
 from turnwise.errors import ConfigError, shown
-from turnwise.memory.conversation.checked_settings import checked_settings
-from turnwise.memory.conversation.ids import check_id
+from turnwise.memory.values.checked_settings import checked_settings
+from turnwise.memory.values.ids import check_id
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from turnwise.memory.conversation.limits import check_count
+from turnwise.memory.values.limits import check_count
 
 MAX_ERRORS = 100
 """The most errors of a request that are listed: to list one takes longer than to find it."""

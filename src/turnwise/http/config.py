@@ -31,8 +31,8 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, StoreURLError
 from turnwise.http.settings import HttpSettings
 from turnwise.http.tables import Path as KeyPath, Section, Table, line_of
-from turnwise.memory.conversation.ranges import MAX_SECONDS
 from turnwise.memory.stores.urls import redact
+from turnwise.memory.values.ranges import MAX_SECONDS
 from turnwise.telemetry.settings import Telemetry
 
 PREFIX = "TURNWISE_SERVE_"

@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from turnwise.http.server.connections import ConnectionLimits, protocol_of
-from turnwise.memory.conversation.ranges import MAX_COUNT, MAX_SECONDS
+from turnwise.memory.values.ranges import MAX_COUNT, MAX_SECONDS
 
 OnDisconnect = Literal["keep", "cancel"]
 """What happens to a run whose client went away while it waited or read the run's events."""

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import dropwhile
 from typing import Any
 
-from turnwise.actors.session.cached_blocks import CachedBlocks
+from turnwise.actors.session.state.cached_blocks import CachedBlocks
 from turnwise.errors import CorruptRecordError, InvalidRequestError, SessionNotFoundError, TranscriptError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import (
@@ -25,11 +25,11 @@ from turnwise.memory.conversation.blocks import (
     User,
 )
 from turnwise.memory.conversation.events import AnyEvent, BlocksRemoved, Event, RunEnded, RunStarted, without_blocks
-from turnwise.memory.conversation.rebuild import Rebuilt
 from turnwise.memory.conversation.runs import REPLACED, RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.spans import Seen, Spans, cut, from_places, overlap, places, size, union
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.views.rebuild import Rebuilt
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check

@@ -15,10 +15,10 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
 from turnwise.errors import ConfigError, EngineError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, ToolUse
-from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.required_arguments import needs
 
 
 @dataclass(frozen=True)

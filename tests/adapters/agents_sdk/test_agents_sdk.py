@@ -52,13 +52,13 @@ from turnwise.adapters.agents_sdk.items import answer_of, output_of
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ConfigError, FrameworkError, InvalidInputError
 from turnwise.memory.conversation.blocks import Image, System, Text, Thinking, ToolResult, ToolUse, User
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.events import ModelCallEnded, TextDelta, ThinkingDelta, ToolEnded, ToolStarted
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Outcome
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.values.frozen_json import freeze
 from turnwise.strategies.trim import Trim
 from turnwise.testing import LocalProvider
 from turnwise.testing.local_provider.replies import tool_script

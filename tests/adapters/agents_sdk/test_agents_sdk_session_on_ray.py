@@ -23,7 +23,7 @@ from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.no_answer import NoAnswer
 from turnwise.adapters import TurnwiseSession
 from turnwise.errors import ConfigError, InvalidInputError, SessionBusyError
-from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.values.ids import new_id
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

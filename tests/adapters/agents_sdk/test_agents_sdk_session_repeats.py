@@ -12,11 +12,11 @@ from turnwise.actors.inference.no_answer import NoAnswer
 from turnwise.actors.session.core import SessionCore
 from turnwise.adapters import TurnwiseSession
 from turnwise.errors import StoreError
-from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.notebook_display import ListPage
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.views.notebook_display import ListPage
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.values.ids import new_id
 from turnwise.testing.schedules import inline
 
 HELLO, AGAIN = {"role": "user", "content": "hello"}, {"role": "user", "content": "again"}

@@ -32,9 +32,9 @@ from turnwise.memory.conversation.blocks import (
     ToolResult,
     ToolUse,
 )
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider, tool_script

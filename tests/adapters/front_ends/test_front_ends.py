@@ -20,6 +20,7 @@ from turnwise.actors.client.shared.event_page import EventPage
 from turnwise.adapters import AgUiEncoder, Frame, FrontEndEncoder, VercelEncoder, front_end_stream
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.blocks import Citations, Document, Image, Text, Thinking, ToolResult, ToolUse
+from turnwise.memory.conversation.calls.tool_calls import PendingCall
 from turnwise.memory.conversation.events import (
     AnyEvent,
     ApprovalRequested,
@@ -40,10 +41,9 @@ from turnwise.memory.conversation.events import (
     ToolEnded,
     ToolStarted,
 )
-from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.output_type import ANSWER_TOOL
-from turnwise.memory.conversation.tool_calls import PendingCall
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.frozen_json import FrozenDict
 
 EVENT: TypeAdapter[Any] = TypeAdapter(AgUiEvent)
 

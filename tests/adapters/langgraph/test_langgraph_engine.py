@@ -26,7 +26,7 @@ from turnwise.actors.cluster.identity import identity
 from turnwise.actors.inference.engine import Closable, SessionView, check_taken
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.actors.inference.tools.loop import LOST
-from turnwise.actors.session.budget import Budget
+from turnwise.actors.session.engines.budget import Budget
 from turnwise.adapters import LangGraphEngine, TurnwiseSaver
 from turnwise.errors import ConfigError, InvalidInputError, StoreClosedError
 from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse, User

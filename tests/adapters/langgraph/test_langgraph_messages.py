@@ -27,8 +27,8 @@ from turnwise.memory.conversation.blocks import (
     Unknown,
     User,
 )
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.frozen_json import freeze
 
 PIXEL = Image(data="iVBORw0KGgo=", media_type="image/png")
 PDF = Document(name="a.pdf", data="JVBERi0=", media_type="application/pdf")

@@ -30,9 +30,9 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.adapters import PydanticAIEngine
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import Thinking, ToolResult
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider, tool_script
 from turnwise.testing.local_provider.anthropic_messages import sign

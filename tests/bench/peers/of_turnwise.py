@@ -14,7 +14,7 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 from peers.peer import History, Model
 from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed, RunCancelledError
-from turnwise.actors.session import memory_retrieval
+from turnwise.actors.session.memory import memory_retrieval
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.index.locations import ChromaFolder

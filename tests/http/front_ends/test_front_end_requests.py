@@ -31,13 +31,13 @@ from turnwise.http.front_ends.ui import helpful, ui_messages
 from turnwise.http.openai.items import placed_output
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, ToolResult, ToolUse, User
-from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.memory.conversation.calls.tool_calls import PendingCall, Wants
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.conversation.tool_calls import PendingCall, Wants
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.values.frozen_json import FrozenDict
 
 SESSION, USER = "chat", "ann"
 

@@ -12,9 +12,9 @@ from turnwise.http.openai.errors import OpenAIError
 from turnwise.http.openai.messages import read_messages
 from turnwise.http.openai.new_messages import New, is_alone, news
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, Thinking, ToolResult, ToolUse, User
-from turnwise.memory.conversation.chat_messages import ChatMessage, chat_messages_of
 from turnwise.memory.conversation.spans import Span, cut
 from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.views.chat_messages import ChatMessage, chat_messages_of
 
 PIXEL = "data:image/png;base64,aGk="
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}

@@ -32,9 +32,9 @@ from turnwise.memory.conversation.events import (
     ToolEnded,
     ToolStarted,
 )
-from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.frozen_json import FrozenDict
 
 RUN = "0" * 24
 

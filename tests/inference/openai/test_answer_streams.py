@@ -17,9 +17,9 @@ from turnwise.http.openai.completions import Completion
 from turnwise.http.openai.projection import Projection
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolUse
 from turnwise.memory.conversation.events import RunCompleted, RunStarted, TextDelta
-from turnwise.memory.conversation.partial_output import Partials
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.views.partial_output import Partials
 
 Events = Iterable[Mapping[str, Any]]
 

@@ -27,9 +27,9 @@ from turnwise.memory.conversation.blocks import (
     ToolResult,
     ToolUse,
 )
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.openai_responses import pack_reasoning, unpack_reasoning
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
 from turnwise.testing import LocalProvider, tool_script
 
 KEY = "sk-secret-4711"

@@ -20,8 +20,8 @@ from turnwise.actors.inference.engine import EngineBuilder, Framed, InferenceRun
 from turnwise.actors.inference.openai.engine import AzureOpenAI, OpenAIEngine
 from turnwise.actors.inference.tools.tool import external_tool
 from turnwise.errors import ConfigError, EngineError
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.values.frozen_json import freeze
 from turnwise.testing import LocalProvider
 
 KEY = "sk-secret-4711"

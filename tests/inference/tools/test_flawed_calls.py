@@ -19,9 +19,9 @@ from turnwise.adapters import McpStdio, mcp_tools
 from turnwise.adapters.anthropic.engine import AnthropicEngine
 from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import ApprovalRequested, ModelCallEnded, ToolEnded, ToolStarted
-from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.output_type import ANSWER_TOOL
 from turnwise.memory.conversation.turns import Outcome
+from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.testing import LocalProvider, tool_script
 
 FLAWED = [

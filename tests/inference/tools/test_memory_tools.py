@@ -39,7 +39,6 @@ from turnwise.errors import (
     WorkingMemoryError,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.longterm.base import ItemChanges, LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.extraction.candidates import Limits
@@ -50,6 +49,7 @@ from turnwise.memory.longterm.session_memory import MemoryAccess
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.formats import JsonForm
 from turnwise.memory.working.memory import WorkingMemory
 

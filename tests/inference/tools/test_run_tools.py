@@ -20,17 +20,17 @@ from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.openai.runner import OpenAIRunner
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import external_tool, record_of_tools, tool
-from turnwise.actors.session.compaction_tasks import Compactor
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.window.compaction_tasks import Compactor
 from turnwise.errors import IdempotencyConflictError, InvalidInputError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import System, Text, ToolResult, User, encode
-from turnwise.memory.conversation.frozen_json import freeze
-from turnwise.memory.conversation.run_tools import are_tools
+from turnwise.memory.conversation.calls.run_tools import are_tools
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import TurnRecord, turn_of
+from turnwise.memory.values.frozen_json import freeze
 from turnwise.strategies.trim import Trim
 
 pytestmark = pytest.mark.virtual_time

@@ -17,12 +17,12 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.events import Event, ModelCallEnded, RunCompleted, RunResumed, ToolEnded, ToolStarted
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.conversation.steps import steps_of
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Outcome, Turn
+from turnwise.memory.conversation.views.steps import steps_of
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.strategies.strategy import OverflowStrategy
 from watched_store import WatchedStore

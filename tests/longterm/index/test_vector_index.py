@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from turnwise.errors import ConfigError, StoreError
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.index import conformance as contract
 from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
@@ -21,6 +20,7 @@ from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.retention.deletion import Erasure, erase
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.conformance.laws import Law, check_law
+from turnwise.memory.values.ids import new_id
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import FlakyEmbedding, chroma_server, constant, free_port, item
 

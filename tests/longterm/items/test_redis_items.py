@@ -25,7 +25,6 @@ from turnwise.errors import (
     StoreError,
     StoreURLError,
 )
-from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items import conformance as contract
@@ -40,6 +39,7 @@ from turnwise.memory.longterm.items.urls import open_items
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.conformance.fixtures import TEXT
 from turnwise.memory.stores.conformance.laws import Law, check_law
+from turnwise.memory.values.ids import digest_of
 
 USER = Scope(user_id="u")
 EVER = ItemFilter(superseded=True)

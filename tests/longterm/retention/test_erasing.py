@@ -16,7 +16,6 @@ import pytest
 from extraction_models import Model, told
 from scale import share
 from turnwise.errors import InvalidInputError
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory, ChromaPlace
@@ -31,6 +30,7 @@ from turnwise.memory.longterm.retention.deletion import Erasing, Erasure, Scrubb
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.values.ids import new_id
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import FlakyEmbedding, bytes_in, item
 

@@ -11,7 +11,6 @@ import pytest
 from extraction_models import Model, fact, told
 from item_verbs import count
 from turnwise.errors import ConfigError, StoreError
-from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
 from turnwise.memory.longterm.index.locations import ChromaInMemory
@@ -25,6 +24,7 @@ from turnwise.memory.longterm.retention.retention import Retention, Sweeping, Us
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector import VectorMemory
+from turnwise.memory.values.ids import new_id
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import item
 

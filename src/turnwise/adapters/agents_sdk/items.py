@@ -22,10 +22,10 @@ from turnwise.memory.conversation.blocks import (
     ToolResult,
     ToolUse,
 )
-from turnwise.memory.conversation.frozen_json import freeze, plain_json
-from turnwise.memory.conversation.growing_text import whole_json
 from turnwise.memory.providers.openai_chat import arguments_of
 from turnwise.memory.providers.openai_responses import encode, pack_reasoning, unpack_reasoning
+from turnwise.memory.values.frozen_json import freeze, plain_json
+from turnwise.memory.values.growing_text import whole_json
 
 with framework("openai-agents", extra="openai-agents", tested="0.24"):
     from agents.items import TResponseOutputItem

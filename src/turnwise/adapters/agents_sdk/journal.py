@@ -17,10 +17,10 @@ from turnwise.adapters.agents_sdk.items import plain, result_of, tool_output_of
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import EngineError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, ToolResult, ToolUse
-from turnwise.memory.conversation.call_arguments import refusal
+from turnwise.memory.conversation.calls.call_arguments import refusal
+from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import ApprovalRequested, ToolEnded, ToolStarted
 from turnwise.memory.conversation.output_type import is_sent_back
-from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage

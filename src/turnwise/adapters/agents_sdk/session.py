@@ -17,10 +17,10 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, InvalidInputError, SessionChangedError, SessionInUseError, shown
 from turnwise.memory.conversation.blocks import Unknown
-from turnwise.memory.conversation.frozen_json import freeze, plain_json
-from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.ranges import check_seconds
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.values.frozen_json import freeze, plain_json
+from turnwise.memory.values.ids import new_id
+from turnwise.memory.values.ranges import check_seconds
 
 with framework("openai-agents", extra="openai-agents", tested="0.24"):
     from agents.memory import SessionSettings

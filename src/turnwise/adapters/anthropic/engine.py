@@ -29,13 +29,13 @@ from turnwise.adapters.anthropic.messages import LIMIT, MessagesAPI, not_taken
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ConfigError, EngineError, InvalidInputError, shown
 from turnwise.memory.conversation.blocks import Document, Image
-from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.model_params import forces_call
 from turnwise.memory.conversation.output_type import OutputType
-from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.providers.anthropic import CacheTime
 from turnwise.memory.providers.endpoints import Profile
 from turnwise.memory.providers.validation import ANTHROPIC
+from turnwise.memory.values.frozen_json import freeze
+from turnwise.memory.values.required_arguments import needs
 
 with framework("anthropic", extra="anthropic", tested="2.12"):
     import anthropic

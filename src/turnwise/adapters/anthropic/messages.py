@@ -23,13 +23,13 @@ from turnwise.actors.inference.openai.request import RequestSettings
 from turnwise.actors.inference.openai.structured_output import Form, choose_tool
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Citations, Text, Thinking
-from turnwise.memory.conversation.frozen_json import freeze
-from turnwise.memory.conversation.growing_text import GrowingText, whole_json
 from turnwise.memory.conversation.model_params import forces_call
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.anthropic import encode
 from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.validation import ANTHROPIC, check
+from turnwise.memory.values.frozen_json import freeze
+from turnwise.memory.values.growing_text import GrowingText, whole_json
 
 if TYPE_CHECKING:
     import anthropic

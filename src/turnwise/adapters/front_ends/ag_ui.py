@@ -10,8 +10,8 @@ from turnwise.adapters.front_ends.answers import Piece
 from turnwise.adapters.front_ends.encoding import Frame, FrontEndEncoder, Json
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.blocks import ToolResult
+from turnwise.memory.conversation.calls.tool_calls import Wants
 from turnwise.memory.conversation.events import CustomEvent, RunCancelled, RunCompleted, RunFailed
-from turnwise.memory.conversation.tool_calls import Wants
 from turnwise.memory.conversation.usage import Usage
 
 VERSION = "1.0"

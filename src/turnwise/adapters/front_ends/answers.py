@@ -24,6 +24,7 @@ from turnwise.memory.conversation.blocks import (
     ToolResult,
     ToolUse,
 )
+from turnwise.memory.conversation.calls.tool_calls import Wants
 from turnwise.memory.conversation.events import (
     AnyEvent,
     ApprovalRequested,
@@ -45,11 +46,10 @@ from turnwise.memory.conversation.events import (
     ToolEnded,
     ToolStarted,
 )
-from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.conversation.growing_text import GrowingText
 from turnwise.memory.conversation.output_type import ANSWER_TOOL
-from turnwise.memory.conversation.tool_calls import Wants
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.growing_text import GrowingText
 
 TextTrack = Literal["text", "thought"]
 Track = TextTrack | Literal["events"]

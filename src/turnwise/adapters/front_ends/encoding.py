@@ -10,8 +10,8 @@ from typing import Any
 
 from turnwise.adapters.front_ends.answers import Answers, Cursor, Piece
 from turnwise.errors import InvalidInputError, shown
+from turnwise.memory.conversation.calls.tool_calls import Wants
 from turnwise.memory.conversation.events import AnyEvent, CallDecided
-from turnwise.memory.conversation.tool_calls import Wants
 
 Json = Mapping[str, Any]
 

@@ -11,8 +11,8 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.shared.event_page import EventPage
 from turnwise.adapters.front_ends.encoding import Frame, FrontEndEncoder
 from turnwise.errors import TurnwiseError
+from turnwise.memory.conversation.calls.tool_calls import PendingCall
 from turnwise.memory.conversation.events import AnyEvent, RunCancelled
-from turnwise.memory.conversation.tool_calls import PendingCall
 
 PAGE, SILENCE_S = 1000, 60.0
 """How many events are read at once, and how long the next one is waited for at once."""

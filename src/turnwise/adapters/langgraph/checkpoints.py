@@ -13,7 +13,7 @@ from typing import Protocol
 
 from turnwise.adapters.langgraph.encoding import Ranges
 from turnwise.errors import StoreClosedError
-from turnwise.memory.conversation.ids import new_key
+from turnwise.memory.values.ids import new_key
 
 Place = tuple[str, str]
 """A thread's id and a namespace."""

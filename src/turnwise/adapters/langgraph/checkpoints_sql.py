@@ -11,9 +11,9 @@ from sqlalchemy import BigInteger, Column, Index, LargeBinary, MetaData, Primary
 
 from turnwise.adapters.langgraph.checkpoints import Commit, Place, Row, Space
 from turnwise.adapters.langgraph.encoding import Ranges
-from turnwise.memory.conversation.ids import new_key
 from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
+from turnwise.memory.values.ids import new_key
 
 _AT_ONCE = 200
 """The most ids or ranges that a statement names, since databases limit the values of a statement."""

@@ -20,10 +20,10 @@ from turnwise.adapters.langgraph.tool_journal import install, tool_nodes
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ConfigError, shown
 from turnwise.memory.conversation.blocks import AnyBlock
-from turnwise.memory.conversation.checked_settings import Names, checked_settings
 from turnwise.memory.conversation.model_params import SettingsTaken
-from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.values.checked_settings import Names, checked_settings
+from turnwise.memory.values.required_arguments import needs
 
 with framework("langgraph", extra="langgraph", tested="1.2"):
     from langgraph.checkpoint.base import BaseCheckpointSaver

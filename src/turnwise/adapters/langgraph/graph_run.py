@@ -36,9 +36,9 @@ from turnwise.adapters.langgraph.tool_questions import CallQuestions, Question
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ContextOverflowError, EngineError, LimitError, RequestRefusedError, TurnwiseError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
-from turnwise.memory.conversation.call_arguments import refusal
+from turnwise.memory.conversation.calls.call_arguments import refusal
+from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import ApprovalRequested, ToolEnded, ToolStarted
-from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage

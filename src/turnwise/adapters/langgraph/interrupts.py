@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pydantic_core
 
 from turnwise.memory.conversation.blocks import Block, ToolResult, ToolUse
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
-from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.calls.tool_calls import CallState
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 INTERRUPT = "interrupt"
 """The name of the call that stands for an interrupt which is not about a tool call."""

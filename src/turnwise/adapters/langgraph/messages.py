@@ -31,14 +31,14 @@ from turnwise.memory.conversation.blocks import (
     decode,
     encode,
 )
-from turnwise.memory.conversation.call_arguments import UNPARSED
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
-from turnwise.memory.conversation.growing_text import whole_json
+from turnwise.memory.conversation.calls.call_arguments import UNPARSED
 from turnwise.memory.conversation.transcript import Message, messages_of, prompts_apart, system_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.endpoints import pack_attached, unpack_attached
 from turnwise.memory.providers.openai_chat import INTERRUPTED, SUMMARY
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.growing_text import whole_json
 
 with framework("langgraph", extra="langgraph", tested="1.2"):
     from langchain_core.messages import (

@@ -6,8 +6,8 @@ from typing import Any
 
 from turnwise.adapters.version_checks import framework
 from turnwise.memory.conversation.blocks import ToolUse
-from turnwise.memory.conversation.call_arguments import read_call
-from turnwise.memory.conversation.growing_text import GrowingText
+from turnwise.memory.conversation.calls.call_arguments import read_call
+from turnwise.memory.values.growing_text import GrowingText
 
 with framework("langgraph", extra="langgraph", tested="1.2"):
     from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage

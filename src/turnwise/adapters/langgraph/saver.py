@@ -13,9 +13,9 @@ from turnwise.adapters.langgraph.encoding import SHARED_WRITES, Codec, Typed, is
 from turnwise.adapters.langgraph.threads import GraphThreads, Put, Stored, Write, claim_of
 from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, ThreadExistsError, ThreadNotFoundError
-from turnwise.memory.conversation.ids import check_id, check_names
 from turnwise.memory.stores.loop_thread import LoopThread
 from turnwise.memory.stores.urls import redact, resolve_own_url
+from turnwise.memory.values.ids import check_id, check_names
 
 with framework("langgraph-checkpoint", extra="langgraph", tested="4.3"):
     from langchain_core.runnables import RunnableConfig

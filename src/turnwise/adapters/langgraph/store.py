@@ -16,9 +16,9 @@ from turnwise.adapters.langgraph.encoding import pack, unpack
 from turnwise.adapters.langgraph.items import Batch, Found, Name, open_items
 from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, shown
-from turnwise.memory.conversation.ids import check_names
 from turnwise.memory.stores.loop_thread import LoopThread
 from turnwise.memory.stores.urls import redact
+from turnwise.memory.values.ids import check_names
 
 with framework("langgraph-checkpoint", extra="langgraph", tested="4.3"):
     from langgraph.checkpoint.serde.base import SerializerProtocol

@@ -33,7 +33,7 @@ from turnwise.adapters.langgraph.encoding import (
     unpack,
 )
 from turnwise.errors import CheckpointFencedError, CheckpointInUseError, CheckpointNotFoundError, CorruptRecordError
-from turnwise.memory.conversation.ids import new_key
+from turnwise.memory.values.ids import new_key
 
 _PLACES = 64
 """The most spaces whose elements a process remembers."""

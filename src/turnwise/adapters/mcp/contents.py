@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 import pydantic_core
 
 from turnwise.memory.conversation.blocks import Content, Document, Image, Text, ToolResult
-from turnwise.memory.conversation.tool_results import result_of
+from turnwise.memory.conversation.calls.tool_results import result_of
 
 if TYPE_CHECKING:
     from mcp.types import (

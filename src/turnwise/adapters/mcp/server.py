@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 from turnwise.actors.client.opening import open_for_run
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import RunEndedError, SessionNotFoundError, TurnwiseError, WaitTimeoutError
-from turnwise.memory.conversation.ids import check_id, new_id
 from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.values.ids import check_id, new_id
 
 with framework("mcp", extra="mcp", tested="2.3"):
     from mcp.server import MCPServer

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from turnwise.actors.inference.redaction import LONG
 from turnwise.errors import ConfigError, shown
-from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.conversation.ranges import check_seconds
 from turnwise.memory.stores.urls import redact
+from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.ranges import check_seconds
 
 if TYPE_CHECKING:
     import httpx2

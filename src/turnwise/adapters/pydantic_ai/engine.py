@@ -15,10 +15,10 @@ from turnwise.actors.inference.engine import SessionView
 from turnwise.adapters.pydantic_ai.runner import PARAMS, AgentRunner, AgentSettings
 from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, EngineError, shown
-from turnwise.memory.conversation.checked_settings import Names, checked_settings
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.output_type import OutputType
-from turnwise.memory.conversation.required_arguments import needs
+from turnwise.memory.values.checked_settings import Names, checked_settings
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.required_arguments import needs
 
 with framework("pydantic-ai-slim", extra="pydantic-ai", tested="2.68"):
     from pydantic_ai import Agent

@@ -28,14 +28,14 @@ from turnwise.memory.conversation.blocks import (
     Unknown,
     User,
 )
-from turnwise.memory.conversation.call_arguments import UNPARSED, read_call
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
-from turnwise.memory.conversation.growing_text import whole_json
+from turnwise.memory.conversation.calls.call_arguments import UNPARSED, read_call
 from turnwise.memory.conversation.output_type import as_said
 from turnwise.memory.conversation.transcript import begins_prompt, system_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.endpoints import pack_attached, unpack_attached
 from turnwise.memory.providers.openai_chat import INTERRUPTED, SUMMARY
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.growing_text import whole_json
 
 with framework("pydantic-ai-slim", extra="pydantic-ai", tested="2.68"):
     from pydantic_ai.messages import (

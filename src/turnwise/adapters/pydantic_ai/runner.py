@@ -32,10 +32,10 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
-from turnwise.memory.conversation.call_arguments import refusal
+from turnwise.memory.conversation.calls.call_arguments import refusal
+from turnwise.memory.conversation.calls.tool_calls import CallState, Wants
 from turnwise.memory.conversation.events import ApprovalRequested, ToolEnded, ToolStarted
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, sent_back
-from turnwise.memory.conversation.tool_calls import CallState, Wants
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage

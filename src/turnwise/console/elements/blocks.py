@@ -19,7 +19,7 @@ from turnwise.memory.conversation.blocks import (
     User,
     described,
 )
-from turnwise.memory.conversation.plain_text import plain
+from turnwise.memory.values.plain_text import plain
 
 
 def show_block(block: AnyBlock, user: str = "User") -> None:

@@ -14,8 +14,8 @@ from nicegui import Client, ui
 from turnwise.console.access.viewer import Viewer
 from turnwise.console.elements.tags import button, link, replace_text, tag
 from turnwise.errors import TurnwiseError
-from turnwise.memory.conversation.plain_text import plain
 from turnwise.memory.growing_pauses import GrowingPauses
+from turnwise.memory.values.plain_text import plain
 
 PAGES = {"sessions": "Sessions", "memories": "Memories", "usage": "Usage", "hosts": "Hosts"}
 """The pages in the navigation, by their path."""

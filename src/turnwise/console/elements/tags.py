@@ -9,7 +9,7 @@ from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
 from turnwise.console.elements.text import number
-from turnwise.memory.conversation.plain_text import plain
+from turnwise.memory.values.plain_text import plain
 
 SHOWN = 20_000
 """How many characters of a text are shown at first; more on request."""

@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from turnwise.memory.conversation.plain_text import plain
+from turnwise.memory.values.plain_text import plain
 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 

@@ -12,7 +12,7 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.console.elements.tags import button, long_text, tag
 from turnwise.console.elements.text import json_text
 from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.conversation.tool_calls import PendingCall
+from turnwise.memory.conversation.calls.tool_calls import PendingCall
 
 MAX_CHARS = 200_000
 """How many characters a field takes; a websocket's message has at most a megabyte."""

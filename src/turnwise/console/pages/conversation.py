@@ -22,8 +22,8 @@ from turnwise.console.pages.calls import MAX_CHARS, Calls
 from turnwise.console.pages.inspector import Inspector
 from turnwise.console.pages.live import Live
 from turnwise.errors import InvalidInputError, NoActiveRunError, NotFoundError, RunNotFoundError
-from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.turns import OPEN_STATUSES
+from turnwise.memory.conversation.views.chat_messages import ChatMessage
 
 PAGE = 60
 """How many messages are read at once."""

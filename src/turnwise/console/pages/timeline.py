@@ -28,7 +28,7 @@ from turnwise.memory.conversation.events import (
     WindowCompacted,
 )
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.steps import Step
+from turnwise.memory.conversation.views.steps import Step
 
 _MOST = 500
 """How many lines are shown."""

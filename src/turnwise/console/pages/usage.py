@@ -10,7 +10,7 @@ from typing import Any
 
 from nicegui import ui
 
-from turnwise.actors.session.budget import Budget
+from turnwise.actors.session.engines.budget import Budget
 from turnwise.console.elements.frame import Frame
 from turnwise.console.elements.tags import fact, link, tag
 from turnwise.console.elements.text import number

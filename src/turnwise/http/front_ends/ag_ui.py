@@ -36,8 +36,8 @@ from turnwise.http.problems import answer, documented, problem_of
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import MEDIA_TYPE
 from turnwise.memory.conversation.blocks import Block, User
-from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_NAMES, MAX_WAITING_BLOCKS, check_count
-from turnwise.memory.conversation.run_tools import MAX_TOOLS
+from turnwise.memory.conversation.calls.run_tools import MAX_TOOLS
+from turnwise.memory.values.limits import MAX_BLOCKS, MAX_NAMES, MAX_WAITING_BLOCKS, check_count
 
 with framework("ag-ui-protocol", extra="ag-ui", tested="1.0"):
     from ag_ui.core import AssistantMessage, RunAgentInput, Tool as AgUiTool, ToolMessage, UserMessage

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from turnwise.errors import InvalidIdError, InvalidInputError, shown
 from turnwise.memory.conversation.blocks import Block, Document, Image, User
-from turnwise.memory.conversation.ids import check_id
+from turnwise.memory.values.ids import check_id
 
 _DATA_URL = re.compile(r"data:([^,]*);base64,(.*)", re.DOTALL)
 

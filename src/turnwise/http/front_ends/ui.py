@@ -45,11 +45,11 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
-from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_MESSAGES, MAX_NAMES, check_count
-from turnwise.memory.conversation.notebook_display import ListPage
 from turnwise.memory.conversation.output_type import ANSWER_TOOL
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.views.notebook_display import ListPage
+from turnwise.memory.values.limits import MAX_BLOCKS, MAX_MESSAGES, MAX_NAMES, check_count
 
 router = APIRouter(
     prefix="/v1/ui/chat",

@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnwise.errors import TooManyError
-from turnwise.memory.conversation.frozen_json import MAX_DEPTH
-from turnwise.memory.conversation.limits import check_count
+from turnwise.memory.values.frozen_json import MAX_DEPTH
+from turnwise.memory.values.limits import check_count
 
 MAX_BODY_DEPTH = MAX_DEPTH + 20
 """The most levels of lists and objects in a body: those of a value in it, and what stands around that."""

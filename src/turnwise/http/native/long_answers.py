@@ -14,9 +14,9 @@ from starlette.responses import Response
 
 from turnwise.http.native.models import BlocksShown, MessagesShown, Shown, TurnShown
 from turnwise.memory.conversation.blocks import AnyBlock
-from turnwise.memory.conversation.message_formats import Messages
 from turnwise.memory.conversation.spans import size
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.views.message_formats import Messages
 
 _SHORT = 1_000
 """How many members are encoded by the event loop."""

@@ -14,10 +14,10 @@ from turnwise.http.native.sessions import CONFLICT, NOT_FOUND, Cursor, Limit
 from turnwise.http.problems import documented
 from turnwise.http.service import Asks
 from turnwise.http.sse import wait_for
-from turnwise.memory.conversation.limits import MAX_NAMES
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.longterm.base import MemoryItem, Status
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.values.limits import MAX_NAMES
 
 router = APIRouter(
     prefix="/v1/sessions/{session_id}",

@@ -40,21 +40,21 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
-from turnwise.memory.conversation.chat_messages import ChatMessage
+from turnwise.memory.conversation.calls.run_tools import MAX_TOOLS
+from turnwise.memory.conversation.calls.tool_calls import PendingCall, Wants
 from turnwise.memory.conversation.events import AnyEvent, Phase
-from turnwise.memory.conversation.frozen_json import plain_json
-from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_MESSAGES, MAX_NAMES
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.output_type import MAX_RETRIES
-from turnwise.memory.conversation.run_tools import MAX_TOOLS
 from turnwise.memory.conversation.runs import FinishClass, IfBusy, RunRecord, RunState
 from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, SessionRecord, SessionStatus
-from turnwise.memory.conversation.steps import Step
-from turnwise.memory.conversation.tool_calls import PendingCall, Wants
 from turnwise.memory.conversation.turns import Turn, TurnStatus
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.views.chat_messages import ChatMessage
+from turnwise.memory.conversation.views.steps import Step
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.frozen_json import plain_json
+from turnwise.memory.values.limits import MAX_BLOCKS, MAX_MESSAGES, MAX_NAMES
 from turnwise.strategies.compaction import Compaction
 
 JsonObject = dict[str, Any]

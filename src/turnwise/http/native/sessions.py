@@ -57,9 +57,9 @@ from turnwise.http.sse import (
     wait_for,
     wants_stream,
 )
-from turnwise.memory.conversation.chat_messages import parse_place
 from turnwise.memory.conversation.sessions import SessionStatus
 from turnwise.memory.conversation.spans import join, places
+from turnwise.memory.conversation.views.chat_messages import parse_place
 from turnwise.memory.stores.base import SessionOrder
 
 router = APIRouter(

@@ -8,9 +8,9 @@ from typing import Any
 from turnwise.http.openai.fields import metadata_of
 from turnwise.http.openai.ids import conversation_id, response_id
 from turnwise.http.openai.projection import Projection, Sent
-from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.frozen_json import plain_json
 
 _ERRORS: Mapping[str | None, str] = {"refused": "invalid_prompt", "window": "invalid_prompt"}
 """OpenAI's codes of failed responses, by those of runs; `server_error` for others."""

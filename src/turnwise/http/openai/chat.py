@@ -48,10 +48,10 @@ from turnwise.http.openai.run_events import events_so_far
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
 from turnwise.memory.conversation.blocks import AnyBlock
-from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.views.chat_messages import ChatMessage
 
 router = APIRouter(prefix="/openai/v1/chat", tags=["OpenAI chat"], route_class=OpenAIRoute)
 

@@ -12,9 +12,9 @@ from turnwise.actors.inference.tools.tool import Tool, external_tool, record_of_
 from turnwise.errors import ConfigError, EmptyTurnError, InvalidIdError, InvalidInputError, InvalidPromptError
 from turnwise.http.bounded import Bounds, within_bounds
 from turnwise.http.openai.errors import OpenAIError, invalid, unsupported
-from turnwise.memory.conversation.limits import MAX_BLOCKS
+from turnwise.memory.conversation.calls.run_tools import MAX_TOOLS
 from turnwise.memory.conversation.model_params import MAX_STOPS, ModelParams, check_params
-from turnwise.memory.conversation.run_tools import MAX_TOOLS
+from turnwise.memory.values.limits import MAX_BLOCKS
 
 _REMEDIES = {
     "functions": "it is deprecated: send tools",

@@ -7,6 +7,7 @@ from typing import Any
 
 from turnwise.http.openai.errors import OpenAIError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, ToolResult, ToolUse
+from turnwise.memory.conversation.calls.tool_calls import PendingCall
 from turnwise.memory.conversation.events import (
     AnyEvent,
     ApprovalRequested,
@@ -18,12 +19,11 @@ from turnwise.memory.conversation.events import (
     TextDelta,
     ToolEnded,
 )
-from turnwise.memory.conversation.growing_text import GrowingText
 from turnwise.memory.conversation.runs import CUT_SHORT
-from turnwise.memory.conversation.tool_calls import PendingCall
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.openai_chat import arguments_of
+from turnwise.memory.values.growing_text import GrowingText
 
 PARAGRAPH = "\n\n"
 """What stands between the texts of several answers of the model, between which the service has called its own tools."""

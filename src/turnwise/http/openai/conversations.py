@@ -21,11 +21,11 @@ from turnwise.http.openai.pages import Asked, Including, listed, no_such
 from turnwise.http.openai.start_response import DELETED, busy, conversation
 from turnwise.http.service import Asks
 from turnwise.memory.conversation.blocks import Block
-from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import cut, join, size
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.reading import read_runs, read_turns
+from turnwise.memory.values.frozen_json import plain_json
 
 router = APIRouter(prefix="/openai/v1/conversations", tags=["OpenAI conversations"], route_class=OpenAIRoute)
 

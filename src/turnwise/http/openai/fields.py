@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from turnwise.http.bounded import Bounds, within_bounds
 from turnwise.http.openai.errors import OpenAIError, invalid, unsupported
 from turnwise.http.openai.items import ENCRYPTED
-from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_NAMES
+from turnwise.memory.conversation.calls.run_tools import MAX_TOOLS
 from turnwise.memory.conversation.model_params import ModelParams, check_params
-from turnwise.memory.conversation.run_tools import MAX_TOOLS
 from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.values.limits import MAX_BLOCKS, MAX_NAMES
 
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
 """OpenAI's limits of metadata: entries, characters of a key, characters of a value."""

@@ -12,7 +12,7 @@ import binascii
 import hashlib
 import re
 
-from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.values.ids import new_id
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _RESPONSE = re.compile(r"resp_([0-9a-f]{24})([0-9a-f]{2,6})")

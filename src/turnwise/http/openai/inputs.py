@@ -27,7 +27,7 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
-from turnwise.memory.conversation.limits import MAX_BLOCKS, check_count
+from turnwise.memory.values.limits import MAX_BLOCKS, check_count
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 

@@ -23,9 +23,9 @@ from turnwise.memory.conversation.blocks import (
     User,
     described,
 )
+from turnwise.memory.conversation.calls.tool_calls import CallState, decode_calls
 from turnwise.memory.conversation.output_type import ANSWER_TOOL
 from turnwise.memory.conversation.spans import Spans, places
-from turnwise.memory.conversation.tool_calls import CallState, decode_calls
 from turnwise.memory.providers.openai_chat import arguments_of, data_uri
 
 Item = dict[str, Any]

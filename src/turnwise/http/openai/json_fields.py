@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnwise.http.openai.errors import invalid
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 
 def text_of(item: Mapping[str, Any], name: str, at: str) -> str:

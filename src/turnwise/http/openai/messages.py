@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from turnwise.http.openai.errors import invalid, unsupported
 from turnwise.http.openai.json_fields import arguments_of, text_of
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, Text, ToolResult, ToolUse, User
-from turnwise.memory.conversation.limits import MAX_BLOCKS, check_count
+from turnwise.memory.values.limits import MAX_BLOCKS, check_count
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 

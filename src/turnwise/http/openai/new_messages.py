@@ -15,7 +15,7 @@ from itertools import zip_longest
 from turnwise.http.openai.errors import OpenAIError
 from turnwise.http.openai.messages import Chat
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
-from turnwise.memory.conversation.chat_messages import ChatMessage
+from turnwise.memory.conversation.views.chat_messages import ChatMessage
 
 
 @dataclass(slots=True)

@@ -47,10 +47,10 @@ from turnwise.memory.conversation.events import (
     ToolEnded,
     ToolStarted,
 )
-from turnwise.memory.conversation.growing_text import GrowingText
 from turnwise.memory.conversation.runs import CUT_SHORT
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.openai_chat import arguments_of
+from turnwise.memory.values.growing_text import GrowingText
 
 STRIDE, LONG_STRIDE = 1 << 32, 1 << 42
 """The distance of a text from the thoughts before it, and of what follows an answer that is not stored as it was

@@ -35,7 +35,7 @@ from turnwise.http.openai.projection import CONTINUES, Projection
 from turnwise.http.openai.run_events import events_so_far
 from turnwise.http.service import Caller
 from turnwise.memory.conversation.blocks import Block
-from turnwise.memory.conversation.run_tools import is_tool_name
+from turnwise.memory.conversation.calls.run_tools import is_tool_name
 from turnwise.memory.conversation.runs import RunRecord
 
 DELETED = "openai.deleted."

@@ -1,0 +1,97 @@
+"""`RunResources`: the engine, settings, strategy and memories that a session's runs use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
+from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, engine_named
+from turnwise.actors.inference.observing import NO_OPERATION, Operation, observer_of
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.window.compaction_tasks import Compactor
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.working.memory import WorkingMemory
+from turnwise.strategies.strategy import OverflowStrategy
+
+
+class RunResources:
+    """A manager's engine, settings, overflow strategy and memories. A run keeps those that it was started with.
+
+    The runner is made when a run first needs it, and serves all runs that use these resources.
+
+    Args:
+        engine_id: identifies the engine together with its settings; see `identity`.
+    """
+
+    def __init__(
+        self,
+        builder: EngineBuilder,
+        config: SessionConfig,
+        overflow: OverflowStrategy | None,
+        memories: Sequence[MemorySlot],
+        working: WorkingMemory | None,
+        *,
+        engine_id: str,
+        off_loop: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self.builder = builder
+        self._whole: RunResources | None = None
+        self._parts = overflow, off_loop
+        self._of_engine: dict[str | None, RunResources] = {}
+        self.config = config
+        self.observer = observer_of(config.telemetry)
+        """What telemetry is told by; None without telemetry."""
+        self.engine_id = engine_id
+        engine = engine_named(builder, None)
+        is_there = not isinstance(engine, MissingEngine)  # else runs fail, and the window is not known
+        self.compactor = Compactor(overflow, engine, config, off_loop) if overflow and is_there else None
+        used = tuple(slot for slot in memories if slot.is_used)
+        self.memories: Sequence[MemorySlot]
+        """The memories that runs search and save in."""
+        self.working: WorkingMemory | None
+        self.memories, self.working = (used, working) if config.memory.enabled else ((), None)
+        self.all_memories = tuple(memories)
+        """All memories that may have items of the session, and must forget them."""
+        self.notes = working
+        """The working memory, whether runs use it or not."""
+        self.runner: InferenceRunner | None = None
+        self.building: asyncio.Task[InferenceRunner] | None = None
+        self.closing: asyncio.Task[None] | None = None
+        """Closes the runner; None before anybody does."""
+        self.is_retired = False
+        """Whether no run will need the runner any more."""
+
+    @property
+    def whole(self) -> RunResources:
+        """The resources of which these are those with one of the manager's engines; else these."""
+        return self._whole or self
+
+    def of_engine(self, name: str | None) -> RunResources:
+        """Return the resources with the manager's engine of this name, the first one for None; all else is the same."""
+        if name is None and not isinstance(self.builder, NamedEngines):
+            return self
+        if name not in self._of_engine:
+            overflow, off_loop = self._parts
+            builder = engine_named(self.builder, name)
+            own = (builder, self.config, overflow, self.all_memories, self.notes)
+            self._of_engine[name] = found = RunResources(*own, engine_id=self.engine_id, off_loop=off_loop)
+            found._whole = self
+        return self._of_engine[name]
+
+    def follow(
+        self, session: SessionView, record: RunRecord, caller: Mapping[str, str] | None = None, depth: int = 0
+    ) -> Operation:
+        """Have telemetry follow a run; see `Observer.run`."""
+        return self.observer.run(session, record, caller or {}, depth) if self.observer else NO_OPERATION
+
+    @property
+    def each(self) -> list[RunResources]:
+        """These resources, and those that `of_engine` has made of them."""
+        return [self, *self._of_engine.values()]
+
+    def release(self) -> None:
+        """Release what `of_engine` has made, once all of it is closed: the two refer to each other."""
+        self._of_engine.clear()

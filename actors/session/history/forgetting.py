@@ -1,0 +1,423 @@
+"""`Forgetting`: removes a turn from a session's requests and memories, or deletes the session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from turnwise.actors.inference.attempt import reason
+from turnwise.actors.memory.attached import Eraser, MemorySlot
+from turnwise.actors.memory.config import scope_of
+from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
+from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
+from turnwise.actors.session.memory.saving_progress import SavingProgress
+from turnwise.actors.session.state.state import SessionState
+from turnwise.actors.session.state.transactor import Transactor
+from turnwise.actors.session.window.leaving_out import carrying, without
+from turnwise.actors.session.window.summary_expansion import originals, reach
+from turnwise.actors.session.window.window_compaction import WindowCompaction
+from turnwise.errors import (
+    CorruptRecordError,
+    LongTermMemoryError,
+    SessionChangedError,
+    SessionInUseError,
+    SessionNotFoundError,
+    TurnNotFoundError,
+)
+from turnwise.memory.conversation.blocks import CLEARED, Summary, encode
+from turnwise.memory.conversation.events import Continuing, Event, TurnForgotten, TurnsCleared
+from turnwise.memory.conversation.remainder import from_user
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap, places, subtract, to_places, union
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.longterm.base import Scope, is_read_only
+from turnwise.memory.longterm.retention.deletion import Erasure, erase
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
+from turnwise.memory.stores.reading import INDEX, SEQ, pages
+
+TURNS_PAGE = 1000
+"""How many turns are read at once."""
+
+FLUSH_S = 5.0
+"""How long events may take to arrive in the history store before those of cleared turns are deleted there."""
+
+
+class Forgetting:
+    """Removes a turn from later requests, from summaries and from long-term memories; deletes sessions.
+
+    While `forget_turn` awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
+    |---|---|---|
+    | the commit | reads; a compaction, which is then discarded | all of it or nothing |
+    | stopping the background compaction | reads | a turn forgotten by the session only: repeat the call |
+    | memories | everything; they no longer get the turn, but a run that begins may recall it | the same |
+    | memories, searched again for such a run | everything | the turn forgotten everywhere |
+
+    The history keeps the turn unchanged until the session is deleted. A delete is one change that clears memories
+    first, so that it can be repeated if it fails; a crash in it leaves the session, with less in memories.
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        *,
+        compaction: WindowCompaction,
+        retrieval: MemoryRetrieval,
+        ingestion: MemoryIngestion,
+        progress: SavingProgress,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._compaction = compaction
+        self._retrieval = retrieval
+        self._ingestion = ingestion
+        self._progress = progress
+
+    async def forget_turn(self, index: int, *, verify: bool = False) -> Forgotten:
+        """Forget what a turn added; return what was removed. May be repeated; repeat it if a memory fails.
+
+        Args:
+            verify: whether memories are checked afterwards for remains; see `deletion.erase`.
+
+        Raises:
+            TurnNotFoundError: no such turn exists, or it has not ended.
+            SessionInUseError: a run is active, and its requests may contain the turn.
+            LongTermMemoryError: memories failed; the error names them. The session and the other memories have
+                forgotten the turn.
+        """
+        await self._transactor.loaded()
+        done = Forgotten()
+
+        async def change() -> None:
+            nonlocal done
+            if active := self._state.active:
+                raise SessionInUseError(self._state.session_id, active.run_id)
+            turn = await self._journal.records.find_turn(index)
+            if turn.is_open:
+                raise TurnNotFoundError(self._state.session_id, index)
+            if not turn.forgotten:
+                done = Forgotten(turns=1, summaries=await self._leave_out(turn))
+            # Repeated even if the turn is forgotten already: an earlier attempt may have stopped after its commit.
+            done += Forgotten(waiting=int(self._progress.make_private(index)))
+            await self._compaction.stop()  # it may be saving the turn in a memory
+            self._compaction.watch()
+
+        await self._transactor.run(change)
+        done += await self._forget_in_memories(index, verify=verify)
+        await self._retrieval.recall_anew()
+        return done
+
+    async def clear(
+        self,
+        keep_last: int = 0,
+        *,
+        memory: bool = True,
+        verify: bool = False,
+        updated_at: float | None = None,
+        key: str | None = None,
+    ) -> Forgotten:
+        """Remove all turns but the newest from the history, for good; return what was removed. May be repeated.
+
+        Memories are cleared first, so that a call that fails can be repeated. Then one commit removes the turns, the
+        texts of their blocks, those of summaries of them, and their events. Forks keep the blocks that they use. Runs
+        keep their records, without a turn.
+
+        While it awaits the commit, reads and streaming go on, and a crash leaves all of it or nothing. A crash after it
+        may leave the turns' events in the history store: repeat the call.
+
+        Args:
+            keep_last: how many turns stay, the pending one included.
+            memory: if false, memories keep what they have of the turns.
+            verify: see `forget_turn`.
+            updated_at: clear only if the session's last commit was at this time.
+            key: identifies this call; a repetition after the commit removes no more turns, and returns how many went.
+
+        Raises:
+            SessionInUseError: a run is active or queued; nothing was removed.
+            SessionChangedError: the last commit was not at `updated_at`; nothing was removed.
+            LongTermMemoryError: memories failed; the history was not changed.
+        """
+
+        async def change() -> Forgotten:
+            found = await self._journal.store.event_of_key(self._state.key, key) if key else None
+            if isinstance(found, TurnsCleared):
+                await self._clear_history([], await self._all_turns())
+                return Forgotten(turns=found.turns)
+            if busy := self._state.busy:
+                raise SessionInUseError(self._state.session_id, busy.run_id)
+            if updated_at not in (None, self._journal.session.updated_at):
+                raise SessionChangedError(self._state.session_id)
+            turns = await self._all_turns()
+            gone, kept = (turns[:-keep_last], turns[-keep_last:]) if keep_last else (turns, [])
+            waiting = sum(self._progress.make_private(turn.index) for turn in gone)
+            done = Forgotten(waiting=waiting, was_checked=bool(memory and verify))
+            await self._compaction.stop()
+            if memory:
+                for turn in gone:
+                    done += await self._forget_in_memories(turn.index, verify=verify)
+            if gone:
+                done += await self._remove(gone, kept, key)
+            await self._clear_history(gone, kept)
+            self._compaction.watch()
+            return done
+
+        done = await self._transactor.run(change)
+        await self._retrieval.recall_anew()
+        return done
+
+    async def _all_turns(self) -> list[TurnRecord]:
+        read = partial(self._journal.store.turns, self._state.key, limit=TURNS_PAGE)
+        return [turn async for page in pages(read, -1, INDEX) for turn in page]
+
+    async def _remove(self, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord], key: str | None) -> Forgotten:
+        """Store a history of the turns `kept` only, in one commit."""
+        session, blocks = self._journal.session, self._journal.blocks
+        own = _kept_blocks(session, gone, kept)
+        turns, summaries = [], 0
+        for turn in kept:
+            shown, found = await self._only(turn.input, own)
+            carried, more = await self._only(turn.carried, own)
+            parent = None if turn is kept[0] else turn.parent
+            turns.append(replace(turn, parent=parent, input=shown, carried=carried))
+            summaries += found + more
+        spans = union(*(part for turn in turns for part in (turn.prompt, turn.input, turn.carried, turn.output)))
+        stay = await reach(spans, blocks.read)
+        cleared = encode(CLEARED)
+        gone_places = subtract((Span(session.log, 0, session.log_size),), stay)
+        last = gone[-1].index
+        head = next((turn for turn in reversed(turns) if not turn.is_open), None)
+        base = to_places(head.base if head else (), session.log)
+        values = {"input": base, "up_to": last, "turns": len(gone), "key": key}
+        await blocks.load(spans)
+        await self._transactor.commit(
+            session,
+            [(TurnsCleared, values)],
+            turns=turns,
+            dropped_turns=[turn.index for turn in gone],
+            forget_turns=last,
+            cleared_blocks=[(at, cleared) for span in gone_places for at in range(span.start, span.stop)],
+        )
+        self._state.replace_backlog(turns)
+        self._state.continue_from(head)
+        self._state.drop_turns({turn.index for turn in gone})
+        self._journal.drop_cleared(spans)
+        return Forgotten(turns=len(gone), summaries=summaries)
+
+    async def _clear_history(self, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord]) -> None:
+        """Delete the events of removed turns from the history store, also those that an earlier call left."""
+        forwarder = self._journal.forwarder
+        last = kept[0].index - 1 if kept else self._journal.session.next_index - 1
+        until = self._journal.log.last_seq if gone else 0
+        if forwarder is None or last < 0:
+            return
+        await forwarder.flush(FLUSH_S)  # or the events in flight would arrive afterwards
+        bare = await self._without_input(forwarder.history, last, until)
+        await forwarder.history.delete(self._state.key, turns_up_to=last, instead=bare)
+
+    async def _without_input(self, history: HistoryStore, last: int, until: int) -> list[Event]:
+        """Return the events that have the input of a run and are not of turns up to `last`, without that input.
+
+        It may have blocks of removed turns. Later events than the last removal of turns are left out: those whose
+        number is not below `until`, or below that of the last `TurnsCleared`.
+        """
+        bare: list[Event] = []
+        async for events in pages(partial(history.events, self._state.key), 0, SEQ):
+            for event in events:
+                is_kept = event.turn_index is None or event.turn_index > last
+                if isinstance(event, TurnsCleared):
+                    until = max(until, event.seq)
+                elif isinstance(event, Continuing) and event.input_blocks and is_kept:
+                    bare.append(event.model_copy(update={"input": None, "input_blocks": ()}))
+        return [event for event in bare if event.seq < until]
+
+    async def _only(self, spans: Spans, own: Spans) -> tuple[Spans, int]:
+        """Return the part of `spans` that is in `own`, and how many summaries covered anything else.
+
+        Each such summary is replaced by the blocks of `own` that it covered.
+        """
+        parts: list[Span] = []
+        summaries = 0
+        blocks = await self._journal.blocks.read(spans)
+        for span, block in zip(places(spans), blocks, strict=True):
+            if not isinstance(block, Summary):
+                parts += overlap((span,), own)
+                continue
+            stands_for = await originals(block, self._journal.blocks.read)
+            if subtract(stands_for, own):
+                parts += overlap(stands_for, own)
+                summaries += 1
+            else:
+                parts.append(span)
+        seen = Seen()
+        only = join(part for span in parts for part in seen.take(span))
+        where, both = places(only), (*blocks, *await self._journal.blocks.read(only))
+        left = from_user(both, range(len(blocks), len(both)))  # prompts of answers that stay may have been removed
+        return join(where[at - len(blocks)] for at in left), summaries
+
+    async def delete(self, *, memory: bool = True, verify: bool = False, updated_at: float | None = None) -> Forgotten:
+        """Delete the session permanently, with what memories keep of it; forks keep the blocks that they use.
+
+        Memories are cleared first, so that a delete that fails can be repeated.
+
+        Args:
+            memory: if false, memories keep what they have of the session.
+            verify: see `forget_turn`.
+            updated_at: delete only if the session's last commit was at this time.
+
+        Raises:
+            SessionInUseError: a run is active or queued; nothing was deleted.
+            SessionChangedError: the last commit was not at `updated_at`; nothing was deleted.
+            LongTermMemoryError: memories failed; the session was not deleted.
+        """
+
+        async def change() -> Forgotten:
+            if busy := self._state.busy:
+                raise SessionInUseError(self._state.session_id, busy.run_id)
+            if updated_at not in (None, self._journal.session.updated_at):
+                raise SessionChangedError(self._state.session_id)
+            await self._compaction.stop()
+            done = Forgotten(waiting=await self._ingestion.stop())
+            try:
+                if memory:
+                    done += await self._forget_in_memories(verify=verify)
+                turns = await self._journal.delete()
+            except BaseException:
+                self._ingestion.load()
+                raise
+            self._mark_deleted()
+            return done + Forgotten(sessions=1, turns=turns)
+
+        try:
+            return await self._transactor.run(change)
+        except CorruptRecordError:
+            if not self._journal.stale:
+                raise
+        async with self._transactor.alone:
+            return await self._delete_unread(updated_at, memory=memory, verify=verify)
+
+    async def _delete_unread(self, updated_at: float | None, *, memory: bool, verify: bool) -> Forgotten:
+        """Delete a session that cannot be loaded, because one of its records is corrupt.
+
+        Raises:
+            CorruptRecordError: the session's record cannot be read, so its user's memories cannot be found.
+        """
+        done = Forgotten()
+        try:
+            session = await self._journal.store.get(self._state.key)
+        except CorruptRecordError:
+            if memory and self._engines.current.all_memories:
+                raise
+            turns = await self._journal.store.delete(self._state.key)
+        else:
+            if updated_at not in (None, session.updated_at):
+                raise SessionChangedError(self._state.session_id)
+            self._journal.read_row(session)
+            if memory:
+                done += await self._forget_in_memories(verify=verify)
+            turns = await self._journal.delete()
+        self._mark_deleted()
+        return done + Forgotten(sessions=1, turns=turns)
+
+    def _mark_deleted(self) -> None:
+        lost = SessionNotFoundError(self._state.session_id)
+        self._journal.lose(lost)
+        self._journal.log.publish()
+        self._transactor.give_up(lost)
+
+    async def _leave_out(self, turn: TurnRecord) -> int:
+        """Remove a turn from the window that the next turn continues; return how many summaries it was in."""
+        head = self._state.head
+        if head is None:
+            raise TurnNotFoundError(self._state.session_id, turn.index)
+        own = join(turn.prompt, turn.output)
+        left, summaries = await without(head.base, own, self._journal.blocks.read)
+        forgotten = replace(turn, forgotten=True)
+        if head.index == turn.index:
+            forgotten = head = replace(head, forgotten=True, carried=left)
+            turns = [head]
+        elif left == head.base:
+            turns = [forgotten]
+        else:
+            head = carrying(head, left, own)
+            turns = [forgotten, head]
+        await self._journal.blocks.load(head.base)
+        await self._transactor.commit(self._journal.session, [(TurnForgotten, {"turn_index": turn.index})], turns=turns)
+        self._state.continue_from(head)
+        return summaries
+
+    async def as_forked(self, turn: TurnRecord) -> TurnRecord:
+        """Return an ended turn for a fork to continue: without forgotten blocks. Reads all turns up to it."""
+        gone: list[Span] = []
+        async for page in pages(partial(self._journal.store.turns, self._state.key), -1, INDEX):
+            gone += (span for each in page if each.forgotten for span in join(each.prompt, each.output))
+            if page[-1].index >= turn.index:
+                break
+        turn = replace(turn, carried=(), removed=())
+        held = turn.spans
+        left, _ = await without(held, tuple(gone), self._journal.blocks.read) if gone else (held, 0)
+        return turn if left == held else carrying(turn, left, tuple(gone))
+
+    async def _forget_in_memories(self, index: int | None = None, *, verify: bool = False) -> Forgotten:
+        """Make all writable memories forget the session, or one turn of it, after saves in flight have arrived.
+
+        Raises:
+            LongTermMemoryError: some memories failed; all were tried.
+        """
+        await self._ingestion.wait_for_saves()
+        run_resources = self._engines.current
+        slots = [slot for slot in run_resources.all_memories if not is_read_only(slot.memory)]
+        results = await asyncio.gather(
+            *(self._forget_in(slot, index, verify=verify) for slot in slots), return_exceptions=True
+        )
+        items: dict[str, int] = {}
+        erased: dict[str, Erasure] = {}
+        failures: list[str] = []
+        for slot, result in zip(slots, results, strict=True):
+            if isinstance(result, BaseException):
+                failures.append(f"{slot.name}: {reason(result)}")
+            elif isinstance(result, Erasure):
+                items[slot.name], erased[slot.name] = result.items, result
+            else:
+                items[slot.name] = result
+        if failures:
+            raise LongTermMemoryError(f"{'; '.join(failures)}. Repeat the call")
+        self._retrieval.memories_forgot()
+        notes = 0
+        if index is None and run_resources.notes is not None:
+            notes = await run_resources.notes.forget(self._scope)
+        return Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
+
+    @property
+    def _scope(self) -> Scope:
+        return scope_of(self._journal.session, self._engines.config.memory)
+
+    async def _forget_in(self, slot: MemorySlot, index: int | None, *, verify: bool) -> int | Erasure:
+        which: dict[str, Any] = {} if index is None else {"turn_index": index}
+        if not verify:
+            return await slot.memory.forget(self._scope, **which)
+        if isinstance(slot.memory, Eraser):
+            return await slot.memory.erase(self._scope, **which)
+        return await erase(slot.memory, self._scope, **which)
+
+
+def _kept_blocks(session: SessionRecord, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord]) -> Spans:
+    """Return the blocks that the turns `kept` added, with what was made of them, such as texts for attachments.
+
+    These are all that the log has from their first prompt on, except what the turns `gone` added.
+    """
+    added = [part for turn in kept for part in (turn.prompt, turn.output)]
+    first = min((span.start for part in added for span in part if span.log == session.log), default=session.log_size)
+    if any(span.log != session.log for part in added for span in part):
+        first = 0  # a fork begins with a turn of its parent, so all that it has logged came later
+    removed = [part for turn in gone for part in (turn.prompt, turn.output)]
+    return union(*added, subtract((Span(session.log, first, session.log_size),), union(*removed)))

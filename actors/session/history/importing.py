@@ -1,0 +1,250 @@
+"""`Importing`: adds the turns of a conversation from elsewhere to a session."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from turnwise.actors.inference.engine import NewEvent, Selective
+from turnwise.actors.inference.named_engines import NamedEngines
+from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
+from turnwise.actors.session.memory.saving_progress import SAVED, SavingProgress, use_of
+from turnwise.actors.session.state.run_events import is_snapshot
+from turnwise.actors.session.state.state import SessionState
+from turnwise.actors.session.state.transactor import Transactor
+from turnwise.errors import InvalidInputError, SessionEndedError, SessionInUseError, TurnsChangedError, shown
+from turnwise.memory.conversation.blocks import AnyBlock, encode
+from turnwise.memory.conversation.events import PromptAppended, TurnImported
+from turnwise.memory.conversation.exchanges import exchanges, goes_on
+from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.prompts import takes_all
+from turnwise.memory.conversation.spans import Span, cut, join, overlap, size, to_places
+from turnwise.memory.conversation.turns import TurnRecord, turn_id
+from turnwise.memory.providers.message_reading import Given
+from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.limits import MAX_BLOCKS, check_count
+
+AT_ONCE = 500
+"""How many blocks are encoded before other work of the event loop gets its turn."""
+
+
+class Importing:
+    """Adds turns that have their answers already and no runs, in one commit. A caller divides a long conversation.
+
+    A turn that memories are to get says so in its metadata, so that a later process saves what this one has not.
+
+    While an import awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
+    |---|---|---|
+    | the store, for the key, the first turn and the blocks | reads; a compaction | nothing of this import |
+    | the commit | reads; a compaction | all of it or nothing |
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        ingestion: MemoryIngestion,
+        progress: SavingProgress,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._ingestion = ingestion
+        self._progress = progress
+
+    async def import_turns(
+        self, given: Given, idempotency_key: str | None = None, after: int | None = None, memory: MemoryUse = "off"
+    ) -> int:
+        """Store a conversation behind the newest turn, in one commit; return the index of its last turn.
+
+        A turn is prompts, and what follows up to the next prompt. Prompts at the end become a turn that waits for a
+        run, as appended ones do; so do answers without any prompt. Of a conversation that continues the session's own,
+        without a key, only what is new is stored.
+
+        Args:
+            idempotency_key: repeating the key stores nothing and returns the same index, until the turns are cleared;
+                by default a digest of the conversation.
+            after: the index of the newest turn that has ended, -1 for none; None for any.
+            memory: with `on`, the session's memories get the turns, in the background. A repetition changes nothing.
+
+        Raises:
+            TooManyError: there are more blocks than one commit may have; nothing was stored.
+            TurnsChangedError: another turn than `after` is the newest; nothing was stored.
+            SessionInUseError: a run is active or queued; nothing was stored.
+            SessionEndedError: the session has ended; nothing was stored.
+            InvalidInputError: a block cannot be stored, prompts wait for a run, or the key was used for another
+                conversation; nothing was stored.
+        """
+        encoded = await self._encoded(given)
+        fingerprint = _fingerprint(encoded)
+        key = _event_key(idempotency_key or fingerprint)
+
+        async def change() -> int:
+            own, found = await self._found(key)
+            if found and found.turn_index is not None and found.fingerprint == fingerprint:
+                return found.turn_index
+            self._check_newest(after)
+            if found:
+                raise _of_another(idempotency_key)
+            self._check_free()
+            had = 0 if idempotency_key else await self._had(given.blocks)
+            if had == len(given.blocks):
+                return self._newest
+            return await self._add(given.blocks[had:], encoded[had:], own, fingerprint, memory)
+
+        return await self._transactor.run(change)
+
+    async def stored_prefix(self, most: int) -> tuple[int, str, int]:
+        """Return how many blocks the next turn continues, a digest of their texts, and the index of the newest turn.
+
+        The index is that of the newest turn that has ended, -1 if there is none.
+
+        A caller that sends a conversation in parts finds out by these what the session has of it.
+
+        Args:
+            most: with more blocks than this, no digest is made; then it is blank, and the number is 0.
+        """
+        await self._transactor.loaded()
+        if (head := self._state.head) is None:
+            return 0, "", -1
+        if size(head.base) > most:
+            return 0, "", head.index
+        stored = await self._journal.blocks.read(head.base)
+        digest = hashlib.sha256()
+        for at, block in enumerate(stored):
+            digest.update(f"{encode(block)}\n".encode())
+            if at % AT_ONCE == 0:
+                await asyncio.sleep(0)  # others need not wait for a long conversation
+        return len(stored), digest.hexdigest(), head.index
+
+    async def _had(self, blocks: Sequence[AnyBlock]) -> int:
+        """Return how many blocks the session has already: all that it has, if these go on from there; else 0."""
+        if self._state.head is None or size(self._state.head.base) > len(blocks):
+            return 0
+        stored = await self._journal.blocks.read(self._state.head.base)
+        return len(stored) if tuple(blocks[: len(stored)]) == tuple(stored) and goes_on(blocks, len(stored)) else 0
+
+    async def check_import(self, given: Given, idempotency_key: str, after: int | None = None) -> int | None:
+        """Check a part of a conversation as `import_turns` would; store nothing.
+
+        Returns the index of its last turn if it is stored already, and was not cleared; else None.
+
+        Raises:
+            InvalidInputError: a block cannot be stored, or the key was used for another conversation.
+            TurnsChangedError: it was, and another turn than `after` is the newest.
+        """
+        fingerprint = _fingerprint(await self._encoded(given))
+        await self._transactor.loaded()
+        _, found = await self._found(_event_key(idempotency_key))
+        if found and found.fingerprint != fingerprint:
+            self._check_newest(after)
+            raise _of_another(idempotency_key)
+        return found.turn_index if found else None
+
+    async def _encoded(self, given: Given) -> list[str]:
+        check_count("messages", len(given.blocks), "MAX_BLOCKS", MAX_BLOCKS)
+        if isinstance(self._engines.whole.builder, NamedEngines):
+            await self._transactor.loaded()  # the session's row says which engine goes on with the conversation
+        builder = self._engines.current.builder
+        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
+        return given.encoded(self._engines.config.max_prompt_bytes, refuses)
+
+    async def _found(self, key: str) -> tuple[str, TurnImported | PromptAppended | None]:
+        """Return the event of the import with this key, and its own key; without an event if there is no such import.
+
+        Events with keys outlive the turns that are cleared. So the next import has a key that names the event.
+        """
+        own = key
+        while isinstance(
+            found := await self._journal.store.event_of_key(self._state.key, own), TurnImported | PromptAppended
+        ):
+            if not await self._was_cleared(found):
+                return own, found
+            own = f"{key}:{found.seq}"
+        return own, None
+
+    async def _was_cleared(self, found: TurnImported | PromptAppended) -> bool:
+        """Return whether the last turn of an import was removed for good, with all turns before it.
+
+        A turn of prompts also goes when its run is discarded, but then the next turn has them.
+        """
+        first = await self._journal.store.turns(self._state.key, limit=1)
+        if not first or found.turn_index is None:
+            return True
+        spans = [Span(self._journal.session.log, *found.span)] if found.span else []
+        return first[0].index > found.turn_index and not overlap(first[0].prompt, spans)
+
+    @property
+    def _newest(self) -> int:
+        """The index of the newest turn that has ended; -1 if there is none."""
+        return self._state.head.index if self._state.head else -1
+
+    def _check_newest(self, after: int | None) -> None:
+        if after not in (None, self._newest):
+            raise TurnsChangedError(self._state.session_id, after, self._newest)
+
+    def _check_free(self) -> None:
+        state = self._state
+        if self._journal.session.status == "ended":
+            raise SessionEndedError(state.session_id)
+        if run := state.active or next(iter(state.run_queue.queue), None):
+            raise SessionInUseError(state.session_id, run.run_id)
+        if state.run_queue.pending:
+            why = f"prompts of session {state.session_id!r} wait for a run: start it, or remove them"
+            raise InvalidInputError("messages", len(state.run_queue.pending.prompt), why)
+
+    async def _add(
+        self, blocks: Sequence[AnyBlock], encoded: list[str], key: str, fingerprint: str, memory: MemoryUse
+    ) -> int:
+        head, now = self._state.head, self._journal.clock()
+        span, session = self._journal.extend(len(blocks))
+        turns: list[TurnRecord] = []
+        events: list[NewEvent] = []
+        before = head
+        for start, answer, stop in exchanges(blocks):
+            index, own = session.next_index + len(turns), Span(span.log, span.start + start, span.start + stop)
+            prompt, output = cut([own], answer - start)
+            turn = TurnRecord(index=index, prompt=prompt, appended=prompt, created_at=now)
+            added = {"turn_index": index, "span": (own.start, own.stop), "blocks": tuple(blocks[start:stop])}
+            if not output:
+                events.append((PromptAppended, added))
+            else:
+                parent = turn_id(self._state.session_id, before.index) if before else None
+                continued = join(before.base if before else (), prompt)
+                turn = replace(turn, status="completed", parent=parent, appended=(), input=continued, output=output)
+                if memory == "on":
+                    turn = replace(turn, metadata=FrozenDict({SAVED: memory}))
+                if before is head and head and not is_snapshot(head, session.session_id):
+                    added["input"] = to_places(head.base, session.log)
+                events.append((TurnImported, added))
+                before = turn
+            turns.append(turn)
+        events[-1][1].update(key=key, fingerprint=fingerprint)
+        await self._transactor.commit(session, events, blocks=blocks, encoded=encoded, turns=turns)
+        self._state.continue_from(before)
+        self._state.run_queue.apply(turns)
+        for turn in turns:
+            if not turn.is_open:
+                self._progress.add_ended(turn, use_of(turn))
+        self._ingestion.save_soon()
+        return turns[-1].index
+
+
+def _fingerprint(encoded: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(encoded).encode()).hexdigest()
+
+
+def _of_another(idempotency_key: str | None) -> InvalidInputError:
+    why = "it was used for another conversation: pass a new key"
+    return InvalidInputError("idempotency_key", shown(idempotency_key), why)
+
+
+def _event_key(idempotency_key: str) -> str:
+    return f"turnwise.import:{hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]}"

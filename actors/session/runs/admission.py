@@ -1,0 +1,689 @@
+"""`RunAdmission`: appends prompts, starts, queues and cancels runs, and ends the session."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, takewhile
+from typing import Any, Required, TypedDict, Unpack
+
+from turnwise.actors.inference.engine import NewEvent, Selective, check_answers, check_taken, engine_of_run
+from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines
+from turnwise.actors.inference.observing import NO_OPERATION, within
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.engines.run_resources import RunResources
+from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
+from turnwise.actors.session.runs.run_driver import RunDriver
+from turnwise.actors.session.state.active_run import ActiveRun
+from turnwise.actors.session.state.reads import SessionReads
+from turnwise.actors.session.state.run_events import about, end_event, merged_into, start_event, turn_key
+from turnwise.actors.session.state.run_queue import kept_prompts, with_earlier_prompts
+from turnwise.actors.session.state.state import SessionState
+from turnwise.actors.session.state.transactor import Transactor
+from turnwise.actors.session.window.window_compaction import WindowCompaction
+from turnwise.errors import (
+    DuplicateKeyError,
+    EmptyTurnError,
+    EncryptionError,
+    IdempotencyConflictError,
+    InvalidInputError,
+    InvalidPromptError,
+    NoActiveRunError,
+    NotFoundError,
+    QueueFullError,
+    RunNotFoundError,
+    SessionBusyError,
+    SessionEndedError,
+    TooManyError,
+    TurnIdTakenError,
+    shown,
+)
+from turnwise.memory.conversation.blocks import Block, Document, Image, ToolResult, ToolUse
+from turnwise.memory.conversation.events import PromptAppended, RunQueued, SessionEnded
+from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.model_params import merged
+from turnwise.memory.conversation.prompts import Prompt, accept, check_calls
+from turnwise.memory.conversation.runs import REPLACED, IfBusy, RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Spans, join, size
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.growing_text import whole
+from turnwise.memory.values.limits import MAX_WAITING_BLOCKS, check_count
+from turnwise.memory.values.records import replace
+
+_CLEARS_QUEUE = ("interrupt", "rollback", "latest")
+"""Those that end all queued runs."""
+
+_ENDS_ACTIVE = ("interrupt", "rollback")
+"""Those that cancel the active run."""
+
+_DISCARDS = ("rollback", "latest")
+"""Those that drop the prompts of the runs that they end."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """What `start` acknowledges."""
+
+    run_id: str
+    turn_index: int
+    """Its turn; for a merged run, the turn of the run that has its prompts."""
+    dropped: bool = False
+    """Whether nothing was stored, by `if_busy="drop"`; then it is the active run."""
+
+
+class StartOptions(TypedDict, total=False):
+    """The options of a run; see `RunAdmission.start`."""
+
+    run_id: Required[str]
+    turn_id: str | None
+    parent: str | None
+    if_busy: IfBusy
+    debounce_s: float | None
+    idempotency_key: str | None
+    timeout_s: float | None
+    labels: Mapping[str, str] | None
+    memory: MemoryUse | None
+    model: str | None
+    params: Mapping[str, Any] | None
+    output: Mapping[str, Any] | None
+    instructions: str | None
+    tools: Mapping[str, Mapping[str, Any]] | None
+    trace: Mapping[str, str] | None
+
+
+class _StartRequest:
+    """A requested run: its options, its prompts as blocks, and the resources that it will use."""
+
+    def __init__(
+        self, options: StartOptions, blocks: list[Block], encoded: list[str], run_resources: RunResources
+    ) -> None:
+        self.options = options
+        self.blocks = blocks
+        self.encoded = encoded
+        self.run_resources = run_resources
+        self.run_id = options["run_id"]
+        self.turn_id = options.get("turn_id")
+        self.if_busy: IfBusy = options.get("if_busy", "reject")
+        self.key = options.get("idempotency_key")
+        self.operation = NO_OPERATION
+        """The run as telemetry follows it."""
+        self.fingerprint = self._fingerprint() if self.key else None
+        """A digest of prompts and of all that the model is asked with. A start that repeats a key must have the same
+        digest."""
+
+    def _fingerprint(self) -> str:
+        asked = [self.options.get(name) for name in ("model", "params", "output", "instructions", "tools")]
+        return hashlib.sha256("\n".join([*self.encoded, json.dumps(asked, sort_keys=True)]).encode()).hexdigest()
+
+
+class RunAdmission:
+    """Stores prompts and runs, durable on return, and cancels active and queued runs.
+
+    While a start awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
+    |---|---|---|
+    | the store, for an idempotency key or a parent | reads, streaming | nothing of this start |
+    | the commit | reads, streaming; the search of memories for the prompt | all of it or nothing |
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        *,
+        driver: RunDriver,
+        retrieval: MemoryRetrieval,
+        compaction: WindowCompaction,
+        reads: SessionReads,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._driver = driver
+        self._retrieval = retrieval
+        self._compaction = compaction
+        self._reads = reads
+
+    async def append(self, prompts: Sequence[Prompt], key: str) -> int:
+        """Store prompts for the next run; return the index of that run's turn.
+
+        The history has the prompts in the order in which appends return. An active run does not see them.
+
+        Args:
+            key: identifies this append; repeating the key appends nothing and returns the same index.
+
+        Raises:
+            EmptyTurnError, InvalidPromptError, TooManyError, SessionEndedError: nothing was stored.
+        """
+        blocks, encoded = await self._accept(prompts)
+        if not blocks:
+            raise EmptyTurnError(self._state.session_id)
+
+        async def change() -> int:
+            self._check_not_ended()
+            span, session = self._journal.extend(len(blocks))
+            turn = self._state.run_queue.next_turn(session.next_index, self._journal.clock())
+            try:
+                self._check_waiting(self._state.run_queue.turns, len(blocks))
+                if any(isinstance(block, ToolUse | ToolResult) for block in blocks):
+                    self._check_calls(turn.prompt, blocks, is_whole=False)
+            except (InvalidPromptError, TooManyError):
+                # Before refusing, look in the store: this may be the second delivery of an append.
+                index = await self._index_of_append(key)
+                if index is None:
+                    raise
+                return index
+            turn = replace(turn, prompt=join(turn.prompt, (span,)), appended=join(turn.appended, (span,)))
+            added = {"span": (span.start, span.stop), "blocks": tuple(blocks)}
+            events: list[NewEvent] = [(PromptAppended, {"turn_index": turn.index, "key": key, **added})]
+            await self._transactor.commit(session, events, blocks=blocks, encoded=encoded, turns=[turn])
+            self._state.run_queue.apply([turn])
+            return turn.index
+
+        try:
+            return await self._transactor.run(change)
+        except DuplicateKeyError:
+            index = await self._index_of_append(key)
+            if index is None:
+                raise
+            return index
+
+    async def _index_of_append(self, key: str) -> int | None:
+        """Return the index of the turn to which an append with this key added; None if none did."""
+        event = await self._journal.store.event_of_key(self._state.key, key)
+        return event.turn_index if event else None
+
+    async def start(self, prompts: Sequence[Prompt], **options: Unpack[StartOptions]) -> Started:
+        """Start a run with the prompts stored by `append`, followed by `prompts`; durable on return.
+
+        `if_busy` decides what happens while another run is active: `reject` (the default) raises; `enqueue` waits
+        behind it and all queued runs, in order of arrival; `interrupt` cancels them all and keeps their turns;
+        `rollback` cancels them all and drops their turns; after either, this run is next. `latest` ends the queued
+        runs alone, with the code `replaced`, so this run is next after the active one. Cancelled queued runs pass their
+        prompts to the next run (`interrupt`) or drop them (`rollback`, `latest`); prompts that were stored by `append`
+        are never dropped. `merge` makes this run and those at the end of the queue that ask in the same way (see
+        `asks_alike`) one run, the first of them; the others and this one end at once, with the code `merged`. `inject`
+        waits as `enqueue` does, and ends with the code `merged` when the active run takes the prompts: see
+        `PromptJoining`. A run with options of its own (`_OWN`) does not join. `drop` stores nothing, and returns the
+        active run. `debounce` begins `debounce_s` seconds later, also if no run is active; if the last queued run waits
+        for silence too and asks in the same way, that one gets the prompts and waits anew. A session whose first queued
+        run waits for silence is busy.
+
+        Args:
+            run_id: a new id; repeating an id starts nothing and returns the existing run.
+            debounce_s: the seconds of silence before a run with `if_busy="debounce"` begins, by the store's clock.
+            turn_id: the caller's id of the turn. The event that stores the run has it as its key, so the store refuses
+                an id that the session has already had.
+            parent: the run, of any session of the user, on whose behalf this one is started; costs two more reads.
+            idempotency_key: like `run_id`, but chosen by the caller, and valid as long as the session exists; costs one
+                more read.
+            timeout_s: the run fails after so many seconds, and keeps its output.
+            labels: the caller's labels of the run.
+            memory: how the run uses long-term memory; the session's setting if omitted.
+            model: the model that answers; the session's if omitted.
+            params: model parameters, which replace the session's; see `ModelParams`.
+            output: the type of the run's answer; see `OutputType`.
+            instructions: the system prompt of this run alone.
+            tools: the tools of this run alone; see `RunContext.tools`.
+            trace: the W3C trace context of the caller.
+
+        Raises:
+            SessionBusyError, QueueFullError, SessionEndedError: the session takes no run now; nothing was stored.
+            EmptyTurnError, InvalidPromptError: there are no prompts, or one cannot be stored; nothing was stored.
+            IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
+            TooManyError: there are more prompts than one call may bring, or than may wait for runs; nothing was stored.
+            InvalidInputError: labels or instructions are larger than `SessionConfig` allows, or the engine does not
+                support a parameter, a choice of model, typed output, instructions or tools; nothing was stored.
+        """
+        request = await self._requested(prompts, options)
+        try:
+            return await self._transactor.run(partial(self._start, request))
+        except DuplicateKeyError as error:
+            request.operation.end(error)
+            if found := await self._find_run(request, stored=True):
+                return found
+            if request.turn_id is not None:
+                await self._refuse_taken(request.turn_id)
+            raise
+        except Exception as error:
+            request.operation.end(error)
+            raise
+
+    async def check_start(self, prompts: Sequence[Prompt], **options: Unpack[StartOptions]) -> str | None:
+        """Raise what `start` would raise if no run were active or queued. Stores nothing.
+
+        Returns the id of the run that was started with the same idempotency key; None if there is none.
+        """
+        request = await self._requested(prompts, options)
+        await self._transactor.loaded()
+        if found := await self._find_run(request):
+            return found.run_id
+        await self._check_parent(self._checked_record(request, is_free=True))
+        if request.turn_id is not None:
+            await self._refuse_taken(request.turn_id)
+        return None
+
+    async def _requested(self, prompts: Sequence[Prompt], options: StartOptions) -> _StartRequest:
+        """Return the request of a run, whose prompts and options can be stored."""
+        _check_labels(options.get("labels") or {}, self._engines.config)
+        _check_instructions(options.get("instructions"), self._engines.config)
+        _check_debounce(options)
+        blocks, encoded = await self._accept(prompts)
+        return _StartRequest(options, blocks, encoded, self._engines.whole)
+
+    async def _start(self, request: _StartRequest) -> Started:
+        """Store a run, unless it is dropped. Call it within a change.
+
+        Returns the existing run if the same run was requested before.
+        """
+        if found := await self._find_run(request):
+            self._preempt(found.run_id, request.if_busy)
+            return found
+        try:
+            record = self._checked_record(request)
+            merging = self._to_merge(request, record)
+            self._check_room(request, merging)
+        except Exception:
+            # Before refusing, look in the store: this may be the second delivery of a start that was acknowledged.
+            if found := await self._find_run(request, stored=True):
+                return found
+            raise
+        await self._check_parent(record)
+        if (busy := self._state.busy) and request.if_busy == "drop":
+            found = await self._find_run(request, stored=True)
+            return found or Started(busy.run_id, busy.turn.index, dropped=True)
+        record = self._followed(request, record)
+        return await (self._merge(request, record, merging) if merging else self._store(request, record))
+
+    def _followed(self, request: _StartRequest, record: RunRecord) -> RunRecord:
+        """Have telemetry follow the run; return its record with the trace context."""
+        depth, caller = len(self._state.open_runs), request.options.get("trace")
+        operation = request.run_resources.follow(self._state.view(), record, caller or {}, depth)
+        if operation is NO_OPERATION:
+            return record
+        operation.note(prompts=request.blocks)
+        request.operation = operation
+        return replace(record, trace=FrozenDict(operation.trace))
+
+    async def _store(self, request: _StartRequest, record: RunRecord) -> Started:
+        """Commit a run as running, or as queued behind the active one; then launch it, or cancel the active one."""
+        active, if_busy, operation = self._state.active, request.if_busy, request.operation
+        begins = if_busy != "debounce" and (self._state.busy is None or not (active or if_busy not in _CLEARS_QUEUE))
+        blocks, run_queue, now = request.blocks, self._state.run_queue, record.created_at
+        gone = list(run_queue.queue) if if_busy in _CLEARS_QUEUE else []
+        why = f"{if_busy} by run {record.run_id}"
+        said = {"code": REPLACED, "successor": record.run_id} if if_busy == "latest" else {}
+        ends = [run.ended("cancelled", why, now, **said) for run in gone]
+        span, session = self._journal.extend(len(blocks))
+        kept = kept_prompts(gone, discard=if_busy in _DISCARDS)
+        turn = with_earlier_prompts(run_queue.next_turn(session.next_index, now), kept)
+        try:
+            self._check_waiting([*(run.turn for run in run_queue.queue if run not in gone), turn], len(blocks))
+            self._check_calls(turn.prompt, blocks, is_whole=True)
+        except (InvalidPromptError, TooManyError):
+            if found := await self._find_run(request, stored=True):
+                return found
+            raise
+        prompts, asked = (*self._journal.blocks.cache.read(turn.prompt), *blocks), None
+        if begins:
+            with within(operation):
+                asked = await self._retrieval.ask_early(request.run_resources, record.memory, prompts)
+        turn = replace(
+            turn, run_id=record.run_id, turn_id=request.turn_id, status="queued", prompt=join(turn.prompt, (span,))
+        )
+        record = replace(record, turn_index=turn.index, first_seq=self._journal.log.next_seq() + len(ends))
+        run = ActiveRun(self._state.view(), record, turn, request.run_resources)
+        run.operation = operation
+        added = {"span": (span.start, span.stop), "blocks": tuple(blocks)} if blocks else {}
+        event: NewEvent = RunQueued, {**about(record), **added}
+        if begins:
+            run.asked = asked
+            run.record, run.turn = self._driver.begin(record, turn, self._state.head)
+            event = start_event(run.record, run.turn, self._state.head, session, prompts)
+        if request.turn_id is not None:
+            event[1].update({"turn_id": request.turn_id, "key": turn_key(request.turn_id)})
+        await self._transactor.commit(
+            session,
+            [*map(end_event, ends), event],
+            blocks=blocks,
+            encoded=request.encoded,
+            turns=[run.turn],
+            dropped_turns=[run.turn.index for run in gone],
+            new_run=run.record,
+            runs=ends,
+            live=begins or active is not None,
+        )
+        run_queue.clear_pending()
+        run_queue.apply((), gone)
+        for preempted, end in zip(gone, ends, strict=True):
+            self._driver.note_end(preempted, end, None)
+        if begins:
+            self._driver.launch(run)
+        else:
+            run_queue.add(run)
+        self._driver.watch_queue()
+        self._preempt(run.run_id, if_busy)
+        return Started(run.run_id, turn.index)
+
+    def _preempt(self, run_id: str, if_busy: IfBusy) -> None:
+        """Cancel the active run if this run is stored to come after it, and by its policy ends it. Idempotent."""
+        active = self._state.active
+        if active and if_busy in _ENDS_ACTIVE and self._state.run_queue.find(run_id):
+            active.request_cancel(f"{if_busy} by run {run_id}", discard=if_busy in _DISCARDS)
+
+    async def _merge(self, request: _StartRequest, record: RunRecord, merging: Sequence[ActiveRun]) -> Started:
+        """Add the prompts of this run to the first of these queued runs, behind those of the others, in one commit."""
+        first, *others = merging
+        blocks, run_queue, now = request.blocks, self._state.run_queue, record.created_at
+        span, session = self._journal.extend(len(blocks))
+        turn = run_queue.next_turn(session.next_index, now)
+        prompt = join(kept_prompts(merging, discard=False), turn.prompt)
+        try:
+            self._check_waiting(run_queue.turns, len(blocks))
+            self._check_calls(prompt, blocks, is_whole=True)
+        except (InvalidPromptError, TooManyError):
+            if found := await self._find_run(request, stored=True):
+                return found
+            raise
+        appended = join(kept_prompts(merging, discard=True), turn.appended)
+        grown = replace(first.turn, prompt=join(prompt, (span,)), appended=appended)
+        anew = [replace(first.record, started_at=record.started_at)] if record.started_at else []
+        said = merged_into(first.run_id)
+        ends = [run.ended(at=now, **said) for run in others]
+        record = replace(record, turn_index=turn.index, first_seq=self._journal.log.next_seq() + len(ends))
+        run = ActiveRun(self._state.view(), record, turn, request.run_resources)
+        run.operation, end = request.operation, run.ended(at=now, **said)
+        added = {"span": (span.start, span.stop), "blocks": tuple(blocks)} if blocks else {}
+        gone = [*others, *([run] if run_queue.pending else [])]
+        await self._transactor.commit(
+            replace(session, next_index=max(session.next_index, turn.index + 1)),
+            [*map(end_event, ends), (RunQueued, {**about(record), **added}), end_event(end)],
+            blocks=blocks,
+            encoded=request.encoded,
+            turns=[grown],
+            dropped_turns=[each.turn.index for each in gone],
+            new_run=end,
+            runs=[*ends, *anew],
+        )
+        run_queue.clear_pending()
+        run_queue.apply([grown], others)
+        first.record = next(iter(anew), first.record)
+        self._driver.watch_queue()
+        for each, its_end in zip([*others, run], [*ends, end], strict=True):
+            self._driver.note_end(each, its_end, None)
+        return Started(run.run_id, grown.index)
+
+    async def cancel(self, reason: str, run_id: str | None = None, timeout_s: float | None = None) -> bool | None:
+        """Cancel a run, by default the active one, and wait for its end; return whether it ended as cancelled.
+
+        Returns None if the run has not ended after `timeout_s` seconds.
+
+        Idempotent: the first reason is kept, and cancelling a run that has ended does nothing. An engine that ignores
+        the cancel delays the return by no more than `cancel_grace_s`. A cancelled queued run passes its prompts to the
+        next run, or drops them if `on_cancel` is `discard`. Instead of a merged run, the run that has its prompts is
+        cancelled.
+
+        Raises:
+            NoActiveRunError: no run was named and none is active.
+            RunNotFoundError: the session has no such run.
+        """
+        await self._transactor.loaded()
+        run = self._state.active if run_id is None else self._state.open_run(run_id)
+        if run is None:
+            if run_id is None:
+                raise NoActiveRunError(self._state.session_id)
+            record = await self._reads.run(run_id)
+            if record.run_id != run_id:
+                return await self.cancel(reason, record.run_id, timeout_s)
+            return record.state == "cancelled"
+
+        async def change() -> None:
+            if run in self._state.run_queue.queue:
+                await self._cancel_queued([run], whole(reason), self._journal.session)
+
+        if run is not self._state.active:
+            await self._transactor.run(change)
+        if run is self._state.active:  # it may have become active while the change waited for the lock
+            run.request_cancel(reason, discard=self._discards)
+        if not await run.wait(timeout_s):
+            return None
+        if run.record.leads_to:  # it was merged meanwhile
+            return await self.cancel(reason, run.record.leads_to, timeout_s)
+        return run.record.state == "cancelled"
+
+    async def end_session(self, reason: str = "session ended", timeout_s: float | None = None) -> bool:
+        """End the session: accept no new runs, and cancel active and queued ones with this reason. Idempotent.
+
+        The compaction that is under way is cancelled first. The session's end is durable before the active run is
+        cancelled. Returns True when that run has ended, or False after `timeout_s` seconds.
+        """
+        await self._compaction.stop()
+
+        async def change() -> None:
+            if self._journal.session.status == "active":
+                session, queue = replace(self._journal.session, status="ended"), list(self._state.run_queue.queue)
+                await self._cancel_queued(queue, whole(reason), session, [(SessionEnded, {})])
+
+        await self._transactor.run(change)
+        if run := self._state.active:
+            run.request_cancel(reason, discard=self._discards)
+            return await run.wait(timeout_s)
+        return True
+
+    async def _cancel_queued(
+        self, runs: Sequence[ActiveRun], reason: str, session: SessionRecord, more: Sequence[NewEvent] = ()
+    ) -> None:
+        requeued = self._driver.requeue_prompts(runs, discard=self._discards and session.status == "active")
+        now = self._journal.clock()
+        ends = [run.ended("cancelled", reason, now) for run in runs]
+        dropped = [run.turn.index for run in runs]
+        events = [*map(end_event, ends), *more]
+        await self._transactor.commit(session, events, turns=requeued, dropped_turns=dropped, runs=ends)
+        self._state.run_queue.apply(requeued, runs)
+        for run, end in zip(runs, ends, strict=True):
+            self._driver.note_end(run, end, None)
+        self._driver.watch_queue()
+
+    @property
+    def _discards(self) -> bool:
+        return self._engines.config.on_cancel == "discard"
+
+    # Checks
+
+    async def _check_parent(self, record: RunRecord) -> None:
+        """Raise RunNotFoundError if the run's parent is no run of a session of this user."""
+        if record.parent is None:
+            return
+        user_id, store = self._journal.session.user_id, self._journal.store
+        try:
+            parent = await store.run(record.parent)
+            owner = parent.user_id
+        except (NotFoundError, EncryptionError):
+            owner = None
+        if owner != user_id:
+            raise RunNotFoundError(record.parent, f"user {user_id!r}")
+
+    async def _refuse_taken(self, turn_id: str) -> None:
+        """Raise TurnIdTakenError if the session has or had a turn with this id."""
+        event = await self._journal.store.event_of_key(self._state.key, turn_key(turn_id))
+        if event:
+            raise TurnIdTakenError(self._state.session_id, turn_id, event.run_id or "")
+
+    async def _accept(self, prompts: Sequence[Prompt]) -> tuple[list[Block], list[str]]:
+        """Return the prompts as blocks and as stored text; see `prompts.accept`."""
+        if isinstance(self._engines.whole.builder, NamedEngines):
+            await self._transactor.loaded()  # the session's row says which engine takes the prompts
+        return accept(self._state.session_id, prompts, self._engines.config.max_prompt_bytes, self._why_refused)
+
+    def _why_refused(self, block: Image | Document) -> str | None:
+        """Return why the session's engine refuses a picture or a file; None if it takes it."""
+        builder = self._engines.current.builder
+        return builder.refuses(block) if isinstance(builder, Selective) else None
+
+    def _check_calls(self, before: Spans, blocks: Sequence[Block], *, is_whole: bool) -> None:
+        """Check the tool calls and results among a turn's prompts: those stored before, and these blocks."""
+        check_calls(self._state.session_id, (*self._journal.blocks.cache.read(before), *blocks), is_whole=is_whole)
+
+    def _check_waiting(self, turns: Iterable[TurnRecord], count: int) -> None:
+        """Refuse `count` more prompts if, with those of the turns that wait, they are more than a run is to take.
+
+        Prompts that were stored by `append` come back to the queue if the active run is discarded.
+
+        Raises:
+            TooManyError: they are too many.
+        """
+        if count:
+            back = self._state.active.turn.appended if self._state.active else ()
+            waiting = size(back) + sum(size(turn.prompt) for turn in turns)
+            check_count("prompts that wait for runs", waiting + count, "MAX_WAITING_BLOCKS", MAX_WAITING_BLOCKS)
+
+    def _check_not_ended(self) -> None:
+        if self._journal.session.status == "ended":
+            raise SessionEndedError(self._state.session_id)
+
+    def _check_room(self, request: _StartRequest, merging: Sequence[ActiveRun]) -> None:
+        """Raise QueueFullError if one more run would have to wait than may wait."""
+        busy, most = self._state.busy, self._engines.config.max_queued
+        waiting = 0 if request.if_busy == "latest" else len(self._state.run_queue.queue)
+        is_added = request.if_busy not in ("interrupt", "rollback", "drop") and not merging
+        if busy and is_added and waiting >= most:
+            raise QueueFullError(self._state.session_id, busy.run_id, most)
+
+    def _to_merge(self, request: _StartRequest, record: RunRecord) -> list[ActiveRun]:
+        """Return the runs at the end of the queue that are to become one with this run.
+
+        Only the first of them may have a turn id, or wait for silence, since it alone keeps its turn and its time.
+        """
+        if request.if_busy not in ("merge", "debounce") or request.turn_id is not None:
+            return []
+        used, queue = request.run_resources, self._state.run_queue.queue
+        alike = takewhile(lambda run: run.run_resources is used and asks_alike(run.record, record), reversed(queue))
+        if request.if_busy == "debounce":
+            return [run for run in islice(alike, 1) if run.record.started_at]
+        found: list[ActiveRun] = []
+        for run in alike:
+            found.insert(0, run)
+            if run.turn.turn_id is not None or run.record.started_at:
+                break
+        return found
+
+    def _checked_record(self, request: _StartRequest, *, is_free: bool = False) -> RunRecord:
+        """Return a record, in state `queued` and with no turn yet, of a run that may start now.
+
+        Args:
+            is_free: whether the session will be free when it starts, whatever runs are active now.
+
+        Raises:
+            TurnwiseError: the run may not start; the error says why.
+        """
+        self._check_not_ended()
+        state, session, options = self._state, self._journal.session, request.options
+        if state.busy and request.if_busy == "reject" and not is_free:
+            raise SessionBusyError(state.session_id, state.busy.run_id)
+        if not request.blocks and state.run_queue.pending is None and not (state.busy and request.if_busy == "drop"):
+            raise EmptyTurnError(state.session_id)
+        output = options.get("output")
+        request.run_resources = request.run_resources.of_engine(session.engine)
+        builder = request.run_resources.builder
+        if isinstance(builder, MissingEngine):
+            raise builder.error(state.session_id)
+        model, params = options.get("model") or session.model, merged(session.params, options.get("params") or {})
+        instructions, tools = options.get("instructions"), options.get("tools") or {}
+        check_taken(engine_of_run(builder, instructions, tools), model, params)
+        check_answers(builder, output, params)
+        now, silence_s = self._journal.clock(), options.get("debounce_s")
+        return RunRecord(
+            **state.key._asdict(),
+            turn_index=0,
+            state="queued",
+            first_seq=0,
+            created_at=now,
+            started_at=now + silence_s if silence_s else None,
+            run_id=request.run_id,
+            idempotency_key=request.key,
+            fingerprint=request.fingerprint,
+            timeout_s=options.get("timeout_s"),
+            parent=options.get("parent"),
+            engine=session.engine,
+            labels=FrozenDict(options.get("labels") or {}),
+            memory=options.get("memory") or session.memory,
+            model=model,
+            params=params,
+            output=FrozenDict(output) if output else None,
+            instructions=instructions,
+            tools=FrozenDict(tools),
+            joins=bool(state.busy) and request.if_busy == "inject" and not any(map(options.get, _OWN)),
+        )
+
+    async def _find_run(self, request: _StartRequest, *, stored: bool = False) -> Started | None:
+        """Return the run with this id or idempotency key, or None; with `stored`, look up the id in the store too."""
+        open_run, ended = self._state.open_run(request.run_id), self._state.ended_run(request.run_id)
+        record = open_run.record if open_run else ended[0] if ended else None
+        if record is None and request.key:
+            record = await self._journal.store.run_of_key(self._state.key, request.key)
+            if record and record.fingerprint != request.fingerprint:
+                raise IdempotencyConflictError(self._state.session_id, request.key, record.run_id)
+        if record is None and stored:
+            try:
+                record = await self._journal.records.find_run(request.run_id)
+            except RunNotFoundError:
+                return None
+        return Started(record.run_id, await self._turn_of(record)) if record else None
+
+    async def _turn_of(self, record: RunRecord) -> int:
+        """Return the index of the turn that has the run's prompts: its own, or for a merged run the leading run's."""
+        index, leads_to = record.turn_index, record.leads_to
+        while leads_to:
+            open_run, ended = self._state.open_run(leads_to), self._state.ended_run(leads_to)
+            try:
+                leading = open_run.record if open_run else ended[0] if ended else None
+                leading = leading or await self._journal.records.find_run(leads_to)
+            except RunNotFoundError:  # it was cleared
+                break
+            index, leads_to = leading.turn_index, leading.leads_to
+        return index
+
+
+def _check_debounce(options: StartOptions) -> None:
+    """Raise InvalidInputError if there are seconds without the policy, or the policy without seconds."""
+    silence_s, if_busy = options.get("debounce_s"), options.get("if_busy")
+    if (silence_s is None) == (if_busy == "debounce"):
+        why = "pass if_busy='debounce' and the seconds of silence together, such as debounce_s=2.0"
+        raise InvalidInputError("debounce_s", shown(silence_s), why)
+
+
+def asks_alike(one: RunRecord, other: RunRecord) -> bool:
+    """Return whether one run can answer the prompts of both: labels apart, they ask in the same way."""
+    return all(getattr(one, name) == getattr(other, name) for name in _ASKED)
+
+
+_OWN = ("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools")
+"""The options with which a run does not join another one, since it would lose them."""
+
+_ASKED = ("engine", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "joins")
+
+
+def _check_labels(labels: Mapping[str, str], config: SessionConfig) -> None:
+    """Raise InvalidInputError for more or longer labels than sessions may have."""
+    if len(labels) > config.max_labels:
+        raise InvalidInputError("labels", shown(labels), f"must be at most {config.max_labels}, not {len(labels)}")
+    for text in (*labels, *labels.values()):
+        if len(text) > config.max_label_chars:
+            why = f"must be at most {config.max_label_chars} characters long, not {len(text)}"
+            raise InvalidInputError("labels", shown(text), why)
+
+
+def _check_instructions(instructions: str | None, config: SessionConfig) -> None:
+    """Raise InvalidInputError for instructions that are larger than a prompt may be."""
+    if instructions and (size := len(instructions.encode())) > config.max_prompt_bytes:
+        why = f"{size} bytes are over max_prompt_bytes={config.max_prompt_bytes}; shorten it or raise the limit"
+        raise InvalidInputError("instructions", shown(instructions), why)

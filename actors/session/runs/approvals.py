@@ -1,0 +1,183 @@
+"""`Approvals`: stores decisions about tool calls that wait for one, and resumes their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from turnwise.actors.inference.attempt import reason
+from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
+from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
+from turnwise.actors.session.runs.run_driver import RunDriver
+from turnwise.actors.session.state.active_run import ActiveRun
+from turnwise.actors.session.state.reads import SessionReads
+from turnwise.actors.session.state.recorded_output import RecordedOutput
+from turnwise.actors.session.state.run_events import about
+from turnwise.actors.session.state.state import SessionState
+from turnwise.actors.session.state.transactor import Transactor
+from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError, shown
+from turnwise.memory.conversation.blocks import Block, Content, Text, ToolResult, ToolUse, described
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState, decode_calls, encode_calls
+from turnwise.memory.conversation.events import CallDecided, RunResumed
+from turnwise.memory.conversation.runs import RunState
+from turnwise.memory.conversation.transcript import Ledger
+from turnwise.memory.values.frozen_json import freeze
+from turnwise.memory.values.growing_text import whole
+from turnwise.memory.values.limits import count_values
+
+_LARGE = 200
+"""The most values of arguments that are checked on the event loop, as a schema takes some 10 microseconds for each."""
+
+
+class Approvals:
+    """Stores decisions about waiting tool calls, and resumes a run when all of its calls are decided."""
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        *,
+        driver: RunDriver,
+        joining: PromptJoining,
+        reads: SessionReads,
+    ) -> None:
+        self._reads = reads
+        self._driver = driver
+        self._joining = joining
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+
+    async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
+        """Decide a waiting tool call; durable on return. The run continues when all of its calls are decided.
+
+        Idempotent: repeating a decision changes nothing, whatever the run's state. A rejection or a provided result is
+        part of the run's output at once, so it is kept even if the run is cancelled afterwards. Of a merged run, the
+        calls are those of the run that has its prompts.
+
+        Raises:
+            RunNotFoundError: the session has no such run.
+            CallNotFoundError: no such call of the run waits, or has waited, for a decision.
+            CallDecidedError: the call was decided differently, or the run has ended.
+            InvalidInputError: the call does not allow this decision, the tool does not accept these arguments, or the
+                engine does not take an image or document; nothing was stored.
+            EngineError: the arguments cannot be checked, since the engine cannot be built; nothing was stored.
+        """
+        run_id = await self._reads.leading(run_id)
+        await self._transactor.loaded()
+        if decision.input is not None:
+            await self._check_arguments(run_id, call_id, decision.input)
+        await self._joining.prepare(run_id)
+
+        async def change() -> None:
+            run = self._state.open_run(run_id)
+            record = run.record if run else await self._journal.records.find_run(run_id)
+            calls = decode_calls(record.calls)
+            state = calls.get(call_id)
+            if state is None or state.wants is None:
+                raise CallNotFoundError(self._state.session_id, run_id, call_id)
+            if state.digest == decision.digest:
+                return
+            if state.verdict or run is None:
+                why = f"it was {state.verdict}" if state.verdict else f"the run is {record.state}"
+                raise CallDecidedError(self._state.session_id, run_id, call_id, why)
+            _check_decision(state, decision)
+            _check_blocks(run.run_resources.builder, decision.blocks)
+            decided = replace(state, verdict=decision.verdict, digest=decision.digest)
+            await self._decide(run, call_id, decision, {**calls, call_id: decided})
+
+        await self._transactor.run(change)
+
+    async def _check_arguments(self, run_id: str, call_id: str, arguments: Mapping[str, Any]) -> None:
+        """Raise InvalidInputError if the tool of a call that waits for approval does not accept these arguments."""
+        run = self._state.open_run(run_id)
+        state = decode_calls(run.record.calls).get(call_id) if run else None
+        if run is None or state is None or state.verdict or state.wants != "approval":
+            return  # the change refuses the decision, or finds that it was made before
+        try:
+            runner = await self._engines.runner(run)
+        except Exception as error:
+            why = f"the engine cannot be built, so the arguments of {state.name!r} cannot be checked: {reason(error)}"
+            raise EngineError(why) from error
+        if not isinstance(runner, CallChecker):
+            return
+        check = partial(runner.check_call, state.name, arguments)
+        is_large = count_values([arguments], _LARGE) > _LARGE
+        if refused := (await self._engines.off_loop(check) if is_large else check()):
+            raise InvalidInputError("input", shown(arguments), refused)
+
+    async def _decide(
+        self, run: ActiveRun, call_id: str, decision: ApprovalDecision, calls: Mapping[str, CallState]
+    ) -> None:
+        ledger = Ledger(run.output.blocks)
+        uses = (block for block in run.output.blocks if isinstance(block, ToolUse) and block.call_id == call_id)
+        block = _block(decision, call_id, next(uses, None))
+        if isinstance(block, ToolUse):
+            ledger.replace_use(block)
+        elif block and call_id in {use.call_id for use in ledger.uses_without_result()}:
+            ledger.append(block)
+        turn, new, session = run.with_output(ledger.blocks(), self._journal.session)
+        goes_on = run.record.state == "awaiting_approval" and not any(state.is_waiting for state in calls.values())
+        state: RunState = "running" if goes_on else run.record.state
+        record = replace(run.record, state=state, calls=encode_calls(calls), usage=run.bill())
+        said = {**about(record), "call_id": call_id, "verdict": decision.verdict}
+        if new:
+            said |= {"span": (session.log_size - 1, session.log_size), "blocks": tuple(new)}
+        events: list[NewEvent] = [(CallDecided, said)]
+        if goes_on:
+            events.append((RunResumed, {**about(record), "why": "all decisions have been made"}))
+        joining = self._joining.of(run, new) if goes_on and not ledger.uses_without_result() else Joining()
+        turn = joining.grown(turn)
+        await self._transactor.commit(
+            run.charged(session, record),
+            [*events, *joining.events],
+            blocks=new,
+            turns=[turn] if new or joining.runs else [],
+            dropped_turns=joining.indices,
+            runs=[record, *joining.ends],
+        )
+        run.turn, run.output = turn, RecordedOutput.read(turn.output, self._journal.blocks.cache)
+        run.billed(record)
+        if run.attempt and isinstance(block, ToolUse):
+            # While the outcome of storing the call is unknown, the ledger lacks it; `record` adds the edited call then.
+            if call_id in {use.call_id for use in run.attempt.ledger.uses_without_result()}:
+                run.attempt.ledger.replace_use(block)
+        elif run.attempt and block:
+            run.attempt.ledger.append(block)
+        self._joining.apply(joining, self._driver.note_end)
+        if goes_on:
+            run.decided.set()
+
+
+def _block(decision: ApprovalDecision, call_id: str, use: ToolUse | None) -> Block | None:
+    """Return the block that a decision adds to the transcript: a result, the edited call, or None."""
+    if decision.verdict == "approved":
+        edited = decision.input is not None and use is not None
+        return use.model_copy(update={"input": freeze(decision.input), "flaw": None}) if edited and use else None
+    text = whole(decision.text)
+    if decision.verdict == "rejected":
+        return ToolResult(call_id=call_id, text=f"rejected: {text}" if text else "rejected", is_error=True)
+    is_json, blocks = decision.is_json, decision.blocks
+    return ToolResult(call_id=call_id, text=text, is_error=decision.is_error, is_json=is_json, blocks=blocks)
+
+
+def _check_blocks(builder: EngineBuilder, blocks: Sequence[Content]) -> None:
+    """Raise InvalidInputError if the run's engine does not take an image or document of a provided result."""
+    for block in blocks:
+        if not isinstance(block, Text) and isinstance(builder, Selective) and (why := builder.refuses(block)):
+            raise InvalidInputError("result", shown(described(block)), why)
+
+
+def _check_decision(state: CallState, decision: ApprovalDecision) -> None:
+    """Raise InvalidInputError if the call does not allow this kind of decision."""
+    if state.wants == "result" and decision.verdict == "approved":
+        why = "the tool runs outside turnwise: call provide() with its result, or reject()"
+        raise InvalidInputError("approve", shown(state.name), why)
+    if state.wants == "budget" and (decision.verdict == "provided" or decision.input is not None):
+        why = "a budget request can only be approved or rejected"
+        raise InvalidInputError(decision.verdict, shown(state.name), why)

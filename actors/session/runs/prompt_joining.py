@@ -1,0 +1,126 @@
+"""`PromptJoining`: adds the prompts of queued runs to the active run, with commits that this run makes anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from turnwise.actors.inference.engine import NewEvent, Suspend, takes_prompts
+from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.engines.spending import Spending
+from turnwise.actors.session.state.active_run import ActiveRun
+from turnwise.actors.session.state.run_events import end_event, joined_events, merged_into
+from turnwise.actors.session.state.state import SessionState
+from turnwise.errors import LimitError
+from turnwise.memory.conversation.blocks import Block, User
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.spans import Spans, join, size
+from turnwise.memory.conversation.turns import TurnRecord
+
+NoteEnd = Callable[[ActiveRun, RunRecord, TurnRecord | None], None]
+"""Remembers the end of a run: see `RunDriver.note_end`."""
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Queued runs that end as merged into the active one, with their ends and the events of both."""
+
+    runs: Sequence[ActiveRun] = ()
+    ends: Sequence[RunRecord] = ()
+    events: Sequence[NewEvent] = ()
+
+    @property
+    def prompts(self) -> Spans:
+        """The prompts, in order of arrival."""
+        return join(*(run.turn.prompt for run in self.runs))
+
+    @property
+    def indices(self) -> list[int]:
+        """The indices of the turns that the runs do not get."""
+        return [run.turn.index for run in self.runs]
+
+    def grown(self, turn: TurnRecord) -> TurnRecord:
+        """Return the active run's turn with the prompts behind its output."""
+        return replace(turn, output=join(turn.output, self.prompts)) if self.runs else turn
+
+    def added(self, output: Sequence[Block]) -> Sequence[Block]:
+        """Return those blocks of the active run's stored output that joined it."""
+        return output[len(output) - size(self.prompts) :] if self.runs else ()
+
+
+class PromptJoining:
+    """Decides which prompts join the active run at its next model call.
+
+    They are those of the first queued runs, up to the first one that was not started with `if_busy="inject"` or cannot
+    join, so that prompts stay in order of arrival. A run with prompts that were stored by `append` cannot join: if the
+    active run is discarded, what joined it goes with it, but those prompts must stay. Neither can one that takes too
+    much of the window (see `Compactor.may_join`): it would fail the active run, so it waits, to be fitted or to fail
+    alone. Nothing is awaited here: the commit is that of the step or of the decision before the model call, and a crash
+    leaves all of it or nothing.
+    """
+
+    def __init__(self, state: SessionState, engines: SessionEngines, spending: Spending) -> None:
+        self._state = state
+        self._engines = engines
+        self._spending = spending
+
+    async def prepare(self, run_id: str) -> None:
+        """Build the engine of a run that waits for a decision, if prompts wait to join it. Raises nothing."""
+        run, queue = self._state.active, self._state.run_queue.queue
+        if run and run.run_id == run_id and queue and queue[0].record.joins and run.takes_prompts is None:
+            with suppress(Exception):  # the run itself will fail with it
+                run.takes_prompts = takes_prompts(await self._engines.runner(run))
+
+    def of(self, run: ActiveRun, new: Sequence[Block]) -> Joining:
+        """Return what joins the active run with a commit after which it calls the model again. Call it in a change.
+
+        Args:
+            new: the blocks that the commit adds to the run's turn.
+        """
+        runs = list(self._runs(run, new))
+        if not runs:
+            return Joining()
+        now, cache = self._state.journal.clock(), self._state.journal.blocks.cache
+        ends = [each.ended(at=now, **merged_into(run.run_id)) for each in runs]
+        events: list[NewEvent] = []
+        for each, end in zip(runs, ends, strict=True):
+            events += joined_events(run.record, each.run_id, each.turn.prompt, cache.read(each.turn.prompt))
+            events.append(end_event(end))
+        return Joining(runs, ends, events)
+
+    def apply(self, joining: Joining, note_end: NoteEnd) -> None:
+        """Remove the runs from the queue, after the commit that stored their ends."""
+        self._state.run_queue.apply((), joining.runs)
+        for run, end in zip(joining.runs, joining.ends, strict=True):
+            note_end(run, end, None)
+
+    def _runs(self, run: ActiveRun, new: Sequence[Block]) -> Sequence[ActiveRun]:
+        queue = self._state.run_queue.queue
+        if not (queue and queue[0].record.joins and self._calls_again(run)):
+            return ()
+        cache, compactor = self._state.journal.blocks.cache, run.run_resources.compactor
+        found, prompts = list[ActiveRun](), join()
+        for each in queue:
+            own, its = run.record, each.record
+            # A picture that the provider refuses can be left out of a prompt only, not of the middle of a run.
+            is_text = all(isinstance(block, User) for block in cache.read(each.turn.prompt))
+            asks_alike = (its.memory, its.engine) == (own.memory, own.engine)
+            if each.turn.appended or not (its.joins and is_text and asks_alike):
+                break
+            prompts = join(prompts, each.turn.prompt)
+            if compactor and not compactor.may_join(own, run.turn, new, prompts, cache):
+                break
+            found.append(each)
+        return found
+
+    def _calls_again(self, run: ActiveRun) -> bool:
+        """Return whether the run's engine takes prompts, and nothing forbids another call of the model."""
+        is_over = run.cancelled.done() or (run.closed and run.record.state == "running")
+        if is_over or not run.takes_prompts or (run.attempt and not run.attempt.has_calls_left):
+            return False
+        try:
+            self._spending.check_run(run)
+        except (LimitError, Suspend):
+            return False
+        return True

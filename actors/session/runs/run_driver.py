@@ -1,0 +1,432 @@
+"""`RunDriver`: begins a session's runs, records what their engines produce, suspends and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from turnwise.actors.inference.attempt import REFUSED, Attempt, Ending
+from turnwise.actors.inference.engine import NewEvent, takes_prompts
+from turnwise.actors.inference.observing import within
+from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.engines.spending import Spending
+from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
+from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
+from turnwise.actors.session.memory.saving_progress import SavingProgress
+from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
+from turnwise.actors.session.runs.refused_attachments import leave_out
+from turnwise.actors.session.state.active_run import ActiveRun
+from turnwise.actors.session.state.recorded_output import RecordedOutput
+from turnwise.actors.session.state.run_events import about, end_event, placed, request_event, start_event
+from turnwise.actors.session.state.session_tasks import SessionTasks
+from turnwise.actors.session.state.state import SessionState
+from turnwise.actors.session.state.transactor import Transactor, UnknownOutcome
+from turnwise.actors.session.window.request_fitting import RequestFitting
+from turnwise.actors.session.window.window_compaction import WindowCompaction
+from turnwise.errors import EngineError, StoreError, TurnwiseError
+from turnwise.memory.background import log_failure, retry
+from turnwise.memory.conversation.blocks import Block, ToolResult
+from turnwise.memory.conversation.calls.tool_calls import CallState, encode_calls
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import join, union
+from turnwise.memory.conversation.transcript import Ledger
+from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_id
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.records import replace
+
+Begun = tuple[ActiveRun, RunRecord, TurnRecord]
+"""A run, with its record and turn as they are once it is active."""
+
+
+class RunDriver:
+    """Drives a session's active run: begins it, records its output, ends it, and begins the next run of the queue.
+
+    The run's engine works concurrently with the session's changes, in a task that is never cancelled (`_drive`). Each
+    time the engine records output, that is one change (see `Transactor` and `inference.attempt.RunCallbacks`).
+
+    While a run awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
+    |---|---|---|
+    | building the engine, memories, room in the window | everything | an interrupted run |
+    | the engine | everything; each record is a change | an interrupted run, with what it recorded |
+    | a decision about a tool call | everything | a run that waits |
+    | the commit of the run's end, and of the next one's start | reads, streaming | all of it or nothing |
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        tasks: SessionTasks,
+        *,
+        spending: Spending,
+        joining: PromptJoining,
+        compaction: WindowCompaction,
+        fitting: RequestFitting,
+        retrieval: MemoryRetrieval,
+        ingestion: MemoryIngestion,
+        progress: SavingProgress,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._tasks = tasks
+        self._spending = spending
+        self._joining = joining
+        self._compaction = compaction
+        self._fitting = fitting
+        self._retrieval = retrieval
+        self._ingestion = ingestion
+        self._progress = progress
+
+    # Beginning
+
+    def begin(self, record: RunRecord, turn: TurnRecord, head: TurnRecord | None) -> tuple[RunRecord, TurnRecord]:
+        """Return a run's record and turn in state `running`; the turn continues `head`."""
+        turn = replace(
+            turn,
+            status="running",
+            parent=turn_id(self._state.session_id, head.index) if head else None,
+            input=join(head.base if head else (), turn.prompt),
+        )
+        return replace(record, state="running", started_at=self._journal.clock()), turn
+
+    def begin_next(self, head: TurnRecord | None, requeued: Sequence[TurnRecord] = ()) -> list[Begun]:
+        """Return a list with the first queued run as running, whose turn is the first of `requeued`, if any.
+
+        The list is empty if no run is queued, or if the first one waits for silence.
+        """
+        queue = [run for run in list(self._state.run_queue.queue)[:1] if self._silence_s(run) <= 0]
+        return [(run, *self.begin(run.record, next(iter(requeued), run.turn), head)) for run in queue]
+
+    def _silence_s(self, run: ActiveRun) -> float:
+        """Return for how many seconds a queued run is still to wait for silence."""
+        return (run.record.started_at or 0.0) - self._journal.clock()
+
+    def watch_queue(self) -> None:
+        """Begin the first queued run in time, if no run is active. Call it after each commit that changes the queue."""
+        first = next(iter(self._state.run_queue.queue), None)
+        if self._state.active or first is None:
+            self._state.set_alarm(None)
+            return
+        loop = asyncio.get_running_loop()
+        self._state.set_alarm(loop.call_later(max(0.0, self._silence_s(first)), self._ring))
+
+    def _ring(self) -> None:
+        if self._journal.lost is None:
+            self._tasks.spawn_logged(self._begin_in_time(), "beginning a run that waited for silence")
+
+    async def _begin_in_time(self) -> None:
+        try:
+            await self._transactor.run_until_stored(self._begin_first)
+        except StoreError:
+            if self._journal.lost is None:  # else another process begins it
+                raise
+
+    async def _begin_first(self) -> None:
+        """Begin the first queued run, if no run is active and it has waited long enough."""
+        head = self._state.head
+        begun = [] if self._state.active else self.begin_next(head)
+        if begun:
+            session = self._journal.session
+            await self._transactor.commit(
+                session,
+                self.start_events(begun, head, session),
+                turns=[turn for _, _, turn in begun],
+                runs=[record for _, record, _ in begun],
+                live=True,
+            )
+            self.launch_next(begun)
+        self.watch_queue()
+
+    def start_events(self, begun: Sequence[Begun], head: TurnRecord | None, session: SessionRecord) -> list[NewEvent]:
+        """Return the events of runs that begin with the next commit, and continue `head`."""
+        cache = self._journal.blocks.cache
+        return [start_event(record, turn, head, session, cache.read(turn.prompt)) for _, record, turn in begun]
+
+    def launch_next(self, begun: Sequence[Begun]) -> None:
+        """Make the first queued run active, after the commit that stored it as running."""
+        for run, record, turn in begun:
+            self._state.run_queue.remove(run)
+            run.record, run.turn = record, turn
+            self.launch(run)
+
+    def launch(self, run: ActiveRun) -> None:
+        """Make a run the active one, after the commit that stored it as running or waiting, and start its engine."""
+        self._state.trim_events(run)
+        self._state.set_active(run)
+        self._drop_old_blocks()
+        run.restart_clock()
+        self._tasks.spawn_logged(self._drive(run), f"run {run.run_id!r}")
+
+    def _drop_old_blocks(self) -> None:
+        """Drop blocks from memory that neither the next request nor an open turn contains.
+
+        Does nothing until enough blocks have accumulated.
+        """
+        if self._journal.stale:
+            return  # an activation is recovering the session, and may need the blocks
+        compactor = self._engines.current.compactor
+        if self._journal.blocks.trim(union(*self._state.shown_spans)) and compactor:
+            compactor.recount()
+
+    # Running
+
+    async def _drive(self, run: ActiveRun) -> None:
+        """Run the engine, again after each suspension, and store how the run ended, with retries after store errors.
+
+        This task is never cancelled.
+        """
+        try:
+            while not run.done.done():
+                calls = run.record.calls
+                if run.record.state == "awaiting_approval":
+                    ending = await self._decided(run)
+                else:
+                    ending = await self._attempt(run)
+                asks = ending and (ending.calls or run.record.calls != calls or run.is_waiting)
+                if ending and ending.state == "suspended" and not asks:
+                    why = "the engine suspended the run without a tool call or budget to decide about"
+                    ending = Ending("failed", why)
+                if ending and ending.state == "suspended":
+                    await self._transactor.run_with_retries(partial(self._suspend, run, ending), shielded=False)
+                elif ending:
+                    await self._transactor.run_with_retries(partial(self._end, run, ending), shielded=False)
+                    return
+        except TurnwiseError as error:  # such as a store that remained unavailable, or a corrupt row
+            failure = error
+        except Exception as error:  # noqa: BLE001 - any error must end the wait of the run's callers
+            failure = StoreError(f"the end of run {run.run_id!r} could not be stored: {error!r}")
+        else:
+            return
+        finally:
+            run.attempt = None  # break the reference cycle, so that both objects are freed at once
+        # The store still has the run as active; the next activation ends or resumes it.
+        async with self._transactor.alone:  # never during an activation, which would clear the stale mark
+            self._journal.mark_stale()
+            if self._state.active is run:
+                self._state.set_active(None)
+                self._state.set_interrupted([*self._state.interrupted, run])
+        run.fail(failure)
+        if self._journal.lost is None:
+            what = self._tasks.name(f"recovery of run {run.run_id!r}")
+            await retry(self._transactor.activate, what, until=self._transactor.is_final)
+
+    async def _attempt(self, run: ActiveRun) -> Ending:
+        config = self._engines.config
+        run.follow()
+        run.attempt = attempt = Attempt(run, self, interval_s=config.delta_interval_s)
+        timeout_s = run.record.timeout_s
+        if timeout_s is not None:
+            timeout_s = max(0.0, timeout_s - run.spent.seconds)
+        return await attempt.drive(
+            lambda: self._answer(run, attempt), timeout_s=timeout_s, grace_s=config.cancel_grace_s
+        )
+
+    async def _answer(self, run: ActiveRun, attempt: Attempt) -> Sequence[Block]:
+        with within(run.operation):
+            runner = await self._engines.runner(run)
+            run.takes_prompts = takes_prompts(runner)
+            self._spending.check_run(run)
+            await self._retrieval.recall(run)
+            return await runner.run(await self._fitting.make_room(run), attempt)
+
+    async def _decided(self, run: ActiveRun) -> Ending | None:
+        """Wait until all tool calls are decided (return None) or the run is cancelled (return its ending)."""
+        decided = asyncio.ensure_future(run.decided.wait())
+        first: set[asyncio.Future[Any]] = {decided, run.cancelled, run.done}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        decided.cancel()
+        return Ending("cancelled", run.cancelled.result()) if run.cancelled.done() else None
+
+    async def _suspend(self, run: ActiveRun, ending: Ending) -> None:
+        """Store that the run waits for decisions, unless all of them have been made meanwhile."""
+        if run.done.done() or run.record.state == "awaiting_approval":
+            return
+        calls = {**run.calls, **ending.calls}
+        if not any(state.is_waiting for state in calls.values()):
+            return
+        record = replace(run.record, state="awaiting_approval", calls=encode_calls(calls), usage=run.bill())
+        requests = [
+            request_event(record, call_id, state) for call_id, state in ending.calls.items() if state.is_waiting
+        ]
+        await self._transactor.commit(run.charged(self._journal.session, record), requests, runs=[record])
+        run.billed(record)
+        run.close_operation()
+        run.decided.clear()
+
+    # Ending
+
+    async def _end(self, run: ActiveRun, ending: Ending) -> None:
+        """Store the run's end and the next queued run's start in one commit; then wake waiters and start that run."""
+        if run.done.done():
+            return
+        drop = run.discard and ending.state == "cancelled"
+        attempt = run.attempt or Attempt(run, self, interval_s=0)
+        state: Literal["completed", "cancelled", "failed"] = "failed" if ending.state == "suspended" else ending.state
+        said: dict[str, Any] = {"usage": run.bill(), "stop_reason": ending.code or attempt.stop_reason}
+        end = run.ended(state, ending.why, self._journal.clock(), code=ending.code, **said)
+        session = run.charged(self._journal.session, end)
+        turn, blocks = run.turn, list[Block]()
+        if not drop:
+            turn, blocks, session = run.with_output(attempt.output(ending), session, status=state, **said)
+        ended = end_event(end, blocks, session, discarded=drop)
+        if ending.code == REFUSED:
+            turn, texts = leave_out(turn, self._journal.blocks.cache, session.log, session.log_size)
+            blocks, session = [*blocks, *texts], replace(session, log_size=session.log_size + len(texts))
+        head = self._state.head if drop else turn
+        requeued = self.requeue_prompts([run], discard=True) if drop else []
+        begun = self.begin_next(head, requeued)
+        waiting = [next_turn for _, _, next_turn in begun]
+        await self._transactor.commit(
+            session,
+            [
+                *run.added_events(UnknownOutcome()),
+                ended,
+                *self.start_events(begun, head, session),
+            ],
+            blocks=blocks,
+            turns=[*([] if drop else [turn]), *(waiting or requeued)],
+            dropped_turns=[turn.index] if drop else [],
+            runs=[end, *(record for _, record, _ in begun)],
+            live=bool(begun),
+        )
+        self._state.run_queue.apply(() if begun else requeued)
+        self._state.continue_from(head)
+        self._state.set_active(None)
+        self.note_end(run, end, None if drop else turn)
+        self.launch_next(begun)
+        self.watch_queue()
+        self._compaction.watch()
+        self._ingestion.save_soon()
+
+    def note_end(self, run: ActiveRun, end: RunRecord, turn: TurnRecord | None) -> None:
+        """Remember the end of a run that is no longer active, after the commit that stored it, and wake its waiters."""
+        self._state.add_ended(run, end, turn)
+        self._transactor.add_unbilled(run.last_billed(end))
+        if turn:
+            self._progress.add_ended(turn, end.memory, end.first_seq)
+        run.wake_waiters()
+        run.close_operation()
+        self._engines.close_unused()
+
+    def requeue_prompts(self, runs: Sequence[ActiveRun], *, discard: bool) -> list[TurnRecord]:
+        """Return a list with the turn that gets the prompts of cancelled `runs`; see `RunQueue.requeue_prompts`."""
+        index = self._journal.session.next_index
+        return self._state.run_queue.requeue_prompts(runs, discard=discard, index=index, now=self._journal.clock())
+
+    # Callbacks of an attempt: see RunCallbacks
+
+    def publish_live(
+        self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False
+    ) -> None:
+        """See `RunCallbacks`."""
+        self._state.publish_live(run, kind, values, quietly=quietly)
+
+    def price(self, usage: Usage, model: str | None) -> Usage:
+        """See `RunCallbacks`."""
+        return self._spending.price(usage, model)
+
+    def count_call(self, run: ActiveRun, asked: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
+        """See `RunCallbacks`."""
+        return self._spending.count_call(run, asked, answer)
+
+    def check_budget(self, run: ActiveRun) -> None:
+        """See `RunCallbacks`."""
+        self._spending.check_run(run)
+
+    async def make_room(self, run: ActiveRun, *, too_long: bool) -> Turn:
+        """See `StepContext.make_room`."""
+        if too_long:
+            await self._fitting.shrink(run)
+        return await self._fitting.make_room(run)
+
+    async def store_added(self, run: ActiveRun) -> None:
+        """See `RunCallbacks`."""
+        doubt = UnknownOutcome()
+
+        async def change() -> None:
+            events = run.added_events(doubt)
+            if not events or run.done.done():
+                return
+            record = replace(run.record, usage=run.bill())
+            session = run.charged(self._journal.session, record)
+            await self._transactor.commit(session, events, runs=[record], doubt=doubt)
+            run.drop_added()
+            run.billed(record)
+
+        try:
+            await self._transactor.run_with_retries(change)
+        except TurnwiseError as error:  # the run's next commit stores them
+            log_failure(f"session {self._state.session_id!r}: storing events of run {run.run_id!r}", error)
+
+    async def record(
+        self,
+        attempt: Attempt,
+        blocks: Sequence[Block],
+        events: Sequence[NewEvent],
+        calls: Mapping[str, CallState | None],
+    ) -> Turn:
+        """See `StepContext.record`."""
+        run = attempt.run
+        doubt = UnknownOutcome()
+
+        async def change() -> Turn:
+            if doubt.stored:
+                known = set(map(id, attempt.ledger.blocks()))
+                attempt.ledger.record(block for block in run.output.blocks if id(block) not in known)
+            elif run.done.done() or run.attempt is not attempt:
+                raise EngineError("the run has ended: nothing can be added to it")
+            else:
+                await self._record(attempt, blocks, events, calls, doubt)
+            return self._journal.blocks.turn(run.turn)
+
+        return await self._transactor.run_with_retries(change)
+
+    async def _record(
+        self,
+        attempt: Attempt,
+        blocks: Sequence[Block],
+        events: Sequence[NewEvent],
+        calls: Mapping[str, CallState | None],
+        doubt: UnknownOutcome,
+    ) -> None:
+        run = attempt.run
+        ledger = Ledger(run.output.blocks)
+        ledger.record(blocks)
+        turn, new, session = run.with_output(ledger.blocks(), self._journal.session)
+        has_results = any(isinstance(block, ToolResult) for block in blocks)
+        joining = self._joining.of(run, new) if has_results and not ledger.uses_without_result() else Joining()
+        turn = joining.grown(turn)
+        states = {call_id: state for call_id, state in {**run.calls, **calls}.items() if state}
+        record = replace(run.record, calls=encode_calls(states), usage=run.bill())
+        session = run.charged(session, record)
+        if new and not events:
+            events = [attempt.end_call(new)]
+        numbered = [(kind, {**about(record), **values}) for kind, values in placed(events, new, session)]
+        numbered = [*run.added_events(doubt), *numbered]
+        turns = [turn] if new or joining.runs or turn.metadata != run.turn.metadata else []
+        await self._transactor.commit(
+            session,
+            [*numbered, *joining.events],
+            blocks=new,
+            turns=turns,
+            dropped_turns=joining.indices,
+            runs=[record, *joining.ends],
+            doubt=doubt,
+        )
+        run.drop_added()
+        run.output = RecordedOutput.read(turn.output, self._journal.blocks.cache)
+        run.turn = turn
+        run.billed(record)
+        attempt.ledger.record(blocks)
+        for block in joining.added(run.output.blocks):
+            attempt.ledger.append(block)
+        self._joining.apply(joining, self.note_end)

@@ -1,0 +1,270 @@
+"""`ActiveRun`: the state in memory of a queued, running or waiting run, with its usage and cancel request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from turnwise.actors.inference.attempt import Attempt
+from turnwise.actors.inference.engine import NewEvent, SessionView
+from turnwise.actors.inference.observing import NO_OPERATION, Operation
+from turnwise.actors.session.state.recorded_output import RecordedOutput
+from turnwise.actors.session.state.run_events import about
+from turnwise.memory.conversation.blocks import Block, Recalled
+from turnwise.memory.conversation.calls.tool_calls import CallState, decode_calls
+from turnwise.memory.conversation.runs import RunRecord, RunState, Until
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.longterm.recall.prompt_sections import Profile
+from turnwise.memory.longterm.session_memory import MemoryAccess
+from turnwise.memory.values.growing_text import whole
+from turnwise.memory.values.records import replace
+
+if TYPE_CHECKING:
+    from turnwise.actors.session.engines.run_resources import RunResources
+    from turnwise.actors.session.state.transactor import UnknownOutcome
+
+
+class ActiveRun:
+    """A queued, running or waiting run: its record and turn as of the last commit, and its state since then."""
+
+    def __init__(
+        self,
+        session: SessionView,
+        record: RunRecord,
+        turn: TurnRecord,
+        run_resources: RunResources,
+        *,
+        before: ActiveRun | None = None,
+    ) -> None:
+        self.session = session
+        self.run_resources = run_resources
+        """The engine, settings and memories that the run uses until its end."""
+        self.turn = turn
+        self.output = RecordedOutput()
+        loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = loop.create_future()
+        """Done when the end is stored and the run is no longer active; has an exception if the end was not stored."""
+        self._settled: asyncio.Future[None] = loop.create_future()
+        """Done while the run is suspended, and from its end on; a new one when it resumes."""
+        self.record = record
+        self.cancelled: asyncio.Future[str] = loop.create_future()
+        """Set, to the reason, when the run is asked to cancel."""
+        self.decided = asyncio.Event()
+        """Set when all tool calls of a run that awaits approval have been decided."""
+        self.takes_prompts: bool | None = None
+        """Whether its engine takes further prompts (see `Joinable`); None if it was not built for this run yet."""
+        self.discard = False
+        self.operation: Operation = NO_OPERATION
+        """The run as telemetry follows it, until it ends or waits for a decision."""
+        self.attempt: Attempt | None = None
+        """The current attempt, while an engine works on the run."""
+        self.recalled: Recalled | None = None
+        """The retrieved memory text that is added to the run's requests; None if there is none."""
+        self.found: dict[str, int] = {}
+        """How many items each memory returned for the run's prompt, by the memory's name."""
+        self.profile = Profile()
+        """The user's profile, as retrieved for this run."""
+        self.asked: asyncio.Task[Any] | None = None
+        """The memory search, if it was started before the run began."""
+        self.query = ""
+        """The text with which memories were searched."""
+        self.has_asked_memories = False
+        self.memory: MemoryAccess | None = None
+        """The run's access to the session's memories; None without memories, or if the run uses none."""
+        self.metadata = turn.metadata
+        """The metadata of its turn, with what the engine has set since the last commit."""
+        self.added: list[NewEvent] = []
+        """Events that the engine and its tools have added, for the run's next commit."""
+        self._adding: tuple[UnknownOutcome, int] | None = None
+        """The last commit that was to store them, and how many."""
+        self.unbilled, last = before.unsettled if before else (Usage(), Usage())
+        """The usage since the run's last commit, without its seconds."""
+        self._since = loop.time()
+        self._bill = last, self._since
+
+    @property
+    def run_id(self) -> str:
+        return self.record.run_id
+
+    @property
+    def record(self) -> RunRecord:
+        """The record as of the last commit. Setting one that is suspended wakes the callers that wait for that."""
+        return self._record
+
+    @record.setter
+    def record(self, record: RunRecord) -> None:
+        self._record = record
+        if record.state == "awaiting_approval":
+            self._settle()
+        elif self._settled.done() and not self.done.done():
+            self._settled = self.done.get_loop().create_future()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run's outcome is settled, so that nothing its engine does has an effect."""
+        return self.attempt is not None and self.attempt.closed
+
+    @property
+    def calls(self) -> dict[str, CallState]:
+        """The states of the run's tool calls by call id, as of the last commit."""
+        return decode_calls(self.record.calls)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the run waits for a decision about a tool call."""
+        return any(state.is_waiting for state in self.calls.values())
+
+    @property
+    def spent(self) -> Usage:
+        """The run's usage up to now."""
+        usage = self.record.usage + self.unbilled if self.record.usage else self.unbilled
+        if self.record.state != "running":
+            return usage
+        return replace(usage, seconds=usage.seconds + (asyncio.get_running_loop().time() - self._since))
+
+    def bill(self) -> Usage:
+        """Return the usage up to now, for the run's next record; call `billed` once that record is stored."""
+        self._bill = self.unbilled, asyncio.get_running_loop().time()
+        spent = self.spent
+        # Rounded as stores round it, so that a record in memory equals the one that is read back.
+        return replace(spent, seconds=round(spent.seconds, 6), cost=round(spent.cost, 12))
+
+    @property
+    def unsettled(self) -> tuple[Usage, Usage]:
+        """The usage that no commit is known to have stored, and the part of it in the last `bill`."""
+        return self.unbilled, self._bill[0]
+
+    def left_to_bill(self) -> dict[str, Usage]:
+        """Return the `usage` of the run's next record, if there is any that no commit has stored."""
+        return {"usage": self.bill()} if self.unbilled != Usage() else {}
+
+    def billed(self, record: RunRecord) -> None:
+        """Set the stored record, which has the usage of the last `bill`, and count usage from there."""
+        self.record = record
+        billed, self._since = self._bill
+        self.unbilled -= billed
+
+    def last_billed(self, end: RunRecord) -> Usage | None:
+        """Set the stored record of the run's end; return usage that came too late for it, which the session pays."""
+        if self.record.usage != end.usage:
+            self.billed(end)
+        self.record = end
+        late, self.unbilled = self.unbilled, Usage()
+        return late if late != Usage() else None
+
+    def added_events(self, doubt: UnknownOutcome) -> list[NewEvent]:
+        """Return the events that the engine has added and no commit has stored, for a commit with this `doubt`.
+
+        Call it within a change, and `drop_added` once the commit has succeeded. If its outcome stays unknown, the
+        activation before the next change settles it.
+        """
+        if self._adding and self._adding[0].stored:
+            self.drop_added()
+        self._adding = doubt, len(self.added)
+        return [(kind, {**about(self.record), **values}) for kind, values in self.added]
+
+    def drop_added(self) -> None:
+        """Drop the events that the last `added_events` returned, since they are stored."""
+        if self._adding:
+            del self.added[: self._adding[1]]
+            self._adding = None
+
+    def restart_clock(self) -> None:
+        """Count the run's seconds from now on."""
+        self._since = asyncio.get_running_loop().time()
+
+    def charged(self, session: SessionRecord, record: RunRecord) -> SessionRecord:
+        """Return the session's row with its usage increased by what `record` adds to the run's last stored record."""
+        spent = record.usage or Usage()
+        if self.record.usage:
+            spent -= self.record.usage
+        return replace(session, usage=session.usage + spent)
+
+    def ended(self, state: RunState, why: str | None, at: float, **more: Any) -> RunRecord:
+        """Return the run's record with this final state and end time."""
+        if self.record.state == "queued":
+            more["started_at"] = None  # it never began
+        said = why and why.replace("\0", "\N{REPLACEMENT CHARACTER}")  # not every database takes null characters
+        return replace(self.record, state=state, why=said, ended_at=at, **more)
+
+    def with_output(
+        self, output: Sequence[Block], session: SessionRecord, **changes: Any
+    ) -> tuple[TurnRecord, list[Block], SessionRecord]:
+        """Return the turn with this output, the output blocks that are not stored yet, and the session's row with them.
+
+        Args:
+            changes: other fields of the turn to change.
+        """
+        new = self.output.missing(output)
+        span = Span(session.log, session.log_size, session.log_size + len(new))
+        grown = self.output.grown(output, span)
+        return (
+            replace(self.turn, output=grown.spans, metadata=self.metadata, **changes),
+            new,
+            replace(session, log_size=span.stop),
+        )
+
+    async def wait(self, timeout_s: float | None = None, until: Until = "ended") -> bool:
+        """Wait until the run has ended, or is suspended; return whether it has, or is now.
+
+        Returns False after `timeout_s` seconds, and if a run that was suspended has resumed before this caller was
+        woken. Cancelling a wait does not affect other waiters.
+
+        Raises:
+            Exception: the end could not be stored, or this process has lost the session.
+        """
+        await asyncio.wait([self.done if until == "ended" else self._settled], timeout=timeout_s)
+        if not self.done.done():
+            return until == "settled" and self.record.state == "awaiting_approval"
+        self.done.result()
+        return True
+
+    def wake_waiters(self) -> None:
+        """Wake the callers that wait for the run's end, once it is stored and the run is no longer active."""
+        if not self.done.done():
+            self.done.set_result(None)
+            self._settle()
+
+    def follow(self) -> None:
+        """Have telemetry follow the run, if it does not yet, and tell it the run's record."""
+        if self.operation is NO_OPERATION:
+            self.operation = self.run_resources.follow(self.session, self.record)
+        self.operation.note(record=self.record)
+
+    def close_operation(self, error: Exception | None = None) -> None:
+        """Tell telemetry that the run has ended, or waits for a decision, as its record says."""
+        self.follow()
+        self.operation.end(error)
+        self.operation = NO_OPERATION
+
+    def fail(self, error: Exception) -> None:
+        """Make all callers that wait for the run's end raise `error`."""
+        self.operation.end(error)
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # mark it as retrieved, since there may be no waiters
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._settled.done():
+            self._settled.set_result(None)
+
+    def request_cancel(self, reason: str, *, discard: bool) -> None:
+        """Ask the run to stop. Later calls do not change the reason; any call with `discard` discards the turn."""
+        self.discard = self.discard or discard
+        if not self.cancelled.done():
+            self.cancelled.set_result(whole(reason))
+
+    def close(self) -> None:
+        """Ignore everything that the run's engine does from now on."""
+        if self.attempt:
+            self.attempt.close()
+
+
+def grants(calls: Iterable[CallState]) -> int:
+    """Return how many times a caller approved that the run continues beyond its budget."""
+    return sum(state.wants == "budget" and state.verdict == "approved" for state in calls)

@@ -1,0 +1,200 @@
+"""`CachedBlocks`: a cache of a session's blocks; reads from the store those that are not cached."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import AnyBlock
+from turnwise.memory.conversation.events import Adding, Continuing, Event, Places, RunStarted
+from turnwise.memory.conversation.spans import Seen, Span, Spans, cut, from_places, join, overlap, size, union
+from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.reading import steps_of_blocks
+from turnwise.memory.values.ids import new_id
+from turnwise.memory.values.records import lean
+from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES, weight
+
+TRIM_BYTES = 1 << 20
+"""How many bytes of blocks a process caches for a session before it drops those that it no longer needs."""
+
+STEP = 1_000
+"""How many blocks are decoded or encoded before others get the event loop."""
+
+_WITH_BLOCKS = (Adding, Continuing)
+"""The events that have blocks."""
+
+
+def _missing_blocks(event: Event, log: str) -> dict[str, Spans]:
+    """Return the fields of an event that lack their blocks, with the positions of the blocks."""
+    if not isinstance(event, _WITH_BLOCKS):
+        return {}
+    held: dict[str, Places] = {}
+    if isinstance(event, Adding) and event.span and not event.blocks:
+        held["blocks"] = (("", *event.span),)
+    if isinstance(event, RunStarted) and not event.blocks:
+        held["blocks"] = event.prompt
+    if isinstance(event, Continuing) and not event.input_blocks:
+        held["input_blocks"] = event.input or ()
+    return {name: from_places(places, log) for name, places in held.items() if places}
+
+
+class CachedBlocks:
+    """The blocks that the session's requests and open turns contain; other blocks are read from the store each time."""
+
+    def __init__(self, session_id: str, store: SessionStore) -> None:
+        self._session_id = session_id
+        self._store = store
+        self.cache = BlockCache(new_id())
+        self._trim_at_bytes = TRIM_BYTES
+        """The size at which blocks that are no longer needed are dropped next, in bytes."""
+
+    async def load(self, spans: Spans) -> None:
+        """Read the blocks of `spans` that are not cached into the cache."""
+        cache = self.cache
+        async for part, texts in steps_of_blocks(self._store, cache.missing(spans)):
+            cache.add_spans(part, texts)
+
+    def trim(self, spans: Spans) -> bool:
+        """Drop all cached blocks except `spans`, if the cache has doubled since the last time; return whether it had.
+
+        So blocks that are no longer needed leave memory, at an amortised constant cost for each block.
+        """
+        if self.cache.size_bytes < self._trim_at_bytes:
+            return False
+        self.cache = self.cache.only(spans)
+        self._trim_at_bytes = max(TRIM_BYTES, 2 * self.cache.size_bytes)
+        return True
+
+    def keep_only(self, spans: Spans) -> None:
+        """Drop all cached blocks except `spans`, for good: callers that have cached others are sent blocks anew."""
+        kept = overlap(union(spans), self.cache.held)
+        cache, self.cache = self.cache, BlockCache(new_id())
+        self.cache.add_spans(kept, cache.read_encoded(kept))
+
+    def turn(self, record: TurnRecord) -> Turn:
+        """Return a turn whose blocks are all cached."""
+        return Turn(self._session_id, record, self.cache)
+
+    async def read_turns(self, records: Sequence[TurnRecord]) -> list[Turn]:
+        """Return turns; blocks that are not cached are read for these turns only."""
+        cache = await self._with(span for turn in records for span in _spans_of(turn))
+        return [Turn(self._session_id, record, cache) for record in records]
+
+    async def read_first_turns(self, records: Sequence[TurnRecord]) -> list[Turn]:
+        """Return the first of these turns, until their blocks weigh `PAGE_BYTES`; at least one, if there is one."""
+        cache = await self._first([_spans_of(turn) for turn in records])
+        if cache.size_bytes > PAGE_BYTES:
+            await asyncio.sleep(0)
+            records = records[: _count_first(records, cache)]
+        return [Turn(self._session_id, record, cache) for record in records]
+
+    async def read(self, spans: Spans) -> tuple[AnyBlock, ...]:
+        """Return blocks, in order; blocks that are read from the store are not added to the cache."""
+        return await read_in_steps(await self._with(spans), spans)
+
+    async def read_back(
+        self, records: Sequence[TurnRecord]
+    ) -> AsyncIterator[tuple[TurnRecord, tuple[AnyBlock, ...], tuple[AnyBlock, ...]]]:
+        """Yield turns, the last one first, with the blocks of their prompt and output.
+
+        Blocks of all turns are read at once; if that is more than `PAGE_BYTES`, those of each turn when its turn comes.
+        """
+        cache = self.cache
+        if cache.missing(wanted := union(*(part for turn in records for part in (turn.prompt, turn.output)))):
+            texts = await self._store.blocks(wanted)
+            cache = BlockCache(cache.source)
+            cache.add_spans(cut(wanted, len(texts))[0], texts)
+        for turn in reversed(records):
+            prompt, output = join(turn.prompt), join(turn.output)
+            source = await self._with((*prompt, *output)) if cache.missing((*prompt, *output)) else cache
+            yield turn, await read_in_steps(source, prompt), await read_in_steps(source, output)
+
+    async def read_events(self, events: Sequence[Event], log: str) -> Sequence[Event]:
+        """Return events with the blocks that they name and lack, from the cache or by one read of the store.
+
+        Args:
+            log: the session's own log.
+        """
+        whole: list[Event] = []
+        while len(whole) < len(events):
+            whole += await self.read_first_events(events[len(whole) :], log)
+        return whole
+
+    async def read_first_events(self, events: Sequence[Event], log: str) -> list[Event]:
+        """Return the first of these events, with their blocks, until they weigh `PAGE_BYTES`; at least one.
+
+        Args:
+            log: the session's own log.
+        """
+        missing = {event.seq: fields for event in events if (fields := _missing_blocks(event, log))}
+        places = [[span for spans in missing.get(event.seq, {}).values() for span in spans] for event in events]
+        cache = await self._first(places) if missing else self.cache
+        whole: list[Event] = []
+        left = PAGE_BYTES
+        for event, spans in zip(events, places, strict=True):
+            if whole and (left <= 0 or cache.missing(spans)):
+                break
+            fields = missing.get(event.seq, {})
+            read = {name: cache.read(spans) for name, spans in fields.items()}
+            whole.append(lean(event.model_copy(update=read)) if read else event)
+            left -= weight(whole[-1]) + BLOCK_BYTES * (1 + size(spans))
+        return whole
+
+    async def _first(self, groups: Sequence[Sequence[Span]]) -> BlockCache:
+        """Return a cache that contains the blocks of the first group, and of others until it weighs `PAGE_BYTES`."""
+        wanted = union(*groups)
+        if not self.cache.missing(wanted):
+            return self.cache
+        cache = BlockCache(self.cache.source)
+        async for part, texts in steps_of_blocks(self._store, wanted):
+            cache.add_spans(part, texts)
+            if cache.size_bytes > PAGE_BYTES:
+                break
+        async for part, texts in steps_of_blocks(self._store, cache.missing(union(groups[0]))):
+            cache.add_spans(part, texts)
+        return cache
+
+    async def _with(self, spans: Iterable[Span]) -> BlockCache:
+        """Return a cache that contains these blocks: `self.cache`, or a temporary one filled from the store."""
+        if not self.cache.missing(wanted := union(spans)):
+            return self.cache
+        cache = BlockCache(self.cache.source)
+        async for part, texts in steps_of_blocks(self._store, wanted):
+            cache.add_spans(part, texts)
+        return cache
+
+
+async def read_in_steps(cache: BlockCache, spans: Spans) -> tuple[AnyBlock, ...]:
+    """Return blocks that are held, in order. Others have the event loop now and then: to decode a block takes 10 µs."""
+    if size(spans) <= STEP:
+        return cache.read(spans)
+    blocks: list[AnyBlock] = []
+    left = join(spans)
+    while left:
+        part, left = cut(left, STEP)
+        blocks += cache.read(part)
+        await asyncio.sleep(0)
+    return tuple(blocks)
+
+
+def _count_first(records: Sequence[TurnRecord], cache: BlockCache) -> int:
+    """Return how many turns there are before one whose blocks are not held, or with which they weigh `PAGE_BYTES`.
+
+    The first turn counts with what it added: its snapshot has to be there.
+    """
+    seen, total = Seen(), 0
+    for count, turn in enumerate(records):
+        if count and cache.missing(_spans_of(turn)):
+            return count
+        new = [part for span in _spans_of(turn) for part in seen.take(span)]
+        total += cache.weigh(new if count else union(turn.prompt, turn.output))
+        if count and total > PAGE_BYTES:
+            return count
+    return len(records)
+
+
+def _spans_of(turn: TurnRecord) -> Spans:
+    """Return the spans of all blocks that a turn shows."""
+    return (*turn.prompt, *turn.spans)

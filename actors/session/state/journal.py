@@ -1,0 +1,385 @@
+"""`Journal`: activates a session in its store, commits to it, reads from it, and publishes its events."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from turnwise.actors.inference.engine import NewEvent
+from turnwise.actors.session.state.cached_blocks import CachedBlocks
+from turnwise.actors.session.state.event_forwarder import EventForwarder
+from turnwise.actors.session.state.event_log import EventLog
+from turnwise.actors.session.state.stored_records import StoredRecords
+from turnwise.errors import (
+    CorruptRecordError,
+    DuplicateKeyError,
+    SessionFencedError,
+    SessionNotFoundError,
+    SessionRevertedError,
+    StoreError,
+    TurnwiseError,
+)
+from turnwise.memory.conversation.events import Event, SessionReverted
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.spans import Span, Spans, union
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.stores.base import Activation, Commit, SessionStore, new_jump
+from turnwise.memory.stores.encrypted.records import check_events, check_session
+from turnwise.memory.stores.reading import merged_events
+from turnwise.memory.values.records import replace
+from turnwise.memory.values.weights import may_be_cut
+
+LIVE_NUMBERS = 10_000_000
+"""How many event numbers are reserved for live events between two commits; stored events are numbered above them."""
+
+
+DELETE_EVERY = 256
+"""How many events are copied to the history store before the session store deletes its copies, at the next commit."""
+
+REVERTED = "turnwise.reverted"
+"""The key of the first `SessionReverted` event."""
+
+MISSED = 1000
+"""How many missed events an activation reads from the store at a time."""
+
+
+class Journal:
+    """The session's row, its block log and its events, as of the last commit under this activation's epoch.
+
+    A commit is first stored, then applied and published. After a store error it is unknown whether the commit was
+    stored: the journal is `stale` until the next activation has read the store, and live events wait until then.
+    """
+
+    def __init__(
+        self,
+        key: SessionKey,
+        store: SessionStore,
+        clock: Callable[[], float] | None,
+        history: HistoryStore | None = None,
+    ) -> None:
+        self.store = store
+        self.blocks = CachedBlocks(key.session_id, store)
+        self.forwarder = EventForwarder(key, store, history, self.blocks) if history else None
+        self._deleted_up_to = 0
+        """The store has deleted the events up to this number, since the history store has them."""
+        self._clock = clock
+        self._clock_read: tuple[float, float] | None = None
+        """The store's time and this process's monotonic time, both read at the last activation."""
+        self.session = SessionRecord(**key._asdict())
+        self.log = EventLog(0)
+        self.records = StoredRecords(key, store)
+        self.has_advanced = False
+        """Whether the last activation found a commit that the store had not answered."""
+        self.stale = True
+        """Whether the session must be activated before the next change."""
+        self.lost: Exception | None = None
+        """Why this process no longer owns the session; None while it may."""
+        self._is_reverted = False
+        """Whether the store is known to lack commits of this process, for example after a restore from a backup."""
+        self._tried: set[int] = set()
+        """The revisions of the activations that were sent to the store since `session` was set."""
+
+    @property
+    def session_id(self) -> str:
+        return self.session.session_id
+
+    @property
+    def key(self) -> SessionKey:
+        return self.session.key
+
+    def clock(self) -> float:
+        """Return the store's time, in seconds since the epoch: read at activation, advanced by a monotonic clock.
+
+        So a session's records are in order even if it moves to a node whose own clock is behind.
+        """
+        if self._clock:
+            return self._clock()
+        if self._clock_read is None:
+            return time.time()
+        then, began = self._clock_read
+        return then + (time.monotonic() - began)
+
+    # Ownership
+
+    def mark_loaded(self) -> None:
+        """Clear `stale`, once the state that an activation found is loaded."""
+        self.stale = False
+
+    def read_row(self, session: SessionRecord) -> None:
+        """Set the session's row as read from the store, without activating the session."""
+        self.session = session
+
+    def mark_stale(self) -> None:
+        """Make the next change activate the session first, since memory and store may differ."""
+        self.stale = True
+
+    def lose(self, why: Exception) -> None:
+        """Give up ownership: each later change and read raises `why`."""
+        self.lost = why
+
+    # Writing
+
+    async def activate(self) -> Activation:
+        """Take ownership of the session; cache the blocks of its head and open turns; publish missed events.
+
+        Live events still wait: the next commit, or `log.publish`, publishes them.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError: this process owned the session, and meanwhile another process
+                took it, or it was deleted; the journal is `lost`. A process that has lost the session does not
+                take it back.
+            SessionRevertedError: the store lacks commits of this process, for example because it was restored from a
+                backup; the journal is `lost`.
+        """
+        found = await self._activated()
+        check_session(found.session)
+        self._clock_read = found.now, time.monotonic()
+        if self.log.last_seq:
+            missed = await self._missed_events()
+            self.log.catch_up(await self.blocks.read_events(missed, found.session.log), found.session.seq)
+        else:
+            self.log = EventLog(found.session.seq)
+        turns = [turn for turn in (found.head, *found.open_turns) if turn]
+        try:
+            await self.blocks.load(union(*(part for turn in turns for part in (turn.spans, turn.base))))
+        except CorruptRecordError:
+            await self._check_unchanged(found.session)
+            raise
+        self.has_advanced = found.session.updated_at > self.session.updated_at  # which a commit alone changes
+        self.session = found.session
+        self._tried.clear()
+        if self.forwarder:
+            self.forwarder.wake(found.session.log)
+        return found
+
+    async def _activated(self) -> Activation:
+        """Activate the session in the store: at first whoever owns it, later only if nobody else has since.
+
+        A commit or an activation of this process whose answer was lost may arrive after the check; then this checks
+        again.
+        """
+        while True:
+            try:
+                if not self.session.epoch:
+                    return await self.store.activate(self.key)
+                return await self._reactivate(await self.check_own())
+            except SessionFencedError:
+                if self.lost:
+                    raise
+            except TurnwiseError:
+                raise
+            except Exception as error:
+                raise _failed("activate", error) from error
+
+    async def _reactivate(self, stored: SessionRecord) -> Activation:
+        """Activate the session, if its stored row is still this one.
+
+        Raises:
+            SessionFencedError: it has changed; nothing was done.
+        """
+        jump = new_jump()
+        self._tried.add(stored.revision + jump)
+        return await self.store.activate(self.key, revision=stored.revision, jump=jump)
+
+    async def check_own(self) -> SessionRecord:
+        """Return the stored row, if it can be the result of this process's own commits.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError, SessionRevertedError: the stored row is not the result of this
+                process's commits; the journal is `lost`.
+            StoreError: the store could not be read.
+        """
+        own = self.session
+        try:
+            found = await self.store.get(self.key)
+            if found.log != own.log or (found.epoch > own.epoch and found.revision not in self._tried):
+                raise SessionFencedError(self.session_id, own.epoch)
+            if self._is_reverted or not self._is_own_row(found):
+                self._is_reverted = True
+                await self._store_reversion(found)
+                raise SessionRevertedError(self.session_id)
+        except (SessionFencedError, SessionNotFoundError, SessionRevertedError) as error:
+            self.lose(error)
+            self.log.abandon()
+            raise
+        return found
+
+    async def _check_unchanged(self, found: SessionRecord) -> None:
+        """Raise if the stored row has changed since `found` was read, for example by a restore.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError: the stored row has changed; the journal is `lost`. Create a new
+                `SessionCore` to load the session.
+        """
+        try:
+            now = await self.store.get(self.key)
+            if (now.log, now.epoch, now.revision) != (found.log, found.epoch, found.revision):
+                raise SessionFencedError(self.session_id, found.epoch)
+        except (SessionFencedError, SessionNotFoundError) as error:
+            self.lose(error)
+            self.log.abandon()
+            raise
+
+    async def revert(self) -> None:
+        """Record that the store has lost commits of this process, and give up the session. Always raises.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError, SessionRevertedError: always one of them; the journal is `lost`.
+            StoreError: the store could not be used; call this again.
+        """
+        self._is_reverted = True
+        self.mark_stale()
+        await self.check_own()
+
+    def _is_own_row(self, found: SessionRecord) -> bool:
+        """Return whether the stored row can result from this process's own requests, answered or not."""
+        own = self.session
+        return found.revision in (own.revision, own.revision + 1, *self._tried)
+
+    async def _store_reversion(self, earlier: SessionRecord) -> None:
+        """Activate the session in the store's `earlier` state, and store a `SessionReverted` event.
+
+        Event numbers and turn indexes continue above those that were already used, so that each stays unique.
+
+        Raises:
+            SessionFencedError: the session is no longer in that state, since another process has activated it.
+        """
+        found = (await self._reactivate(earlier)).session
+        seq, at = max(found.seq, self.log.last_seq) + 1, self.clock()
+        session = found.committed(
+            seq=seq,
+            next_index=max(found.next_index, self.session.next_index),
+            updated_at=max(found.updated_at, at),
+        )
+        key = None if await self.has_reverted() else REVERTED
+        said = SessionReverted(**self.key._asdict(), seq=seq, at=at, key=key)
+        await self.store.commit(self.key, found.epoch, Commit(session=session, events=[said]))
+
+    async def has_reverted(self) -> bool:
+        """Return whether the session was ever reverted to an earlier state of its store."""
+        return await self.store.event_of_key(self.key, REVERTED) is not None
+
+    def extend(self, count: int) -> tuple[Span, SessionRecord]:
+        """Return the span of the next `count` blocks of the log, and the session's row with the log grown by them."""
+        span = Span(self.session.log, self.session.log_size, self.session.log_size + count)
+        return span, replace(self.session, log_size=span.stop)
+
+    def number(self, events: Sequence[NewEvent]) -> list[Event]:
+        """Return the events with the next numbers, which are reserved for them until the next commit."""
+        first, at = self.log.reserve(len(events)), self.clock()
+        return [
+            kind(session_id=self.session_id, user_id=self.session.user_id, seq=seq, at=at, **values)
+            for seq, (kind, values) in enumerate(events, first)
+        ]
+
+    async def commit(self, commit: Commit, *, live: bool) -> None:
+        """Store a commit, then apply its session row and publish its events.
+
+        Args:
+            live: whether a run is active after the commit, which may publish live events before the next one.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError: another process took the session, or it was deleted; the journal
+                is `lost`.
+            SessionRevertedError: the store lacks commits of this process, for example because it was restored from a
+                backup; the journal is `lost`.
+            DuplicateKeyError: nothing was stored.
+            StoreError: the outcome is unknown; the journal is `stale`. Other exceptions of the store are converted to
+                this error.
+        """
+        indices = [turn.index + 1 for turn in commit.turns]
+        session = replace(
+            commit.session,
+            seq=self.log.last_seq + (LIVE_NUMBERS if live else 0),
+            next_index=max([commit.session.next_index, *indices]),
+            revision=commit.session.revision + 1,
+            updated_at=max(math.nextafter(commit.session.updated_at, math.inf), self.clock()),
+        )
+        copied = self.forwarder.copied if self.forwarder else 0
+        forget = copied if copied >= self._deleted_up_to + DELETE_EVERY else 0
+        try:
+            whole = replace(commit, session=session, forget_events=forget)
+            await self.store.commit(self.key, session.epoch, whole)
+        except SessionFencedError:
+            self.mark_stale()  # until the cause is known
+            await self.check_own()
+            await self.revert()  # the row is this process's own, so the store was reverted under the commit
+            raise
+        except DuplicateKeyError:
+            self.log.publish()
+            raise
+        except BaseException as error:
+            self.mark_stale()
+            if isinstance(error, Exception) and not isinstance(error, TurnwiseError):
+                raise _failed("commit", error) from error
+            raise
+        self.session = session
+        self._deleted_up_to = max(self._deleted_up_to, forget)
+        self.log.publish(commit.events)
+        if self.forwarder and commit.events:
+            self.forwarder.wake(session.log)
+
+    def drop_cleared(self, spans: Spans) -> None:
+        """Drop all events and all blocks but `spans` from memory, since turns were removed for good."""
+        self.blocks.keep_only(spans)
+        self.log.drop_cached()
+
+    async def delete(self) -> int:
+        """Delete the session, its history first, so that a delete that fails can be repeated.
+
+        Returns how many turns it had.
+
+        Raises:
+            SessionFencedError: another process owns the session; its history was not deleted.
+        """
+        if self.forwarder:
+            await self.check_own()
+            self.forwarder.stop()
+            await self.forwarder.history.delete(self.key)
+        return await self.store.delete(self.key, epoch=self.session.epoch, log=self.session.log)
+
+    # Reading
+
+    async def events(self, after: int, limit: int) -> Sequence[Event]:
+        """Return up to `limit` events with a number above `after`, from memory, and older ones from the store.
+
+        A page that is large is shorter, but has at least one event if there is one: see `PAGE_BYTES`.
+        """
+        return await self._with_blocks(await self.bare_events(after, limit))
+
+    async def bare_events(self, after: int, limit: int) -> Sequence[Event]:
+        """Return the events that `events` returns, without blocks if they are stored apart."""
+        start = self.log.start
+        if after >= start - 1:
+            return self.log.since(after, limit)
+        held = self.log.since(start - 1, limit)  # first, since these may leave memory while the store is read
+        stored = await self._stored_events(after, limit)
+        earlier = [event for event in stored if event.seq < start]
+        if earlier and len(earlier) == len(stored) and may_be_cut(earlier, limit):
+            return earlier  # the store may have more before those that are held
+        return [*earlier, *held][:limit]
+
+    async def _with_blocks(self, events: Sequence[Event]) -> Sequence[Event]:
+        return await self.blocks.read_first_events(events, self.session.log)
+
+    async def _missed_events(self) -> Sequence[Event]:
+        """Return all stored events that are not published: a commit, such as an import, may have any number."""
+        missed: list[Event] = []
+        while True:
+            page = await self._stored_events(missed[-1].seq if missed else self.log.published, MISSED)
+            missed += page
+            if not page:
+                return missed
+
+    async def _stored_events(self, after: int, limit: int) -> Sequence[Event]:
+        stored = await self.store.events(self.key, after=after, limit=limit)
+        if self.forwarder is None:
+            return check_events(stored)
+        copied = await self.forwarder.history.events(self.key, after=after, limit=limit)
+        return check_events(merged_events(copied, stored, limit))
+
+
+def _failed(verb: str, error: Exception) -> StoreError:
+    """Return a StoreError for an exception that is not turnwise's, so that callers retry as after any StoreError."""
+    return StoreError(f"the store raised {type(error).__name__} during {verb}, so its outcome is unknown: try again")

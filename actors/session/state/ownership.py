@@ -1,0 +1,123 @@
+"""`Ownership`: whether this process owns a session, whether it may give the session up, and giving it up."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
+from turnwise.actors.session.state.state import SessionState
+from turnwise.actors.session.state.transactor import Transactor
+from turnwise.actors.session.window.window_compaction import WindowCompaction
+from turnwise.errors import SessionFencedError, SessionNotFoundError
+
+FLUSH_S = 5.0
+"""How many seconds a leaving process waits for its events to reach the history store.
+
+The next process forwards the rest."""
+
+
+class Ownership:
+    """A process's ownership of a session, from activation until it leaves, is fenced, or the session is deleted.
+
+    While `leave` awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
+    |---|---|---|
+    | the commit of the memories' progress | reads | turns that memories receive again |
+    | the note of the waiting runs' engines | reads | a session that was not given up, and perhaps an unused note |
+    | the event history | nothing: the session is given up | events that the next process forwards |
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        compaction: WindowCompaction,
+        ingestion: MemoryIngestion,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._compaction = compaction
+        self._ingestion = ingestion
+        self.left_waiting: dict[str, str] = {}
+        """The engine ids, by run id, of the runs that were waiting for a decision, or queued behind such a run, when
+        this process gave the session up."""
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a run, compaction or memory save is active or about to start.
+
+        A run that awaits approval, and the runs queued behind it, do not count.
+        """
+        active = self._state.active
+        waits = active and active.record.state == "awaiting_approval" and active.is_waiting
+        runs = not waits and bool(active or self._state.run_queue.queue)
+        runs = runs or self._transactor.may_have_begun
+        return runs or self._compaction.is_under_way or self._ingestion.is_at_work
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether this process no longer owns the session: it left, was fenced, or deleted the session."""
+        return self._journal.lost is not None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this process owns the session."""
+        return bool(self._journal.session.epoch) and not self.is_lost
+
+    async def check_log(self, log: str) -> None:
+        """Raise if the loaded session's log differs from `log`. Costs nothing if it is the same.
+
+        Raises:
+            SessionFencedError: the store has another session with this id by now; create a new `SessionCore` to load
+                it.
+            SessionNotFoundError: the session with this log was deleted, or removed by a restore; the id belongs to
+                another session.
+        """
+        await self._transactor.loaded()
+        if self._journal.session.log != log:
+            await self._transactor.run(self._journal.check_own)
+            raise SessionNotFoundError(self._state.session_id)
+
+    async def check_own(self) -> None:
+        """Raise if the stored session is not as this process last committed it. Call it when a record is missing.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError, SessionRevertedError: the stored session differs; create a new
+                `SessionCore` to load it.
+        """
+        if self._journal.session.epoch:
+            await self._transactor.run(self._journal.check_own)
+
+    async def leave(self, note: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> bool:
+        """Give the session up unless it `is_in_use`; return whether it was given up.
+
+        Later calls raise SessionFencedError.
+
+        Args:
+            note: called first with the engine id of each waiting run, by run id. If it raises, this process keeps the
+                session.
+        """
+        async with self._transactor.alone:
+            if self.is_lost:
+                return True
+            if self.is_in_use:
+                return False
+            await self._ingestion.store_mark()
+            await self._transactor.store_unbilled()
+            waiting = self._engines.ids() if self._state.active else {}
+            if note:
+                await note(waiting)
+            self.left_waiting = waiting
+            lost = SessionFencedError(self._state.session_id, self._journal.session.epoch)
+            self._journal.lose(lost)
+        closing = self._engines.remove_all()
+        if self._journal.forwarder:
+            await self._journal.forwarder.flush(FLUSH_S)
+        self._transactor.give_up(lost)
+        await self._engines.close(closing)
+        return True

@@ -1,0 +1,134 @@
+"""Builds the stored events of a run, with the blocks that each adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from turnwise.actors.inference.engine import NewEvent
+from turnwise.memory.conversation.blocks import Block, ToolResult
+from turnwise.memory.conversation.calls.tool_calls import CallState
+from turnwise.memory.conversation.events import (
+    Appending,
+    ApprovalRequested,
+    PromptJoined,
+    RunCancelled,
+    RunCompleted,
+    RunEnded,
+    RunFailed,
+    RunInterrupted,
+    RunStarted,
+    ToolEnded,
+)
+from turnwise.memory.conversation.runs import MERGED, RunRecord, RunState
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Spans, to_places
+from turnwise.memory.conversation.turns import TurnRecord
+
+_END_EVENTS: dict[RunState, type[RunEnded]] = {
+    "completed": RunCompleted,
+    "cancelled": RunCancelled,
+    "failed": RunFailed,
+    "interrupted": RunInterrupted,
+}
+
+
+def turn_key(turn_id: str) -> str:
+    """Return the key of the event that stores the run of the turn with this id."""
+    return f"turnwise.turn:{turn_id}"
+
+
+def about(record: RunRecord) -> dict[str, Any]:
+    """Return the fields that all events of a run have."""
+    return {"turn_index": record.turn_index, "run_id": record.run_id}
+
+
+def start_event(
+    record: RunRecord, turn: TurnRecord, head: TurnRecord | None, session: SessionRecord, prompts: Sequence[Block]
+) -> NewEvent:
+    """Return the event of a run that has become active.
+
+    Args:
+        head: the turn that the run's turn continues.
+        prompts: the blocks of the turn's prompt.
+    """
+    values: dict[str, Any] = {**about(record), "turn_id": turn.turn_id, "blocks": tuple(prompts)}
+    values["prompt"] = to_places(turn.prompt, session.log)
+    if head and not is_snapshot(head, session.session_id):
+        values["input"] = to_places(turn.input, session.log)
+    return RunStarted, values
+
+
+def is_snapshot(head: TurnRecord, session_id: str) -> bool:
+    """Return whether the next turn continues the snapshot of `head`, which the events of this session tell."""
+    if head.parent is None:
+        is_own = True
+    else:  # a fork's first turn has the index of the turn that it copies, which may be of a session with this id
+        name, _, index = head.parent.rpartition("#")
+        is_own = name == session_id and index != str(head.index)
+    return is_own and not head.carried and not head.carries_all
+
+
+def merged_into(run_id: str) -> dict[str, Any]:
+    """Return the fields of the end of a queued run whose prompts are part of another run."""
+    return {"state": "cancelled", "why": f"merged into run {run_id}", "code": MERGED, "successor": run_id}
+
+
+def end_event(
+    end: RunRecord, new: Sequence[Block] = (), session: SessionRecord | None = None, *, discarded: bool = False
+) -> NewEvent:
+    """Return the terminal event of a run whose end stores the blocks `new`, the last of the session's log."""
+    values: dict[str, Any] = about(end)
+    if new and session:
+        values |= {"span": (session.log_size - len(new), session.log_size), "blocks": tuple(new)}
+    if end.state == "completed":
+        values |= {"usage": end.usage, "stop_reason": end.stop_reason}
+    else:
+        values["why"] = end.why
+    if end.state == "cancelled":
+        values |= {"code": end.code, "successor": end.successor}
+    if discarded:
+        values["discarded"] = True
+    if end.state == "failed":
+        values["code"] = end.code
+    return _END_EVENTS[end.state], values
+
+
+def request_event(record: RunRecord, call_id: str, state: CallState) -> NewEvent:
+    """Return the event that asks for a decision that does not concern a tool call, such as a budget."""
+    asked = {"call_id": call_id, "name": state.name, "wants": state.wants, "why": state.why}
+    return ApprovalRequested, about(record) | asked
+
+
+def joined_events(record: RunRecord, joined: str, prompt: Spans, blocks: Sequence[Block]) -> list[NewEvent]:
+    """Return the events of a run that the prompts of the run `joined` have become part of: one for each span."""
+    events: list[NewEvent] = []
+    left = iter(blocks)
+    for span in prompt:
+        own = tuple(islice(left, span.stop - span.start))
+        said = {"joined": joined, "span": (span.start, span.stop), "blocks": own}
+        events.append((PromptJoined, {**about(record), **said}))
+    return events
+
+
+def placed(events: Sequence[NewEvent], new: Sequence[Block], session: SessionRecord) -> list[NewEvent]:
+    """Return the events, each with those of the blocks `new` that it adds.
+
+    `new` are the last blocks of the session's log.
+    """
+    first = session.log_size - len(new)
+    said = [at for at, block in enumerate(new) if not isinstance(block, ToolResult)]
+    results = {block.call_id: at for at, block in enumerate(new) if isinstance(block, ToolResult)}
+    placed: list[NewEvent] = []
+    for kind, values in events:
+        where: list[int] = []
+        if issubclass(kind, ToolEnded):
+            where = [results[values["call_id"]]] if values["call_id"] in results else []
+        elif issubclass(kind, Appending):
+            where, said = said, []
+        if where:
+            span = (first + where[0], first + where[-1] + 1)
+            values = {**values, "span": span, "blocks": tuple(new[where[0] : where[-1] + 1])}  # noqa: PLW2901
+        placed.append((kind, values))
+    return placed

@@ -1,0 +1,344 @@
+"""`Transactor`: runs a session's changes one at a time; each change is one commit, or has no effect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from turnwise.actors.inference.engine import NewEvent
+from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.state.session_tasks import SessionTasks
+from turnwise.actors.session.state.state import SessionState
+from turnwise.errors import (
+    CorruptRecordError,
+    DuplicateKeyError,
+    EncryptionError,
+    NotFoundError,
+    SessionFencedError,
+    StoreError,
+    TurnwiseError,
+)
+from turnwise.memory.background import MOST_PAUSE_S, retry, shielded
+from turnwise.memory.conversation.blocks import Block, encode
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import union
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.growing_pauses import GrowingPauses
+from turnwise.memory.stores.base import Activation, Commit
+from turnwise.memory.values.records import replace
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class UnknownOutcome:
+    """The outcome of a commit whose answer may be lost: after a store error, the next activation sets `stored`."""
+
+    stored: bool = False
+
+
+@dataclass(frozen=True)
+class _Unanswered:
+    """The last commit that the store has not answered, and what depends on whether it was stored."""
+
+    commit: Commit
+    doubt: UnknownOutcome | None
+    unbilled: Usage | None
+    """The session's unbilled usage that the commit records."""
+    begins: frozenset[str]
+    """The runs that it makes active."""
+
+
+class CommitMark(Protocol):
+    """A value in the session's row that is stored with the next commit, whatever that is."""
+
+    def stamp(self, session: SessionRecord, turns: Iterable[TurnRecord]) -> SessionRecord:
+        """Return the session's row, updated with the mark, for a commit that stores these turns."""
+
+    def stored(self, session: SessionRecord) -> None:
+        """Called when the row with the mark has been stored."""
+
+
+class Transactor:
+    """Changes a session's state: every change runs alone, behind one lock, as decide, commit, apply.
+
+    The state in memory changes only after the commit, so a crash at any point leaves the state of the last commit.
+    After a store error, the commit's outcome is unknown; the next change first activates the session again and loads
+    what the store has.
+
+    While a change awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
+    |---|---|---|
+    | the lock | reads, streaming, the previous change | nothing of this change |
+    | the store's commit | reads, streaming; live events wait | all of it or nothing |
+    | an activation, after a store error | reads, streaming; live events wait | what the store has |
+
+    Args:
+        mark: is stored along with each commit.
+        recover: loads the state that an activation found; runs as part of the change that activates.
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        tasks: SessionTasks,
+        engines: SessionEngines,
+        mark: CommitMark,
+        recover: Callable[[Activation, set[str]], Awaitable[None]],
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._tasks = tasks
+        self._engines = engines
+        self._mark = mark
+        self._recover = recover
+        self._lock = asyncio.Lock()
+        self._unanswered: _Unanswered | None = None
+        self._begun: set[str] = set()
+        """The runs that unanswered commits have made active, until `recover` has launched them."""
+        self._launching: asyncio.Task[None] | None = None
+        self._unbilled: Usage | None = None
+
+    # Changes
+
+    async def run(self, change: Callable[[], Awaitable[Result]]) -> Result:
+        """Run one change exclusively, and to its end even if the caller is cancelled.
+
+        Args:
+            change: decides, commits, and then changes the state in memory.
+        """
+        return await shielded(self._tasks.spawn(self.run_here(change)), self._tasks.name("a change"))
+
+    async def run_here(self, change: Callable[[], Awaitable[Result]]) -> Result:
+        """Run one change exclusively in the caller's task, which must not be cancelled."""
+        async with self._lock:
+            if self._journal.lost:
+                raise self._journal.lost
+            try:
+                if self._journal.stale:
+                    await self._activate()
+                return await change()
+            finally:
+                if self._journal.lost:
+                    self._lose(self._journal.lost)
+
+    async def run_with_retries(self, change: Callable[[], Awaitable[Result]], *, shielded: bool = True) -> Result:
+        """Run one idempotent change, and repeat it after store errors for up to `store_retry_s`.
+
+        Args:
+            shielded: a change that has begun runs to its end even if the caller is cancelled; this costs a task.
+
+        Raises:
+            StoreError: the store failed for `store_retry_s`, or another process owns the session.
+        """
+        deadline = asyncio.get_running_loop().time() + self._engines.config.store_retry_s
+        pauses = GrowingPauses(0.01, 1.0)
+        while True:
+            try:
+                return await (self.run(change) if shielded else self.run_here(change))
+            except CorruptRecordError:
+                raise
+            except StoreError as error:
+                pause_s = pauses.next_s()
+                late = asyncio.get_running_loop().time() + pause_s > deadline
+                if late or self._journal.lost or isinstance(error, SessionFencedError):
+                    raise
+            await asyncio.sleep(pause_s)
+
+    async def run_until_stored(self, change: Callable[[], Awaitable[Result]]) -> Result:
+        """Run one idempotent change, and repeat it after store errors until it succeeds.
+
+        Raises:
+            StoreError: a row is corrupt, or another process owns the session.
+        """
+        while True:
+            try:
+                return await self.run_with_retries(change)
+            except CorruptRecordError:
+                raise
+            except StoreError:
+                if self._journal.lost:
+                    raise
+            await asyncio.sleep(MOST_PAUSE_S)
+
+    @property
+    def alone(self) -> asyncio.Lock:
+        """The lock that each change holds; take it to run code between two changes."""
+        return self._lock
+
+    # Commits
+
+    async def commit(
+        self,
+        session: SessionRecord,
+        events: Sequence[NewEvent] = (),
+        *,
+        blocks: Sequence[Block] = (),
+        encoded: Sequence[str] | None = None,
+        turns: Sequence[TurnRecord] = (),
+        dropped_turns: Sequence[int] = (),
+        new_run: RunRecord | None = None,
+        runs: Sequence[RunRecord] = (),
+        live: bool | None = None,
+        doubt: UnknownOutcome | None = None,
+        forget_turns: int = -1,
+        cleared_blocks: Sequence[tuple[int, str]] = (),
+    ) -> None:
+        """Number the events, store all arguments in one commit, and cache the blocks. Call it within a change.
+
+        Args:
+            session: the new row; its log ends with the `blocks`.
+            encoded: the blocks as stored text, if they are encoded already.
+            live: whether a run is active after the commit; None if that does not change.
+            doubt: if the commit's outcome is unknown, the next activation sets its `stored`.
+
+        Raises:
+            DuplicateKeyError: nothing was stored.
+            TurnwiseError: see `Journal.commit`.
+        """
+        texts = [encode(block) for block in blocks] if encoded is None else encoded
+        live = self._state.active is not None if live is None else live
+        if self._unbilled:
+            session = replace(session, usage=session.usage + self._unbilled)
+        session = self._mark.stamp(session, turns)
+        commit = Commit(
+            session=session,
+            events=self._journal.number(events),
+            blocks=texts,
+            turns=turns,
+            dropped_turns=dropped_turns,
+            new_run=new_run,
+            runs=runs,
+            forget_turns=forget_turns,
+            cleared_blocks=cleared_blocks,
+        )
+        last = self._unanswered = _Unanswered(commit, doubt, self._unbilled, self._begins(commit))
+        self._unbilled = None
+        try:
+            await self._journal.commit(commit, live=live)
+        except DuplicateKeyError:
+            self._unanswered = None
+            self.add_unbilled(last.unbilled)
+            raise
+        except TurnwiseError:
+            if self._journal.lost:
+                self._lose(self._journal.lost)
+            elif last.begins and (self._launching is None or self._launching.done()):
+                what = self._tasks.name("beginning a run, of whose start the store has not answered")
+                self._launching = self._tasks.spawn(retry(self._launch_begun, what, until=self.is_final))
+            raise
+        self._unanswered = None
+        self._mark.stored(session)
+        if blocks:
+            self._journal.blocks.cache.add(session.log, session.log_size - len(blocks), blocks)
+
+    def _begins(self, commit: Commit) -> frozenset[str]:
+        """Return the runs that a commit makes active: those that it stores as running, but the active one."""
+        active = self._state.active and self._state.active.run_id
+        stored = (*commit.runs, *([commit.new_run] if commit.new_run else []))
+        return frozenset(run.run_id for run in stored if run.state == "running" and run.run_id != active)
+
+    @property
+    def may_have_begun(self) -> bool:
+        """Whether a commit without an answer may have made a run active, which no activation has launched yet."""
+        return bool(self._begun or (self._unanswered and self._unanswered.begins))
+
+    @property
+    def unbilled(self) -> Usage:
+        """Usage that no commit is known to have recorded; the next commit records it."""
+        on_its_way = (self._unanswered and self._unanswered.unbilled) or Usage()
+        return on_its_way + self._unbilled if self._unbilled else on_its_way
+
+    def add_unbilled(self, spent: Usage | None) -> None:
+        """Add usage that no commit has recorded, for the next commit to record."""
+        if spent:
+            self._unbilled = self._unbilled + spent if self._unbilled else spent
+
+    async def store_unbilled(self) -> None:
+        """Store the usage that no commit has recorded, if there is any. Call it within a change."""
+        if self._unbilled and not self._journal.stale:
+            await self.commit(self._journal.session)
+
+    # Owning the session
+
+    async def loaded(self) -> None:
+        """Activate the session if its state in memory is stale, so that the caller may read it.
+
+        Raises:
+            TurnwiseError: this process no longer owns the session.
+        """
+        if self._journal.stale and self._journal.lost is None:
+            await self.activate()
+        if self._journal.lost:
+            raise self._journal.lost
+
+    async def activate(self) -> None:
+        """Take ownership of the session: raise its epoch, load it, and end or resume the run of a lost process.
+
+        The first change or read does this automatically. Afterwards the store refuses commits of all other processes.
+        """
+        if self._journal.stale:
+            await self.run(_nothing)
+
+    async def _activate(self) -> None:
+        found = await self._journal.activate()
+        last, self._unanswered = self._unanswered, None
+        commit = self._settled(last) if last else None
+        await self._recover(found, self._begun)
+        self._begun.clear()
+        if commit and commit.forget_turns >= 0:
+            self._journal.drop_cleared(union(*self._state.shown_spans))
+        if observer := self._engines.whole.observer:
+            observer.activated(self._state.view())
+        self._journal.mark_loaded()  # from here on, a run that is not open has ended, and its last event is stored
+
+    def _settled(self, last: _Unanswered) -> Commit | None:
+        """Note whether the commit without an answer was stored, as an activation found; return it if so."""
+        if last.doubt:
+            last.doubt.stored = self._journal.has_advanced
+        if not self._journal.has_advanced:
+            self.add_unbilled(last.unbilled)
+            return None
+        self._begun |= last.begins
+        self._state.update_ended(last.commit.turns)
+        self._state.drop_turns(last.commit.dropped_turns)
+        return last.commit
+
+    async def _launch_begun(self) -> None:
+        """Activate the session, so that a run begins that only this process can drive, if its start was stored."""
+        if self._journal.lost is None:
+            await self.activate()
+
+    def _lose(self, why: Exception) -> None:
+        observer, is_first = self._engines.whole.observer, self._recover is not _recover_nothing
+        if observer and is_first and isinstance(why, SessionFencedError):
+            observer.fenced(self._state.view())
+        self.give_up(why)
+
+    def give_up(self, why: Exception) -> None:
+        """Stop all runs, make all callers that wait for them raise `why`, and close the engines.
+
+        Called when this process no longer owns the session.
+        """
+        self._state.clear(why)
+        self._engines.close_all()
+        # Break the reference cycle, so that the parts are freed at once, not by the garbage collector.
+        self._recover = _recover_nothing
+
+    def is_final(self, error: BaseException) -> bool:
+        """Return whether a retry would fail again: the session is lost, or cannot be read."""
+        unreadable = isinstance(error, CorruptRecordError | EncryptionError | NotFoundError)
+        return self._journal.lost is not None or unreadable
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def _recover_nothing(found: Activation, begun: set[str]) -> None:
+    """Do nothing: a lost session is not activated again."""

@@ -1,0 +1,96 @@
+"""States of tool calls between the model's request and the result.
+
+They are kept in the run's record, so that they outlive the session's process: a call that had begun when the process
+was lost is not repeated unless its tool says that repeating does no harm, and a person's decision stays in force.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from turnwise.memory.conversation.blocks import Content, encode
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
+
+Wants = Literal["approval", "result", "budget"]
+"""What a call waits for: a person's approval, a result from outside, or permission to exceed a limit."""
+
+Verdict = Literal["approved", "rejected", "provided"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallState:
+    """The state of a call. A call that ended without a decision has no state, only its result."""
+
+    name: str
+    """Of the tool."""
+    wants: Wants | None = None
+    """What the call waits for, or waited for before the verdict."""
+    why: str | None = None
+    """The reason that is shown to the person who decides."""
+    verdict: Verdict | None = None
+    digest: str | None = None
+    """A digest of the decision. Repeating the same decision changes nothing; a different one is an error."""
+    started: bool = False
+    """Whether the tool was called."""
+    question: str | None = None
+    """The engine's id of what it asked, if the engine has such ids: a later question about the call has another."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether somebody has to decide."""
+        return self.wants is not None and self.verdict is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApprovalDecision:
+    """A decision about a tool call.
+
+    `input`: for an approved call, arguments that replace the model's. `text`: the reason of a rejection, or the
+    provided result. `is_error`: whether the provided result reports a failure. `is_json`: whether it is JSON. `blocks`:
+    the images, documents and texts beside its text.
+    """
+
+    verdict: Verdict
+    input: Mapping[str, Any] | None = None
+    text: str = ""
+    is_error: bool = False
+    is_json: bool = False
+    blocks: tuple[Content, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """A hash of the decision, equal for equal decisions."""
+        parts = (self.verdict, self.input, self.text, self.is_error, self.is_json, *map(encode, self.blocks))
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingCall:
+    """A call that somebody has to decide about."""
+
+    call_id: str
+    name: str
+    input: FrozenDict
+    wants: Wants
+    why: str | None
+
+
+def encode_calls(calls: Mapping[str, CallState]) -> FrozenDict:
+    """Return the states as a JSON object, for `RunRecord.calls`."""
+    return FrozenDict(freeze({call_id: _fields(state) for call_id, state in calls.items()}))
+
+
+def decode_calls(calls: Mapping[str, Any]) -> dict[str, CallState]:
+    """Return the states that `encode_calls` wrote."""
+    return {call_id: CallState(**state) for call_id, state in calls.items()}
+
+
+def _fields(state: CallState) -> dict[str, Any]:
+    values = {
+        name: getattr(state, name) for name in ("name", "wants", "why", "verdict", "digest", "started", "question")
+    }
+    return {name: value for name, value in values.items() if value}

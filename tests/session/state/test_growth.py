@@ -1,0 +1,256 @@
+"""What a process holds of sessions that it has seen, turn after turn: it stays within its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+import tracemalloc
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from scale import share
+from turnwise.actors.client.blocking import steps
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.request_batching import _BATCHERS, RequestBatcher
+from turnwise.actors.client.shared import actor_lookup as homes_module, cluster_client as realm_module
+from turnwise.actors.client.shared.actor_lookup import _LookupOfOne
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.cluster.wire import Message, PackedOutcome, PackedTurn, SessionRef, StartAnswer
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.state import cached_blocks
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import Block, Text, User, encode
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.spans import Span, join, union
+from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.tokens.counter import ByteCounter
+from turnwise.strategies.trim import Trim
+from turnwise.testing.schedules import inline
+
+MANY = share(20_000, 20)
+"""All of them with `make races`."""
+TRACED = 800
+"""Of how many steps the memory is traced, which makes them slow. Those of the first stretch fill the caches."""
+STRETCH = TRACED // 4
+
+
+class Lookup(_LookupOfOne):
+    """Homes of actors that are but names."""
+
+    looked_up = 0
+
+    def warm(self, key: SessionKey, request: bytes) -> None:
+        """There is no process."""
+
+    def _look_up(self, key: SessionKey) -> Any:
+        self.looked_up += 1
+        return f"the actor of {key.session_id}"
+
+
+class Cluster:
+    """Answers what a client asks: each session is a conversation whose requests show its last `window` turns.
+
+    Its texts are longer than those that the JSON decoder keeps for the process, which are of 64 bytes at most.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, window: int = 10, prompt: str = "What is the weather like? " * 4
+    ) -> None:
+        monkeypatch.setattr(steps, "call", self.call)
+        self.meanwhile: Callable[[], object] = lambda: None
+        """What happens while an answer is on its way."""
+        self.client: Any = ClusterClient("namespace", "realm")
+        self.client._lookup = self.lookup = Lookup("namespace", "realm")
+        self.window = window
+        self.prompt = prompt
+        self.turns: dict[str, int] = {}
+        self.blocks: dict[int, str] = {}
+
+    def talk(self, session_id: str) -> Turn:
+        """Run a prompt and wait for its turn, as a client does."""
+        chat = Session(self.client, SessionRef(SessionKey(session_id)), None)
+        turn = chat.run(self.prompt).wait()
+        assert len(turn.blocks) == 2 * min(self.window, turn.index + 1)
+        return turn
+
+    def call(self, actor: Any, request: bytes, reach: Any, **how: Any) -> bytes:
+        packed = pickle.dumps(self.answer(pickle.loads(request)))
+        self.meanwhile()
+        return packed
+
+    def answer(self, message: Message) -> Any:
+        session_id = message.session.session_id
+        if message.verb == "delete_with_memories":
+            return Forgotten(sessions=1)
+        assert message.verb == "start"
+        at = self.turns.get(session_id, 0)
+        self.turns[session_id] = at + 1
+        first, last = 2 * max(0, at + 1 - self.window), 2 * at
+        record = TurnRecord(
+            index=at,
+            run_id=f"run-{at}",
+            status="completed",
+            prompt=(Span(session_id, last, last + 1),),
+            input=(Span(session_id, first, last + 1),),
+            output=(Span(session_id, last + 1, last + 2),),
+        )
+        cache = BlockCache()
+        self.blocks = {place: self.blocks.get(place) or self.block(place) for place in range(first, last + 2)}
+        shown: list[Block | str] = list(self.blocks.values())
+        cache.add_spans(join(record.input, record.output), shown)
+        spans = union(record.prompt, record.spans)
+        turn = PackedTurn(session_id, cache.source, record, spans, cache.read_encoded(spans))
+        return StartAnswer(record.run_id or "", at, PackedOutcome("completed", None, None, turn))
+
+    def block(self, place: int) -> str:
+        text = f"{place}: {self.prompt}"
+        return encode(Text(text=text) if place % 2 else User(text=text))
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(cache.size_bytes for cache in self.client._caches.values())
+
+
+def growth(step: Callable[[int], None]) -> int:
+    """Return by how many bytes a stretch of the last steps has made the process larger, measured at its lowest points.
+
+    Of several stretches the least counts: a leak grows in each, and what other threads allocate meanwhile does not.
+    """
+    for number in range(MANY - TRACED):
+        step(number)
+    lowest = []
+    tracemalloc.start()
+    try:
+        for start in range(MANY - TRACED, MANY, STRETCH):
+            gc.collect()
+            lowest.append(min(traced_after(step, number) for number in range(start, start + STRETCH)))
+    finally:
+        tracemalloc.stop()
+    return min(after - before for before, after in pairwise(lowest))
+
+
+def traced_after(step: Callable[[int], None], number: int) -> int:
+    step(number)
+    return tracemalloc.get_traced_memory()[0]
+
+
+def test_a_client_of_many_sessions_holds_no_more_than_of_the_last_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(realm_module, "CACHED_SESSIONS", 50)
+    monkeypatch.setattr(homes_module, "NOTED", 200)
+    cluster = Cluster(monkeypatch, prompt="What is the weather like? " * 40)
+    growth_bytes = growth(lambda number: _talk_and_leave(cluster, f"chat-{number}"))
+    assert len(cluster.client._caches) == 50 and len(cluster.lookup._actors) == 200
+    assert growth_bytes < 50 * STRETCH, "at most 50 bytes for each session"
+
+
+def _talk_and_leave(cluster: Cluster, session_id: str) -> None:
+    cluster.talk(session_id)
+    del cluster.turns[session_id]
+
+
+def test_a_client_of_many_turns_holds_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 15)
+    cluster = Cluster(monkeypatch)
+    most = 0
+
+    def step(number: int) -> None:
+        nonlocal most
+        cluster.talk("chat")
+        most = max(most, cluster.held_bytes)
+
+    assert growth(step) < 50 * STRETCH, "at most 50 bytes for each turn"
+    assert 12_000 < most <= 1 << 15
+
+
+def test_the_caches_of_all_sessions_have_one_bound_and_the_last_one_that_was_used_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 20)
+    cluster = Cluster(monkeypatch, prompt="x" * 10_000)
+    for number in range(200):
+        cluster.talk(f"chat-{number % 100}")
+        assert cluster.held_bytes <= 1 << 20
+    assert list(cluster.client._caches)[-1].session_id == "chat-99" and 10 < len(cluster.client._caches) < 100
+
+
+def test_a_turn_that_is_larger_than_the_bound_can_be_read_and_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 20)
+    cluster = Cluster(monkeypatch, prompt="x" * 100_000)
+    turns = [cluster.talk("chat") for _ in range(20)]
+    assert not cluster.client._caches
+    assert [len(turn.blocks) for turn in turns] == [2 * min(10, number + 1) for number in range(20)]
+
+
+def test_a_turn_keeps_its_blocks_though_the_client_evicts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its session left out what the client had said that it holds."""
+    monkeypatch.setattr(realm_module, "CACHED_SESSIONS", 2)
+    cluster = Cluster(monkeypatch)
+    cluster.talk("chat")
+
+    def others() -> None:
+        cluster.meanwhile = lambda: None
+        for number in range(5):
+            cluster.talk(f"other-{number}")
+
+    cluster.meanwhile = others
+    turn = cluster.talk("chat")
+    assert SessionKey("chat") not in cluster.client._caches
+    assert len(turn.blocks) == 4
+
+
+def test_a_client_holds_nothing_of_a_session_that_it_has_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    cluster.talk("chat")
+    Session(cluster.client, SessionRef(SessionKey("chat")), None).delete()
+    assert not cluster.client._caches
+
+
+def test_an_actor_that_is_noted_no_more_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homes_module, "NOTED", 3)
+    lookup = Lookup("namespace", "realm")
+    for name in "abcad":
+        lookup.actor(SessionKey(name))
+    assert lookup.looked_up == 4 and [key.session_id for key in lookup._actors] == ["c", "a", "d"]
+    assert lookup.actor(SessionKey("b")) == "the actor of b" and lookup.looked_up == 5
+
+
+async def test_an_event_loop_keeps_no_bundler_of_hosts_that_have_left() -> None:
+    for number in range(MANY):
+        RequestBatcher.of(f"host {number}")
+    assert len(_BATCHERS[asyncio.get_running_loop()]) == 1
+
+
+async def test_a_process_caches_little_more_than_the_window_of_a_session_of_many_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trim_bytes, turns = 1 << 18, MANY // 2
+    monkeypatch.setattr(cached_blocks, "TRIM_BYTES", trim_bytes)
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id="s"))
+    config = SessionConfig(max_context_tokens=4_000, reserve_output_tokens=0, token_counter=ByteCounter())
+    core = SessionCore(SessionKey("s"), store, EchoEngine(), config, overflow=Trim(), off_loop=inline)
+    most = most_counted = 0
+    for number in range(turns):
+        await core.admission.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
+        outcome = await core.reads.wait(f"run-{number}")
+        assert outcome.turn and outcome.turn.text.endswith("x")
+        most = max(most, core.state.journal.blocks.cache.size_bytes)
+        index = core.engines.current.compactor and core.engines.current.compactor._index
+        counted = sum(len(stretch.totals) for each in index._logs.values() for stretch in each) if index else 0
+        most_counted = max(most_counted, counted)
+    assert trim_bytes // 2 < most < trim_bytes + 10_000
+    assert most_counted < 3 * trim_bytes // 600
+    assert (await core.reads.turn(0)).text.endswith("x"), "what has left memory is in the store"
+    early = await core.reads.wait(f"run-{turns - 100}")
+    assert early.turn and len(early.turn.blocks) > 2
+    assert (await core.reads.latest()) == (await core.reads.turn(turns - 1))

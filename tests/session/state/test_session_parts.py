@@ -1,0 +1,246 @@
+"""How a session is put together, and what its parts promise by themselves; what it does is in test_session_core.py."""
+
+import ast
+import asyncio
+import gc
+import inspect
+import sys
+import textwrap
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engines import ScriptedEngine
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.named_engines import NamedEngines
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.memory.saving_progress import SavingProgress
+from turnwise.actors.session.state.cached_blocks import CachedBlocks
+from turnwise.actors.session.state.journal import Journal
+from turnwise.actors.session.state.session_tasks import SessionTasks
+from turnwise.actors.session.state.state import SessionState
+from turnwise.actors.session.state.stored_records import StoredRecords
+from turnwise.actors.session.state.transactor import Transactor, UnknownOutcome
+from turnwise.actors.session.window.plan_runner import PlanRunner
+from turnwise.actors.session.window.request_fitting import RequestFitting
+from turnwise.errors import SessionFencedError, StoreError
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.stores.base import Activation, Commit
+from turnwise.memory.stores.in_memory import InMemoryStore
+
+PARTS = sorted(
+    {
+        type(part)
+        for part in vars(SessionCore(SessionKey("s"), InMemoryStore(), EchoEngine())).values()
+        if type(part).__module__.startswith("turnwise.actors")
+    }
+    | {CachedBlocks, PlanRunner, RequestFitting, SavingProgress, SessionTasks, StoredRecords},
+    key=lambda cls: cls.__name__,
+)
+
+
+@pytest.mark.parametrize("part", [SessionCore, *PARTS], ids=lambda cls: cls.__name__)
+def test_a_part_of_a_session_inherits_nothing_and_uses_no_private_name_of_another(part: type) -> None:
+    assert part.__mro__ == (part, object)
+    gc.collect()  # Python 3.11 cannot parse if the garbage collector meanwhile shows a traceback, which it parses
+    for node in ast.walk(ast.parse(inspect.getsource(sys.modules[part.__module__]))):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            if node.attr == "_asdict":
+                continue  # of a named tuple, and public
+            whose = ast.unparse(node.value)
+            assert whose in ("self", "cls"), f"line {node.lineno} of {part.__module__}: {whose}.{node.attr}"
+
+
+def test_each_field_of_the_state_is_written_by_one_method() -> None:
+    writers: dict[str, set[str]] = {}
+    for method in inspect.getmembers(SessionState, inspect.isfunction):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method[1])))
+        for node in ast.walk(tree):
+            for target in _targets(node):
+                if isinstance(target, ast.Attribute) and method[0] != "__init__":
+                    writers.setdefault(ast.unparse(target), set()).add(method[0])
+    own = {name: by for name, by in writers.items() if name.startswith("self.")}
+    assert own.keys() >= {"self.head", "self.active", "self.run_queue", "self._interrupted"}
+    assert all(len(by) == 1 for by in own.values()), own
+    for part in [SessionCore, *PARTS]:
+        for node in ast.walk(ast.parse(inspect.getsource(sys.modules[part.__module__]))):
+            for target in _targets(node):
+                if isinstance(target, ast.Attribute) and target.attr in ("head", "active", "run_queue", "current"):
+                    assert ast.unparse(target.value) == "self", f"{part.__module__} writes {ast.unparse(target)}"
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.AugAssign | ast.AnnAssign):
+        return [node.target]
+    return node.targets if isinstance(node, ast.Assign) else []
+
+
+def test_a_session_that_was_left_is_freed_without_the_garbage_collector() -> None:
+    """Its processes look for garbage rarely, and a packed host lets thousands of sessions go."""
+
+    async def story() -> None:
+        store = InMemoryStore()
+        await store.create(SessionRecord(session_id="s"))
+        core = SessionCore(SessionKey("s"), store, NamedEngines({"a": EchoEngine(), "b": EchoEngine()}))
+        await core.admission.start(["hello"], run_id="run")
+        await core.reads.wait("run")
+        whole = core.engines.whole
+        parts = (core, core.transactor, core.state, core.ingestion, whole, whole.of_engine("b"))
+        left = [weakref.ref(part) for part in parts]
+        del whole, parts
+        assert await core.ownership.leave()
+        await asyncio.sleep(0)
+        del core
+        assert [each() for each in left] == [None] * len(left)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(story())
+    finally:
+        gc.enable()
+
+
+class Doubtful(InMemoryStore):
+    """A store whose next answer to a commit is lost; whether the commit was stored, it says itself."""
+
+    lost: bool | None = None
+
+    async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
+        lost, self.lost = self.lost, None
+        if lost is not False:
+            await super().commit(key, epoch, commit)
+        if lost is not None:
+            raise StoreError("its answer was lost")
+
+
+class Bench:
+    """A transactor alone: no runs, no memories."""
+
+    def __init__(self) -> None:
+        self.store = Doubtful()
+        self.recovered: list[Activation] = []
+        core = SessionCore(SessionKey("s"), self.store, ScriptedEngine())
+        self.state = SessionState(SessionKey("s"), Journal(SessionKey("s"), self.store, None))
+        progress = SavingProgress(core.engines)
+        tasks = SessionTasks("s")
+        self.transactor = Transactor(self.state, tasks, core.engines, progress, self._recover)
+
+    async def _recover(self, found: Activation, _: set[str]) -> None:
+        self.recovered.append(found)
+        self.state.journal.log.publish()
+
+    async def change(self, doubt: UnknownOutcome | None = None, **changes: Any) -> None:
+        async def commit() -> None:
+            if not (doubt and doubt.stored):
+                session = replace(self.state.journal.session, **changes)
+                await self.transactor.commit(session, [], doubt=doubt)
+
+        await self.transactor.run(commit)
+
+
+async def bench() -> Bench:
+    found = Bench()
+    await found.store.create(SessionRecord(session_id="s"))
+    return found
+
+
+async def test_the_first_change_activates_the_session_and_later_ones_do_not() -> None:
+    made = await bench()
+    await made.change(ttl_s=1.0)
+    await made.change(ttl_s=2.0)
+    assert len(made.recovered) == 1 and (await made.store.get(SessionKey("s"))).ttl_s == 2.0
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_after_an_unknown_outcome_the_next_change_loads_the_stored_state(stored: bool) -> None:
+    made = await bench()
+    await made.change(ttl_s=1.0)
+    made.store.lost = stored
+    with pytest.raises(StoreError):
+        await made.change(ttl_s=2.0)
+    await made.change()
+    assert len(made.recovered) == 2
+    assert made.recovered[1].session.ttl_s == (await made.store.get(SessionKey("s"))).ttl_s == (2.0 if stored else 1.0)
+
+
+async def test_changes_run_one_at_a_time_and_to_their_end_when_their_caller_is_cancelled() -> None:
+    made, at_work, goes_on, done = await bench(), asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def slow() -> None:
+        at_work.set()
+        await goes_on.wait()
+        done.append("slow")
+
+    async def quick() -> None:
+        done.append("quick")
+
+    first = asyncio.create_task(made.transactor.run(slow))
+    await at_work.wait()
+    second = asyncio.create_task(made.transactor.run(quick))
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert done == []
+    goes_on.set()
+    await second
+    assert done == ["slow", "quick"]
+
+
+async def test_a_session_that_was_given_up_is_neither_activated_nor_changed_again() -> None:
+    made = await bench()
+    await made.change()
+    made.state.journal.lose(SessionFencedError("s", 1))
+    made.state.journal.mark_stale()
+    for ask in (made.change, made.transactor.loaded):
+        with pytest.raises(SessionFencedError):
+            await ask()
+    assert len(made.recovered) == 1
+
+
+def turn(index: int, **changes: Any) -> TurnRecord:
+    span = Span("log", index, index + 1)
+    return replace(TurnRecord(index=index, status="completed", prompt=(span,)), **changes)
+
+
+def progress_of(*names: str) -> SavingProgress:
+    memories = [MemorySlot(memory=LexicalMemory(InMemoryItems()), name=name, section=None) for name in names]
+    core = SessionCore(SessionKey("s"), InMemoryStore(), EchoEngine(), SessionConfig(), memories=memories)
+    return SavingProgress(core.engines)
+
+
+def test_the_mark_moves_when_the_last_memory_has_a_turn() -> None:
+    progress = progress_of("first", "second")
+    first, second = progress.writable
+    progress.add_ended(turn(0), "on")
+    progress.add_ended(turn(1), "on")
+    progress.add_saved(first, progress.lacking(first))
+    assert progress.saved == -1 and progress.lacking(first) == []
+    progress.add_saved(second, progress.lacking(second)[:1])
+    assert progress.saved == 0 and [own.index for own in progress.missing] == [1]
+    assert progress.stamp(SessionRecord(session_id="s"), ()).saved == 0
+
+
+def test_a_private_turn_moves_the_mark_and_a_turn_that_was_forgotten_is_no_longer_current() -> None:
+    progress = progress_of("memory")
+    progress.add_ended(turn(0), "off")
+    progress.add_ended(turn(1), "on")
+    given = progress.missing[1]
+    assert [own.is_private for own in progress.missing] == [True, False] and progress.is_current(given)
+    assert progress.make_private(1) and not progress.make_private(1)
+    assert not progress.is_current(given)
+
+
+def test_without_memories_the_turns_that_end_move_the_mark_and_an_unsaved_one_keeps_it() -> None:
+    progress, row = progress_of(), SessionRecord(session_id="s")
+    assert progress.stamp(row, [turn(3)]).saved == 3
+    progress.add_ended(turn(0), "on")
+    assert progress.is_behind and progress.stamp(row, [turn(4)]).saved == row.saved

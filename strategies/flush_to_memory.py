@@ -9,8 +9,7 @@ from typing import Annotated
 from pydantic import PlainValidator
 
 from turnwise.errors import ConfigError, WindowOverflowError
-from turnwise.memory.conversation.checked_settings import checked_settings
-from turnwise.memory.conversation.ranges import Share
+from turnwise.memory.conversation.checked_settings import Share, checked_settings
 from turnwise.memory.longterm.base import LongTermMemory, is_read_only
 from turnwise.strategies.flush_task import FlushTask
 from turnwise.strategies.plan import Plan, plan_for

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.checked_settings import NotBlank, checked_settings
-from turnwise.memory.conversation.ranges import PositiveCount, Share
+from turnwise.memory.conversation.checked_settings import NotBlank, PositiveCount, Share, checked_settings
 from turnwise.memory.conversation.required_arguments import needs
 from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.ranges import Range

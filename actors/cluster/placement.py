@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import PlainValidator
 
-from turnwise.memory.conversation.checked_settings import checked_settings
-from turnwise.memory.conversation.ranges import PositiveCount, whole_number
+from turnwise.memory.conversation.checked_settings import PositiveCount, checked_settings
+from turnwise.memory.conversation.ranges import whole_number
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import PlainValidator, Strict
 
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.checked_settings import checked_settings
-from turnwise.memory.conversation.ranges import Count, PositiveCount, PositiveSeconds
+from turnwise.memory.conversation.checked_settings import Count, PositiveCount, PositiveSeconds, checked_settings
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType

@@ -10,8 +10,13 @@ from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.budget import Budget, Price
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.checked_settings import checked_settings
-from turnwise.memory.conversation.ranges import Count, PositiveCount, PositiveSeconds, Seconds
+from turnwise.memory.conversation.checked_settings import (
+    Count,
+    PositiveCount,
+    PositiveSeconds,
+    Seconds,
+    checked_settings,
+)
 from turnwise.memory.tokens.counter import TokenCounter
 
 

@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal, Protocol, TypedDict, Unpack, runtime
 from pydantic import PlainValidator
 
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
-from turnwise.memory.conversation.checked_settings import checked_settings
+from turnwise.memory.conversation.checked_settings import PositiveCount, checked_settings
 from turnwise.memory.conversation.notebook_display import record_html
-from turnwise.memory.conversation.ranges import PositiveCount
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType, checked_types
 from turnwise.memory.stores.base import Page

@@ -7,8 +7,7 @@ import pytest
 from pydantic import PlainValidator
 
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.checked_settings import Names, NotBlank, checked_settings
-from turnwise.memory.conversation.ranges import Count, PositiveSeconds
+from turnwise.memory.conversation.checked_settings import Count, Names, NotBlank, PositiveSeconds, checked_settings
 
 
 def _is_key(value: Any) -> Any:

@@ -27,9 +27,8 @@ from turnwise.actors.inference.tools.signature import (
     without_partial,
 )
 from turnwise.errors import ConfigError, InvalidInputError, shown
-from turnwise.memory.conversation.checked_settings import checked_settings
+from turnwise.memory.conversation.checked_settings import Count, PositiveSeconds, checked_settings
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
-from turnwise.memory.conversation.ranges import Count, PositiveSeconds
 from turnwise.memory.conversation.run_tools import MAX_TOOLS, MAX_TOOLS_BYTES, is_tool_name
 
 Approval = Callable[[Mapping[str, Any], ToolContext], bool]

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
-from turnwise.memory.conversation.checked_settings import checked_settings
-from turnwise.memory.conversation.ranges import Seconds
+from turnwise.memory.conversation.checked_settings import Seconds, checked_settings
 from turnwise.memory.conversation.required_arguments import needs
 
 KEY_BYTES = 32

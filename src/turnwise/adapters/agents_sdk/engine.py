@@ -35,10 +35,9 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, answer_text
-from turnwise.memory.conversation.checked_settings import Names, checked_settings
+from turnwise.memory.conversation.checked_settings import Names, PositiveCount, checked_settings
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
 from turnwise.memory.conversation.output_type import OutputType, as_said
-from turnwise.memory.conversation.ranges import PositiveCount
 from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.openai_responses import encode

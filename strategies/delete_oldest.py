@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnwise.memory.values.checked_settings import checked_settings
-from turnwise.memory.values.ranges import PositiveCount
+from turnwise.memory.values.checked_settings import checked_settings, PositiveCount
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.trim import trimmed
 from turnwise.strategies.window import TokenBudget, Window

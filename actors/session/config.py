@@ -10,9 +10,8 @@ from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.engines.budget import Budget, Price
 from turnwise.errors import ConfigError
+from turnwise.memory.values.checked_settings import checked_settings, Count, PositiveCount, PositiveSeconds, Seconds
 from turnwise.memory.tokens.counter import TokenCounter
-from turnwise.memory.values.checked_settings import checked_settings
-from turnwise.memory.values.ranges import Count, PositiveCount, PositiveSeconds, Seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
 
 from turnwise.errors import ConfigError, shown
+from turnwise.memory.conversation.ranges import number, seconds, whole_number
 
 
 def _not_blank(value: Any) -> Any:
@@ -30,6 +31,15 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 Names = Annotated[Collection[str], PlainValidator(_names)]
+
+Seconds = Annotated[float, PlainValidator(seconds)]
+"""From 0."""
+PositiveSeconds = Annotated[float, PlainValidator(functools.partial(seconds, may_be_0=False))]
+Count = Annotated[int, PlainValidator(whole_number)]
+"""From 0."""
+PositiveCount = Annotated[int, PlainValidator(functools.partial(whole_number, least=1))]
+Share = Annotated[float, PlainValidator(functools.partial(number, most=1))]
+"""Above 0 and up to 1."""
 
 Class = TypeVar("Class", bound=type[Any])
 

@@ -1,15 +1,10 @@
-"""The ranges of settings: durations, counts and sizes are numbers that clocks, Ray and databases can use.
-
-The types here check the fields of a dataclass that `checked_settings` decorates.
-"""
+"""The ranges of settings: durations, counts and sizes are numbers that clocks, Ray and databases can use."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Annotated, Any
-
-from pydantic import PlainValidator
+from typing import Any
 
 from turnwise.errors import ConfigError
 
@@ -56,16 +51,6 @@ def whole_number(value: Any, *, least: int = 0, most: int = MAX_COUNT) -> Any:
 def _is_within(value: Any, most: float) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and 0 <= value <= most
-
-
-Seconds = Annotated[float, PlainValidator(seconds)]
-"""From 0."""
-PositiveSeconds = Annotated[float, PlainValidator(partial(seconds, may_be_0=False))]
-Count = Annotated[int, PlainValidator(whole_number)]
-"""From 0."""
-PositiveCount = Annotated[int, PlainValidator(partial(whole_number, least=1))]
-Share = Annotated[float, PlainValidator(partial(number, most=1))]
-"""Above 0 and up to 1."""
 
 
 def check_seconds(

@@ -36,6 +36,7 @@ from turnwise.http.problems import status_of
 from turnwise.http.settings import HttpSettings
 from turnwise.memory.longterm.session_memory import MemoryAccess
 from turnwise.memory.values import checked_settings, ranges
+from turnwise.memory.values import checked_settings
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference"
@@ -270,7 +271,7 @@ class _Plain(ast.NodeTransformer):
     """Replaces types with limits of their values by types without."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        alias = getattr(ranges, node.id, getattr(checked_settings, node.id, None))
+        alias = getattr(checked_settings, node.id, None)
         return ast.Name(get_args(alias)[0].__name__) if get_origin(alias) is Annotated else node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:

@@ -28,9 +28,8 @@ from turnwise.actors.inference.tools.signature import (
 )
 from turnwise.errors import ConfigError, InvalidInputError, shown
 from turnwise.memory.conversation.calls.run_tools import MAX_TOOLS, MAX_TOOLS_BYTES, is_tool_name
-from turnwise.memory.values.checked_settings import checked_settings
+from turnwise.memory.values.checked_settings import checked_settings, Count, PositiveSeconds
 from turnwise.memory.values.frozen_json import FrozenDict, freeze, plain_json
-from turnwise.memory.values.ranges import Count, PositiveSeconds
 
 Approval = Callable[[Mapping[str, Any], ToolContext], bool]
 """Returns, given a call's arguments, whether a person must approve the call. Must not block."""

@@ -250,7 +250,7 @@ from turnwise.memory.longterm.index.locations import ChromaFolder
 from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.testing.embedding import HashEmbedding
 index = VectorIndex(ChromaFolder(sys.argv[1]), HashEmbedding())
-index.count()
+index.keys()
 print("open", flush=True)
 sys.stdin.read()
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnwise.memory.values.checked_settings import checked_settings, PositiveCount
+from turnwise.memory.values.checked_settings import PositiveCount, checked_settings
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.trim import trimmed
 from turnwise.strategies.window import TokenBudget, Window

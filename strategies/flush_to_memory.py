@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import PlainValidator
 
 from turnwise.errors import ConfigError, WindowOverflowError
-from turnwise.memory.values.checked_settings import checked_settings, Share
 from turnwise.memory.longterm.base import LongTermMemory, is_read_only
+from turnwise.memory.values.checked_settings import Share, checked_settings
 from turnwise.strategies.flush_task import FlushTask
 from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.ranges import Range

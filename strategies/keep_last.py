@@ -8,8 +8,7 @@ from itertools import groupby
 
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, Summary, System
-from turnwise.memory.values.checked_settings import checked_settings, PositiveCount
-from turnwise.memory.values.ranges import MAX_COUNT
+from turnwise.memory.values.checked_settings import PositiveCount, checked_settings
 from turnwise.memory.values.ranges import MAX_COUNT
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.trim import trimmed

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import ConfigError
-from turnwise.memory.values.checked_settings import checked_settings, NotBlank, PositiveCount, Share
+from turnwise.memory.values.checked_settings import NotBlank, PositiveCount, Share, checked_settings
 from turnwise.memory.values.required_arguments import needs
 from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.ranges import Range

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from pydantic import PlainValidator
 
-from turnwise.memory.values.checked_settings import checked_settings, PositiveCount
-from turnwise.memory.values.ranges import whole_number
+from turnwise.memory.values.checked_settings import PositiveCount, checked_settings
 from turnwise.memory.values.ranges import whole_number
 
 

@@ -10,8 +10,8 @@ from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.engines.budget import Budget, Price
 from turnwise.errors import ConfigError
-from turnwise.memory.values.checked_settings import checked_settings, Count, PositiveCount, PositiveSeconds, Seconds
 from turnwise.memory.tokens.counter import TokenCounter
+from turnwise.memory.values.checked_settings import Count, PositiveCount, PositiveSeconds, Seconds, checked_settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,11 @@ from typing import Annotated, Any, Literal, Protocol, TypedDict, Unpack, runtime
 from pydantic import PlainValidator
 
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
-from turnwise.memory.values.checked_settings import checked_settings, PositiveCount
-from turnwise.memory.conversation.views.notebook_display import record_html
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.views.notebook_display import record_html
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType, checked_types
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.checked_settings import PositiveCount, checked_settings
 
 Status = Literal["active", "resolved"]
 """Whether an item still matters. A resolved item, such as a goal that was reached, is no longer recalled."""

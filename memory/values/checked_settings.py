@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
 
 from turnwise.errors import ConfigError, shown
-from turnwise.memory.conversation.ranges import number, seconds, whole_number
+from turnwise.memory.values.ranges import number, seconds, whole_number
 
 
 def _not_blank(value: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from pydantic import PlainValidator
 
 from turnwise.errors import ConfigError
-from turnwise.memory.values.checked_settings import checked_settings, Count, Names, NotBlank, PositiveSeconds
+from turnwise.memory.values.checked_settings import Count, Names, NotBlank, PositiveSeconds, checked_settings
 
 
 def _is_key(value: Any) -> Any:

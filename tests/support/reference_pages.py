@@ -35,7 +35,6 @@ from turnwise.http.config import PREFIX
 from turnwise.http.problems import status_of
 from turnwise.http.settings import HttpSettings
 from turnwise.memory.longterm.session_memory import MemoryAccess
-from turnwise.memory.values import checked_settings, ranges
 from turnwise.memory.values import checked_settings
 
 ROOT = Path(__file__).parents[2]

@@ -28,7 +28,7 @@ from turnwise.actors.inference.tools.signature import (
 )
 from turnwise.errors import ConfigError, InvalidInputError, shown
 from turnwise.memory.conversation.calls.run_tools import MAX_TOOLS, MAX_TOOLS_BYTES, is_tool_name
-from turnwise.memory.values.checked_settings import checked_settings, Count, PositiveSeconds
+from turnwise.memory.values.checked_settings import Count, PositiveSeconds, checked_settings
 from turnwise.memory.values.frozen_json import FrozenDict, freeze, plain_json
 
 Approval = Callable[[Mapping[str, Any], ToolContext], bool]

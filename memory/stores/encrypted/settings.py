@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
-from turnwise.memory.values.checked_settings import checked_settings, Seconds
+from turnwise.memory.values.checked_settings import Seconds, checked_settings
 from turnwise.memory.values.required_arguments import needs
 
 KEY_BYTES = 32

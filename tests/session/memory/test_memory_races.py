@@ -1,6 +1,6 @@
 """Random lives of sessions with memories: saving, recalling, forgetting, flushes, summaries, kills; 1,000 in a run.
 
-A failing life prints its seed. To replay it: `TURNWISE_SEED=<seed> pytest tests/session/memory/test_memory_races.py -k <test>`
+A failing life prints its seed, which replays it: `TURNWISE_SEED=<seed> pytest -k <test>` with this file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The races of a session, under seeded interleavings: 12,000 schedules in a run.
 
-A failing schedule prints its seed. To replay it: `TURNWISE_SEED=<seed> pytest tests/session/state/test_races.py -k <test>`
+A failing schedule prints its seed, which replays it: `TURNWISE_SEED=<seed> pytest -k <test>` with this file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A store that goes back to an earlier state of itself: a restore, or a failover that has lost its last commits.
 
-A failing schedule prints its seed. To replay it: `TURNWISE_SEED=<seed> pytest tests/session/state/test_restores.py -k <test>`
+A failing schedule prints its seed, which replays it: `TURNWISE_SEED=<seed> pytest -k <test>` with this file.
 """
 
 from __future__ import annotations

@@ -37,12 +37,10 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, answer_text
 from turnwise.memory.conversation.output_type import OutputType, as_said
-from turnwise.memory.values.checked_settings import checked_settings, Names, PositiveCount
-from turnwise.memory.values.frozen_json import FrozenDict, freeze, plain_json
-from turnwise.memory.values.required_arguments import needs
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.openai_responses import encode
 from turnwise.memory.providers.validation import RESPONSES
+from turnwise.memory.values.checked_settings import Names, PositiveCount, checked_settings
 from turnwise.memory.values.frozen_json import FrozenDict, freeze, plain_json
 from turnwise.memory.values.required_arguments import needs
 

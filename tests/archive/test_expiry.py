@@ -19,7 +19,7 @@ from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.state.state import journal
+from turnwise.actors.session.state import journal
 from turnwise.cli import app
 from turnwise.errors import (
     InvalidInputError,

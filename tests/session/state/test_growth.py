@@ -23,7 +23,7 @@ from turnwise.actors.cluster.wire import Message, PackedOutcome, PackedTurn, Ses
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.state.state import cached_blocks
+from turnwise.actors.session.state import cached_blocks
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Block, Text, User, encode
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord

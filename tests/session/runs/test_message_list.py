@@ -10,8 +10,8 @@ from engines import ScriptedEngine
 from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.state.reads import SessionReads
 from turnwise.actors.session.state import reads
+from turnwise.actors.session.state.reads import SessionReads
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord

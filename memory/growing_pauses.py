@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+JITTER = random.Random()  # noqa: S311 - it spreads attempts, and is not for security
+"""Draws by how much a pause is shortened. Schedules seed it, so that they can be replayed."""
+
 
 @dataclass(slots=True)
 class GrowingPauses:
@@ -25,7 +28,7 @@ class GrowingPauses:
         """Count a failure, and return how many seconds to wait after it."""
         pause_s = min(self.longest_s, self.first_s * 2.0 ** min(self.failures, 64))
         self.failures += 1
-        return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - it spreads attempts, and is not for security
+        return pause_s * JITTER.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Begin anew with the first pause, after an attempt that succeeded."""

@@ -94,8 +94,9 @@ async def test_an_actor_whose_processes_die_as_they_load_pauses_longer_each_time
         began = asyncio.get_running_loop().time()
         await loading.pause()
         assert await loading.host() == "host"
-        pauses.append(round(asyncio.get_running_loop().time() - began))
-    assert pauses == [0] * FREE_STARTS + [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+        pauses.append(asyncio.get_running_loop().time() - began)
+    longest = [0] * FREE_STARTS + [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+    assert all(most / 2 <= pause <= most for pause, most in zip(pauses, longest, strict=True)), pauses
 
 
 @pytest.mark.virtual_time

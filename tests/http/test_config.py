@@ -91,7 +91,7 @@ def test_options_come_before_the_environment_and_the_environment_before_the_file
         (f"{ENGINE}[overflow]\nstrategy = 'trim'\nmax_tokens = 0\n", 6, "overflow.max_tokens", "1"),
         (f"tokens = 'no.json'\n{ENGINE}", 1, "tokens", "cannot be read"),
         (f"store = 'nowhere://x'\n{ENGINE}", 1, "store", "scheme"),
-        (f"{ENGINE}[working_memory]\nstore = 'redis://h'\n", 5, "working_memory.store", "or postgresql://"),
+        (f"{ENGINE}[working_memory]\nstore = 'mysql://h'\n", 5, "working_memory.store", "scheme is not known"),
         (f"host = '0.0.0.0'\n{ENGINE}", 1, "host", "give --tokens FILE"),
         (f"console = true\nworkers = 2\n{ENGINE}", 1, "console", "turnwise console"),
         (f"auth = 'serve_objects:auth'\ntokens = 'x'\n{ENGINE}", None, "the configuration", "one of 'tokens'"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from test_failed_verbs import ITEMS, ON_SQL, SESSION, USER
+from test_failed_verbs import ITEMS, ON_SQL, USER
 
 from open_stores import closing
 from turnwise.adapters import TurnwiseSaver, TurnwiseStore
@@ -92,8 +92,7 @@ READS: Mapping[str, Callable[[Any], Mapping[str, Callable[[], Awaitable[object]]
         "last": lambda: store.last_seq(SessionKey("s")),
     },
     "items": lambda store: {"get": lambda: store.get(USER, ["1"]), "query": lambda: store.query(USER)},
-    "vector items": lambda store: {"load": lambda: store.load(["u"], {})},
-    "notes": lambda store: {"read": lambda: store.read(SESSION)},
+    "indexed items": lambda store: {"load": lambda: store.load(["u"], {})},
     "checkpoints": lambda store: {"read": lambda: store.read(("t", ""), None), "spaces": lambda: store.spaces("t")},
     "graph items": lambda store: {"read": lambda: store.read(empty_batch())},
 }

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from turnwise.memory.growing_pauses import JITTER
 from turnwise.testing.loop import Fate, Hook, VirtualLoop
 
 SEED = "TURNWISE_SEED"
@@ -75,13 +76,13 @@ def spread(count: int, schedule: Schedule, **rates: float) -> int:
 def play(life: Coroutine[Any, Any, None], name: str, number: int, hook: Hook | None = None) -> int:
     """Run a coroutine on a `VirtualLoop`; return the number of steps of its processes.
 
-    Meanwhile `random` is seeded by `number`: retries pause for random times.
+    The pauses between retries, which are random, are seeded by `number`.
 
     Raises:
         AssertionError: the coroutine failed; the message says how to replay it by `number`.
     """
-    loop, before = VirtualLoop(hook), random.getstate()
-    random.seed(number)
+    loop, before = VirtualLoop(hook), JITTER.getstate()
+    JITTER.seed(number)
     try:
         loop.run_until_complete(life)
         return loop.steps
@@ -89,7 +90,7 @@ def play(life: Coroutine[Any, Any, None], name: str, number: int, hook: Hook | N
         raise AssertionError(f"{name} fails ({error!r}); replay it with {SEED}={number}") from error
     finally:
         loop.cancel_and_close()
-        random.setstate(before)
+        JITTER.setstate(before)
 
 
 def seeds(count: int) -> Iterable[int]:

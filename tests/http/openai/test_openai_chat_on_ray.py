@@ -178,7 +178,7 @@ async def test_stateless_completions(ray_session: ModuleType, folder: Path, prov
         cut = await create(model="local", messages=hello, max_completion_tokens=2)
         assert cut.choices[0].finish_reason == "length"
 
-        own: Any = [{"role": "user", "content": script([("look", {"at": "it"})], "done")}]
+        own: Any = [{"role": "user", "content": script([("look", {"place": "it"})], "done")}]
         assert answer_of(await create(model="local", messages=own)) == ("done", "stop"), (
             "the service calls its own tools"
         )
@@ -253,7 +253,7 @@ async def test_a_session_has_the_conversation(ray_session: ModuleType, folder: P
 async def test_results_continue_the_run_that_waits(
     ray_session: ModuleType, folder: Path, provider: LocalProvider
 ) -> None:
-    steps = script([("look", {"at": "the map"}), *TWO_CALLS], "Rome", [("weather", {"city": "Bonn"})])
+    steps = script([("look", {"place": "the map"}), *TWO_CALLS], "Rome", [("weather", {"city": "Bonn"})])
     messages: list[Any] = [{"role": "user", "content": steps}]
     async with served(folder, provider) as service, service.client("chat") as client:
         called = await client.chat.completions.create(model="local", messages=messages, tools=[WEATHER])

@@ -206,7 +206,7 @@ def test_calls_of_tools_are_shown_and_asked_about(chat: Callable[..., Terminal],
     terminal.wait_for(lambda text: text.count("do it? [y/n]") == 5)
     terminal.press(CTRL_D)
     terminal.wait_for("the call still waits")
-    assert terminal.wait() == 0
+    assert terminal.wait() == 0, terminal.text[-3000:]
     again = chat("--tool", "chat_tools:pay", session_of(terminal), shows="do it? [y/n]")
     again.say("y")
     again.wait_for(lambda text: "← paid 5" in text and is_at_prompt(text))

@@ -42,6 +42,9 @@ LISTED = 20
 LEAVE_S = 60.0
 """How many seconds a person who leaves in the middle of an answer waits for its end. Ctrl+C ends the wait."""
 
+SLICE_S = 0.5
+"""How long one call waits for events, in seconds, and so how long it takes to stop following a run."""
+
 HELP = {
     "/fork": "/fork [ID]            go on in a copy of the conversation; the original stays as it is",
     "/retry": "/retry                ask the last prompt again, as if its answer had not been given",
@@ -268,6 +271,8 @@ class Conversation:
         except KeyboardInterrupt:
             feed.wait(LEAVE_S)
             raise
+        finally:
+            feed.close()
 
     def _print_json(self, execution: ExecutionHandle, event: RunEnded) -> None:
         if self._as_json:
@@ -367,6 +372,7 @@ class _Feed:
     def __init__(self, execution: ExecutionHandle) -> None:
         self._execution = execution
         self._events: queue.SimpleQueue[AnyEvent | Exception | Literal["stopping", "end"]] = queue.SimpleQueue()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._read, name="turnwise-chat", daemon=True)
         self._thread.start()
 
@@ -389,10 +395,19 @@ class _Feed:
         """Wait for the end of the run."""
         self._thread.join(timeout_s)
 
+    def close(self) -> None:
+        """End the thread, for Ray cannot be left while a call of it waits for an answer."""
+        self._is_closed = True
+        self._thread.join()
+
     def _read(self) -> None:
+        after: int | None = 0
         try:
-            for event in self._execution.events():
-                self._events.put(event)
+            while after is not None and not self._is_closed:
+                page = self._execution.event_page(after, wait_s=SLICE_S)
+                for event in page:
+                    self._events.put(event)
+                after = page.next
             self._events.put("end")
         except Exception as error:  # noqa: BLE001 - raised where the events are read
             self._events.put(error)

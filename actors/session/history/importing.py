@@ -60,7 +60,11 @@ class Importing:
         self._progress = progress
 
     async def import_turns(
-        self, given: Given, idempotency_key: str | None = None, after: int | None = None, memory: MemoryUse = "off"
+        self,
+        conversation: Given,
+        idempotency_key: str | None = None,
+        after: int | None = None,
+        memory: MemoryUse = "off",
     ) -> int:
         """Store a conversation behind the newest turn, in one commit; return the index of its last turn.
 
@@ -82,22 +86,22 @@ class Importing:
             InvalidInputError: a block cannot be stored, prompts wait for a run, or the key was used for another
                 conversation; nothing was stored.
         """
-        encoded = await self._encoded(given)
+        encoded = await self._encoded(conversation)
         fingerprint = _fingerprint(encoded)
         key = _event_key(idempotency_key or fingerprint)
 
         async def change() -> int:
-            own, found = await self._found(key)
-            if found and found.turn_index is not None and found.fingerprint == fingerprint:
-                return found.turn_index
+            own, event = await self._find_import(key)
+            if event and event.turn_index is not None and event.fingerprint == fingerprint:
+                return event.turn_index
             self._check_newest(after)
-            if found:
-                raise _of_another(idempotency_key)
+            if event:
+                raise _key_conflict(idempotency_key)
             self._check_free()
-            had = 0 if idempotency_key else await self._had(given.blocks)
-            if had == len(given.blocks):
+            stored_count = 0 if idempotency_key else await self._count_stored(conversation.blocks)
+            if stored_count == len(conversation.blocks):
                 return self._newest
-            return await self._add(given.blocks[had:], encoded[had:], own, fingerprint, memory)
+            return await self._add(conversation.blocks[stored_count:], encoded[stored_count:], own, fingerprint, memory)
 
         return await self._transactor.run(change)
 
@@ -118,20 +122,20 @@ class Importing:
             return 0, "", head.index
         stored = await self._journal.blocks.read(head.base)
         digest = hashlib.sha256()
-        for at, block in enumerate(stored):
+        for index, block in enumerate(stored):
             digest.update(f"{encode(block)}\n".encode())
-            if at % AT_ONCE == 0:
+            if index % AT_ONCE == 0:
                 await asyncio.sleep(0)  # others need not wait for a long conversation
         return len(stored), digest.hexdigest(), head.index
 
-    async def _had(self, blocks: Sequence[AnyBlock]) -> int:
+    async def _count_stored(self, blocks: Sequence[AnyBlock]) -> int:
         """Return how many blocks the session has already: all that it has, if these go on from there; else 0."""
         if self._state.head is None or size(self._state.head.base) > len(blocks):
             return 0
         stored = await self._journal.blocks.read(self._state.head.base)
         return len(stored) if tuple(blocks[: len(stored)]) == tuple(stored) and goes_on(blocks, len(stored)) else 0
 
-    async def check_import(self, given: Given, idempotency_key: str, after: int | None = None) -> int | None:
+    async def check_import(self, conversation: Given, idempotency_key: str, after: int | None = None) -> int | None:
         """Check a part of a conversation as `import_turns` would; store nothing.
 
         Returns the index of its last turn if it is stored already, and was not cleared; else None.
@@ -140,46 +144,46 @@ class Importing:
             InvalidInputError: a block cannot be stored, or the key was used for another conversation.
             TurnsChangedError: it was, and another turn than `after` is the newest.
         """
-        fingerprint = _fingerprint(await self._encoded(given))
+        fingerprint = _fingerprint(await self._encoded(conversation))
         await self._transactor.loaded()
-        _, found = await self._found(_event_key(idempotency_key))
-        if found and found.fingerprint != fingerprint:
+        _, event = await self._find_import(_event_key(idempotency_key))
+        if event and event.fingerprint != fingerprint:
             self._check_newest(after)
-            raise _of_another(idempotency_key)
-        return found.turn_index if found else None
+            raise _key_conflict(idempotency_key)
+        return event.turn_index if event else None
 
-    async def _encoded(self, given: Given) -> list[str]:
-        check_count("messages", len(given.blocks), "MAX_BLOCKS", MAX_BLOCKS)
+    async def _encoded(self, conversation: Given) -> list[str]:
+        check_count("messages", len(conversation.blocks), "MAX_BLOCKS", MAX_BLOCKS)
         if isinstance(self._engines.whole.builder, NamedEngines):
             await self._transactor.loaded()  # the session's row says which engine goes on with the conversation
         builder = self._engines.current.builder
         refuses = builder.refuses if isinstance(builder, Selective) else takes_all
-        return given.encoded(self._engines.config.max_prompt_bytes, refuses)
+        return conversation.encoded(self._engines.config.max_prompt_bytes, refuses)
 
-    async def _found(self, key: str) -> tuple[str, TurnImported | PromptAppended | None]:
+    async def _find_import(self, key: str) -> tuple[str, TurnImported | PromptAppended | None]:
         """Return the event of the import with this key, and its own key; without an event if there is no such import.
 
         Events with keys outlive the turns that are cleared. So the next import has a key that names the event.
         """
         own = key
         while isinstance(
-            found := await self._journal.store.event_of_key(self._state.key, own), TurnImported | PromptAppended
+            event := await self._journal.store.event_of_key(self._state.key, own), TurnImported | PromptAppended
         ):
-            if not await self._was_cleared(found):
-                return own, found
-            own = f"{key}:{found.seq}"
+            if not await self._was_cleared(event):
+                return own, event
+            own = f"{key}:{event.seq}"
         return own, None
 
-    async def _was_cleared(self, found: TurnImported | PromptAppended) -> bool:
+    async def _was_cleared(self, event: TurnImported | PromptAppended) -> bool:
         """Return whether the last turn of an import was removed for good, with all turns before it.
 
         A turn of prompts also goes when its run is discarded, but then the next turn has them.
         """
         first = await self._journal.store.turns(self._state.key, limit=1)
-        if not first or found.turn_index is None:
+        if not first or event.turn_index is None:
             return True
-        spans = [Span(self._journal.session.log, *found.span)] if found.span else []
-        return first[0].index > found.turn_index and not overlap(first[0].prompt, spans)
+        spans = [Span(self._journal.session.log, *event.span)] if event.span else []
+        return first[0].index > event.turn_index and not overlap(first[0].prompt, spans)
 
     @property
     def _newest(self) -> int:
@@ -197,8 +201,8 @@ class Importing:
         if run := state.active or next(iter(state.run_queue.queue), None):
             raise SessionInUseError(state.session_id, run.run_id)
         if state.run_queue.pending:
-            why = f"prompts of session {state.session_id!r} wait for a run: start it, or remove them"
-            raise InvalidInputError("messages", len(state.run_queue.pending.prompt), why)
+            reason = f"prompts of session {state.session_id!r} wait for a run: start it, or remove them"
+            raise InvalidInputError("messages", len(state.run_queue.pending.prompt), reason)
 
     async def _add(
         self, blocks: Sequence[AnyBlock], encoded: list[str], key: str, fingerprint: str, memory: MemoryUse
@@ -241,9 +245,9 @@ def _fingerprint(encoded: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(encoded).encode()).hexdigest()
 
 
-def _of_another(idempotency_key: str | None) -> InvalidInputError:
-    why = "it was used for another conversation: pass a new key"
-    return InvalidInputError("idempotency_key", shown(idempotency_key), why)
+def _key_conflict(idempotency_key: str | None) -> InvalidInputError:
+    reason = "it was used for another conversation: pass a new key"
+    return InvalidInputError("idempotency_key", shown(idempotency_key), reason)
 
 
 def _event_key(idempotency_key: str) -> str:

@@ -107,8 +107,8 @@ class SavingProgress:
             use: how the turn's run uses memories.
             first_seq: the number of its first event.
         """
-        wanted = self._engines.config.memory.save
-        skip = use != "on" or turn.forgotten or (wanted == "completed" and turn.status != "completed")
+        saved_turns = self._engines.config.memory.save
+        skip = use != "on" or turn.forgotten or (saved_turns == "completed" and turn.status != "completed")
         spans = join(turn.prompt, turn.output)
         self._unsaved[turn.index] = TurnBlocks(turn.index, spans, turn.created_at, skip, turn.run_id, first_seq)
 

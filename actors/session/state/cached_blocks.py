@@ -69,9 +69,9 @@ class CachedBlocks:
 
     def keep_only(self, spans: Spans) -> None:
         """Drop all cached blocks except `spans`, for good: callers that have cached others are sent blocks anew."""
-        kept = overlap(union(spans), self.cache.held)
+        remaining = overlap(union(spans), self.cache.held)
         cache, self.cache = self.cache, BlockCache(new_id())
-        self.cache.add_spans(kept, cache.read_encoded(kept))
+        self.cache.add_spans(remaining, cache.read_encoded(remaining))
 
     def turn(self, record: TurnRecord) -> Turn:
         """Return a turn whose blocks are all cached."""
@@ -102,10 +102,10 @@ class CachedBlocks:
         Blocks of all turns are read at once; if that is more than `PAGE_BYTES`, those of each turn when its turn comes.
         """
         cache = self.cache
-        if cache.missing(wanted := union(*(part for turn in records for part in (turn.prompt, turn.output)))):
-            texts = await self._store.blocks(wanted)
+        if cache.missing(needed := union(*(part for turn in records for part in (turn.prompt, turn.output)))):
+            texts = await self._store.blocks(needed)
             cache = BlockCache(cache.source)
-            cache.add_spans(cut(wanted, len(texts))[0], texts)
+            cache.add_spans(cut(needed, len(texts))[0], texts)
         for turn in reversed(records):
             prompt, output = join(turn.prompt), join(turn.output)
             source = await self._with((*prompt, *output)) if cache.missing((*prompt, *output)) else cache
@@ -132,23 +132,23 @@ class CachedBlocks:
         places = [[span for spans in missing.get(event.seq, {}).values() for span in spans] for event in events]
         cache = await self._first(places) if missing else self.cache
         whole: list[Event] = []
-        left = PAGE_BYTES
+        remaining_bytes = PAGE_BYTES
         for event, spans in zip(events, places, strict=True):
-            if whole and (left <= 0 or cache.missing(spans)):
+            if whole and (remaining_bytes <= 0 or cache.missing(spans)):
                 break
             fields = missing.get(event.seq, {})
             read = {name: cache.read(spans) for name, spans in fields.items()}
             whole.append(lean(event.model_copy(update=read)) if read else event)
-            left -= weight(whole[-1]) + BLOCK_BYTES * (1 + size(spans))
+            remaining_bytes -= weight(whole[-1]) + BLOCK_BYTES * (1 + size(spans))
         return whole
 
     async def _first(self, groups: Sequence[Sequence[Span]]) -> BlockCache:
         """Return a cache that contains the blocks of the first group, and of others until it weighs `PAGE_BYTES`."""
-        wanted = union(*groups)
-        if not self.cache.missing(wanted):
+        needed = union(*groups)
+        if not self.cache.missing(needed):
             return self.cache
         cache = BlockCache(self.cache.source)
-        async for part, texts in steps_of_blocks(self._store, wanted):
+        async for part, texts in steps_of_blocks(self._store, needed):
             cache.add_spans(part, texts)
             if cache.size_bytes > PAGE_BYTES:
                 break
@@ -158,10 +158,10 @@ class CachedBlocks:
 
     async def _with(self, spans: Iterable[Span]) -> BlockCache:
         """Return a cache that contains these blocks: `self.cache`, or a temporary one filled from the store."""
-        if not self.cache.missing(wanted := union(spans)):
+        if not self.cache.missing(needed := union(spans)):
             return self.cache
         cache = BlockCache(self.cache.source)
-        async for part, texts in steps_of_blocks(self._store, wanted):
+        async for part, texts in steps_of_blocks(self._store, needed):
             cache.add_spans(part, texts)
         return cache
 
@@ -171,9 +171,9 @@ async def read_in_steps(cache: BlockCache, spans: Spans) -> tuple[AnyBlock, ...]
     if size(spans) <= STEP:
         return cache.read(spans)
     blocks: list[AnyBlock] = []
-    left = join(spans)
-    while left:
-        part, left = cut(left, STEP)
+    remaining = join(spans)
+    while remaining:
+        part, remaining = cut(remaining, STEP)
         blocks += cache.read(part)
         await asyncio.sleep(0)
     return tuple(blocks)
@@ -184,11 +184,11 @@ def _count_first(records: Sequence[TurnRecord], cache: BlockCache) -> int:
 
     The first turn counts with what it added: its snapshot has to be there.
     """
-    seen, total = Seen(), 0
+    covered, total = Seen(), 0
     for count, turn in enumerate(records):
         if count and cache.missing(_spans_of(turn)):
             return count
-        new = [part for span in _spans_of(turn) for part in seen.take(span)]
+        new = [part for span in _spans_of(turn) for part in covered.take(span)]
         total += cache.weigh(new if count else union(turn.prompt, turn.output))
         if count and total > PAGE_BYTES:
             return count

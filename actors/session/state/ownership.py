@@ -57,7 +57,7 @@ class Ownership:
         waits = active and active.record.state == "awaiting_approval" and active.is_waiting
         runs = not waits and bool(active or self._state.run_queue.queue)
         runs = runs or self._transactor.may_have_begun
-        return runs or self._compaction.is_under_way or self._ingestion.is_at_work
+        return runs or self._compaction.is_under_way or self._ingestion.is_saving
 
     @property
     def is_lost(self) -> bool:

@@ -64,20 +64,20 @@ class NextWindow:
             if newest is None:
                 return None
             if compactor is None:
-                return self._showing(newest, newest.spans if newest.is_open else newest.base)
-            window, compactor, more = await self._measured(compactor, newest, message)
+                return self._turn_with(newest, newest.spans if newest.is_open else newest.base)
+            window, compactor, more = await self._measure(compactor, newest, message)
             if window.taken(compactor.budget) <= compactor.budget.max_tokens:
-                return self._showing(newest, without_former_systems(window))
+                return self._turn_with(newest, without_former_systems(window))
             if is_compacted:
                 try:
-                    return self._showing(newest, newest_that_are_valid(window, compactor.budget))
+                    return self._turn_with(newest, newest_that_are_valid(window, compactor.budget))
                 except WindowOverflowError as error:
                     name = turn_id(self._state.session_id, newest.index)
                     raise TurnOverflowError(name, *error.args) from error
             await self._compact(more)
             is_compacted = True
 
-    async def _measured(
+    async def _measure(
         self, compactor: Compactor, newest: TurnRecord, message: str | None
     ) -> tuple[Window, Compactor, User | None]:
         """Return the window, counted exactly if it does not fit by an estimate.
@@ -105,6 +105,6 @@ class NextWindow:
         except TurnwiseError as error:
             _log.warning("session %s: its window was not compacted: %s", self._state.session_id, error)
 
-    def _showing(self, newest: TurnRecord, spans: Spans) -> Turn:
+    def _turn_with(self, newest: TurnRecord, spans: Spans) -> Turn:
         shown = replace(newest, prompt=(), input=spans, output=(), carried=(), appended=())
         return self._state.journal.blocks.turn(shown)

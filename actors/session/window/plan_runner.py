@@ -53,14 +53,14 @@ class CompactionBill:
         self._price = price
         self._charge = charge
         self.run = run
-        self.untold: Usage | None = None
+        self.unreported: Usage | None = None
 
     def __call__(self, usage: Usage, model: str | None) -> None:
         """Add the usage of a model call."""
         try:
             usage = self._price(usage, model)
         finally:  # count the usage even if it cannot be priced
-            self.untold = self.untold + usage if self.untold else usage
+            self.unreported = self.unreported + usage if self.unreported else usage
             if self.run and not self.run.done.done():
                 self.run.unbilled += usage
             else:
@@ -83,7 +83,7 @@ class PlanRunner:
         self._spending = spending
         self._failures = 0
         """How many compactions have failed since the last one that succeeded."""
-        self._skip = 0
+        self._runs_to_skip = 0
         """For how many more runs compaction is suspended after failures, unless a request would not fit."""
 
     def bill(self, run: ActiveRun | None = None) -> CompactionBill:
@@ -93,16 +93,16 @@ class PlanRunner:
     @property
     def is_pausing(self) -> bool:
         """Whether plans that call a model or a memory are put off, because the last ones failed."""
-        return self._skip > 0
+        return self._runs_to_skip > 0
 
     def count_run(self) -> None:
         """Shorten the pause by one run."""
-        self._skip -= 1
+        self._runs_to_skip -= 1
 
     def count_failure(self) -> None:
         """Begin a pause, which is twice as long after each further failure."""
         self._failures += 1
-        self._skip = min(2**self._failures, MOST_SKIPPED)
+        self._runs_to_skip = min(2**self._failures, MOST_SKIPPED)
 
     async def prepare(
         self, compactor: Compactor, plan: Plan, window: Window, bill: CompactionBill
@@ -133,7 +133,7 @@ class PlanRunner:
         if not preparation.is_whole:
             self.count_failure()
         elif plan.waits:
-            self._failures = self._skip = 0
+            self._failures = self._runs_to_skip = 0
         return preparation.prepared(), failure
 
     async def store(self, prepared: Prepared, bill: CompactionBill) -> bool:
@@ -222,10 +222,10 @@ class PlanRunner:
         async def change() -> None:
             if doubt.stored:
                 return
-            await commit(bill.untold, doubt)
+            await commit(bill.unreported, doubt)
 
         await self._transactor.run_with_retries(change)
-        bill.untold = None
+        bill.unreported = None
 
     async def _find_turns(self, spans: Spans) -> Sequence[TurnBlocks]:
         return await self._journal.records.find_turns_of_blocks(self._journal.session, spans)

@@ -20,7 +20,7 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.memory.memory_retrieval import MOST_ASKED
+from turnwise.actors.session.memory.memory_retrieval import MAX_QUERY_CHARS
 from turnwise.errors import InvalidPromptError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, System, Text, User
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
@@ -166,7 +166,7 @@ async def test_of_a_long_prompt_the_beginning_and_the_end_are_asked() -> None:
     await ask(core, "What of the cello? " + "And so on. " * 100_000 + "Where did Ann adopt the greyhound?")
     ((_, query),) = memory.asked
     assert query.startswith("What of the cello?") and query.endswith("Where did Ann adopt the greyhound?")
-    assert len(query) == MOST_ASKED
+    assert len(query) == MAX_QUERY_CHARS
 
 
 async def test_the_event_says_that_the_window_had_no_room_for_what_was_recalled() -> None:

@@ -189,11 +189,11 @@ async def test_a_quiet_event_is_published_before_the_next_one() -> None:
     log = EventLog(5)
     for _ in range(2):
         log.publish_live(an_event, quietly=True)
-    news = asyncio.ensure_future(log.news(60))
+    next_event = asyncio.ensure_future(log.wait_for_event(60))
     await asyncio.sleep(0)
     assert log.since(0, 10) == [] and log.published == 5
     log.publish_live(an_event)
-    await news
+    await next_event
     assert [event.seq for event in log.since(0, 10)] == [6, 7, 8]
     log.publish_live(an_event, quietly=True)
     assert log.reserve(2) == 10

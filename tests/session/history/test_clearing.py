@@ -178,8 +178,8 @@ async def test_no_file_and_no_history_has_the_text_afterwards(tmp_path: Path) ->
     assert secret.encode() in bytes_of(tmp_path)
     await core.forgetting.clear(keep_last=1)
     assert [event.turn_index for event in await history.events(SessionKey(SESSION)) if event.key is None][:1] == [1]
-    for each in (store, history):
-        await each.close()
+    for backend in (store, history):
+        await backend.close()
     assert secret.encode() not in bytes_of(tmp_path)
     again = SessionCore(SessionKey(SESSION), SQLStore(f"sqlite:///{tmp_path}/chats.db"), ScriptedEngine())
     (turn,) = await again.reads.turns()
@@ -204,11 +204,11 @@ async def test_the_events_that_stay_tell_what_stays(keep_last: int) -> None:
         await core.forgetting.clear(keep_last)
         await forwarder.flush(5)
         turns = await core.reads.turns()
-        gone = {"one", "two", "three", "four", "pending", "five"} - {
+        cleared_texts = {"one", "two", "three", "four", "pending", "five"} - {
             text for turn in turns for text in said(turn.new_blocks)
         }
         stored = str(await history.events(SessionKey(SESSION)))
-        assert not [text for text in gone if f"'{text}'" in stored]
+        assert not [text for text in cleared_texts if f"'{text}'" in stored]
         await talk(core, prompt)
         await forwarder.flush(5)
         latest = await core.reads.latest()

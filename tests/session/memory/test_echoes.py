@@ -87,7 +87,7 @@ def prompt(number: int, recalled: str) -> str:
 
 def word(number: int) -> str:
     """Return a word of its own for each number."""
-    return "".join("bdfgklmnprstvwz"[(number // 15**at) % 15] + "aeiou"[at % 5] for at in range(4))
+    return "".join("bdfgklmnprstvwz"[(number // 15**index) % 15] + "aeiou"[index % 5] for index in range(4))
 
 
 @pytest.mark.timeout(400)

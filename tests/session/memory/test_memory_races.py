@@ -80,50 +80,50 @@ class Shelf:
         self._one_by_one = asyncio.Lock()
         self.name = name
         self.items: dict[str, MemoryItem] = {}
-        self.gone: set[str] = set()
+        self.forgotten_ids: set[str] = set()
         self.refuses = f"w{world.random.randrange(20)}"
         self.is_sound = False
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         async def act() -> list[str]:
-            kept = items
+            saved = items
             if not self.is_sound:
                 if any(self.refuses in words_of(item.blocks) for item in items):
                     raise InvalidMemoryError("x", "it is odd")
                 if self._random.random() < 0.2:
-                    kept = items[: self._random.randrange(len(items) + 1)]
-            for item in kept:
+                    saved = items[: self._random.randrange(len(items) + 1)]
+            for item in saved:
                 self._world.expect(item.source.turn_index not in self._world.forgotten, f"{item} was forgotten")
-                if item.id not in self.gone:
-                    known = self.items.setdefault(item.id, item)
-                    self._world.expect(known == item, f"one id, two items: {known}, {item}")
-            return [item.id for item in kept]
+                if item.id not in self.forgotten_ids:
+                    stored = self.items.setdefault(item.id, item)
+                    self._world.expect(stored == item, f"one id, two items: {stored}, {item}")
+            return [item.id for item in saved]
 
         self._world.expect(scope == SCOPE, f"{scope}")
         self._world.expect(bool(items), "nothing is given")
-        return set(await self._asked(act))
+        return set(await self._call(act))
 
     async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> Sequence[MemoryItem]:
         await pause(self._random)
-        found = list(self.items.values())
-        found = self._random.sample(found, min(len(found), 3))
+        items = list(self.items.values())
+        items = self._random.sample(items, min(len(items), 3))
         await asyncio.sleep(self._random.random() * self._random.choice((0.01, 0.5)))
         self._maybe_fail()
-        return found
+        return items
 
     async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         return False
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         async def act() -> int:
-            found = {name for name, item in self.items.items() if turn_index in (None, item.source.turn_index)}
-            self.gone |= found
-            for name in found:
+            ids = {name for name, item in self.items.items() if turn_index in (None, item.source.turn_index)}
+            self.forgotten_ids |= ids
+            for name in ids:
                 del self.items[name]
-            return len(found)
+            return len(ids)
 
         self._world.expect(scope == SCOPE and ids is None, f"{scope}")
-        return int(await self._asked(act))
+        return int(await self._call(act))
 
     async def close(self) -> None:
         pass
@@ -133,7 +133,7 @@ class Shelf:
         """Of which turns it has items, in the order in which it got them."""
         return [item.source.turn_index for item in self.items.values() if item.source.turn_index is not None]
 
-    async def _asked(self, act: Callable[[], Awaitable[Any]]) -> Any:
+    async def _call(self, act: Callable[[], Awaitable[Any]]) -> Any:
         async def serve() -> Any:
             async with self._one_by_one:
                 await pause(self._random)
@@ -206,9 +206,9 @@ class MemoryWorld(AgentWorld):
         """The turns whose forgetting has returned."""
         self.secrets: set[str] = set()
         """Their words."""
-        self.there: dict[int, tuple[Shelf, ...]] = {}
+        self.memories_of_turn: dict[int, tuple[Shelf, ...]] = {}
         """By turn, the memories that there were while its end was stored."""
-        self.at: dict[int, tuple[Shelf, ...]] = {}
+        self.memories_at_change: dict[int, tuple[Shelf, ...]] = {}
         """By commit, the memories that there were when it began."""
         self.ended: dict[int, tuple[Spans, Spans, Spans]] = {}
         """The turns as they ended."""
@@ -236,7 +236,7 @@ class MemoryWorld(AgentWorld):
         dawdling = self.store.commit
 
         async def begun(session_id: str, epoch: int, change: Commit) -> None:
-            self.at[id(change)] = self.memories
+            self.memories_at_change[id(change)] = self.memories
             await dawdling(session_id, epoch, change)
 
         self.store.commit = begun  # type: ignore[attr-defined]
@@ -276,8 +276,8 @@ class MemoryWorld(AgentWorld):
     def switch(self, memories: tuple[Shelf, ...]) -> None:
         """Take other memories over, in the midst of whatever goes on."""
         if memories == self.shelves[:1]:  # who is not there when others go on is left behind
-            for index, there in self.there.items():
-                self.there[index] = there[:1]
+            for index, memories in self.memories_of_turn.items():
+                self.memories_of_turn[index] = memories[:1]
         self.memories = memories
         self.switches += memories != self.shelves
         token = PROCESS.set(self.process)
@@ -298,9 +298,11 @@ class MemoryWorld(AgentWorld):
         for turn in change.turns:
             if turn.status in ENDED and turn.index not in self.ended:
                 self.ended[turn.index] = (turn.prompt, turn.input, turn.output)
-                self.there[turn.index] = tuple(shelf for shelf in self.memories if shelf in self.at[id(change)])
+                self.memories_of_turn[turn.index] = tuple(
+                    shelf for shelf in self.memories if shelf in self.memories_at_change[id(change)]
+                )
 
-    async def wanted(self) -> list[TurnRecord]:
+    async def expected_turns(self) -> list[TurnRecord]:
         """Return the turns that memories are to have."""
         store = self.store.inner
         uses = {run.run_id: run.memory for run in await store.runs(SessionKey(SESSION))}
@@ -312,12 +314,12 @@ class MemoryWorld(AgentWorld):
 
     async def missing(self) -> list[tuple[str, int]]:
         """Return which turns each memory lacks that was there when they ended, and that refused none of them."""
-        wanted = await self.wanted()
+        expected = await self.expected_turns()
         return [
             (shelf.name, turn.index)
             for shelf in self.shelves
-            for turn in wanted
-            if shelf in self.there[turn.index]
+            for turn in expected
+            if shelf in self.memories_of_turn[turn.index]
             and turn.index not in shelf.turns
             and (shelf.name, turn.index) not in self.refused
         ]
@@ -362,8 +364,8 @@ async def live(world: MemoryWorld, prompts: int) -> None:
                 settings["memory"] = random.choice(("on", "read", "off"))
             while True:
                 try:
-                    said = f"w{number} {'x' * random.choice((5, 60, 120))}"
-                    await world.ask("admission.start", [said], run_id=run_id, **settings)
+                    prompt = f"w{number} {'x' * random.choice((5, 60, 120))}"
+                    await world.ask("admission.start", [prompt], run_id=run_id, **settings)
                     break
                 except SessionBusyError:
                     await asyncio.sleep(0.05)
@@ -423,33 +425,33 @@ async def check_life(world: MemoryWorld) -> None:
     for run in await store.runs(SessionKey(SESSION)):
         assert "Error:" not in (run.why or "") or "the model broke" in str(run.why), f"{run} failed of itself"
     assert not await world.missing()
-    kept = {turn.index: turn for turn in await store.turns(SessionKey(SESSION))}
-    wanted = [turn.index for turn in await world.wanted()]
+    stored_turns = {turn.index: turn for turn in await store.turns(SessionKey(SESSION))}
+    expected = [turn.index for turn in await world.expected_turns()]
     for shelf in world.shelves:
         assert len(shelf.turns) == len(set(shelf.turns)), f"a turn is there twice: {shelf.turns}"
         assert len(shelf.turns) == len(shelf.items), "an item is of no turn"
-        assert set(shelf.turns) <= set(wanted), f"{set(shelf.turns) - set(wanted)} are not to be there"
+        assert set(shelf.turns) <= set(expected), f"{set(shelf.turns) - set(expected)} are not to be there"
         for item in shelf.items.values():
             index = item.source.turn_index
             assert index is not None
             blocks = (await world.ask("reads.turn", index)).new_blocks
             assert item.blocks == tuple(blocks), "it has its own blocks"
     for index, spans in world.ended.items():
-        turn = kept[index]
+        turn = stored_turns[index]
         assert (turn.prompt, turn.input, turn.output) == spans, "the history stays as it was"
         assert turn.forgotten >= (index in world.forgotten)
     if not world.forgotten and not isinstance(world.overflow, FlushToMemory):  # which lets what is private go first
         await check_session(store, SESSION, history=world.history and world.history.inner, compacts=True)
-    for number, at in enumerate([None, *world.random.sample(sorted(kept), min(1, len(kept)))]):
+    for number, turn_index in enumerate([None, *world.random.sample(sorted(stored_turns), min(1, len(stored_turns)))]):
         with suppress(TurnNotFoundError):
-            await world.ask("forking.fork", at, f"fork{number}")
+            await world.ask("forking.fork", turn_index, f"fork{number}")
             (fork,) = await store.turns(SessionKey(f"fork{number}"))
             blocks = await world.core.state.journal.blocks.read(fork.base)
             held = words_of(blocks)
             for block in blocks:
                 if isinstance(block, Summary):
                     held |= words_of([block])
-            assert not held & world.secrets, f"a fork at {at} goes on with {held & world.secrets}"
+            assert not held & world.secrets, f"a fork at {turn_index} goes on with {held & world.secrets}"
             if blocks:
                 check_request([*blocks, User(text="and now?")])
 

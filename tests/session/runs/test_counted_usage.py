@@ -130,8 +130,8 @@ async def test_an_answer_without_usage_is_counted_and_one_with_usage_is_not() ->
     usage = check_counted(await ended(core, "quick"), least=WORDS)
     core = await opened(FunctionEngine(telling))
     await core.admission.start(["quick"], run_id="quick")
-    known = (await ended(core, "quick")).usage
-    assert known and (known.input_tokens, known.output_tokens, known.counted_tokens) == (3, 4, 0)
+    reported = (await ended(core, "quick")).usage
+    assert reported and (reported.input_tokens, reported.output_tokens, reported.counted_tokens) == (3, 4, 0)
     assert usage.output_tokens < 2 * len("word 1 " * WORDS) / 4
 
 

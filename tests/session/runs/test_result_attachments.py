@@ -65,10 +65,10 @@ def shown(messages: list[Any]) -> list[str]:
 
 def reply(messages: list[Any]) -> Any:
     """Call the tool that the prompt names; once it is called, say what the request shows."""
-    said = [message for message in messages if message["role"] == "user" and isinstance(message["content"], str)]
-    tool_name, _, at = said[-1]["content"].partition(" ")
-    if tool_name in ("look", "ask", "leak") and messages[-1] is said[-1]:
-        arguments = f'{{"at":"{at}"}}' if tool_name == "look" else "{}"
+    prompts = [message for message in messages if message["role"] == "user" and isinstance(message["content"], str)]
+    tool_name, _, argument = prompts[-1]["content"].partition(" ")
+    if tool_name in ("look", "ask", "leak") and messages[-1] is prompts[-1]:
+        arguments = f'{{"at":"{argument}"}}' if tool_name == "look" else "{}"
         call = {"id": f"c{len(messages)}", "type": "function", "function": {"name": tool_name, "arguments": arguments}}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     return f"I see {shown(messages)}"
@@ -82,15 +82,15 @@ def blind_reply(messages: list[Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[LocalProvider]:
-    with LocalProvider(reply=reply) as found:
-        yield found
+    with LocalProvider(reply=reply) as local_provider:
+        yield local_provider
 
 
 @pytest.fixture
 def blind() -> Iterator[LocalProvider]:
     """Refuses every request with a picture or a file."""
-    with LocalProvider(reply=blind_reply) as found:
-        yield found
+    with LocalProvider(reply=blind_reply) as local_provider:
+        yield local_provider
 
 
 def engine(provider: LocalProvider, api: API, **settings: Any) -> OpenAIEngine:
@@ -136,10 +136,10 @@ async def test_the_model_sees_what_a_tool_returned(provider: LocalProvider, api:
     assert PNG.data and PNG.data.encode() not in (tmp_path / "store.db").read_bytes()
     lines: list[str] = []
     await export_session(store, SessionKey("s"), lines.append)
-    other = InMemoryStore()
-    await import_session(other, lines)
+    target_store = InMemoryStore()
+    await import_session(target_store, lines)
     await store.close()
-    copy = SessionCore(SessionKey("s"), other, engine(provider, api))
+    copy = SessionCore(SessionKey("s"), target_store, engine(provider, api))
     turn = (await run(copy, "and here?")).turn
     assert turn.text == "I see ['image_url', 'file']" and results(turn.blocks)[0].blocks == (PNG,)
     await copy.ownership.leave()

@@ -91,12 +91,12 @@ class Cluster:
         if message.verb == "delete_with_memories":
             return Forgotten(sessions=1)
         assert message.verb == "start"
-        at = self.turns.get(session_id, 0)
-        self.turns[session_id] = at + 1
-        first, last = 2 * max(0, at + 1 - self.window), 2 * at
+        turn_index = self.turns.get(session_id, 0)
+        self.turns[session_id] = turn_index + 1
+        first, last = 2 * max(0, turn_index + 1 - self.window), 2 * turn_index
         record = TurnRecord(
-            index=at,
-            run_id=f"run-{at}",
+            index=turn_index,
+            run_id=f"run-{turn_index}",
             status="completed",
             prompt=(Span(session_id, last, last + 1),),
             input=(Span(session_id, first, last + 1),),
@@ -108,7 +108,7 @@ class Cluster:
         cache.add_spans(join(record.input, record.output), shown)
         spans = union(record.prompt, record.spans)
         turn = PackedTurn(session_id, cache.source, record, spans, cache.read_encoded(spans))
-        return StartAnswer(record.run_id or "", at, PackedOutcome("completed", None, None, turn))
+        return StartAnswer(record.run_id or "", turn_index, PackedOutcome("completed", None, None, turn))
 
     def block(self, place: int) -> str:
         text = f"{place}: {self.prompt}"
@@ -246,7 +246,8 @@ async def test_a_process_caches_little_more_than_the_window_of_a_session_of_many
         assert outcome.turn and outcome.turn.text.endswith("x")
         most = max(most, core.state.journal.blocks.cache.size_bytes)
         index = core.engines.current.compactor and core.engines.current.compactor._index
-        counted = sum(len(stretch.totals) for each in index._logs.values() for stretch in each) if index else 0
+        stretches = [stretch for log in index._logs.values() for stretch in log] if index else []
+        counted = sum(len(stretch.totals) for stretch in stretches)
         most_counted = max(most_counted, counted)
     assert trim_bytes // 2 < most < trim_bytes + 10_000
     assert most_counted < 3 * trim_bytes // 600

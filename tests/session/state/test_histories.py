@@ -123,14 +123,14 @@ async def remove_some(world: AgentWorld, key: str) -> Spans:
 async def remove_more(world: AgentWorld) -> None:
     """Remove what there is, piece by piece; each next run has all of the rest that a provider takes, and no more."""
     for number in range(3):
-        gone = [await remove_some(world, f"late {number} {each}") for each in range(3)]
+        removed = [await remove_some(world, f"late {number} {part}") for part in range(3)]
         await world.ask("admission.start", ["go on"], run_id=f"late {number}", if_busy="enqueue")
         quiet = asyncio.Event()
         deciding = asyncio.create_task(world.decide_until(quiet, [f"late {number}"]))
         turn = (await world.ask("reads.wait", f"late {number}")).turn
         quiet.set()
         await deciding
-        assert turn is None or not overlap(turn.record.input, union(*gone))
+        assert turn is None or not overlap(turn.record.input, union(*removed))
 
 
 async def read_events(world: AgentWorld) -> list[Event]:
@@ -143,21 +143,21 @@ async def read_events(world: AgentWorld) -> list[Event]:
 
 async def check_rebuilt(world: AgentWorld, events: list[Event], turns: list[Turn]) -> None:
     """Check that the events tell each turn as it was when its run ended, and so do those of the event store alone."""
-    told = [events]
+    event_lists = [events]
     if world.history:
-        kept = world.history.inner
-        while await kept.last_seq(SessionKey(SESSION)) < max((event.seq for event in events), default=0):
+        event_store = world.history.inner
+        while await event_store.last_seq(SessionKey(SESSION)) < max((event.seq for event in events), default=0):
             await asyncio.sleep(1)
-        told.append(await kept.events(SessionKey(SESSION)))
+        event_lists.append(await event_store.events(SessionKey(SESSION)))
     ended = {turn.run_id: list(turn.blocks) for turn in turns if not turn.record.is_open}
-    for each in told:
+    for event_list in event_lists:
         rebuilt = Rebuilt()
-        for event in each:
+        for event in event_list:
             rebuilt.add(event)
             if event.terminal and event.run_id in ended:
                 assert rebuilt.blocks == ended[event.run_id], f"the events up to {event.seq} tell another turn"
         if ended and turns[-1].run_id in ended:
-            assert rebuild(each) == list(turns[-1].blocks), "all events tell another conversation"
+            assert rebuild(event_list) == list(turns[-1].blocks), "all events tell another conversation"
 
 
 async def check_life(world: AgentWorld) -> None:

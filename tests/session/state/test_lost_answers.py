@@ -97,8 +97,8 @@ def life_of(story: Story, **settings: Any) -> Life:
     clears = settings.pop("clears", False)
 
     async def life(faults: Faults) -> None:
-        made = {name: make() for name, make in settings.items()}
-        world = World(faults, **{"engine": ENGINE, "config": config, **made})
+        world_settings = {name: make() for name, make in settings.items()}
+        world = World(faults, **{"engine": ENGINE, "config": config, **world_settings})
         await world.create()
         await story(world)
         await asyncio.sleep(20 * LONG_S)  # for what goes on beside the conversation
@@ -188,10 +188,10 @@ def test_a_lost_answer_changes_nothing_for_cancels_ends_and_updates() -> None:
 
 
 def test_a_lost_answer_changes_nothing_for_forks_imports_and_removals() -> None:
-    given = read_messages([{"role": "user", "content": "old"}, {"role": "assistant", "content": "long ago"}])
+    conversation = read_messages([{"role": "user", "content": "old"}, {"role": "assistant", "content": "long ago"}])
 
     async def story(world: World) -> None:
-        await world.ask("importing.import_turns", given)
+        await world.ask("importing.import_turns", conversation)
         for prompt in ("one", "two", "three"):
             await world.wait(await world.start(prompt))
         await world.fork("fork")

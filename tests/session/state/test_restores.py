@@ -112,8 +112,8 @@ class OfServer:
 
     @staticmethod
     def _tables(connection: psycopg.Connection[Any]) -> list[str]:
-        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename")
-        return [row[0] for row in found.fetchall()]
+        rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename")
+        return [row[0] for row in rows.fetchall()]
 
 
 class OfRedis:
@@ -208,8 +208,8 @@ def test_a_commit_does_not_follow_a_commit_that_a_restore_took(restorable: Resto
             async with unchanged(store, name):
                 with pytest.raises(SessionFencedError):
                     await owner.commit("behind a hole")
-            found = Owner(store, (await store.activate(SessionKey(name))).session)
-            await found.commit("behind what is there")
+            new_owner = Owner(store, (await store.activate(SessionKey(name))).session)
+            await new_owner.commit("behind what is there")
             assert (await state_of(store, name))[1] == ["kept", "behind what is there", "missing", "missing"]
 
     play(story, restorable.store)
@@ -393,14 +393,14 @@ def test_after_any_restore_later_acknowledgements_are_stored_and_the_session_wor
             for number in range(6):
                 prompt = f"{name}{number}"
                 await world.pause()
-                asked = restores
+                restores_before = restores
                 if world.random.random() < 0.4:
                     await ask("admission.append", [prompt], prompt)
-                    acknowledged.extend([prompt] if asked == restores else [])
+                    acknowledged.extend([prompt] if restores_before == restores else [])
                 else:
                     await ask("admission.start", [prompt], run_id=prompt, if_busy="enqueue")
-                    acknowledged.extend([prompt] if asked == restores else [])
-                    runs.extend([prompt] if asked == restores else [])
+                    acknowledged.extend([prompt] if restores_before == restores else [])
+                    runs.extend([prompt] if restores_before == restores else [])
                     await ask("reads.wait", prompt)
 
         async def restorer() -> None:
@@ -562,11 +562,11 @@ class GoesBackAtTurns(InMemoryStore):
         self.goes_back: Callable[[], None] | None = None
 
     async def runs(self, key: SessionKey, **page: Any) -> list[RunRecord]:
-        found = await super().runs(key, **page)
+        records = await super().runs(key, **page)
         goes_back, self.goes_back = self.goes_back, None
         if goes_back:
             goes_back()
-        return found
+        return records
 
 
 def test_an_export_fails_as_changed_if_the_store_is_restored_meanwhile() -> None:

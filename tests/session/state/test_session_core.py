@@ -117,9 +117,9 @@ async def test_a_late_wait_works_after_the_run_has_left_memory() -> None:
 
     core, store = await new_core()
     first = await turn_of(core, "hello", "first")
-    other = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
-    assert await other.reads.wait("first") == first
-    assert (await other.reads.run("first")).state == "completed"
+    second_core = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
+    assert await second_core.reads.wait("first") == first
+    assert (await second_core.reads.run("first")).state == "completed"
 
 
 async def test_a_cancelled_run_keeps_its_text_marked_and_closes_its_open_tool_calls() -> None:
@@ -465,11 +465,11 @@ async def test_live_events_after_a_store_error_get_numbers_that_no_later_owner_g
     core, store = await stumbling()
     await core.transactor.activate()
     await asyncio.sleep(0.1)
-    seen = [event.seq for event in (await core.reads.events())[0]]
-    other = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
-    await other.transactor.activate()
+    seqs = [event.seq for event in (await core.reads.events())[0]]
+    second_core = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
+    await second_core.transactor.activate()
     interrupted = (await store.events(SessionKey(SESSION)))[-1]
-    assert interrupted.kind == "run_interrupted" and interrupted.seq > max(seen)
+    assert interrupted.kind == "run_interrupted" and interrupted.seq > max(seqs)
 
 
 async def test_live_events_of_a_run_that_another_owner_ended_are_not_published() -> None:
@@ -480,12 +480,12 @@ async def test_live_events_of_a_run_that_another_owner_ended_are_not_published()
     with pytest.raises(StoreError):
         await core.transactor.activate()
     store.refuses = False
-    other = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
-    await other.transactor.activate()
+    second_core = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
+    await second_core.transactor.activate()
     published = core.state.journal.log.published
     await asyncio.sleep(0.1)  # deltas wait for what becomes of the commit
     with pytest.raises(SessionFencedError):
         await core.reads.wait("run")
     await asyncio.sleep(0.1)
     assert core.state.journal.log.published == published
-    await other.admission.append(["still mine"], key="mine")  # the core has taken nothing from the other owner
+    await second_core.admission.append(["still mine"], key="mine")  # the core has taken nothing from the other owner

@@ -85,9 +85,9 @@ async def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> Non
         SessionKey("fork"), stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now
     )
     assert await fork.reads.expand(summary) == behind, "a fork has what its summaries stand for"
-    other = summary.model_copy(update={"of": (("9", 0, 1),)})
+    unknown_summary = summary.model_copy(update={"of": (("9", 0, 1),)})
     with pytest.raises(InvalidInputError, match="not a summary of session"):
-        await fork.reads.expand(other)
+        await fork.reads.expand(unknown_summary)
 
 
 async def test_a_fork_of_an_earlier_turn_goes_on_with_the_originals() -> None:
@@ -166,7 +166,7 @@ async def test_a_summarizer_that_fails_again_and_again_is_asked_less_and_less() 
     model = Summarizer(*[ValueError("broken")] * 1000)
     stage = await opened(summarize(model), max_context_tokens=6000)
     await chat(stage, *prompts(0, 90), pause_s=8.0)
-    over = len([1 for given in stage.engine.given if len("".join(said(given))) > 2000])
+    over = len([1 for request in stage.engine.given if len("".join(said(request))) > 2000])
     assert over > 20 and 3 <= len(model.shown) <= 18, "not at each end of a run"
 
 
@@ -189,14 +189,14 @@ async def test_blocks_leave_the_window_only_after_all_memories_have_saved_them()
     assert set(bad.items) == set(good.items)
     turn = await stage.core.reads.latest()
     assert turn
-    gone = prompts(0, number - len(said((await stage.core.reads.latest()).blocks)))  # type: ignore[union-attr]
+    removed_texts = prompts(0, number - len(said((await stage.core.reads.latest()).blocks)))  # type: ignore[union-attr]
     items = sorted(good.items.values(), key=lambda item: item.source.turn_index or 0)
     await chat(stage, "what is left?")
-    left = said(stage.engine.given[-1])
-    for at, (item, prompt) in enumerate(zip(items, prompts(0, number), strict=False)):
-        assert prompt in item.text and f"as to {prompt}" in item.text and prompt not in left
-        assert item.source.session_id == SESSION and item.source.turn_index == at + 1
-    assert len(items) + len(left) - 1 == number and len(gone) <= number, "each is in the one or the other"
+    remaining_texts = said(stage.engine.given[-1])
+    for index, (item, prompt) in enumerate(zip(items, prompts(0, number), strict=False)):
+        assert prompt in item.text and f"as to {prompt}" in item.text and prompt not in remaining_texts
+        assert item.source.session_id == SESSION and item.source.turn_index == index + 1
+    assert len(items) + len(remaining_texts) - 1 == number and len(removed_texts) <= number, "each has one place"
     assert good.scopes == {Scope(user_id="default", session_id=SESSION)}
 
 
@@ -309,7 +309,7 @@ async def test_a_text_too_long_for_the_summarizer_is_summarised_in_parts() -> No
     good = ["\n".join(said(shown)) for shown in model.shown if shown is not model.shown[1]]
     for prompt in prompts(0, 60):
         assert sum(prompt in text for text in good) == 1
-    assert "first" in good[1] and all(f"summary {at}" in text for at, text in enumerate(good[2:], 3))
+    assert "first" in good[1] and all(f"summary {number}" in text for number, text in enumerate(good[2:], 3))
     assert len(await events_of(stage, CompactionFailed)) == 1
 
 
@@ -334,14 +334,14 @@ async def test_compactions_requested_while_another_is_under_way_share_the_next_o
     while not model.shown:
         await chat(stage, *prompts(number, number + 1), pause_s=0.0)
         number += 1
-    asked = [asyncio.ensure_future(stage.core.compaction.compact()) for _ in range(1000)]
-    abandoned = asked[:-1]
+    requests = [asyncio.ensure_future(stage.core.compaction.compact()) for _ in range(1000)]
+    abandoned = requests[:-1]
     await asyncio.sleep(0.1)
     tasks = len(asyncio.all_tasks())
-    for each in abandoned:
-        each.cancel()
+    for request in abandoned:
+        request.cancel()
     await asyncio.wait(abandoned)
-    await asked[-1]
+    await requests[-1]
     assert len(model.shown) <= 2 and tasks < 1010, "one task waits for all of them"
 
 
@@ -410,8 +410,8 @@ async def test_a_model_or_a_memory_that_wants_to_end_it_all_only_fails(raised: B
         assert failed and all("cancelled itself" in event.why or " raised " in event.why for event in failed)
         assert "Trim" in {event.strategy for event in await events_of(stage, WindowCompacted)}
         if isinstance(overflow, Summarize):
-            asked = len(overflow.model.shown)
-            assert (await stage.core.reads.session()).usage.input_tokens == 100 * asked, "each is paid for"
+            call_count = len(overflow.model.shown)
+            assert (await stage.core.reads.session()).usage.input_tokens == 100 * call_count, "each is paid for"
 
 
 async def test_a_memory_that_hangs_is_given_up() -> None:
@@ -517,8 +517,8 @@ async def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:
     third = core("C")
     await say(third, "four")
     await third.forking.fork(None, "D")
-    for gone in (stage.core, first, second, third):
-        await gone.forgetting.delete()
+    for session_core in (stage.core, first, second, third):
+        await session_core.forgetting.delete()
     fourth = core("D")
     turn = await fourth.reads.latest()
     assert turn

@@ -63,12 +63,12 @@ async def test_the_oldest_exchanges_go_before_a_request_that_would_not_fit_and_e
     """Case 35, in a session; reading back."""
 
     stage = await opened(Trim())
-    seen = [(await chat(stage, prompt)).turn for prompt in prompts(0, 12)]
+    turns = [(await chat(stage, prompt)).turn for prompt in prompts(0, 12)]
     engine: Talker = stage.engine
     assert said(engine.given[-1])[-1].startswith("prompt 11") and len(said(engine.given[-1])) < 12
-    for turn, given in zip(await stage.core.reads.turns(), engine.given, strict=True):
-        assert turn.blocks[: len(given)] == given, "it reads as the model saw it"
-    assert [turn and turn.blocks for turn in seen] == [turn.blocks for turn in await stage.core.reads.turns()]
+    for turn, request in zip(await stage.core.reads.turns(), engine.given, strict=True):
+        assert turn.blocks[: len(request)] == request, "it reads as the model saw it"
+    assert [turn and turn.blocks for turn in turns] == [turn.blocks for turn in await stage.core.reads.turns()]
     assert await events_of(stage, WindowCompacted) and not await events_of(stage, CompactionFailed)
 
 
@@ -93,7 +93,7 @@ async def test_a_run_makes_room_for_the_answer_that_it_allows_and_the_next_one_h
 
 
 @pytest.mark.parametrize(
-    ("asked", "limit"),
+    ("options", "limit"),
     [
         ({}, 1_047_576 - 4096),
         ({"model": "gpt-4"}, 8_192 - 1_024),
@@ -104,9 +104,9 @@ async def test_a_run_makes_room_for_the_answer_that_it_allows_and_the_next_one_h
     ],
     ids=str,
 )
-def test_a_run_s_requests_fit_the_window_of_the_model_that_it_asks(asked: dict[str, Any], limit: int) -> None:
+def test_a_run_s_requests_fit_the_window_of_the_model_that_it_asks(options: dict[str, Any], limit: int) -> None:
     compactor = Compactor(Trim(), OpenAIEngine("gpt-4.1"), SessionConfig(), inline)
-    run = RunRecord(run_id="r", session_id="s", turn_index=0, state="running", first_seq=1, created_at=0.0, **asked)
+    run = RunRecord(run_id="r", session_id="s", turn_index=0, state="running", first_seq=1, created_at=0.0, **options)
     assert compactor.of_run(run).budget.max_tokens == limit
     small = Compactor(Trim(), OpenAIEngine("gpt-4"), SessionConfig(max_context_tokens=4_000), inline)
     assert small.of_run(replace(run, model="gpt-4.1")).budget.max_tokens <= small.budget.max_tokens
@@ -156,10 +156,10 @@ class Agent:
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)
-        made = sum(isinstance(block, ToolUse) for block in turn.output)
-        if said(turn.blocks)[-1] != "look" or made == self.calls:
+        call_count = sum(isinstance(block, ToolUse) for block in turn.output)
+        if said(turn.blocks)[-1] != "look" or call_count == self.calls:
             return [Text(text="done")]
-        return [use(f"call{made}", "look", number=made)]
+        return [use(f"call{call_count}", "look", number=call_count)]
 
 
 @pytest.mark.parametrize("overflow", [Trim(), DeleteOldest(3), summarize(Summarizer())])
@@ -173,7 +173,7 @@ async def test_a_tool_loop_that_outgrows_the_window_continues_with_less_history(
     results = [block for block in outcome.turn.output if isinstance(block, ToolResult)]
     assert [result.text[0] for result in results] == list("01234")
     index = ByteCounter()
-    assert all(sum(map(index.count, given)) <= 600 for given in stage.engine.given)
+    assert all(sum(map(index.count, request)) <= 600 for request in stage.engine.given)
     assert said(outcome.turn.blocks)[-1] == "look" and said(outcome.turn.blocks)[0] != prompts(0, 1)[0]
     assert said(stage.engine.given[8])[0] != said(stage.engine.given[-1])[0], "it went in the midst of the run"
     turns = await stage.core.reads.turns()
@@ -298,7 +298,7 @@ async def test_a_run_goes_on_with_the_strategy_that_it_began_with() -> None:
     agent.run = swapped  # type: ignore[method-assign]
     outcome = await chat(stage, "look", pause_s=0.0)
     assert outcome.run.state == "completed" and len(results(outcome)) == 5
-    assert max(sum(map(ByteCounter().count, given)) for given in agent.given) <= 600
+    assert max(sum(map(ByteCounter().count, request)) for request in agent.given) <= 600
 
 
 async def test_settings_that_cannot_be_used_are_refused_whole() -> None:
@@ -426,8 +426,8 @@ async def test_a_window_compacted_beside_a_run_is_used_when_the_runs_own_strateg
     assert await stage.core.compaction.compact()
     outcome = await stage.core.reads.wait("look")
     assert outcome.run.state == "completed" and not await events_of(stage, CompactionFailed)
-    given = [sum(map(ByteCounter().count, blocks)) + 3 for blocks in agent.given[7:]]
-    assert max(given) <= 480 and any(after < before for before, after in pairwise(given))
+    sizes = [sum(map(ByteCounter().count, blocks)) + 3 for blocks in agent.given[7:]]
+    assert max(sizes) <= 480 and any(after < before for before, after in pairwise(sizes))
 
 
 async def test_the_usage_of_a_step_is_counted_once_though_the_answer_to_its_record_was_lost() -> None:

@@ -276,8 +276,8 @@ class MemoryWorld(AgentWorld):
     def switch(self, memories: tuple[Shelf, ...]) -> None:
         """Take other memories over, in the midst of whatever goes on."""
         if memories == self.shelves[:1]:  # who is not there when others go on is left behind
-            for index, memories in self.memories_of_turn.items():
-                self.memories_of_turn[index] = memories[:1]
+            for index, shelves in self.memories_of_turn.items():
+                self.memories_of_turn[index] = shelves[:1]
         self.memories = memories
         self.switches += memories != self.shelves
         token = PROCESS.set(self.process)

@@ -76,9 +76,10 @@ class RunResources:
         if name not in self._by_engine:
             overflow, off_loop = self._parts
             builder = engine_named(self.builder, name)
-            own = (builder, self.config, overflow, self.all_memories, self.notes)
-            self._by_engine[name] = run_resources = RunResources(*own, engine_id=self.engine_id, off_loop=off_loop)
+            arguments = (builder, self.config, overflow, self.all_memories, self.notes)
+            run_resources = RunResources(*arguments, engine_id=self.engine_id, off_loop=off_loop)
             run_resources._whole = self
+            self._by_engine[name] = run_resources
         return self._by_engine[name]
 
     def follow(

@@ -184,11 +184,11 @@ class Forgetting:
     ) -> Forgotten:
         """Store a history of the `remaining` turns only, in one commit."""
         session, blocks = self._journal.session, self._journal.blocks
-        own = _remaining_blocks(session, removed, remaining)
+        remaining_blocks = _remaining_blocks(session, removed, remaining)
         turns, summaries = [], 0
         for turn in remaining:
-            continued, input_summaries = await self._restrict(turn.input, own)
-            carried, carried_summaries = await self._restrict(turn.carried, own)
+            continued, input_summaries = await self._restrict(turn.input, remaining_blocks)
+            carried, carried_summaries = await self._restrict(turn.carried, remaining_blocks)
             parent = None if turn is remaining[0] else turn.parent
             turns.append(replace(turn, parent=parent, input=continued, carried=carried))
             summaries += input_summaries + carried_summaries
@@ -223,8 +223,8 @@ class Forgetting:
         if forwarder is None or last < 0:
             return
         await forwarder.flush(FLUSH_S)  # or the events in flight would arrive afterwards
-        bare = await self._without_input(forwarder.history, last, until)
-        await forwarder.history.delete(self._state.key, turns_up_to=last, instead=bare)
+        without_input = await self._without_input(forwarder.history, last, until)
+        await forwarder.history.delete(self._state.key, turns_up_to=last, instead=without_input)
 
     async def _without_input(self, history: HistoryStore, last: int, until: int) -> list[Event]:
         """Return the events that have the input of a run and are not of turns up to `last`, without that input.
@@ -232,39 +232,40 @@ class Forgetting:
         It may have blocks of removed turns. Later events than the last removal of turns are left out: those whose
         number is not below `until`, or below that of the last `TurnsCleared`.
         """
-        bare: list[Event] = []
+        without_input: list[Event] = []
         async for events in pages(partial(history.events, self._state.key), 0, SEQ):
             for event in events:
                 is_kept = event.turn_index is None or event.turn_index > last
                 if isinstance(event, TurnsCleared):
                     until = max(until, event.seq)
                 elif isinstance(event, Continuing) and event.input_blocks and is_kept:
-                    bare.append(event.model_copy(update={"input": None, "input_blocks": ()}))
-        return [event for event in bare if event.seq < until]
+                    without_input.append(event.model_copy(update={"input": None, "input_blocks": ()}))
+        return [event for event in without_input if event.seq < until]
 
-    async def _restrict(self, spans: Spans, own: Spans) -> tuple[Spans, int]:
-        """Return the part of `spans` that is in `own`, and how many summaries covered anything else.
+    async def _restrict(self, spans: Spans, remaining_blocks: Spans) -> tuple[Spans, int]:
+        """Return the part of `spans` that is in `remaining_blocks`, and how many summaries covered anything else.
 
-        Each such summary is replaced by the blocks of `own` that it covered.
+        Each such summary is replaced by the blocks of `remaining_blocks` that it covered.
         """
         parts: list[Span] = []
         summaries = 0
         blocks = await self._journal.blocks.read(spans)
         for span, block in zip(places(spans), blocks, strict=True):
             if not isinstance(block, Summary):
-                parts += overlap((span,), own)
+                parts += overlap((span,), remaining_blocks)
                 continue
             stands_for = await originals(block, self._journal.blocks.read)
-            if subtract(stands_for, own):
-                parts += overlap(stands_for, own)
+            if subtract(stands_for, remaining_blocks):
+                parts += overlap(stands_for, remaining_blocks)
                 summaries += 1
             else:
                 parts.append(span)
         covered = Seen()
-        only = join(part for span in parts for part in covered.take(span))
-        where, both = places(only), (*blocks, *await self._journal.blocks.read(only))
-        indices = from_user(both, range(len(blocks), len(both)))  # prompts of answers that stay may have been removed
-        return join(where[index - len(blocks)] for index in indices), summaries
+        restricted = join(part for span in parts for part in covered.take(span))
+        restricted_places, all_blocks = places(restricted), (*blocks, *await self._journal.blocks.read(restricted))
+        # Prompts of answers that stay may have been removed.
+        indices = from_user(all_blocks, range(len(blocks), len(all_blocks)))
+        return join(restricted_places[index - len(blocks)] for index in indices), summaries
 
     async def delete(self, *, memory: bool = True, verify: bool = False, updated_at: float | None = None) -> Forgotten:
         """Delete the session permanently, with what memories keep of it; forks keep the blocks that they use.
@@ -331,18 +332,18 @@ class Forgetting:
         return done + Forgotten(sessions=1, turns=turns)
 
     def _mark_deleted(self) -> None:
-        lost = SessionNotFoundError(self._state.session_id)
-        self._journal.lose(lost)
+        error = SessionNotFoundError(self._state.session_id)
+        self._journal.lose(error)
         self._journal.log.publish()
-        self._transactor.give_up(lost)
+        self._transactor.give_up(error)
 
     async def _leave_out(self, turn: TurnRecord) -> int:
         """Remove a turn from the window that the next turn continues; return how many summaries it was in."""
         head = self._state.head
         if head is None:
             raise TurnNotFoundError(self._state.session_id, turn.index)
-        own = join(turn.prompt, turn.output)
-        remaining, summaries = await without(head.base, own, self._journal.blocks.read)
+        turn_spans = join(turn.prompt, turn.output)
+        remaining, summaries = await without(head.base, turn_spans, self._journal.blocks.read)
         forgotten = replace(turn, forgotten=True)
         if head.index == turn.index:
             forgotten = head = replace(head, forgotten=True, carried=remaining)
@@ -350,7 +351,7 @@ class Forgetting:
         elif remaining == head.base:
             turns = [forgotten]
         else:
-            head = carrying(head, remaining, own)
+            head = carrying(head, remaining, turn_spans)
             turns = [forgotten, head]
         await self._journal.blocks.load(head.base)
         await self._transactor.commit(self._journal.session, [(TurnForgotten, {"turn_index": turn.index})], turns=turns)
@@ -365,9 +366,9 @@ class Forgetting:
             if page[-1].index >= turn.index:
                 break
         turn = replace(turn, carried=(), removed=())
-        held = turn.spans
-        remaining, _ = await without(held, tuple(forgotten), self._journal.blocks.read) if forgotten else (held, 0)
-        return turn if remaining == held else carrying(turn, remaining, tuple(forgotten))
+        spans = turn.spans
+        remaining, _ = await without(spans, tuple(forgotten), self._journal.blocks.read) if forgotten else (spans, 0)
+        return turn if remaining == spans else carrying(turn, remaining, tuple(forgotten))
 
     async def _forget_in_memories(self, index: int | None = None, *, verify: bool = False) -> Forgotten:
         """Make all writable memories forget the session, or one turn of it, after saves in flight have arrived.

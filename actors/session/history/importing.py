@@ -91,7 +91,7 @@ class Importing:
         key = _event_key(idempotency_key or fingerprint)
 
         async def change() -> int:
-            own, event = await self._find_import(key)
+            event_key, event = await self._find_import(key)
             if event and event.turn_index is not None and event.fingerprint == fingerprint:
                 return event.turn_index
             self._check_newest(after)
@@ -101,11 +101,13 @@ class Importing:
             stored_count = 0 if idempotency_key else await self._count_stored(conversation.blocks)
             if stored_count == len(conversation.blocks):
                 return self._newest
-            return await self._add(conversation.blocks[stored_count:], encoded[stored_count:], own, fingerprint, memory)
+            return await self._add(
+                conversation.blocks[stored_count:], encoded[stored_count:], event_key, fingerprint, memory
+            )
 
         return await self._transactor.run(change)
 
-    async def stored_prefix(self, most: int) -> tuple[int, str, int]:
+    async def stored_prefix(self, max_blocks: int) -> tuple[int, str, int]:
         """Return how many blocks the next turn continues, a digest of their texts, and the index of the newest turn.
 
         The index is that of the newest turn that has ended, -1 if there is none.
@@ -113,12 +115,12 @@ class Importing:
         A caller that sends a conversation in parts finds out by these what the session has of it.
 
         Args:
-            most: with more blocks than this, no digest is made; then it is blank, and the number is 0.
+            max_blocks: with more blocks than this, no digest is made; then it is blank, and the number is 0.
         """
         await self._transactor.loaded()
         if (head := self._state.head) is None:
             return 0, "", -1
-        if size(head.base) > most:
+        if size(head.base) > max_blocks:
             return 0, "", head.index
         stored = await self._journal.blocks.read(head.base)
         digest = hashlib.sha256()
@@ -165,14 +167,14 @@ class Importing:
 
         Events with keys outlive the turns that are cleared. So the next import has a key that names the event.
         """
-        own = key
+        event_key = key
         while isinstance(
-            event := await self._journal.store.event_of_key(self._state.key, own), TurnImported | PromptAppended
+            event := await self._journal.store.event_of_key(self._state.key, event_key), TurnImported | PromptAppended
         ):
             if not await self._was_cleared(event):
-                return own, event
-            own = f"{key}:{event.seq}"
-        return own, None
+                return event_key, event
+            event_key = f"{key}:{event.seq}"
+        return event_key, None
 
     async def _was_cleared(self, event: TurnImported | PromptAppended) -> bool:
         """Return whether the last turn of an import was removed for good, with all turns before it.
@@ -213,10 +215,15 @@ class Importing:
         events: list[NewEvent] = []
         before = head
         for start, answer, stop in exchanges(blocks):
-            index, own = session.next_index + len(turns), Span(span.log, span.start + start, span.start + stop)
-            prompt, output = cut([own], answer - start)
+            index = session.next_index + len(turns)
+            turn_span = Span(span.log, span.start + start, span.start + stop)
+            prompt, output = cut([turn_span], answer - start)
             turn = TurnRecord(index=index, prompt=prompt, appended=prompt, created_at=now)
-            added = {"turn_index": index, "span": (own.start, own.stop), "blocks": tuple(blocks[start:stop])}
+            added = {
+                "turn_index": index,
+                "span": (turn_span.start, turn_span.stop),
+                "blocks": tuple(blocks[start:stop]),
+            }
             if not output:
                 events.append((PromptAppended, added))
             else:

@@ -101,12 +101,12 @@ class Removals:
         Raises:
             InvalidInputError: the turn has not added these blocks.
         """
-        own = join(turn.prompt, turn.output)
-        if subtract(spans, own):
+        turn_spans = join(turn.prompt, turn.output)
+        if subtract(spans, turn_spans):
             reason = f"turn {turn.index} of session {self._state.session_id!r} has not added all of them: read it again"
             raise InvalidInputError("blocks", shown([tuple(span) for span in spans]), reason)
-        where, blocks = places(own), await self._journal.blocks.read(own)
-        results = [where[result] for use, result in pairs_of(blocks) if overlap([where[use]], spans)]
+        block_places, blocks = places(turn_spans), await self._journal.blocks.read(turn_spans)
+        results = [block_places[result] for use, result in pairs_of(blocks) if overlap([block_places[use]], spans)]
         return union(spans, results)
 
     async def _continued_without(self, turn: TurnRecord, removed: Spans) -> tuple[list[TurnRecord], TurnRecord | None]:

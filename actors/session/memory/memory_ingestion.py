@@ -248,9 +248,9 @@ class MemoryIngestion:
             return []
         notes: list[PlannerNote] = []
         async for events in pages(partial(self._journal.bare_events, limit=EVENTS), turn.first_seq - 1, SEQ):
-            own = [event for event in events if event.run_id == turn.run_id]
-            notes += [event for event in own if isinstance(event, PlannerNote)]
-            if own and own[-1].terminal:
+            run_events = [event for event in events if event.run_id == turn.run_id]
+            notes += [event for event in run_events if isinstance(event, PlannerNote)]
+            if run_events and run_events[-1].terminal:
                 break
         return notes
 

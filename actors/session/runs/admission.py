@@ -396,7 +396,7 @@ class RunAdmission:
             raise
         appended = join(kept_prompts(merging, discard=True), turn.appended)
         grown = replace(first.turn, prompt=join(prompt, (span,)), appended=appended)
-        anew = [replace(first.record, started_at=record.started_at)] if record.started_at else []
+        restarted = [replace(first.record, started_at=record.started_at)] if record.started_at else []
         end_fields = merged_into(first.run_id)
         ends = [run.ended(now=now, **end_fields) for run in later_runs]
         record = replace(record, turn_index=turn.index, first_seq=self._journal.log.next_seq() + len(ends))
@@ -412,11 +412,11 @@ class RunAdmission:
             turns=[grown],
             dropped_turns=[turnless_run.turn.index for turnless_run in turnless],
             new_run=end,
-            runs=[*ends, *anew],
+            runs=[*ends, *restarted],
         )
         run_queue.clear_pending()
         run_queue.apply([grown], later_runs)
-        first.record = next(iter(anew), first.record)
+        first.record = next(iter(restarted), first.record)
         self._driver.watch_queue()
         for merged_run, run_end in zip([*later_runs, run], [*ends, end], strict=True):
             self._driver.note_end(merged_run, run_end, None)
@@ -552,11 +552,11 @@ class RunAdmission:
 
     def _check_room(self, request: _StartRequest, merging: Sequence[ActiveRun]) -> None:
         """Raise QueueFullError if one more run would have to wait than may wait."""
-        busy, most = self._state.busy, self._engines.config.max_queued
+        busy, max_queued = self._state.busy, self._engines.config.max_queued
         waiting = 0 if request.if_busy == "latest" else len(self._state.run_queue.queue)
         is_added = request.if_busy not in ("interrupt", "rollback", "drop") and not merging
-        if busy and is_added and waiting >= most:
-            raise QueueFullError(self._state.session_id, busy.run_id, most)
+        if busy and is_added and waiting >= max_queued:
+            raise QueueFullError(self._state.session_id, busy.run_id, max_queued)
 
     def _mergeable_runs(self, request: _StartRequest, record: RunRecord) -> list[ActiveRun]:
         """Return the runs at the end of the queue that are to become one with this run.

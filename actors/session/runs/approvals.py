@@ -123,16 +123,16 @@ class Approvals:
         elif block and call_id in {use.call_id for use in ledger.uses_without_result()}:
             ledger.append(block)
         turn, new, session = run.with_output(ledger.blocks(), self._journal.session)
-        goes_on = run.record.state == "awaiting_approval" and not any(state.is_waiting for state in calls.values())
-        state: RunState = "running" if goes_on else run.record.state
+        resumes = run.record.state == "awaiting_approval" and not any(state.is_waiting for state in calls.values())
+        state: RunState = "running" if resumes else run.record.state
         record = replace(run.record, state=state, calls=encode_calls(calls), usage=run.bill())
         values = {**about(record), "call_id": call_id, "verdict": decision.verdict}
         if new:
             values |= {"span": (session.log_size - 1, session.log_size), "blocks": tuple(new)}
         events: list[NewEvent] = [(CallDecided, values)]
-        if goes_on:
+        if resumes:
             events.append((RunResumed, {**about(record), "why": "all decisions have been made"}))
-        joining = self._joining.of(run, new) if goes_on and not ledger.uses_without_result() else Joining()
+        joining = self._joining.of(run, new) if resumes and not ledger.uses_without_result() else Joining()
         turn = joining.grown(turn)
         await self._transactor.commit(
             run.charged(session, record),
@@ -151,7 +151,7 @@ class Approvals:
         elif run.attempt and block:
             run.attempt.ledger.append(block)
         self._joining.apply(joining, self._driver.note_end)
-        if goes_on:
+        if resumes:
             run.decided.set()
 
 

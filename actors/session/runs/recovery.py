@@ -72,7 +72,7 @@ class Recovery:
         turns = {turn.index: turn for turn in activation.open_turns}
         self._engines.keep_resources(known_runs.values())
         self._state.replace_backlog(activation.open_turns)
-        lost: list[ActiveRun] = []
+        lost_runs: list[ActiveRun] = []
         launched: list[ActiveRun] = []
         for record in activation.open_runs:
             turn = turns[record.turn_index]
@@ -94,13 +94,13 @@ class Recovery:
             elif record.state == "awaiting_approval" or record.run_id in begun:
                 launched.append(run)
             else:
-                lost.append(run)
-        self._state.set_interrupted(lost)
+                lost_runs.append(run)
+        self._state.set_interrupted(lost_runs)
         for run in launched:
             self._driver.launch(run)
             begun.discard(run.run_id)
-        if lost or self._state.run_queue.queue or self._state.active:
-            await self._repair(lost)
+        if lost_runs or self._state.run_queue.queue or self._state.active:
+            await self._repair(lost_runs)
         else:
             self._journal.log.publish()
         self._engines.drop_kept()
@@ -131,7 +131,7 @@ class Recovery:
         if self._state.active and self._state.active.done.done():
             self._state.set_active(None)
 
-    async def _repair(self, lost: Sequence[ActiveRun]) -> None:
+    async def _repair(self, lost_runs: Sequence[ActiveRun]) -> None:
         """In one commit, resume or end the runs whose process was lost, and begin the next queued run.
 
         `on_lost` decides which runs resume; the others end as interrupted. In an ended session, queued runs are
@@ -139,10 +139,10 @@ class Recovery:
         of the run's next live events.
         """
         session, now = self._journal.session, self._journal.clock()
-        goes_on = session.status == "active"
-        resumed = [run for run in lost if goes_on and _resumes(run)]
-        ending = [run for run in lost if run not in resumed]
-        reasons = [_end_reason(run) if goes_on else LOST for run in ending]
+        is_active = session.status == "active"
+        resumed = [run for run in lost_runs if is_active and _resumes(run)]
+        ending = [run for run in lost_runs if run not in resumed]
+        reasons = [_end_reason(run) if is_active else LOST for run in ending]
         ends = [
             run.ended("interrupted", reason, now, **run.left_to_bill())
             for run, reason in zip(ending, reasons, strict=True)
@@ -158,20 +158,20 @@ class Recovery:
             blocks += new
             events.append(end_event(end, new, session))
         head = turns[-1] if turns else self._state.head
-        cancelled_runs = [] if goes_on else list(self._state.run_queue.queue)
+        cancelled_runs = [] if is_active else list(self._state.run_queue.queue)
         requeued = self._driver.requeue_prompts(cancelled_runs, discard=False)
         cancelled = [run.ended("cancelled", "session ended", now) for run in cancelled_runs]
-        begun = self._driver.begin_next(head) if goes_on and self._state.active is None and not resumed else []
-        again = [replace(run.record, resumes=run.record.resumes + 1) for run in resumed]
+        begun = self._driver.begin_next(head) if is_active and self._state.active is None and not resumed else []
+        resumed_records = [replace(run.record, resumes=run.record.resumes + 1) for run in resumed]
         events += [*map(end_event, cancelled), *self._driver.start_events(begun, head, session)]
-        events += [(RunResumed, {**about(record), "why": LOST}) for record in again]
+        events += [(RunResumed, {**about(record), "why": LOST}) for record in resumed_records]
         await self._transactor.commit(
             session,
             events,
             blocks=blocks,
             turns=[*turns, *requeued, *(turn for _, _, turn in begun)],
             dropped_turns=[run.turn.index for run in cancelled_runs],
-            runs=[*ends, *cancelled, *again, *(record for _, record, _ in begun)],
+            runs=[*ends, *cancelled, *resumed_records, *(record for _, record, _ in begun)],
             live=bool(begun or resumed or self._state.active),
         )
         self._state.continue_from(head)
@@ -181,7 +181,7 @@ class Recovery:
             self._driver.note_end(run, end, turn)
         for run, end in zip(cancelled_runs, cancelled, strict=True):
             self._driver.note_end(run, end, None)
-        for run, record in zip(resumed, again, strict=True):
+        for run, record in zip(resumed, resumed_records, strict=True):
             run.record = record
             self._driver.launch(run)
         self._driver.launch_next(begun)

@@ -30,14 +30,14 @@ def _missing_blocks(event: Event, log: str) -> dict[str, Spans]:
     """Return the fields of an event that lack their blocks, with the positions of the blocks."""
     if not isinstance(event, _WITH_BLOCKS):
         return {}
-    held: dict[str, Places] = {}
+    missing: dict[str, Places] = {}
     if isinstance(event, Adding) and event.span and not event.blocks:
-        held["blocks"] = (("", *event.span),)
+        missing["blocks"] = (("", *event.span),)
     if isinstance(event, RunStarted) and not event.blocks:
-        held["blocks"] = event.prompt
+        missing["blocks"] = event.prompt
     if isinstance(event, Continuing) and not event.input_blocks:
-        held["input_blocks"] = event.input or ()
-    return {name: from_places(places, log) for name, places in held.items() if places}
+        missing["input_blocks"] = event.input or ()
+    return {name: from_places(places, log) for name, places in missing.items() if places}
 
 
 class CachedBlocks:
@@ -117,10 +117,10 @@ class CachedBlocks:
         Args:
             log: the session's own log.
         """
-        whole: list[Event] = []
-        while len(whole) < len(events):
-            whole += await self.read_first_events(events[len(whole) :], log)
-        return whole
+        complete: list[Event] = []
+        while len(complete) < len(events):
+            complete += await self.read_first_events(events[len(complete) :], log)
+        return complete
 
     async def read_first_events(self, events: Sequence[Event], log: str) -> list[Event]:
         """Return the first of these events, with their blocks, until they weigh `PAGE_BYTES`; at least one.
@@ -131,16 +131,16 @@ class CachedBlocks:
         missing = {event.seq: fields for event in events if (fields := _missing_blocks(event, log))}
         places = [[span for spans in missing.get(event.seq, {}).values() for span in spans] for event in events]
         cache = await self._first(places) if missing else self.cache
-        whole: list[Event] = []
+        complete: list[Event] = []
         remaining_bytes = PAGE_BYTES
         for event, spans in zip(events, places, strict=True):
-            if whole and (remaining_bytes <= 0 or cache.missing(spans)):
+            if complete and (remaining_bytes <= 0 or cache.missing(spans)):
                 break
             fields = missing.get(event.seq, {})
             read = {name: cache.read(spans) for name, spans in fields.items()}
-            whole.append(lean(event.model_copy(update=read)) if read else event)
-            remaining_bytes -= weight(whole[-1]) + BLOCK_BYTES * (1 + size(spans))
-        return whole
+            complete.append(lean(event.model_copy(update=read)) if read else event)
+            remaining_bytes -= weight(complete[-1]) + BLOCK_BYTES * (1 + size(spans))
+        return complete
 
     async def _first(self, groups: Sequence[Sequence[Span]]) -> BlockCache:
         """Return a cache that contains the blocks of the first group, and of others until it weighs `PAGE_BYTES`."""

@@ -90,9 +90,9 @@ class EventForwarder:
             self.copied = await self.history.last_seq(self._key)
             self._has_last_seq = True
         while events := await self._store.events(self._key, after=self.copied, limit=PAGE):
-            whole = await self._with_blocks(events)
-            await self.history.append(self._key, whole)
-            self.copied = whole[-1].seq
+            complete = await self._with_blocks(events)
+            await self.history.append(self._key, complete)
+            self.copied = complete[-1].seq
 
     async def _with_blocks(self, events: Sequence[Event]) -> Sequence[Event]:
         """Return the first events with their blocks, usually from memory; all without them if one cannot be read."""

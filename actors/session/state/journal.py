@@ -97,8 +97,8 @@ class Journal:
             return self._clock()
         if self._clock_read is None:
             return time.time()
-        then, began = self._clock_read
-        return then + (time.monotonic() - began)
+        store_time, began = self._clock_read
+        return store_time + (time.monotonic() - began)
 
     # Ownership
 
@@ -299,8 +299,8 @@ class Journal:
         copied = self.forwarder.copied if self.forwarder else 0
         forget = copied if copied >= self._deleted_up_to + DELETE_EVERY else 0
         try:
-            whole = replace(commit, session=session, forget_events=forget)
-            await self.store.commit(self.key, session.epoch, whole)
+            stamped = replace(commit, session=session, forget_events=forget)
+            await self.store.commit(self.key, session.epoch, stamped)
         except SessionFencedError:
             self.mark_stale()  # until the cause is known
             await self.check_own()
@@ -353,12 +353,12 @@ class Journal:
         start = self.log.start
         if after >= start - 1:
             return self.log.since(after, limit)
-        held = self.log.since(start - 1, limit)  # first, since these may leave memory while the store is read
+        cached = self.log.since(start - 1, limit)  # first, since these may leave memory while the store is read
         stored = await self._stored_events(after, limit)
         earlier = [event for event in stored if event.seq < start]
         if earlier and len(earlier) == len(stored) and may_be_cut(earlier, limit):
             return earlier  # the store may have more before those that are held
-        return [*earlier, *held][:limit]
+        return [*earlier, *cached][:limit]
 
     async def _with_blocks(self, events: Sequence[Event]) -> Sequence[Event]:
         return await self.blocks.read_first_events(events, self.session.log)

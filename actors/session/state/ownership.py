@@ -113,11 +113,11 @@ class Ownership:
             if note:
                 await note(waiting)
             self.left_waiting = waiting
-            lost = SessionFencedError(self._state.session_id, self._journal.session.epoch)
-            self._journal.lose(lost)
+            error = SessionFencedError(self._state.session_id, self._journal.session.epoch)
+            self._journal.lose(error)
         closing = self._engines.remove_all()
         if self._journal.forwarder:
             await self._journal.forwarder.flush(FLUSH_S)
-        self._transactor.give_up(lost)
+        self._transactor.give_up(error)
         await self._engines.close(closing)
         return True

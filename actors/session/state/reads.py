@@ -354,8 +354,8 @@ class SessionReads:
         await self._load()
         active, head = self._state.active, self._state.head
         turns = [turn for turn in (head, active and active.turn) if turn]
-        held = union(*(part for turn in turns for part in (turn.spans, turn.base)))
-        if not await find(summary, held, self._journal.blocks.read):
+        window_spans = union(*(part for turn in turns for part in (turn.spans, turn.base)))
+        if not await find(summary, window_spans, self._journal.blocks.read):
             reason = f"it is not a summary of session {self.session_id!r}: pass a Summary from one of its turns"
             raise InvalidInputError("summary", shown(summary.text), reason)
         return await self._journal.blocks.read(await originals(summary, self._journal.blocks.read))

@@ -106,8 +106,8 @@ def joined_events(record: RunRecord, joined: str, prompt: Spans, blocks: Sequenc
     events: list[NewEvent] = []
     remaining = iter(blocks)
     for span in prompt:
-        own = tuple(islice(remaining, span.stop - span.start))
-        values = {"joined": joined, "span": (span.start, span.stop), "blocks": own}
+        span_blocks = tuple(islice(remaining, span.stop - span.start))
+        values = {"joined": joined, "span": (span.start, span.stop), "blocks": span_blocks}
         events.append((PromptJoined, {**about(record), **values}))
     return events
 
@@ -122,13 +122,13 @@ def placed(events: Sequence[NewEvent], new: Sequence[Block], session: SessionRec
     results = {block.call_id: index for index, block in enumerate(new) if isinstance(block, ToolResult)}
     placed: list[NewEvent] = []
     for kind, values in events:
-        where: list[int] = []
+        indices: list[int] = []
         if issubclass(kind, ToolEnded):
-            where = [results[values["call_id"]]] if values["call_id"] in results else []
+            indices = [results[values["call_id"]]] if values["call_id"] in results else []
         elif issubclass(kind, Appending):
-            where, answer_indices = answer_indices, []
-        if where:
-            span = (first + where[0], first + where[-1] + 1)
-            values = {**values, "span": span, "blocks": tuple(new[where[0] : where[-1] + 1])}  # noqa: PLW2901
+            indices, answer_indices = answer_indices, []
+        if indices:
+            span = (first + indices[0], first + indices[-1] + 1)
+            values = {**values, "span": span, "blocks": tuple(new[indices[0] : indices[-1] + 1])}  # noqa: PLW2901
         placed.append((kind, values))
     return placed

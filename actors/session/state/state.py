@@ -83,11 +83,11 @@ class SessionState:
         """
         before = self.active.turn if self.active else self.head
         turns = [self.active.turn] if self.active else []
-        shown = before.input if before and self.active else before.base if before else ()
+        continued = before.input if before and self.active else before.base if before else ()
         for turn in self.run_queue.turns:
-            shown = join(shown, turn.prompt)
+            continued = join(continued, turn.prompt)
             parent = turn_id(self.session_id, before.index) if before else None
-            before = replace(turn, parent=parent, input=shown)
+            before = replace(turn, parent=parent, input=continued)
             turns.append(before)
         return turns
 

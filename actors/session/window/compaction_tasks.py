@@ -190,8 +190,8 @@ class Compactor:
             return self.budget.max_tokens
         frame, config = replace(self._frame, model=run.model or self._frame.model), self.config
         try:
-            if (own := window_of(frame.model)) and config.max_context_tokens:
-                config = replace(config, max_context_tokens=min(own, config.max_context_tokens))
+            if (model_window := window_of(frame.model)) and config.max_context_tokens:
+                config = replace(config, max_context_tokens=min(model_window, config.max_context_tokens))
             if answer is not None:
                 config = replace(config, reserve_output_tokens=answer)
             limit = token_limit(self.strategy, frame, config)
@@ -272,11 +272,11 @@ class Compactor:
         share = budget.max_tokens // JOIN_SHARE
         if sum(map(ByteCounter().count, cache.read(prompts))) > share * _MOST_BYTES:
             return False
-        own = join(turn.prompt, turn.output, prompts)
-        index.cover((*turn.input, *own), cache)
+        turn_spans = join(turn.prompt, turn.output, prompts)
+        index.cover((*turn.input, *turn_spans), cache)
         output = zip(places(turn.output), cache.read(turn.output), strict=True)
         joined = join([place for place, block in output if isinstance(block, User)], prompts)
-        taken = index.sum(turn.input, System) + index.sum(own) + sum(map(index.counter.count, new))
+        taken = index.sum(turn.input, System) + index.sum(turn_spans) + sum(map(index.counter.count, new))
         return index.sum(joined) <= share and budget.overhead + taken <= budget.max_tokens
 
     async def _counted(self, spans: Spans, cache: BlockCache) -> TokenIndex:
@@ -309,13 +309,13 @@ class Compactor:
 
 def _newest_turn(turn: TurnRecord, spans: Spans, index: TokenIndex) -> int | None:
     """Return where the turn's own blocks begin in the window, without system prompts, which may have moved; or None."""
-    own = join(turn.prompt, turn.output)
-    held = overlap(spans, own)
-    systems = [Span(span.log, position, position + 1) for span in held for position in index.places(span, System)]
-    rest = overlap(held, subtract(own, systems))
-    if not rest:
+    turn_spans = join(turn.prompt, turn.output)
+    in_window = overlap(spans, turn_spans)
+    systems = [Span(span.log, position, position + 1) for span in in_window for position in index.places(span, System)]
+    without_systems = overlap(in_window, subtract(turn_spans, systems))
+    if not without_systems:
         return None
-    before, first = 0, rest[0]
+    before, first = 0, without_systems[0]
     for span in spans:
         if span.log == first.log and span.start <= first.start < span.stop:
             return before + first.start - span.start

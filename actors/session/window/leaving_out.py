@@ -20,11 +20,13 @@ async def without(spans: Spans, removed: Spans, read: Read) -> tuple[Spans, int]
     opened, summaries = await _opened(spans, removed, read)
     if not overlap(opened, removed):
         return opened, summaries
-    where, covered = places(opened), Seen()
+    block_places, covered = places(opened), Seen()
     for span in removed:
         covered.add(span)
-    indices = remainder(await read(opened), {index for index, place in enumerate(where) if covered.common(place)})
-    return join(where[index] for index in indices), summaries
+    indices = remainder(
+        await read(opened), {index for index, place in enumerate(block_places) if covered.common(place)}
+    )
+    return join(block_places[index] for index in indices), summaries
 
 
 async def _opened(spans: Spans, removed: Spans, read: Read) -> tuple[Spans, int]:

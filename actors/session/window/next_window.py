@@ -106,5 +106,5 @@ class NextWindow:
             _log.warning("session %s: its window was not compacted: %s", self._state.session_id, error)
 
     def _turn_with(self, newest: TurnRecord, spans: Spans) -> Turn:
-        shown = replace(newest, prompt=(), input=spans, output=(), carried=(), appended=())
-        return self._state.journal.blocks.turn(shown)
+        record = replace(newest, prompt=(), input=spans, output=(), carried=(), appended=())
+        return self._state.journal.blocks.turn(record)

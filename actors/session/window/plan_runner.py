@@ -149,11 +149,11 @@ class PlanRunner:
         async def commit(spent: Usage | None, doubt: UnknownOutcome) -> None:
             nonlocal done
             span, session = self._journal.extend(len(new))
-            was, becomes = prepared.window.spans, prepared.spans(span if new else None)
+            before, after = prepared.window.spans, prepared.spans(span if new else None)
             head = self._state.head
-            head = head and (_continued_under(head, was, becomes) if run else _rebased(head, was, becomes))
+            head = head and (_continued_under(head, before, after) if run else _rebased(head, before, after))
             running = run or self._state.active
-            active = running and _rebased(running.turn, was, becomes)
+            active = running and _rebased(running.turn, before, after)
             if run:
                 check_open(run)
                 active = active and replace(active, input=active.carried, carried=())
@@ -244,30 +244,30 @@ def check_open(run: ActiveRun) -> None:
         raise EngineError("the run has ended: nothing can be added to it")
 
 
-def _continued_under(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
+def _continued_under(turn: TurnRecord, before: Spans, after: Spans) -> TurnRecord | None:
     """Apply a compaction of the running turn's window to its parent `turn`; return the parent with `carried` set.
 
-    The compaction, which was paid for, is then kept even if the running turn is discarded. `was` and `becomes` are the
+    The compaction, which was paid for, is then kept even if the running turn is discarded. `before` and `after` are the
     running turn's window before and after it. Returns None if the compaction replaced blocks of the running turn or the
     parent's output, or if the window does not begin with `turn.base`.
     """
-    if not begins_with(was, turn.base):
+    if not begins_with(before, turn.base):
         return None
-    own = cut(was, size(turn.base))[1]
-    front, rest = cut(becomes, size(becomes) - size(own))
-    return _rebased(turn, turn.base, front) if rest == join(own) else None
+    turn_spans = cut(before, size(turn.base))[1]
+    front, rest_of_window = cut(after, size(after) - size(turn_spans))
+    return _rebased(turn, turn.base, front) if rest_of_window == join(turn_spans) else None
 
 
-def _rebased(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
-    """Return the turn with `carried` set so that the next turn continues `becomes` instead of the window `was`.
+def _rebased(turn: TurnRecord, before: Spans, after: Spans) -> TurnRecord | None:
+    """Return the turn with `carried` set so that the next turn continues `after` instead of the window `before`.
 
     What the turn added after the window stays after it; the turn's output stays last. Returns None if the turn does not
     continue the window, or if its output was compacted.
     """
-    if not begins_with(turn.base, was):
+    if not begins_with(turn.base, before):
         return None
-    whole = join(becomes, cut(turn.base, size(was))[1])
+    window = join(after, cut(turn.base, size(before))[1])
     if turn.carries_all:
-        return replace(turn, carried=whole) if whole else None
-    carried, output = cut(whole, size(whole) - size(turn.output))
+        return replace(turn, carried=window) if window else None
+    carried, output = cut(window, size(window) - size(turn.output))
     return replace(turn, carried=carried) if carried and output == join(turn.output) else None

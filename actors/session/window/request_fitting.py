@@ -102,13 +102,13 @@ class RequestFitting:
         return turn.recalling(run.recalled) if run.recalled else turn
 
     async def _fit(self, run: ActiveRun) -> Turn:
-        own = run.run_resources.compactor
-        if own is None:
+        own_compactor = run.run_resources.compactor
+        if own_compactor is None:
             return self._turn_for_engine(run)
-        strategy: OverflowStrategy | None = own.strategy
+        strategy: OverflowStrategy | None = own_compactor.strategy
         failure: Exception | None = None
         for _ in range(LAST_RESORTS):
-            window, compactor = await self._measure(own, run)
+            window, compactor = await self._measure(own_compactor, run)
             is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
             if is_over:
                 await self._compaction.wait()
@@ -133,22 +133,24 @@ class RequestFitting:
             if prepared and await self._plans.store(prepared, bill) and prepared.plan is plan:
                 return self._turn_for_engine(run)
             strategy = plan.otherwise
-        name = type(own.strategy).__name__
+        name = type(own_compactor.strategy).__name__
         raise CompactionError(
             self._state.session_id,
             name,
             reason(failure) if failure else "no overflow strategy could make the request fit",
         ) from failure
 
-    async def _measure(self, own: Compactor, run: ActiveRun) -> tuple[Window, Compactor]:
+    async def _measure(self, own_compactor: Compactor, run: ActiveRun) -> tuple[Window, Compactor]:
         """Return the request's window, perhaps estimated if it is small, and the compactor with the run's limit."""
         while True:
-            window = await own.window(run.turn, self._journal.blocks.cache)
-            compactor = own.of_run(run.record).with_block(run.recalled)
+            window = await own_compactor.window(run.turn, self._journal.blocks.cache)
+            compactor = own_compactor.of_run(run.record).with_block(run.recalled)
             is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
-            if not own.is_estimate(window) or not (is_over or acts(own.strategy, window, compactor.budget)):
+            if not own_compactor.is_estimate(window) or not (
+                is_over or acts(own_compactor.strategy, window, compactor.budget)
+            ):
                 return window, compactor
-            await own.count_exactly()
+            await own_compactor.count_exactly()
 
     async def _plan(
         self, compactor: Compactor, strategy: OverflowStrategy, window: Window, run: ActiveRun, *, is_over: bool

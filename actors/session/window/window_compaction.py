@@ -134,8 +134,8 @@ class WindowCompaction:
                 raise self._journal.lost or SessionEndedError(self._state.session_id)
             message = "the compaction was stopped, for example because a turn was forgotten"
             raise self._journal.lost or CompactionError(self._state.session_id, name, message)
-        done = task.result()
-        return done.outcome() if done else None
+        prepared = task.result()
+        return prepared.outcome() if prepared else None
 
     async def _compact_if_due(self, compactor: Compactor, head: TurnRecord) -> None:
         try:

@@ -1,4 +1,4 @@
-"""`SessionRow`: changes what a session says of itself: title, metadata, engine, use of memories, time of change."""
+"""`SessionRow`: changes a session's row: title, metadata, engine, use of memories, time of change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turnwise.memory.values.frozen_json import freeze, plain_json
 
 
 class SessionRow:
-    """Changes the session's row, in one commit that has nothing else. Each change may be repeated.
+    """Changes the session's row, in a commit of its own. Each change may be repeated.
 
     While a change awaits its commit, reads and streaming go on; a crash leaves the change stored or not.
     """

@@ -227,10 +227,10 @@ class Forgetting:
         await forwarder.history.delete(self._state.key, turns_up_to=last, instead=without_input)
 
     async def _without_input(self, history: HistoryStore, last: int, until: int) -> list[Event]:
-        """Return the events that have the input of a run and are not of turns up to `last`, without that input.
+        """Return the events that have the input of a run, without that input; none of turns up to `last`.
 
-        It may have blocks of removed turns. Later events than the last removal of turns are left out: those whose
-        number is not below `until`, or below that of the last `TurnsCleared`.
+        The input may have blocks of removed turns. Only events before the last removal of turns are returned: their
+        number is below `until`, or below that of the last `TurnsCleared`.
         """
         without_input: list[Event] = []
         async for events in pages(partial(history.events, self._state.key), 0, SEQ):
@@ -416,9 +416,9 @@ class Forgetting:
 def _remaining_blocks(
     session: SessionRecord, removed_turns: Sequence[TurnRecord], remaining: Sequence[TurnRecord]
 ) -> Spans:
-    """Return the blocks that the `remaining` turns added, with what was made of them, such as texts for attachments.
+    """Return the blocks that the `remaining` turns added, with blocks made from them, such as texts for attachments.
 
-    These are all that the log has from their first prompt on, except what the `removed_turns` added.
+    These are all blocks of the log from their first prompt on, except the blocks that the `removed_turns` added.
     """
     added = [part for turn in remaining for part in (turn.prompt, turn.output)]
     first = min((span.start for part in added for span in part if span.log == session.log), default=session.log_size)

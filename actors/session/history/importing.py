@@ -32,9 +32,10 @@ AT_ONCE = 500
 
 
 class Importing:
-    """Adds turns that have their answers already and no runs, in one commit. A caller divides a long conversation.
+    """Adds turns that have answers and no runs, in one commit. Callers split a long conversation.
 
-    A turn that memories are to get says so in its metadata, so that a later process saves what this one has not.
+    The metadata of a turn says whether memories get it, so that a later process saves the turns that this one has not
+    saved.
 
     While an import awaits the following, other work may run, and the process may crash:
 
@@ -68,9 +69,9 @@ class Importing:
     ) -> int:
         """Store a conversation behind the newest turn, in one commit; return the index of its last turn.
 
-        A turn is prompts, and what follows up to the next prompt. Prompts at the end become a turn that waits for a
-        run, as appended ones do; so do answers without any prompt. Of a conversation that continues the session's own,
-        without a key, only what is new is stored.
+        A turn consists of prompts and of the blocks up to the next prompt. Prompts at the end become a turn that waits
+        for a run, as appended prompts do; so do answers without any prompt. If the conversation continues the session's
+        own and has no key, only its new blocks are stored.
 
         Args:
             idempotency_key: repeating the key stores nothing and returns the same index, until the turns are cleared;
@@ -112,10 +113,10 @@ class Importing:
 
         The index is that of the newest turn that has ended, -1 if there is none.
 
-        A caller that sends a conversation in parts finds out by these what the session has of it.
+        A caller that sends a conversation in parts learns from these values which blocks the session already has.
 
         Args:
-            max_blocks: with more blocks than this, no digest is made; then it is blank, and the number is 0.
+            max_blocks: if the next turn continues more blocks than this, the digest is blank and the number is 0.
         """
         await self._transactor.loaded()
         if (head := self._state.head) is None:
@@ -127,11 +128,11 @@ class Importing:
         for index, block in enumerate(stored):
             digest.update(f"{encode(block)}\n".encode())
             if index % AT_ONCE == 0:
-                await asyncio.sleep(0)  # others need not wait for a long conversation
+                await asyncio.sleep(0)  # let other work run during a long conversation
         return len(stored), digest.hexdigest(), head.index
 
     async def _count_stored(self, blocks: Sequence[AnyBlock]) -> int:
-        """Return how many blocks the session has already: all that it has, if these go on from there; else 0."""
+        """Return how many of these blocks the session has: all of its own if these blocks begin with them; else 0."""
         if self._state.head is None or size(self._state.head.base) > len(blocks):
             return 0
         stored = await self._journal.blocks.read(self._state.head.base)
@@ -144,7 +145,7 @@ class Importing:
 
         Raises:
             InvalidInputError: a block cannot be stored, or the key was used for another conversation.
-            TurnsChangedError: it was, and another turn than `after` is the newest.
+            TurnsChangedError: the key was used for another conversation, and another turn than `after` is the newest.
         """
         fingerprint = _fingerprint(await self._encoded(conversation))
         await self._transactor.loaded()
@@ -163,9 +164,10 @@ class Importing:
         return conversation.encoded(self._engines.config.max_prompt_bytes, refuses)
 
     async def _find_import(self, key: str) -> tuple[str, TurnImported | PromptAppended | None]:
-        """Return the event of the import with this key, and its own key; without an event if there is no such import.
+        """Return the key of this import's event, and the event; None for the event if there is no such import.
 
-        Events with keys outlive the turns that are cleared. So the next import has a key that names the event.
+        Events with keys remain when their turns are cleared. So the next import gets a key that names the earlier
+        event.
         """
         event_key = key
         while isinstance(
@@ -179,7 +181,7 @@ class Importing:
     async def _was_cleared(self, event: TurnImported | PromptAppended) -> bool:
         """Return whether the last turn of an import was removed for good, with all turns before it.
 
-        A turn of prompts also goes when its run is discarded, but then the next turn has them.
+        A turn of prompts is also removed when its run is discarded, but then the next turn has its prompts.
         """
         first = await self._journal.store.turns(self._state.key, limit=1)
         if not first or event.turn_index is None:

@@ -18,8 +18,8 @@ from turnwise.memory.conversation.turns import TurnRecord
 class Removals:
     """Removes blocks of turns from later requests, in one commit that adds no block.
 
-    The turn that has them stays as it is, but names them as `removed`; the newest turn then carries all that the next
-    one continues. Prompts that wait for a run leave their turn, which goes if nothing else waits.
+    The turn keeps its blocks, and lists these as `removed`; the newest turn then carries all blocks that the next turn
+    continues. Prompts that wait for a run are taken out of their turn; the turn is dropped if it has no other prompts.
 
     While a removal awaits the following, other work may run, and the process may crash:
 
@@ -37,8 +37,8 @@ class Removals:
     async def remove(self, index: int, spans: Spans, key: str) -> int:
         """Remove blocks that a turn added, and the results of those that are calls; return how many.
 
-        Blocks that were removed before do not count. What cannot be sent without the blocks is not sent either, but is
-        not removed: see `remainder`. Durable on return.
+        Blocks that were removed before do not count. Blocks that cannot be sent without the removed ones are not sent
+        either, but are not removed: see `remainder`. Durable on return.
 
         Args:
             spans: the blocks' positions.
@@ -110,7 +110,7 @@ class Removals:
         return union(spans, results)
 
     async def _continued_without(self, turn: TurnRecord, removed: Spans) -> tuple[list[TurnRecord], TurnRecord | None]:
-        """Return the changed turns, and the newest turn, whose next one continues nothing of `removed`."""
+        """Return the changed turns, and the newest turn, after which the next one continues no block of `removed`."""
         head = self._state.head
         if head is None:
             return [turn], None

@@ -151,7 +151,7 @@ class MemoryRetrieval:
     ) -> asyncio.Task[Any] | None:
         """Send a prompt to the memories, which search while it is being stored; return None if the run recalls nothing.
 
-        On return the requests have left, so that the memories need not wait until the caller has computed its commit.
+        On return the requests are sent, so that the memories search while the caller computes its commit.
         """
         if not (resources.memories and resources.config.memory.recall) or use == "off":
             return None

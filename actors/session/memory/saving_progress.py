@@ -16,7 +16,7 @@ from turnwise.memory.longterm.turn_items import TurnBlocks
 from turnwise.memory.values.records import replace
 
 SAVED = "turnwise.memory"
-"""The metadata of an imported turn that memories get; it has no run that says so."""
+"""The name in an imported turn's metadata that says that memories get the turn; it has no run that says so."""
 
 
 def use_of(turn: TurnRecord) -> MemoryUse:

@@ -57,13 +57,13 @@ from turnwise.memory.values.limits import MAX_WAITING_BLOCKS, check_count
 from turnwise.memory.values.records import replace
 
 _CLEARS_QUEUE = ("interrupt", "rollback", "latest")
-"""Those that end all queued runs."""
+"""The policies that end all queued runs."""
 
 _ENDS_ACTIVE = ("interrupt", "rollback")
-"""Those that cancel the active run."""
+"""The policies that cancel the active run."""
 
 _DISCARDS = ("rollback", "latest")
-"""Those that drop the prompts of the runs that they end."""
+"""The policies that drop the prompts of the runs that they end."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Started:
 
     run_id: str
     turn_index: int
-    """Its turn; for a merged run, the turn of the run that has its prompts."""
+    """The index of the run's turn; for a merged run, of the turn of the run that has its prompts."""
     dropped: bool = False
-    """Whether nothing was stored, by `if_busy="drop"`; then it is the active run."""
+    """Whether nothing was stored, by `if_busy="drop"`; then `run_id` is the active run."""
 
 
 class StartOptions(TypedDict, total=False):
@@ -114,7 +114,7 @@ class _StartRequest:
         self.operation = NO_OPERATION
         """The run as telemetry follows it."""
         self.fingerprint = self._fingerprint() if self.key else None
-        """A digest of prompts and of all that the model is asked with. A start that repeats a key must have the same
+        """A digest of the prompts and of the options of the model call. A start that repeats a key must have the same
         digest."""
 
     def _fingerprint(self) -> str:
@@ -534,9 +534,9 @@ class RunAdmission:
         check_calls(self._state.session_id, (*self._journal.blocks.cache.read(before), *blocks), is_whole=is_whole)
 
     def _check_waiting(self, turns: Iterable[TurnRecord], count: int) -> None:
-        """Refuse `count` more prompts if, with those of the turns that wait, they are more than a run is to take.
+        """Refuse `count` more prompts if more prompts would then wait than one run may take.
 
-        Prompts that were stored by `append` come back to the queue if the active run is discarded.
+        Prompts of the active run that `append` stored count too: they return to the queue if the run is discarded.
 
         Raises:
             TooManyError: they are too many.
@@ -551,7 +551,7 @@ class RunAdmission:
             raise SessionEndedError(self._state.session_id)
 
     def _check_room(self, request: _StartRequest, merging: Sequence[ActiveRun]) -> None:
-        """Raise QueueFullError if one more run would have to wait than may wait."""
+        """Raise QueueFullError if the run would wait and the queue is full."""
         busy, max_queued = self._state.busy, self._engines.config.max_queued
         waiting = 0 if request.if_busy == "latest" else len(self._state.run_queue.queue)
         is_added = request.if_busy not in ("interrupt", "rollback", "drop") and not merging
@@ -667,7 +667,7 @@ def asks_alike(first: RunRecord, second: RunRecord) -> bool:
 
 
 _OWN_OPTIONS = ("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools")
-"""The options with which a run does not join another one, since it would lose them."""
+"""The options that keep a run from joining another one, since it would lose them."""
 
 _COMPARED = ("engine", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "joins")
 

@@ -29,7 +29,7 @@ from turnwise.memory.values.growing_text import whole
 from turnwise.memory.values.limits import count_values
 
 _LARGE = 200
-"""The most values of arguments that are checked on the event loop, as a schema takes some 10 microseconds for each."""
+"""The maximum number of argument values that are checked on the event loop; a schema takes some 10 µs for each."""
 
 
 class Approvals:

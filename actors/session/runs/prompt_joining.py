@@ -54,10 +54,10 @@ class PromptJoining:
 
     They are those of the first queued runs, up to the first one that was not started with `if_busy="inject"` or cannot
     join, so that prompts stay in order of arrival. A run with prompts that were stored by `append` cannot join: if the
-    active run is discarded, what joined it goes with it, but those prompts must stay. Neither can one that takes too
-    much of the window (see `Compactor.may_join`): it would fail the active run, so it waits, to be fitted or to fail
-    alone. Nothing is awaited here: the commit is that of the step or of the decision before the model call, and a crash
-    leaves all of it or nothing.
+    active run is discarded, prompts that joined it are dropped, but appended prompts must stay. A run that takes too
+    much of the window (see `Compactor.may_join`) cannot join either: it would fail the active run, so it waits and runs
+    alone. Nothing is awaited here: the prompts join with the commit of the step or of the decision before the model
+    call, and a crash leaves all of it or nothing.
     """
 
     def __init__(self, state: SessionState, engines: SessionEngines, spending: Spending) -> None:
@@ -73,7 +73,7 @@ class PromptJoining:
                 run.takes_prompts = takes_prompts(await self._engines.runner(run))
 
     def of(self, run: ActiveRun, new: Sequence[Block]) -> Joining:
-        """Return what joins the active run with a commit after which it calls the model again. Call it in a change.
+        """Return the runs that join the active run with its last commit before a model call. Call it within a change.
 
         Args:
             new: the blocks that the commit adds to the run's turn.

@@ -1,4 +1,4 @@
-"""Puts a text in the place of each image or document that a provider refused, in later requests."""
+"""Replaces each image or document that a provider refused by a text, in later requests."""
 
 from __future__ import annotations
 

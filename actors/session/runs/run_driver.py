@@ -107,11 +107,11 @@ class RunDriver:
         return [(run, *self.begin(run.record, next(iter(requeued), run.turn), head)) for run in queue]
 
     def _silence_s(self, run: ActiveRun) -> float:
-        """Return for how many seconds a queued run is still to wait for silence."""
+        """Return how many more seconds a queued run waits for silence."""
         return (run.record.started_at or 0.0) - self._journal.clock()
 
     def watch_queue(self) -> None:
-        """Begin the first queued run in time, if no run is active. Call it after each commit that changes the queue."""
+        """Set the timer that begins the first queued run. Call it after each commit that changes the queue."""
         first = next(iter(self._state.run_queue.queue), None)
         if self._state.active or first is None:
             self._state.set_timer(None)

@@ -80,7 +80,7 @@ class ActiveRun:
         self.added: list[NewEvent] = []
         """Events that the engine and its tools have added, for the run's next commit."""
         self._last_added: tuple[UnknownOutcome, int] | None = None
-        """The last commit that was to store them, and how many."""
+        """The outcome of the last commit that was to store them, and how many of them it had."""
         self.unbilled, last = before.unsettled if before else (Usage(), Usage())
         """The usage since the run's last commit, without its seconds."""
         self._since = loop.time()
@@ -92,7 +92,7 @@ class ActiveRun:
 
     @property
     def record(self) -> RunRecord:
-        """The record as of the last commit. Setting one that is suspended wakes the callers that wait for that."""
+        """The record as of the last commit. Setting a suspended record wakes the callers that wait for a suspension."""
         return self._record
 
     @record.setter
@@ -149,7 +149,7 @@ class ActiveRun:
         self.unbilled -= billed
 
     def last_billed(self, end: RunRecord) -> Usage | None:
-        """Set the stored record of the run's end; return usage that came too late for it, which the session pays."""
+        """Set the stored record of the run's end; return the usage that came too late for it."""
         if self.record.usage != end.usage:
             self.billed(end)
         self.record = end

@@ -20,7 +20,7 @@ TRIM_BYTES = 1 << 20
 """How many bytes of blocks a process caches for a session before it drops those that it no longer needs."""
 
 STEP = 1_000
-"""How many blocks are decoded or encoded before others get the event loop."""
+"""How many blocks are decoded or encoded before other work gets the event loop."""
 
 _WITH_BLOCKS = (Adding, Continuing)
 """The events that have blocks."""
@@ -68,7 +68,7 @@ class CachedBlocks:
         return True
 
     def keep_only(self, spans: Spans) -> None:
-        """Drop all cached blocks except `spans`, for good: callers that have cached others are sent blocks anew."""
+        """Drop all cached blocks except `spans`; callers that have cached other blocks are sent blocks anew."""
         remaining = overlap(union(spans), self.cache.held)
         cache, self.cache = self.cache, BlockCache(new_id())
         self.cache.add_spans(remaining, cache.read_encoded(remaining))
@@ -99,7 +99,8 @@ class CachedBlocks:
     ) -> AsyncIterator[tuple[TurnRecord, tuple[AnyBlock, ...], tuple[AnyBlock, ...]]]:
         """Yield turns, the last one first, with the blocks of their prompt and output.
 
-        Blocks of all turns are read at once; if that is more than `PAGE_BYTES`, those of each turn when its turn comes.
+        Reads the blocks of all turns at once; if they weigh more than `PAGE_BYTES`, reads the blocks of each turn
+        before it yields the turn.
         """
         cache = self.cache
         if cache.missing(needed := union(*(part for turn in records for part in (turn.prompt, turn.output)))):
@@ -167,7 +168,7 @@ class CachedBlocks:
 
 
 async def read_in_steps(cache: BlockCache, spans: Spans) -> tuple[AnyBlock, ...]:
-    """Return blocks that are held, in order. Others have the event loop now and then: to decode a block takes 10 µs."""
+    """Return cached blocks, in order. Yields to the event loop now and then: decoding a block takes 10 µs."""
     if size(spans) <= STEP:
         return cache.read(spans)
     blocks: list[AnyBlock] = []
@@ -180,9 +181,9 @@ async def read_in_steps(cache: BlockCache, spans: Spans) -> tuple[AnyBlock, ...]
 
 
 def _count_first(records: Sequence[TurnRecord], cache: BlockCache) -> int:
-    """Return how many turns there are before one whose blocks are not held, or with which they weigh `PAGE_BYTES`.
+    """Return how many of the first turns have cached blocks and weigh at most `PAGE_BYTES` together.
 
-    The first turn counts with what it added: its snapshot has to be there.
+    The first turn always counts, with the weight of the blocks that it added; its snapshot must be cached.
     """
     covered, total = Seen(), 0
     for count, turn in enumerate(records):

@@ -28,7 +28,7 @@ class EventLog:
         self._quiet: list[Callable[[int], Event | None]] = []
         """Makes the live events that are published with the next event."""
         self._numbered: list[Event] = []
-        """Those that were numbered when the numbers after them were reserved or asked for."""
+        """Quiet events that have numbers and are not in `_cached` yet."""
         self._reserved = False
         self._next_event: asyncio.Future[None] | None = None
 

@@ -74,7 +74,7 @@ class Journal:
         self.stale = True
         """Whether the session must be activated before the next change."""
         self.lost: Exception | None = None
-        """Why this process no longer owns the session; None while it may."""
+        """The error that says why this process no longer owns the session; None while it may own it."""
         self._is_reverted = False
         """Whether the store is known to lack commits of this process, for example after a restore from a backup."""
         self._sent_revisions: set[int] = set()
@@ -146,7 +146,7 @@ class Journal:
         except CorruptRecordError:
             await self._check_unchanged(activation.session)
             raise
-        self.has_advanced = activation.session.updated_at > self.session.updated_at  # which a commit alone changes
+        self.has_advanced = activation.session.updated_at > self.session.updated_at  # only a commit changes it
         self.session = activation.session
         self._sent_revisions.clear()
         if self.forwarder:
@@ -154,7 +154,7 @@ class Journal:
         return activation
 
     async def _activated(self) -> Activation:
-        """Activate the session in the store: at first whoever owns it, later only if nobody else has since.
+        """Activate the session: the first time whoever owns it, later only if no other process has activated it since.
 
         A commit or an activation of this process whose answer was lost may arrive after the check; then this checks
         again.

@@ -37,12 +37,12 @@ MESSAGES_PAGE = 50
 
 
 class ReadSource(Protocol):
-    """Where the reads of a session find it: in the process that has activated it, or in its store."""
+    """The source of a session's reads: the process that has activated the session, or its store."""
 
     state: SessionState
 
     async def look(self) -> None:
-        """Make sure that the session is there, and that its row is known."""
+        """Check that the session exists and that its row is loaded."""
 
     async def load(self) -> None:
         """Make sure that `state` has the session's row, its newest turns and its open runs."""
@@ -55,7 +55,7 @@ class ReadSource(Protocol):
 
 
 class LiveSource:
-    """The session in its own process, which tells those who wait of each change.
+    """The session in its own process, which wakes waiting callers at each change.
 
     Args:
         loaded: activates the session if its state is stale; see `Transactor.loaded`.
@@ -312,10 +312,10 @@ class SessionReads:
     ) -> tuple[list[Event], int, bool]:
         """Return events numbered above `after`, the number to continue after, and whether run `run_id` has no more.
 
-        Without `run_id`, the third value says of a page that has events whether there are no more now. A page that is
-        large is shorter: see `PAGE_BYTES`. Reads up to `limit` events, and of these returns only the run's if `run_id`
-        is given; waits up to `timeout_s` for the first. Events that are no longer in memory come from the store, which
-        has no live events. For a merged run, the events are those of the run that has its prompts.
+        Without `run_id`, the third value is whether a page with events is the last one now. A page that is large is
+        shorter: see `PAGE_BYTES`. Reads up to `limit` events, and of these returns only the run's if `run_id` is given;
+        waits up to `timeout_s` for the first. Events that are no longer in memory come from the store, which has no
+        live events. For a merged run, the events are those of the run that has its prompts.
         """
         await self._load()
         if run_id is not None:

@@ -13,7 +13,7 @@ from turnwise.memory.conversation.spans import Span, Spans, join
 class RecordedOutput:
     """Blocks in reading order, with their positions in the log.
 
-    Parallel tools end in any order, so the two orders may differ.
+    Parallel tools end in any order, so reading order and log order may differ.
 
     Immutable. Blocks are compared by identity, so a block that was stored is never stored again.
     """

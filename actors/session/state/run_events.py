@@ -102,7 +102,7 @@ def request_event(record: RunRecord, call_id: str, state: CallState) -> NewEvent
 
 
 def joined_events(record: RunRecord, joined: str, prompt: Spans, blocks: Sequence[Block]) -> list[NewEvent]:
-    """Return the events of a run that the prompts of the run `joined` have become part of: one for each span."""
+    """Return the events of a run that has taken the prompts of the run `joined`: one for each span."""
     events: list[NewEvent] = []
     remaining = iter(blocks)
     for span in prompt:

@@ -50,7 +50,7 @@ class SessionState:
     def known_runs(self) -> list[ActiveRun]:
         """All runs for which a caller may be waiting: active, queued, and interrupted ones not yet recovered.
 
-        The last may be `done` with an error, since their end could not be stored.
+        Interrupted runs may be `done` with an error, since their end could not be stored.
         """
         return [*([self.active] if self.active else []), *self.run_queue.queue, *self._interrupted]
 

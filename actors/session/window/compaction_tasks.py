@@ -144,7 +144,7 @@ class Compactor:
         self._counter: TokenCounter = config.token_counter or ByteCounter(self._frame.model)
         """Counts until `count_exactly`."""
         self._run_overheads: dict[tuple[str, int], int] = {}
-        """What the instructions and tools of the last run took, by run and counter."""
+        """The tokens of the last run's instructions and tools, by run and counter."""
         self._counting = asyncio.Lock()
         self.budget = TokenBudget(self._limit)
         """The limit of a request; has the overhead of each request once a window has been counted."""
@@ -262,8 +262,8 @@ class Compactor:
     ) -> bool:
         """Return whether prompts may join an active run, since they leave room for its turn, which no strategy drops.
 
-        All prompts that join take at most a quarter of a request, and the turn with them fits into one. Where tokens
-        are estimated, that is rather sooner refused.
+        All joining prompts together take at most a quarter of a request, and the turn with them fits into one request.
+        Estimated tokens are never too few, so an estimate refuses sooner.
 
         Args:
             new: blocks of the turn's output that `cache` does not hold yet.

@@ -1,4 +1,4 @@
-"""Leaves blocks out of what the next turn continues, also where a summary stands for them."""
+"""Leaves blocks out of the window that the next turn continues, also blocks that a summary replaced."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from turnwise.memory.conversation.turns import TurnRecord
 async def without(spans: Spans, removed: Spans, read: Read) -> tuple[Spans, int]:
     """Return `spans` without the blocks `removed`, and how many summaries covered any of them.
 
-    Each such summary is replaced by the other blocks that it covered. What cannot be sent without the blocks goes too:
-    see `remainder`.
+    Each such summary is replaced by the other blocks that it covered. Blocks that cannot be sent without the removed
+    ones are left out too: see `remainder`.
     """
     opened, summaries = await _opened(spans, removed, read)
     if not overlap(opened, removed):

@@ -36,7 +36,7 @@ MOST_SKIPPED = 16
 
 
 class CompactionBill:
-    """Charges the usage of a compaction, and gathers what no event has told yet.
+    """Charges the usage of a compaction, and sums the usage that no event has reported.
 
     Args:
         charge: charges the session.
@@ -216,7 +216,7 @@ class PlanRunner:
     async def _commit_once(
         self, commit: Callable[[Usage | None, UnknownOutcome], Awaitable[None]], bill: CompactionBill
     ) -> None:
-        """Store a commit that tells the bill's usage, exactly once, even if the store's answer is lost."""
+        """Store a commit that reports the bill's usage, exactly once, even if the store's answer is lost."""
         doubt = UnknownOutcome()
 
         async def change() -> None:

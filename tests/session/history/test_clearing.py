@@ -77,7 +77,7 @@ async def test_a_session_that_is_cleared_begins_anew_and_memories_forget_its_tur
 
 @pytest.mark.parametrize("clock", [time.time, lambda: 5.0])
 async def test_a_session_that_changed_since_it_was_read_is_not_cleared(clock: Callable[[], float]) -> None:
-    """Nor if the clock stood still meanwhile, as one that was set back does."""
+    """The same holds if the clock stood still meanwhile, as one that was set back does."""
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION, updated_at=5.0))
     core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), clock=clock)
@@ -217,7 +217,7 @@ async def test_the_events_that_stay_tell_what_stays(keep_last: int) -> None:
 
 
 class AwayOnce(InMemoryHistory):
-    """Fails the first time that it is to delete something."""
+    """A store whose first delete fails."""
 
     is_away = True
 
@@ -229,7 +229,7 @@ class AwayOnce(InMemoryHistory):
 
 
 async def test_a_clear_that_the_history_store_interrupted_can_be_repeated() -> None:
-    """The event of the turn that stays has the whole input of its run, which is removed the second time."""
+    """The event of the remaining turn has the whole input of its run; the second clear removes that input."""
     store, history = InMemoryStore(), AwayOnce()
     await store.create(SessionRecord(session_id=SESSION))
     core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)

@@ -126,7 +126,7 @@ async def test_a_save_in_flight_arrives_before_its_turn_is_forgotten() -> None:
 
 
 async def test_a_summary_of_a_forgotten_turn_is_replaced_by_its_other_originals() -> None:
-    """Case 54: its influence on summaries, also on those that were folded into others."""
+    """Case 54: summaries lose the turn, also summaries that were folded into others."""
 
     model = Summarizer()
     stage = await MemoryStage.opened(Book(), overflow=summarize(model, trigger_ratio=0.6), **WINDOW)
@@ -153,7 +153,7 @@ async def test_a_summary_of_a_forgotten_turn_is_replaced_by_its_other_originals(
 
 
 async def expanded(stage: MemoryStage, blocks: Sequence[Block]) -> list[str]:
-    """Return the prompts among blocks, and among what summaries stand for."""
+    """Return the prompts among blocks and among the blocks that summaries replaced."""
     originals: list[Block] = []
     for block in blocks:
         originals += await stage.core.reads.expand(block) if isinstance(block, Summary) else (block,)
@@ -310,7 +310,7 @@ async def test_a_flush_of_a_turn_that_is_forgotten_meanwhile_leaves_nothing_of_i
 
 @pytest.mark.parametrize("delay_s", [0.0, 1.0, 3.0, 6.0])
 async def test_a_run_that_began_before_memories_had_forgotten_has_nothing_of_it_afterwards(delay_s: float) -> None:
-    """Whether memories are asked when it is returned, have been, or are about to be."""
+    """The search of the memories ends before or after the forget returns."""
 
     book = Book()
     engine = Slow()
@@ -339,7 +339,7 @@ async def test_a_run_that_began_before_memories_had_forgotten_has_nothing_of_it_
 
 
 class Slow(Talker):
-    """Asks its model twice, a while apart."""
+    """Calls its model twice, with a pause between the calls."""
 
     async def run(self, turn: Any, context: Any) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)

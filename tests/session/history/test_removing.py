@@ -48,7 +48,7 @@ def own(turn: Turn) -> list[Span]:
 
 
 def spans_at(turn: Turn, *numbers: int) -> Spans:
-    """Return the places of these of the turn's own blocks."""
+    """Return the spans of the turn's own blocks with these numbers."""
     return tuple(own(turn)[number] for number in numbers)
 
 
@@ -303,7 +303,7 @@ async def test_events_alone_tell_what_later_runs_were_given() -> None:
 
 
 class Looks:
-    """Looks once, and says so."""
+    """Calls `look` once, then answers."""
 
     def build(self, session: SessionView) -> Looks:
         return self

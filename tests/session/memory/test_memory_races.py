@@ -59,7 +59,7 @@ ENDED = ("completed", "cancelled", "failed", "interrupted")
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """What goes wrong in these lives is logged a thousand times, and pytest would keep it all."""
+    """Errors in these lives are logged a thousand times, and pytest would keep every record."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
@@ -130,7 +130,7 @@ class Shelf:
 
     @property
     def turns(self) -> list[int]:
-        """Of which turns it has items, in the order in which it got them."""
+        """The indexes of the turns whose items it has, in the order of saving."""
         return [item.source.turn_index for item in self.items.values() if item.source.turn_index is not None]
 
     async def _call(self, act: Callable[[], Awaitable[Any]]) -> Any:
@@ -182,7 +182,7 @@ class Quoter:
 
 
 class MemoryWorld(AgentWorld):
-    """A session with two memories, each request of whose model is looked at, and each commit."""
+    """A session with two memories; each request of its model and each commit is checked."""
 
     memories: tuple[Shelf, ...] = ()
 
@@ -246,7 +246,7 @@ class MemoryWorld(AgentWorld):
         return self
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
-        """Ask the model once or more, as a loop of tools would."""
+        """Call the model once or more, as a tool loop does."""
         prompts = [block for block in turn.blocks if isinstance(block, User)]
         for _ in range(self.random.choice((1, 1, 2, 3))):
             self.check_sent(turn.blocks)
@@ -260,7 +260,7 @@ class MemoryWorld(AgentWorld):
         return [Text(text=f"as to {prompts[-1].text[:4].strip()}")]
 
     def check_sent(self, blocks: Sequence[Block]) -> None:
-        """Note it if a model is sent what it may not see, or what a provider would refuse."""
+        """Note a failure if a request has forgotten text, or if a provider would refuse it."""
         if not self.processes.is_alive:
             return
         self.expect(not words_of(blocks) & self.secrets, f"{words_of(blocks) & self.secrets} are sent in {blocks}")
@@ -274,7 +274,7 @@ class MemoryWorld(AgentWorld):
             self.faults.append(fault)
 
     def switch(self, memories: tuple[Shelf, ...]) -> None:
-        """Take other memories over, in the midst of whatever goes on."""
+        """Switch to other memories while other work runs."""
         if memories == self.shelves[:1]:  # who is not there when others go on is left behind
             for index, shelves in self.memories_of_turn.items():
                 self.memories_of_turn[index] = shelves[:1]
@@ -303,7 +303,7 @@ class MemoryWorld(AgentWorld):
                 )
 
     async def expected_turns(self) -> list[TurnRecord]:
-        """Return the turns that memories are to have."""
+        """Return the turns that memories should have."""
         store = self.store.inner
         uses = {run.run_id: run.memory for run in await store.runs(SessionKey(SESSION))}
         return [
@@ -313,7 +313,8 @@ class MemoryWorld(AgentWorld):
         ]
 
     async def missing(self) -> list[tuple[str, int]]:
-        """Return which turns each memory lacks that was there when they ended, and that refused none of them."""
+        """Return the name and the turn index for each turn that a memory lacks although it was attached and refused
+        nothing."""
         expected = await self.expected_turns()
         return [
             (shelf.name, turn.index)
@@ -330,7 +331,7 @@ class MemoryWorld(AgentWorld):
         self.expect(not early, f"saved up to {saved}, but for {early}")
 
     async def forget(self, index: int) -> None:
-        """Forget a turn, if there is one, however often that takes. A memory that is away meanwhile is not asked."""
+        """Forget a turn, if there is one; repeat the call until it succeeds. A detached memory is not called."""
         while True:
             switches = self.switches + (self.memories != self.shelves)
             try:
@@ -351,7 +352,7 @@ class MemoryWorld(AgentWorld):
 
 
 async def live(world: MemoryWorld, prompts: int) -> None:
-    """Lead a life, up to a time when nothing goes wrong and nothing is left to do."""
+    """Run a life until nothing fails and no work is left."""
     await world.create()
     random = world.random
     dice, runs = random.random, list[str]()
@@ -457,7 +458,7 @@ async def check_life(world: MemoryWorld) -> None:
 
 
 async def die(world: MemoryWorld) -> None:
-    """Delete the session, however often that takes."""
+    """Delete the session; repeat the call until it succeeds."""
     for shelf in world.shelves:
         shelf.is_sound = False
     while True:

@@ -24,7 +24,7 @@ NOTES = MemoryConfig(planner_notes=True)
 
 
 class Planner:
-    """Notes what it will do, and answers."""
+    """Notes its plan, and answers."""
 
     def build(self, session: SessionView) -> InferenceRunner:
         return self
@@ -96,7 +96,8 @@ async def test_without_the_policy_no_note_is_saved() -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_another_process_saves_what_an_earlier_one_had_not(leaves: bool) -> None:
-    """The earlier one left, or was killed: then the notes of the newest turn are given again, which changes nothing."""
+    """The earlier process left or was killed; after a kill the newest turn's notes are saved again, which changes
+    nothing."""
     book = Book()
     stage = await opened(book)
     await stage.say("tea")

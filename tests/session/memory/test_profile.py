@@ -85,7 +85,7 @@ async def chat(*memories: Any, **settings: Any) -> SessionCore:
 
 
 async def request(core: SessionCore, *prompt: str | Block) -> Sequence[Block]:
-    """Return what the engine is given for a prompt."""
+    """Return the request of the engine for a prompt."""
     run_id = new_id()
     await core.admission.start(prompt, run_id=run_id)
     outcome = await core.reads.wait(run_id)
@@ -94,7 +94,7 @@ async def request(core: SessionCore, *prompt: str | Block) -> Sequence[Block]:
 
 
 def section(blocks: Sequence[Block], name: str = "profile") -> str:
-    """Return what stands in a section of a request; empty if it has none."""
+    """Return the text of a section of a request; empty if the request lacks the section."""
     (text,) = [block.text for block in blocks if isinstance(block, Recalled)] or [""]
     _, _, rest = text.partition(f"<{name}_memory>")
     return rest.partition(f"</{name}_memory>")[0]

@@ -1,4 +1,4 @@
-"""What long-term memories have about a prompt, in a run's requests; on `SessionCore` alone."""
+"""Items that long-term memories recall for a prompt, in a run's requests; on `SessionCore` alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 class Parrot(SavesOnly):
-    """Recalls what it was asked, or fails as it is told to."""
+    """Returns the query as an item, or raises the error that it was made with."""
 
     def __init__(self, text: str = "about {query}", *, fails: Exception | None = None) -> None:
         self.text = text
@@ -227,7 +227,7 @@ class Gated(Parrot):
 
 
 class DirectActor:
-    """Stands for the actor of a memory, in this process."""
+    """Replaces the actor of a memory, in this process."""
 
     def __init__(self, memory: Any) -> None:
         self.call = self
@@ -242,7 +242,7 @@ class DirectActor:
 
 
 async def shared(facts: InMemoryItems) -> tuple[RemoteMemory, DirectActor]:
-    """Return a memory as the sessions of a process share it, and its actor. It has one fact of Ada's."""
+    """Return a memory that the sessions of a process share, and its actor. It has one fact about Ada."""
     memory = ExtractiveMemory(Picky(), facts, chooses=True)
     await memory.remember(Scope(user_id="ada"), [MemoryItem(id="1", text="Ada sails", type=MemoryType.FACTS)])
     remote = RemoteMemory(Parrot(), namespace="here")

@@ -64,7 +64,7 @@ async def test_each_turn_is_saved_once_in_order_behind_the_conversation_at_no_co
 
 
 def count_commits(stage: MemoryStage) -> list[int]:
-    """Return a list whose one number is how many commits there were since."""
+    """Return a list with one number: how many commits there were since this call."""
     commit, count = stage.store.commit, [0]
 
     async def counting(*args: Any) -> None:
@@ -386,7 +386,7 @@ async def test_a_session_without_its_memories_for_a_while_saves_the_missing_turn
 
 
 async def test_saving_outlives_a_store_that_is_away() -> None:
-    """No run has to come to go on with it."""
+    """Saving goes on without a further run."""
 
     book = Book()
     stage = await MemoryStage.opened(book, store_retry_s=1.0)

@@ -1,4 +1,4 @@
-"""Attachments: what is refused with the prompt, and what becomes of one that a provider does not take."""
+"""Attachments: which are refused with the prompt, and what happens to one that a provider does not take."""
 
 import asyncio
 import base64
@@ -218,7 +218,7 @@ def test_bytes_are_refused_where_text_is_meant() -> None:
 
 
 class Redrawing:
-    """A middleware that shows the model a text in the place of each video."""
+    """A middleware that replaces each video by a text in requests."""
 
     async def run(self, turn: Turn, context: StepContext, runner: Any) -> Any:
         shown = [User(text="a cat jumps") if block == VIDEO else block for block in turn.blocks]
@@ -233,7 +233,7 @@ class Passing:
 
 
 def test_what_a_middleware_may_make_something_of_is_accepted(provider: LocalProvider) -> None:
-    """And if it does not, that run fails and no other."""
+    """If the middleware does not, that run fails and no other."""
 
     async def story() -> None:
         core = await new_core(engine(provider, middleware=[Redrawing()]))
@@ -348,7 +348,7 @@ def test_a_picture_that_the_provider_refuses_fails_its_run_and_no_other(blind: L
 
 
 def test_a_fork_from_the_refused_turn_itself_fails_once(blind: LocalProvider) -> None:
-    """What the fork goes on with is the turn as it was; the refusal is its own then."""
+    """The fork continues the turn as it was, so its own provider refuses the attachment again."""
 
     async def story() -> None:
         store = InMemoryStore()

@@ -248,7 +248,7 @@ async def test_a_cancel_of_a_run_that_merges_meanwhile_cancels_the_run_that_has_
 
 
 class Stepper:
-    """Calls a tool so many times as its tools' count of steps says, then answers with the prompts that it was given."""
+    """Calls a tool as often as the tools' step count says, then answers with the prompts of its request."""
 
     def __init__(self, *tools: Tool, steps: int = 1, most: int = 99) -> None:
         self.tools, self.steps, self.most = tools, steps, most

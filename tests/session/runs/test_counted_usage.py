@@ -43,7 +43,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 async def words(turn: Turn) -> AsyncIterator[Any]:
-    """Say many words, or break off, as the prompt says, and report no usage."""
+    """Answer with many words, or stop early, as the prompt says; report no usage."""
     prompt = turn.asked[0].text  # type: ignore[union-attr]
     for number in range(WORDS):
         yield f"word {number} "

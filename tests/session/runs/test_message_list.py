@@ -23,7 +23,7 @@ PICTURE = Image(url="https://example.org/a.png")
 
 
 class Looking:
-    """Thinks, looks with two tools, and answers."""
+    """Thinks, calls two tools, and answers."""
 
     def build(self, session: SessionView) -> InferenceRunner:
         return self

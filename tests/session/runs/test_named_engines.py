@@ -185,7 +185,7 @@ async def test_hooks_and_middleware_write_metadata_that_is_stored_with_the_turn(
 
 
 class Wrong:
-    """Notes what is no JSON."""
+    """Notes a value that is no JSON."""
 
     def build(self, session: SessionView) -> Wrong:
         return self

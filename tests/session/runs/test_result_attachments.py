@@ -57,7 +57,7 @@ ask = external_tool("ask", "Ask a person.", {"type": "object"})
 
 
 def shown(messages: list[Any]) -> list[str]:
-    """Return the kinds of what a request shows beside texts."""
+    """Return the kinds of the blocks in a request that are no texts."""
     contents = [message.get("content") for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [part["type"] for part in parts if part["type"] != "text"]

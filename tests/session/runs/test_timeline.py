@@ -80,7 +80,7 @@ class Planner:
 
 
 class Failing(InMemoryStore):
-    """Fails once: at commit `failing_commit`, after it was stored if `stores`."""
+    """A store that fails once: at commit number `failing_commit`, after it is stored if `stores` is true."""
 
     def __init__(self, failing_commit: int, *, stores: bool) -> None:
         super().__init__()

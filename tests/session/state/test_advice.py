@@ -1,4 +1,4 @@
-"""What errors advise can be done."""
+"""The remedies that errors name can be applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process holds of sessions that it has seen, turn after turn: it stays within its bounds."""
+"""The memory that a process uses for sessions stays within its bounds, turn after turn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STRETCH = TRACED // 4
 
 
 class Lookup(_LookupOfOne):
-    """Homes of actors that are but names."""
+    """Actor homes that have names and no actors."""
 
     looked_up = 0
 
@@ -192,7 +192,7 @@ def test_a_turn_that_is_larger_than_the_bound_can_be_read_and_is_not_held(monkey
 
 
 def test_a_turn_keeps_its_blocks_though_the_client_evicts_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its session left out what the client had said that it holds."""
+    """The session left out the blocks that the client reported as cached."""
     monkeypatch.setattr(realm_module, "CACHED_SESSIONS", 2)
     cluster = Cluster(monkeypatch)
     cluster.talk("chat")

@@ -39,7 +39,7 @@ LIVES = share(20_000, 200)
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """What goes wrong in these lives is logged ten thousand times, and pytest would keep it all."""
+    """Errors in these lives are logged ten thousand times, and pytest would keep every record."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
@@ -107,7 +107,7 @@ async def live(seed: int) -> None:
 
 
 async def remove_some(world: AgentWorld, key: str) -> Spans:
-    """Remove blocks of a turn, which may be any; return what was removed."""
+    """Remove random blocks of a random turn; return the removed spans."""
     turns = await world.ask("reads.turns")
     if not turns:
         return ()
@@ -121,7 +121,7 @@ async def remove_some(world: AgentWorld, key: str) -> Spans:
 
 
 async def remove_more(world: AgentWorld) -> None:
-    """Remove what there is, piece by piece; each next run has all of the rest that a provider takes, and no more."""
+    """Remove blocks step by step; each next request has all remaining blocks that a provider takes, and no others."""
     for number in range(3):
         removed = [await remove_some(world, f"late {number} {part}") for part in range(3)]
         await world.ask("admission.start", ["go on"], run_id=f"late {number}", if_busy="enqueue")
@@ -142,7 +142,8 @@ async def read_events(world: AgentWorld) -> list[Event]:
 
 
 async def check_rebuilt(world: AgentWorld, events: list[Event], turns: list[Turn]) -> None:
-    """Check that the events tell each turn as it was when its run ended, and so do those of the event store alone."""
+    """Check that the events rebuild each turn as it was when its run ended, also the events of the event store
+    alone."""
     event_lists = [events]
     if world.history:
         event_store = world.history.inner

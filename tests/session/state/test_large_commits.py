@@ -1,4 +1,4 @@
-"""A commit may have any number of events: whoever follows a session gets each of them."""
+"""A commit may have any number of events: followers of a session get each of them."""
 
 from __future__ import annotations
 

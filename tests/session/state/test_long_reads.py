@@ -1,4 +1,4 @@
-"""What is read is read in steps: no step of the event loop takes long, and no read of a store brings much."""
+"""Reads are made in steps: no step of the event loop takes long, and no read of a store returns much."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LARGE = 400_000
 
 
 class Measured:
-    """Notes the most that one read of a store has brought."""
+    """Notes the most blocks or records that one read of a store returned."""
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
@@ -85,7 +85,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], S
 
 
 async def converse(store: SessionStore, turns: int, text: str = "", data: str = "") -> Owner:
-    """Store a conversation of so many turns, each with a prompt, an answer and an event."""
+    """Store a conversation with this number of turns, each with a prompt, an answer and an event."""
     owner = await own(store, SESSION)
     for first in range(0, turns, PART):
         numbers = range(first, min(first + PART, turns))

@@ -76,7 +76,7 @@ def _slow(world: World) -> Any:
 
 
 def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
-    """Case 4: a finished run gives up its claim before any waiter wakes; `cancel` hits the one that runs."""
+    """Case 4: a finished run is inactive before any waiter wakes; `cancel` cancels the running one."""
 
     async def schedule(seed: int) -> None:
         world = World(seed, kinds=("answer", "raise", "tools"))
@@ -114,7 +114,7 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
 
 
 def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() -> None:
-    """Cases 5 and 6: and a run that is active is not changed by them."""
+    """Cases 5 and 6: appends do not change an active run."""
 
     async def schedule(seed: int) -> None:
         world = World(seed)
@@ -289,7 +289,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
         submitted: set[str] = set()
 
         async def persist(verb: str, *args: Any, **kwargs: Any) -> Any:
-            """Ask again until somebody answers, as a caller on Ray does: with the same ids, whoever owns it."""
+            """Repeat the call until an owner answers, with the same ids, as a caller on Ray does."""
             while True:
                 core = cores[-1]
                 try:
@@ -410,7 +410,7 @@ def test_a_schedule_that_fails_among_those_that_are_spread_over_cores_tells_its_
 
 
 def test_a_follower_of_a_run_sees_all_stored_events_while_the_session_changes_owners() -> None:
-    """Cases 59 and 60: also in the moment in which the new owner knows of the run and has not yet ended it."""
+    """Cases 59 and 60: also while the new owner has loaded the run and has not ended it."""
 
     async def schedule(seed: int) -> None:
         world = World(seed)
@@ -440,7 +440,7 @@ def test_a_follower_of_a_run_sees_all_stored_events_while_the_session_changes_ow
 
 
 def test_a_reader_misses_no_event_that_leaves_memory_while_it_reads_the_store() -> None:
-    """Case 59: a run's last event is let go of while a slow store still says what came before it."""
+    """Case 59: a run's last event leaves memory while a slow store still reads the events before it."""
 
     async def schedule(seed: int) -> None:
         world = World(seed)

@@ -1,4 +1,4 @@
-"""A store that goes back to an earlier state of itself: a restore, or a failover that has lost its last commits.
+"""A store that returns to an earlier state: by a restore, or by a failover that has lost the last commits.
 
 A failing schedule prints its seed, which replays it: `TURNWISE_SEED=<seed> pytest -k <test>` with this file.
 """
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
 
 
 class Restorable(Protocol):
-    """A store, and the way to an earlier state of it."""
+    """A store, with a way back to an earlier state."""
 
     store: SessionStore
 
     def back_up(self) -> None:
-        """Note the state that `restore` goes back to."""
+        """Save the state that `restore` returns to."""
 
     def restore(self) -> None:
-        """Go back to that state, under the hands of those who use the store."""
+        """Return to that state, while others use the store."""
 
 
 class OfMemory:
@@ -195,7 +195,7 @@ def test_a_session_from_before_a_restore_writes_nothing_into_a_later_one(restora
 
 
 def test_a_commit_does_not_follow_a_commit_that_a_restore_took(restorable: Restorable) -> None:
-    """Whether that one had blocks or none."""
+    """With blocks and without."""
 
     async def story() -> None:
         store = restorable.store
@@ -300,7 +300,7 @@ def test_a_session_that_a_restore_took_is_not_made_anew(restorable: Restorable) 
 
 
 class Slow:
-    """An engine that answers when it is let go."""
+    """An engine that answers once the test releases it."""
 
     def __init__(self) -> None:
         self.began, self.go = asyncio.Event(), asyncio.Event()
@@ -316,7 +316,7 @@ class Slow:
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["the run is gone", "the run is there"])
 def test_waiters_and_followers_get_an_error_when_the_store_is_restored(is_kept: bool) -> None:
-    """Also if the store fails at first while the session looks what has become of it."""
+    """Also if the store fails the first time that the session checks its row."""
 
     async def story() -> None:
         box, engine = OfMemory(), Slow()
@@ -515,7 +515,7 @@ def test_a_fork_of_blocks_that_a_restore_removed_fails_and_works_from_an_earlier
 
 
 class GoesBackOnce(InMemoryStore):
-    """Goes back to what was backed up when blocks are read of it for the first time after that."""
+    """Restores the backup at the first read of blocks after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -555,7 +555,7 @@ def test_a_session_that_is_loaded_while_the_store_goes_back_is_gone_or_as_it_was
 
 
 class GoesBackAtTurns(InMemoryStore):
-    """Goes back to what was backed up after runs are read of it for the first time after that."""
+    """Restores the backup after the first read of runs that follows it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -349,7 +349,7 @@ async def test_an_earlier_conversation_may_be_appended_in_pieces_but_no_call_wit
 
 
 async def test_a_lost_run_is_interrupted_once_and_the_queue_goes_on() -> None:
-    """Cases 15 and 60: what an actor finds that comes back after a kill."""
+    """Cases 15 and 60: an actor that restarts after a kill."""
 
     core, store = await new_core()
     await core.admission.append(["first"], key="first")
@@ -429,7 +429,7 @@ def test_a_config_out_of_range_is_refused_by_name(settings: dict[str, Any]) -> N
 
 
 class StumblingStore(InMemoryStore):
-    """Its next commit fails without a trace when it is told to."""
+    """A store whose next commit fails and stores nothing, if the test says so."""
 
     stumbles = False
     refuses = False
@@ -448,7 +448,7 @@ class StumblingStore(InMemoryStore):
 
 
 async def stumbling() -> tuple[SessionCore, StumblingStore]:
-    """Return a core in the midst of a run, behind a commit of which it does not know whether it was stored."""
+    """Return a core during a run, after a commit with an unknown outcome."""
     store = StumblingStore()
     core, _ = await new_core(store=store)
     await core.admission.start(["slow 100"], run_id="run")

@@ -1,4 +1,4 @@
-"""How a session is put together, and what its parts promise by themselves; what it does is in test_session_core.py."""
+"""How a session's parts are connected, and what each part promises alone; test_session_core.py tests the whole."""
 
 import ast
 import asyncio
@@ -84,7 +84,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
 
 
 def test_a_session_that_was_left_is_freed_without_the_garbage_collector() -> None:
-    """Its processes look for garbage rarely, and a packed host lets thousands of sessions go."""
+    """Session processes collect garbage rarely, and a packed host closes thousands of sessions."""
 
     async def story() -> None:
         store = InMemoryStore()
@@ -110,7 +110,7 @@ def test_a_session_that_was_left_is_freed_without_the_garbage_collector() -> Non
 
 
 class Doubtful(InMemoryStore):
-    """A store whose next answer to a commit is lost; whether the commit was stored, it says itself."""
+    """A store whose next answer to a commit is lost; `lost` says whether the commit is stored."""
 
     lost: bool | None = None
 

@@ -51,7 +51,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_a_summary_is_made_beside_the_conversation_once_and_rolls_on() -> None:
-    """Cases 37 and 43: the model sees what goes, once; the next request has it; it advances with the window."""
+    """Cases 37 and 43: the model sees removed blocks once, and the next request has the summary."""
 
     model = Summarizer()
     stage = await opened(summarize(model))
@@ -171,7 +171,7 @@ async def test_a_summarizer_that_fails_again_and_again_is_asked_less_and_less() 
 
 
 async def test_blocks_leave_the_window_only_after_all_memories_have_saved_them() -> None:
-    """Case 42: failures are each memory's own, a retry makes no doubles, a static memory is never written."""
+    """Case 42: a failing memory affects no other, a retry saves nothing twice, a static memory is never written."""
 
     good, bad, static = Notebook(), Notebook(failures=4), Notebook(read_only=True)
     stage = await opened(FlushToMemory([good, bad, static]))
@@ -258,7 +258,7 @@ async def test_a_process_that_compacts_does_not_leave_and_a_session_that_is_dele
 
 
 async def test_the_usage_of_a_commit_is_counted_once_though_its_answer_was_lost() -> None:
-    """The store stored it, and only its answer was lost: the attempt is not told and not paid for twice."""
+    """The commit is stored and only its answer is lost: the attempt is reported and charged once."""
 
     class Forgetful:
         def __init__(self, inner: Any) -> None:
@@ -294,7 +294,7 @@ async def test_the_usage_of_a_commit_is_counted_once_though_its_answer_was_lost(
 
 
 async def test_a_text_too_long_for_the_summarizer_is_summarised_in_parts() -> None:
-    """Each block is still shown once; a part that fails is asked for again, those before it are not."""
+    """The model still sees each block once; a part that fails is repeated, the parts before it are not."""
 
     model = Summarizer("first", ValueError("once"))
     stage = await opened(None)
@@ -326,7 +326,7 @@ async def test_one_compaction_goes_on_at_a_time() -> None:
 
 
 async def test_compactions_requested_while_another_is_under_way_share_the_next_one() -> None:
-    """Also those who have left by then: else each of a thousand would cost a summary."""
+    """Cancelled callers share it too: else each of a thousand would cost a summary."""
 
     model = Summarizer(delay_s=5.0)
     stage = await opened(summarize(model, trigger_ratio=0.5))
@@ -479,7 +479,7 @@ async def test_an_ended_session_compacts_no_more_and_its_usage_is_counted() -> N
 
 
 async def test_no_model_is_asked_for_more_than_the_session_may_spend() -> None:
-    """Also between the parts of one summary; the failure is final and told once."""
+    """Also between the parts of one summary; the failure is final and reported once."""
 
     model = Summarizer()
     stage = await opened(None)

@@ -49,14 +49,14 @@ COUNTER = ByteCounter()
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """What goes wrong in these lives is logged a thousand times, and pytest would keep it all."""
+    """Errors in these lives are logged a thousand times, and pytest would keep every record."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
 
 
 class Summarizer:
-    """Writes good summaries and bad ones, at once, slowly, or never; as the dice fall."""
+    """Writes good summaries and bad ones, at once, slowly, or never, at random."""
 
     def __init__(self, world: WindowWorld) -> None:
         self._world = world
@@ -90,7 +90,7 @@ class Summarizer:
 
 
 class Archive(SavesOnly):
-    """A memory that outlives processes, fails now and then, and may fail behind its back."""
+    """A memory that outlives processes and fails now and then, perhaps after it has saved."""
 
     def __init__(self, world: WindowWorld) -> None:
         self._world = world
@@ -111,7 +111,7 @@ class Archive(SavesOnly):
 
 
 class WindowWorld(AgentWorld):
-    """An agent's session with a small window; each request that its model gets is looked at."""
+    """An agent's session with a small window; each request of its model is checked."""
 
     def __init__(self, seed: int, *, tokens: int) -> None:
         config = SessionConfig(
@@ -156,7 +156,7 @@ class WindowWorld(AgentWorld):
             raise
 
     def restart(self) -> None:
-        """Take another strategy over."""
+        """Switch to another strategy."""
         self.core = self._new_core()
 
 
@@ -221,7 +221,7 @@ def prompts_of(blocks: Sequence[Block]) -> list[str]:
 
 
 async def base_of(world: WindowWorld) -> tuple[Block, ...]:
-    """Return what the next turn goes on with, without its own prompt."""
+    """Return the blocks that the next turn continues, without its own prompt."""
     await world.ask("admission.start", ["and now?"], run_id="last")
     outcome = await world.ask("reads.wait", "last")
     assert outcome.turn
@@ -290,7 +290,7 @@ def test_under_faults_summaries_lose_nothing_and_replace_nothing_twice() -> None
 
 
 class _Never:
-    """Makes no room: what it is asked for then fails."""
+    """A strategy that makes no room, so the request fails."""
 
     def decide(self, window: Any, budget: Any) -> Any:
         raise window.overflow(budget)

@@ -84,7 +84,7 @@ STRATEGIES: dict[str, Any] = {
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("seed", range(3))
 async def test_the_window_fits_and_is_valid_whatever_was_put(strategy: str, seed: int) -> None:
-    """The newest message is there, no result is without its call, and no provider refuses what is there."""
+    """The window has the newest message, no result without its call, and nothing that a provider refuses."""
     dice = random.Random(seed)
     stage = await opened(STRATEGIES[strategy](), NoAnswer())
     for number in range(25):

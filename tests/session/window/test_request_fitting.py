@@ -113,7 +113,7 @@ def test_a_run_s_requests_fit_the_window_of_the_model_that_it_asks(options: dict
 
 
 async def test_only_a_prompt_that_does_not_fit_waits_for_the_summary() -> None:
-    """Case 40: and the summary is then taken over, not made again."""
+    """Case 40: the run uses the summary, and no second one is made."""
 
     model = Summarizer(delay_s=5.0)
     stage = await opened(summarize(model))
@@ -164,7 +164,7 @@ class Agent:
 
 @pytest.mark.parametrize("overflow", [Trim(), DeleteOldest(3), summarize(Summarizer())])
 async def test_a_tool_loop_that_outgrows_the_window_continues_with_less_history(overflow: Any) -> None:
-    """In the midst of a run: its own prompt, calls and results stay."""
+    """During a run: its own prompt, calls and results stay."""
 
     stage = await opened(overflow, Agent(5, 40))
     await chat(stage, *prompts(0, 8), pause_s=0.0)
@@ -238,7 +238,7 @@ async def test_a_turn_that_alone_exceeds_the_window_fails_with_token_counts_and_
 
 
 async def test_a_strategy_that_breaks_a_law_or_raises_changes_nothing() -> None:
-    """It is refused with the law's name; a run that fits goes on, one that does not fails."""
+    """The plan is refused with the law's name; a run that fits goes on, one that does not fit fails."""
 
     class Broken:
         def decide(self, window: Window, budget: TokenBudget) -> Any:

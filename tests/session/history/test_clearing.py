@@ -59,8 +59,8 @@ async def test_a_session_that_is_cleared_begins_anew_and_memories_forget_its_tur
         await stage.say(prompt)
     await stage.core.admission.append(["pending"], "key")
     await stage.core.ingestion.wait_for_memory()
-    done = await stage.core.forgetting.clear()
-    assert (done.turns, done.items, done.waiting) == (4, {"memory 0": 3}, 0) and not book.items
+    report = await stage.core.forgetting.clear()
+    assert (report.turns, report.items, report.waiting) == (4, {"memory 0": 3}, 0) and not book.items
     for core in (stage.core, stage.new_core()):
         assert await core.reads.latest() is None and await core.reads.turns() == []
         assert [run.state for run in await core.reads.runs()] == ["completed"] * 3
@@ -124,8 +124,8 @@ async def test_a_summary_of_what_is_cleared_goes_too() -> None:
     await chat(stage, *prompts(0, 30))
     latest = await stage.core.reads.latest()
     assert latest and said(latest.blocks)[0].startswith("summary")
-    done = await stage.core.forgetting.clear(keep_last=2)
-    assert done.turns == 28 and done.summaries > 0
+    report = await stage.core.forgetting.clear(keep_last=2)
+    assert report.turns == 28 and report.summaries > 0
     session = await stage.core.reads.session()
     log = [decode(text) for text in await stage.store.blocks([Span(session.log, 0, session.log_size)])]
     assert said(log) == prompts(28, 30)

@@ -58,9 +58,9 @@ async def test_a_turn_that_is_forgotten_is_in_no_later_request_and_in_no_memory_
     engine: Talker = stage.engine
     turns = [await stage.say(*prompts) for prompts in ((System(text="be kind"), "one"), ("two",), ("three",))]
     await stage.core.ingestion.wait_for_memory()
-    done = await stage.core.forgetting.forget_turn(which)
-    assert (done.turns, done.items, done.summaries, done.waiting) == (1, {"memory 0": 1}, 0, 0)
-    assert not done.erased and not done.verified
+    report = await stage.core.forgetting.forget_turn(which)
+    assert (report.turns, report.items, report.summaries, report.waiting) == (1, {"memory 0": 1}, 0, 0)
+    assert not report.erased and not report.verified
     assert book.turns == [index for index in range(3) if index != which]
     remaining = [prompt for index, prompt in enumerate(("one", "two", "three")) if index != which]
     await stage.say("four")
@@ -140,8 +140,8 @@ async def test_a_summary_of_a_forgotten_turn_is_replaced_by_its_other_originals(
     before = await expanded(stage, latest.blocks)
     forgotten_text = before[3]
     shown = len(model.shown)
-    done = await stage.core.forgetting.forget_turn(int(forgotten_text[7:9]))
-    assert done.summaries == 1 and done.items == {"memory 0": 1}
+    report = await stage.core.forgetting.forget_turn(int(forgotten_text[7:9]))
+    assert report.summaries == 1 and report.items == {"memory 0": 1}
     await asyncio.sleep(5)
     await stage.say("and now?")
     for block in (block for request in model.shown[shown:] for block in request):
@@ -236,10 +236,10 @@ async def test_a_session_that_is_deleted_is_forgotten_by_all_memories() -> None:
         await stage.core.forgetting.delete()
     assert await stage.store.get(SessionKey(SESSION, "ada"))
     book.fails = None
-    done = await stage.core.forgetting.delete(verify=True)
-    assert (done.sessions, done.notes) == (1, 1)
-    assert done.items["memory 1"] >= 1 and not book.items
-    assert not done.verified and done.erased["memory 1"].why
+    report = await stage.core.forgetting.delete(verify=True)
+    assert (report.sessions, report.notes) == (1, 1)
+    assert report.items["memory 1"] >= 1 and not book.items
+    assert not report.verified and report.erased["memory 1"].why
     with pytest.raises(SessionNotFoundError):
         await stage.store.get(SessionKey(SESSION, "ada"))
     assert not facts.items
@@ -265,8 +265,8 @@ async def test_memories_that_fail_do_not_keep_others_from_forgetting() -> None:
         await stage.core.forgetting.forget_turn(0)
     assert not good.items and bad.items
     bad.fails = None
-    done = await stage.core.forgetting.forget_turn(0)
-    assert done.items == {"memory 0": 1, "memory 1": 0}
+    report = await stage.core.forgetting.forget_turn(0)
+    assert report.items == {"memory 0": 1, "memory 1": 0}
 
 
 async def test_a_turn_that_is_forgotten_while_it_is_read_for_saving_is_not_saved() -> None:
@@ -283,8 +283,8 @@ async def test_a_turn_that_is_forgotten_while_it_is_read_for_saving_is_not_saved
     await asyncio.sleep(1)
     spans = (Span((await stage.core.reads.session()).log, 0, 4),)
     stage.core.state.journal.blocks.cache.add_spans(spans, await InMemoryStore.blocks(stage.store, spans))
-    done = await stage.core.forgetting.forget_turn(0)
-    assert done.waiting == 1
+    report = await stage.core.forgetting.forget_turn(0)
+    assert report.waiting == 1
     await stage.core.ingestion.wait_for_memory()
     assert book.turns == [1] and len(book.given) == 1
 
@@ -523,8 +523,8 @@ async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so
     notes = WorkingMemory(InMemoryItems())
     await notes.replace(stage.core.retrieval.memory_access()._scope, "a note")
     stage.core.use(stage.engine, disabled, flush, slots, notes)
-    done = await stage.core.forgetting.delete()
-    assert done.items == {"memory 0": 11, "flushed": len(flushed.gone) - 1} and done.notes == 1
+    report = await stage.core.forgetting.delete()
+    assert report.items == {"memory 0": 11, "flushed": len(flushed.gone) - 1} and report.notes == 1
 
 
 def test_memories_of_a_strategy_are_known_once_and_are_not_used() -> None:

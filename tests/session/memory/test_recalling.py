@@ -141,8 +141,8 @@ async def test_what_is_recalled_counts_in_the_window() -> None:
     core = await opened(engine, Parrot("z" * 300), **settings)
     for number in range(12):
         await ask(core, f"prompt {number:02} {'x' * 60}")
-    taken = [sum(map(counter.count, request)) + counter.overhead(None, ()) for request in engine.given]
-    assert max(taken) <= 1600 and said(engine.given[-1])[0] != said(engine.given[0])[0]
+    sizes = [sum(map(counter.count, request)) + counter.overhead(None, ()) for request in engine.given]
+    assert max(sizes) <= 1600 and said(engine.given[-1])[0] != said(engine.given[0])[0]
     assert all(any(isinstance(block, Recalled) for block in request) for request in engine.given)
 
 

@@ -161,15 +161,15 @@ def _talk_and_leave(cluster: Cluster, session_id: str) -> None:
 def test_a_client_of_many_turns_holds_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 15)
     cluster = Cluster(monkeypatch)
-    most = 0
+    most_bytes = 0
 
     def step(number: int) -> None:
-        nonlocal most
+        nonlocal most_bytes
         cluster.talk("chat")
-        most = max(most, cluster.held_bytes)
+        most_bytes = max(most_bytes, cluster.held_bytes)
 
     assert growth(step) < 50 * STRETCH, "at most 50 bytes for each turn"
-    assert 12_000 < most <= 1 << 15
+    assert 12_000 < most_bytes <= 1 << 15
 
 
 def test_the_caches_of_all_sessions_have_one_bound_and_the_last_one_that_was_used_stays(
@@ -239,17 +239,17 @@ async def test_a_process_caches_little_more_than_the_window_of_a_session_of_many
     await store.create(SessionRecord(session_id="s"))
     config = SessionConfig(max_context_tokens=4_000, reserve_output_tokens=0, token_counter=ByteCounter())
     core = SessionCore(SessionKey("s"), store, EchoEngine(), config, overflow=Trim(), off_loop=inline)
-    most = most_counted = 0
+    most_bytes = most_counted = 0
     for number in range(turns):
         await core.admission.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
         outcome = await core.reads.wait(f"run-{number}")
         assert outcome.turn and outcome.turn.text.endswith("x")
-        most = max(most, core.state.journal.blocks.cache.size_bytes)
+        most_bytes = max(most_bytes, core.state.journal.blocks.cache.size_bytes)
         index = core.engines.current.compactor and core.engines.current.compactor._index
         stretches = [stretch for log in index._logs.values() for stretch in log] if index else []
         counted = sum(len(stretch.totals) for stretch in stretches)
         most_counted = max(most_counted, counted)
-    assert trim_bytes // 2 < most < trim_bytes + 10_000
+    assert trim_bytes // 2 < most_bytes < trim_bytes + 10_000
     assert most_counted < 3 * trim_bytes // 600
     assert (await core.reads.turn(0)).text.endswith("x"), "what has left memory is in the store"
     early = await core.reads.wait(f"run-{turns - 100}")

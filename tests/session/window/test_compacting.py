@@ -57,9 +57,9 @@ async def test_a_summary_is_made_beside_the_conversation_once_and_rolls_on() -> 
     stage = await opened(summarize(model))
     await chat(stage, System(text="be kind"), *prompts(0, 30))
     engine: Talker = stage.engine
-    done = await events_of(stage, WindowCompacted)
-    assert len(done) == len(model.shown) > 2, "each was paid for once"
-    assert all(event.tokens_after < event.tokens_before <= 600 for event in done)
+    compaction = await events_of(stage, WindowCompacted)
+    assert len(compaction) == len(model.shown) > 2, "each was paid for once"
+    assert all(event.tokens_after < event.tokens_before <= 600 for event in compaction)
     last = engine.given[-1]
     assert [type(block) for block in last[:2]] == [System, Summary] and said(last)[0].startswith("summary ")
     shown = ["\n".join(said(blocks)) for blocks in model.shown]

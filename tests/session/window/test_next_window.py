@@ -107,8 +107,12 @@ async def test_without_a_model_the_default_needs_none_and_never_fails() -> None:
     for number in range(20):
         await put(stage, *exchange(number))
     await put(stage, User(text="w" * 300), ends=False)
-    done = await stage.core.compaction.compact()
-    assert done and done.tokens_after <= LIMIT < done.tokens_before and tokens(await shown(stage)) <= done.tokens_after
+    compaction = await stage.core.compaction.compact()
+    assert (
+        compaction
+        and compaction.tokens_after <= LIMIT < compaction.tokens_before
+        and tokens(await shown(stage)) <= compaction.tokens_after
+    )
     assert await stage.core.compaction.compact() is None
     assert not await events_of(stage, CompactionFailed)
 

@@ -172,7 +172,7 @@ class SessionMemoryAccess:
             try:
                 if await slot.memory.update(self._scope, id, text, type=type, **changes):
                     return True
-            except Exception as error:  # noqa: BLE001 - another may have it; it is raised if none has
+            except Exception as error:  # noqa: BLE001 - another memory may have the item; the error is raised if none has it
                 failure = failure or error
         if failure:
             raise failure

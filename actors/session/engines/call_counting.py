@@ -32,7 +32,7 @@ class CallCounter:
         if self._index.counter != counter:
             self._index = TokenIndex(counter)
         cache, frame = self._state.journal.blocks.cache, frame_of(run.run_resources.builder)
-        spans = subtract(turn.spans, cache.missing(turn.spans))  # a compaction may have replaced some since
+        spans = subtract(turn.spans, cache.missing(turn.spans))  # a compaction may have replaced some of them
         self._index.cover(spans, cache)
         system = "\n\n".join(filter(None, (frame.system, run.record.instructions)))
         tools = [*frame.tools, *({"name": name, **tool} for name, tool in run.record.tools.items())]

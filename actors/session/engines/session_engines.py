@@ -96,7 +96,7 @@ class SessionEngines:
     async def _build(self, run_resources: RunResources, session: SessionView) -> InferenceRunner:
         try:
             runner: InferenceRunner = await self.off_loop(run_resources.builder.build, session)
-        except (SystemExit, KeyboardInterrupt) as error:  # in a task of its own, it would end the process
+        except (SystemExit, KeyboardInterrupt) as error:  # raised in a task, it would end the process
             raise EngineError(f"the engine raised {type(error).__name__} when it was built") from error
         finally:
             run_resources.building = None

@@ -109,7 +109,7 @@ class Forgetting:
                 done = Forgotten(turns=1, summaries=await self._leave_out(turn))
             # Repeated even if the turn is forgotten already: an earlier attempt may have stopped after its commit.
             done += Forgotten(waiting=int(self._progress.make_private(index)))
-            await self._compaction.stop()  # it may be saving the turn in a memory
+            await self._compaction.stop()  # a compaction may be saving the turn in a memory
             self._compaction.watch()
 
         await self._transactor.run(change)
@@ -222,7 +222,7 @@ class Forgetting:
         until = self._journal.log.last_seq if removed else 0
         if forwarder is None or last < 0:
             return
-        await forwarder.flush(FLUSH_S)  # or the events in flight would arrive afterwards
+        await forwarder.flush(FLUSH_S)  # otherwise events in flight would arrive after the delete
         without_input = await self._without_input(forwarder.history, last, until)
         await forwarder.history.delete(self._state.key, turns_up_to=last, instead=without_input)
 
@@ -423,6 +423,6 @@ def _remaining_blocks(
     added = [part for turn in remaining for part in (turn.prompt, turn.output)]
     first = min((span.start for part in added for span in part if span.log == session.log), default=session.log_size)
     if any(span.log != session.log for part in added for span in part):
-        first = 0  # a fork begins with a turn of its parent, so all that it has logged came later
+        first = 0  # a fork begins with a turn of its parent, so all blocks of its own log are later
     removed = [part for turn in removed_turns for part in (turn.prompt, turn.output)]
     return union(*added, subtract((Span(session.log, first, session.log_size),), union(*removed)))

@@ -353,11 +353,11 @@ class Journal:
         start = self.log.start
         if after >= start - 1:
             return self.log.since(after, limit)
-        cached = self.log.since(start - 1, limit)  # first, since these may leave memory while the store is read
+        cached = self.log.since(start - 1, limit)  # read first, since these may leave memory while the store is read
         stored = await self._stored_events(after, limit)
         earlier = [event for event in stored if event.seq < start]
         if earlier and len(earlier) == len(stored) and may_be_cut(earlier, limit):
-            return earlier  # the store may have more before those that are held
+            return earlier  # the store may have more events before those in memory
         return [*earlier, *cached][:limit]
 
     async def _with_blocks(self, events: Sequence[Event]) -> Sequence[Event]:

@@ -323,7 +323,7 @@ class SessionReads:
             run_id, after = record.run_id, max(after, record.first_seq - 1)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            # Then a run that is not open has not necessarily ended.
+            # If this is true, a run that is not open has not necessarily ended.
             in_doubt = self._journal.stale or self._journal.lost
             ended = run_id is not None and self._state.open_run(run_id) is None and not in_doubt
             events = await self._journal.events(after, limit)

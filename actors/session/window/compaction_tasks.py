@@ -455,7 +455,7 @@ class Preparation:
                 partial(memory.remember, scope, missing), config.compaction_timeout_s, config.cancel_grace_s
             )
             saved.update(has)
-        except Exception as error:  # noqa: BLE001 - it is reported, and what the memory did not save stays
+        except Exception as error:  # noqa: BLE001 - the error is reported, and unsaved blocks stay
             reason = error.why if isinstance(error, LongTermMemoryError) else str(error)
             return f"{name}: {reason or type(error).__name__}"
         unsaved = sum(item.id not in saved for item in missing)

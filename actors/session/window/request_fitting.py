@@ -126,7 +126,7 @@ class RequestFitting:
                 await self._use_carried(run)  # the request is shorter then, so plan again
                 continue
             if plan.waits and self._plans.is_pausing and plan.otherwise:
-                strategy = plan.otherwise  # it failed recently, and would delay each prompt
+                strategy = plan.otherwise  # the strategy failed recently, and would delay each prompt
                 continue
             bill = self._plans.bill(run)
             prepared, failure = await self._plans.prepare(compactor, plan, window, bill)

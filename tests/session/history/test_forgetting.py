@@ -145,10 +145,10 @@ async def test_a_summary_of_a_forgotten_turn_is_replaced_by_its_other_originals(
     await asyncio.sleep(5)
     await stage.say("and now?")
     for block in (block for request in model.shown[shown:] for block in request):
-        assert forgotten_text not in getattr(block, "text", ""), "nobody sums it up again"
+        assert forgotten_text not in getattr(block, "text", ""), "no summary is made of it again"
     (last,) = (await stage.core.reads.turns(limit=100))[-1:]
     held = await expanded(stage, last.blocks)
-    assert held == [*(text for text in before if text != forgotten_text), "and now?"], "all others are there, once"
+    assert held == [*(text for text in before if text != forgotten_text), "and now?"], "each other prompt is there once"
     check_request(stage.engine.given[-1])
 
 
@@ -297,7 +297,7 @@ async def test_a_flush_of_a_turn_that_is_forgotten_meanwhile_leaves_nothing_of_i
     for number in range(4):
         await stage.say(f"prompt {number:02} {'x' * 20}")
     await asyncio.sleep(1)
-    assert book.given, "it is on its way"
+    assert book.given, "the save has begun"
     stage.memories = (book,)
     stage.core.use(stage.engine, stage.config, flush, stage.slots)
     forgetting = asyncio.create_task(stage.core.forgetting.forget_turn(0))

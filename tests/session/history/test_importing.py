@@ -284,7 +284,7 @@ async def test_an_archive_keeps_imported_turns() -> None:
         for session_core in (copy, core)
     ]
     assert turns[0] == turns[1]
-    assert await copy.importing.import_turns(WAITING) == 2, "and what was imported"
+    assert await copy.importing.import_turns(WAITING) == 2, "imported turns are in the archive, too"
 
 
 async def test_an_archive_keeps_appended_calls_and_thoughts() -> None:
@@ -350,7 +350,7 @@ async def test_a_conversation_that_continues_the_sessions_adds_only_what_is_new(
     assert list((await core.reads.turns())[-1].blocks) == list(longer.blocks)
     await run(core, "four")
     said_by_all = read_messages([*CHAT, {"role": "user", "content": "one"}])
-    assert await core.importing.import_turns(said_by_all) == 6, "another conversation is added whole"
+    assert await core.importing.import_turns(said_by_all) == 6, "all blocks of another conversation are added"
     assert (await core.reads.turns())[4].new_blocks[0] == longer.blocks[0]
 
 

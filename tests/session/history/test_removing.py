@@ -150,7 +150,7 @@ async def test_a_prompt_that_waits_leaves_its_turn_and_the_turn_goes_with_its_la
     with pytest.raises(TurnNotFoundError):
         await stage.core.reads.turn(1)
     assert await stage.core.removals.remove(1, spans_at(waiting, 0, 2), "key a c") == 2
-    assert await stage.core.admission.append(["b"], "b") == 1, "an append that is repeated brings nothing back"
+    assert await stage.core.admission.append(["b"], "b") == 1, "a repeated append restores no block"
     assert await stage.core.admission.append(["d"], "d") == 2
     turn = await stage.say("e")
     assert said(stage.engine.given[-1]) == ["one", "d", "e"] and turn.index == 2

@@ -424,14 +424,14 @@ async def check_life(world: MemoryWorld) -> None:
     store = world.store.inner
     assert not world.faults, world.faults[:3]
     for run in await store.runs(SessionKey(SESSION)):
-        assert "Error:" not in (run.why or "") or "the model broke" in str(run.why), f"{run} failed of itself"
+        assert "Error:" not in (run.why or "") or "the model broke" in str(run.why), f"{run} failed by itself"
     assert not await world.missing()
     stored_turns = {turn.index: turn for turn in await store.turns(SessionKey(SESSION))}
     expected = [turn.index for turn in await world.expected_turns()]
     for shelf in world.shelves:
         assert len(shelf.turns) == len(set(shelf.turns)), f"a turn is there twice: {shelf.turns}"
-        assert len(shelf.turns) == len(shelf.items), "an item is of no turn"
-        assert set(shelf.turns) <= set(expected), f"{set(shelf.turns) - set(expected)} are not to be there"
+        assert len(shelf.turns) == len(shelf.items), "an item belongs to no turn"
+        assert set(shelf.turns) <= set(expected), f"{set(shelf.turns) - set(expected)} should not be saved"
         for item in shelf.items.values():
             index = item.source.turn_index
             assert index is not None
@@ -452,7 +452,7 @@ async def check_life(world: MemoryWorld) -> None:
             for block in blocks:
                 if isinstance(block, Summary):
                     held |= words_of([block])
-            assert not held & world.secrets, f"a fork at {turn_index} goes on with {held & world.secrets}"
+            assert not held & world.secrets, f"a fork at {turn_index} continues {held & world.secrets}"
             if blocks:
                 check_request([*blocks, User(text="and now?")])
 
@@ -492,7 +492,7 @@ def test_under_faults_memories_have_each_turn_once_and_no_forgotten_turn() -> No
             await die(world)
 
     lives = explore(LIVES, life)
-    assert lives < LIVES or min(recalled, forgotten, compacted) > LIVES // 4, "these lives are eventful"
+    assert lives < LIVES or min(recalled, forgotten, compacted) > LIVES // 4, "the lives test too little"
 
 
 def test_saving_costs_no_commit_while_nothing_goes_wrong() -> None:

@@ -302,4 +302,4 @@ async def test_memories_are_asked_before_the_commit_that_stores_the_prompt(monke
 
     monkeypatch.setattr(InMemoryStore, "commit", noting)
     await ask(core, "And again")
-    assert asked_at_commit[0] == 2, "the second prompt's question has left"
+    assert asked_at_commit[0] == 2, "the second prompt's query was sent"

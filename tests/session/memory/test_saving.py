@@ -54,7 +54,7 @@ async def test_each_turn_is_saved_once_in_order_behind_the_conversation_at_no_co
     assert await stage.core.ingestion.wait_for_memory()
     assert book.turns == [0, 1] and book.said.splitlines() == [
         *("user: first", "assistant: as to first", "user: second", "assistant: as to second")
-    ], "and not what the system is told"
+    ], "system prompts are not saved"
     (first, second) = book.items.values()
     assert first.type is MemoryType.INTERACTION and first.source.session_id == SESSION
     assert [block.kind for block in first.blocks] == ["user", "text"] and second.created_at > 0
@@ -174,7 +174,7 @@ async def test_what_a_lost_process_had_not_saved_the_next_one_saves() -> None:
     saved_ids = list(book.given)
     await stage.core.ingestion.wait_for_memory()
     await asyncio.sleep(100)
-    assert book.given == saved_ids, "who left has noted how far it came"
+    assert book.given == saved_ids, "the process that left has stored its mark"
 
 
 async def test_a_turn_that_a_memory_cannot_keep_is_reported_and_delays_no_other() -> None:
@@ -194,7 +194,7 @@ async def test_a_turn_that_a_memory_cannot_keep_is_reported_and_delays_no_other(
     assert [(event.turn_index, event.memory) for event in reported] == [(1, "memory 0"), (3, "memory 0")]
     assert "its text is odd" in reported[0].why and not await stage.events_of(MemoryBehind)
     lies = [name for name in book.given if name not in book.items]
-    assert max(map(lies.count, lies)) == 4, "a model that has nothing to say is not asked for ever"
+    assert max(map(lies.count, lies)) == 4, "a model without an answer is called a limited number of times"
 
 
 async def test_turns_that_were_cancelled_are_saved_unless_only_completed_ones_are_or_they_were_discarded() -> None:
@@ -397,7 +397,7 @@ async def test_saving_outlives_a_store_that_is_away() -> None:
     await asyncio.sleep(30)
     stage.store.commit = commit
     book.fails = None
-    assert not await stage.core.ownership.leave(), "it has not given up"
+    assert not await stage.core.ownership.leave(), "saving has not stopped"
     await asyncio.sleep(200)
     assert book.turns == [0]
     # Nor does one that has to find first what is to be saved.
@@ -505,7 +505,7 @@ async def test_many_unsaved_turns_are_found_page_by_page_while_runs_start() -> N
     await asyncio.sleep(0.1)
     began = asyncio.get_running_loop().time()
     await stage.core.admission.start(["last"], run_id="last")
-    assert asyncio.get_running_loop().time() - began < 6, "it waited for a page at most"
+    assert asyncio.get_running_loop().time() - began < 6, "the start waited for one page at most"
     assert not await stage.core.ownership.leave() and not await stage.core.ingestion.wait_for_memory(1.0)
     book.held.set()
     stage.store.turns = turns

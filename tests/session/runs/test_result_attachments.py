@@ -178,7 +178,7 @@ async def test_what_the_provider_refuses_is_left_out_and_the_run_goes_on(blind: 
     await core.ownership.leave()
     again = SessionCore(SessionKey("s"), store, engine(blind, api))
     assert (await run(again, "and here?")).run.state == "completed"
-    assert len(blind.requests) == 9, "another process learns it once"
+    assert len(blind.requests) == 9, "another process is refused once"
     await again.ownership.leave()
 
 

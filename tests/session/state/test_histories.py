@@ -156,9 +156,9 @@ async def check_rebuilt(world: AgentWorld, events: list[Event], turns: list[Turn
         for event in event_list:
             rebuilt.add(event)
             if event.terminal and event.run_id in ended:
-                assert rebuilt.blocks == ended[event.run_id], f"the events up to {event.seq} tell another turn"
+                assert rebuilt.blocks == ended[event.run_id], f"the events up to {event.seq} rebuild another turn"
         if ended and turns[-1].run_id in ended:
-            assert rebuild(event_list) == list(turns[-1].blocks), "all events tell another conversation"
+            assert rebuild(event_list) == list(turns[-1].blocks), "the events rebuild another conversation"
 
 
 async def check_life(world: AgentWorld) -> None:
@@ -182,7 +182,7 @@ async def check_life(world: AgentWorld) -> None:
             if use.name == "careful":
                 assert not shop.begun[call] or call in shop.approved
         log = [event for event in events if event.run_id == turn.run_id]
-        assert Ledger.replay(log).blocks() == list(turn.output), "the run log tells what the turn holds"
+        assert Ledger.replay(log).blocks() == list(turn.output), "the run's events have the blocks of the turn"
         for count in world.random.sample(range(len(log)), min(1, len(log))):
             before = [*turn.blocks[: len(turn.blocks) - len(turn.output)]]
             so_far = repair(Ledger.replay(log[:count]).blocks(), why="cut", interrupted=True)

@@ -67,7 +67,7 @@ async def test_events_move_to_the_history_and_read_as_before(monkeypatch: pytest
             await run(session_core, name)
             await asyncio.sleep(0.01)
     keys = [event.key for event in await store.events(SessionKey(SESSION))]
-    assert len(keys) < 4 and "key" in keys, "what the history has leaves the store, but for what keys need"
+    assert len(keys) < 4 and "key" in keys, "copied events leave the store, except events with keys"
     assert await core.admission.append(["appended"], key="key") == 0
     again = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     for limit in (1, 3, 5, 100):
@@ -88,7 +88,7 @@ async def test_a_history_that_is_away_fails_no_run_and_is_caught_up(caplog: pyte
     await run(core, "a", "b")
     await asyncio.sleep(0.1)
     assert len(await store.events(SessionKey(SESSION))) == 4 and await history.last_seq(SessionKey(SESSION)) == 0
-    assert len([record for record in caplog.records if "history" in record.message]) == 1, "it is said once"
+    assert len([record for record in caplog.records if "history" in record.message]) == 1, "the failure is logged once"
     history.down = False
     again = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     await again.transactor.activate()

@@ -187,9 +187,7 @@ def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
                     assert latest and (texts(latest.blocks)[-1:] == ["appended"] or before == latest.blocks)
                 elif outcome.turn and outcome.turn.text:
                     assert [block for block in outcome.turn.new_blocks if isinstance(block, Text)][-1].interrupted
-            assert latest and "appended" in texts(latest.blocks), (
-                "what was appended on its own outlives a discarded run"
-            )
+            assert latest and "appended" in texts(latest.blocks), "appended prompts outlive a discarded run"
             assert not any(isinstance(block, Text) and "too late" in block.text for block in latest.blocks)
             before = latest.blocks
         await asyncio.sleep(60)  # every late engine has had its say
@@ -266,7 +264,7 @@ def test_each_busy_policy_leaves_the_history_it_promises() -> None:
                 leading = await world.core.reads.wait(run_id)
                 assert leading.turn and run_id in texts(leading.turn.new_blocks)
         elif policy == "drop":
-            assert prompts == ["first", *arrived] and set(runs) == {*prompts}, "what was dropped left no trace"
+            assert prompts == ["first", *arrived] and set(runs) == {*prompts}, "dropped prompts left no trace"
         else:
             assert prompts == [run_id for run_id in ["first", *arrived] if run_id not in cancelled]
         if policy == "latest":

@@ -181,7 +181,7 @@ async def test_an_engine_that_ignores_cancel_delays_no_caller_and_its_late_resul
     await began.wait()
     await core.admission.cancel("stop")
     await turn_of(core, "hello", "next")
-    assert not ended.is_set(), "nobody has waited for it"
+    assert not ended.is_set(), "no caller has waited for it"
     let_go.set()
     await ended.wait()
     for _ in range(100):

@@ -65,8 +65,10 @@ async def test_a_summary_is_made_beside_the_conversation_once_and_rolls_on() -> 
     shown = ["\n".join(said(blocks)) for blocks in model.shown]
     for prompt in prompts(0, 20):
         assert sum(prompt in text for text in shown) == 1, f"{prompt} is shown once"
-    assert all(f"summary {number}" in text for number, text in enumerate(shown[1:], 1)), "the one before is folded in"
-    assert (await stage.core.reads.session()).usage.calls == len(model.shown), "the talker reports none"
+    assert all(f"summary {number}" in text for number, text in enumerate(shown[1:], 1)), (
+        "the earlier summary is folded in"
+    )
+    assert (await stage.core.reads.session()).usage.calls == len(model.shown), "the talker reports no usage"
 
 
 async def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> None:
@@ -77,14 +79,14 @@ async def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> Non
     (summary,) = (block for block in turn.blocks if isinstance(block, Summary))
     behind = await stage.core.reads.expand(summary)
     held = [block for block in turn.blocks if isinstance(block, User)]
-    assert said([*behind, *held]) == prompts(0, 30), "nothing is missing, nothing is doubled, in order"
+    assert said([*behind, *held]) == prompts(0, 30), "each prompt is there once, in order"
     await stage.core.forking.fork(None, "fork")
     await stage.core.forgetting.delete()
     now = asyncio.get_running_loop().time
     fork = type(stage.core)(
         SessionKey("fork"), stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now
     )
-    assert await fork.reads.expand(summary) == behind, "a fork has what its summaries stand for"
+    assert await fork.reads.expand(summary) == behind, "a fork has the blocks that its summaries replaced"
     unknown_summary = summary.model_copy(update={"of": (("9", 0, 1),)})
     with pytest.raises(InvalidInputError, match="not a summary of session"):
         await fork.reads.expand(unknown_summary)
@@ -181,7 +183,7 @@ async def test_blocks_leave_the_window_only_after_all_memories_have_saved_them()
     assert len(failed) == 3 and all("Notebook: the disk is full" in event.why for event in failed)
     turn = await stage.core.reads.latest()
     assert turn and not turn.record.carried and good.items and not bad.items
-    assert good.given == len(good.items), "it was given nothing twice in this compaction"
+    assert good.given == len(good.items), "the memory got no item twice in this compaction"
     number = 7
     while not await events_of(stage, WindowCompacted):
         await chat(stage, *prompts(number, number + 1), pause_s=20.0)
@@ -490,7 +492,7 @@ async def test_no_model_is_asked_for_more_than_the_session_may_spend() -> None:
         await stage.core.compaction.compact()
     assert len(model.shown) == 2 and len(await events_of(stage, CompactionFailed)) == 1
     stage.core.use(stage.engine, config, DeleteOldest(50))
-    assert await stage.core.compaction.compact(), "what costs nothing is done"
+    assert await stage.core.compaction.compact(), "a plan without costs is carried out"
 
 
 async def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:

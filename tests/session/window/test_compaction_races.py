@@ -206,13 +206,13 @@ async def check_life(world: WindowWorld) -> list[Turn]:
     await asyncio.sleep(30)  # until what goes on beside the conversation has ended
     assert not world.faults
     for run in await store.runs(SessionKey(SESSION)):
-        assert "Error:" not in (run.why or "") or "the model broke" in str(run.why), f"{run} failed of itself"
+        assert "Error:" not in (run.why or "") or "the model broke" in str(run.why), f"{run} failed by itself"
     turns = await check_session(store, SESSION, history=world.history and world.history.inner, compacts=True)
     for turn in turns:
         check_request(next_request(turn))
         request = world.requests.get(turn.run_id or "")
         if request and turn.status == "completed":
-            assert turn.blocks[: len(request)] == request, f"{turn} does not read as its model saw it"
+            assert turn.blocks[: len(request)] == request, f"{turn} does not begin with its last request"
     return turns
 
 

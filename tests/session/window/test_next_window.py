@@ -227,4 +227,4 @@ async def test_prompts_that_wait_are_never_compacted() -> None:
     for number in range(25):
         await put(stage, *exchange(number), ends=False)
     assert await stage.core.compaction.compact() is None and await stage.core.compaction.compact(explain=True) is None
-    assert tokens(await shown(stage)) <= LIMIT, "what is shown fits all the same"
+    assert tokens(await shown(stage)) <= LIMIT, "the returned window fits"

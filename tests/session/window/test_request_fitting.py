@@ -67,7 +67,7 @@ async def test_the_oldest_exchanges_go_before_a_request_that_would_not_fit_and_e
     engine: Talker = stage.engine
     assert said(engine.given[-1])[-1].startswith("prompt 11") and len(said(engine.given[-1])) < 12
     for turn, request in zip(await stage.core.reads.turns(), engine.given, strict=True):
-        assert turn.blocks[: len(request)] == request, "it reads as the model saw it"
+        assert turn.blocks[: len(request)] == request, "the turn begins with its request"
     assert [turn and turn.blocks for turn in turns] == [turn.blocks for turn in await stage.core.reads.turns()]
     assert await events_of(stage, WindowCompacted) and not await events_of(stage, CompactionFailed)
 
@@ -175,9 +175,9 @@ async def test_a_tool_loop_that_outgrows_the_window_continues_with_less_history(
     index = ByteCounter()
     assert all(sum(map(index.count, request)) <= 600 for request in stage.engine.given)
     assert said(outcome.turn.blocks)[-1] == "look" and said(outcome.turn.blocks)[0] != prompts(0, 1)[0]
-    assert said(stage.engine.given[8])[0] != said(stage.engine.given[-1])[0], "it went in the midst of the run"
+    assert said(stage.engine.given[8])[0] != said(stage.engine.given[-1])[0], "the history left during the run"
     turns = await stage.core.reads.turns()
-    assert turns[-1].blocks[:-1] == stage.engine.given[-1], "it reads as its last request was"
+    assert turns[-1].blocks[:-1] == stage.engine.given[-1], "the turn begins with its last request"
     assert said(turns[-2].blocks)[-1] == prompts(7, 8)[0]
 
 
@@ -405,7 +405,7 @@ async def test_a_summary_that_a_discarded_run_waited_for_is_there_for_the_next()
         assert await stage.core.admission.cancel("no", f"z{number}")
     assert len(model.shown) == 1 and said(stage.engine.given[-1])[0] == "summary 1"
     turn = await stage.core.reads.latest()
-    assert turn and said(turn.blocks) == prompts(0, 7), "the turn before reads as it was"
+    assert turn and said(turn.blocks) == prompts(0, 7), "the earlier turn is unchanged"
 
 
 async def test_a_window_compacted_beside_a_run_is_used_when_the_runs_own_strategy_would_act() -> None:

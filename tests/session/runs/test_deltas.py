@@ -178,9 +178,7 @@ async def test_an_empty_last_delta_wakes_no_follower() -> None:
         pages.append(list(page))
     empty = [[delta for delta in deltas_of(page) if not delta[2]] for page in pages]
     assert sum(map(len, empty)) == 2
-    assert all(len(events) < len(page) for events, page in zip(empty, pages, strict=True)), (
-        "an empty delta is never alone in a page"
-    )
+    assert all(len(events) < len(page) for events, page in zip(empty, pages, strict=True)), "an empty delta came alone"
 
 
 def an_event(seq: int) -> Event:

@@ -65,9 +65,7 @@ async def test_a_summary_is_made_beside_the_conversation_once_and_rolls_on() -> 
     shown = ["\n".join(said(blocks)) for blocks in model.shown]
     for prompt in prompts(0, 20):
         assert sum(prompt in text for text in shown) == 1, f"{prompt} is shown once"
-    assert all(f"summary {number}" in text for number, text in enumerate(shown[1:], 1)), (
-        "the earlier summary is folded in"
-    )
+    assert all(f"summary {number}" in text for number, text in enumerate(shown[1:], 1)), "it is folded in"
     assert (await stage.core.reads.session()).usage.calls == len(model.shown), "the talker reports no usage"
 
 

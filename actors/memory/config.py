@@ -31,13 +31,13 @@ def _from_environment(name: str, default: Setting, parse: Callable[[str], Settin
         ConfigError: the value is invalid.
     """
     variable = f"TURNWISE_MEMORY_{name}"
-    given = (os.environ.get(variable) or _from_file(variable)).strip()
-    if not given:
+    text = (os.environ.get(variable) or _from_file(variable)).strip()
+    if not text:
         return default
     try:
-        return parse(given)
+        return parse(text)
     except (ValueError, KeyError) as error:
-        raise ConfigError(variable, given, f"is not a valid value: {error}") from error
+        raise ConfigError(variable, text, f"is not a valid value: {error}") from error
 
 
 def _from_file(variable: str) -> str:
@@ -69,12 +69,12 @@ def _known_categories(categories: Any) -> tuple[MemoryCategory, ...]:
     try:
         if isinstance(categories, str):
             raise TypeError("one text")
-        known = tuple(map(MemoryCategory, categories))
+        members = tuple(map(MemoryCategory, categories))
     except (TypeError, ValueError):
         raise ValueError(f"must be a list of {', '.join(MemoryCategory)}") from None
-    if not known:
+    if not members:
         raise ValueError("must not be empty; memory=False recalls nothing")
-    return known
+    return members
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +83,11 @@ class MemoryConfig:
     """Settings of what sessions recall and save.
 
     The defaults of the first four come from environment variables or, with python-dotenv, from a file `.env`. They are
-    read when this is made: by a manager that is given no `config`, when the manager is made.
+    read when this is made: by a manager without a `config`, when the manager is made.
     """
 
     enabled: bool = field(default_factory=lambda: _from_environment("ENABLED", True, _boolean))
-    """Whether sessions use their memories at all: `TURNWISE_MEMORY_ENABLED`."""
+    """Whether sessions use their memories: `TURNWISE_MEMORY_ENABLED`."""
 
     max_results: PositiveCount = field(default_factory=lambda: _from_environment("MAX_RESULTS", 10, int))
     """How many items of each category each memory returns before a run at most: `TURNWISE_MEMORY_MAX_RESULTS`. So many

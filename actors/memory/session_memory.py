@@ -91,8 +91,10 @@ class SessionMemoryAccess:
         """
         if not self._slots:
             raise self._no_memory()
-        asked = [slot.memory.recall(self._scope, query, limit=limit, types=types, as_of=as_of) for slot in self._slots]
-        results = await asyncio.gather(*asked, return_exceptions=True)
+        searches = [
+            slot.memory.recall(self._scope, query, limit=limit, types=types, as_of=as_of) for slot in self._slots
+        ]
+        results = await asyncio.gather(*searches, return_exceptions=True)
         failed = [result for result in results if isinstance(result, BaseException)]
         if len(failed) == len(results):
             names = zip(self._slots, failed, strict=True)
@@ -104,27 +106,27 @@ class SessionMemoryAccess:
         ]
         ranked = [item for item in chain.from_iterable(zip_longest(*named)) if item is not None]
         ranked.sort(key=lambda item: item.score == 0)
-        found: dict[str, MemoryItem] = {}
+        by_text: dict[str, MemoryItem] = {}
         for item in ranked:
-            found.setdefault(item.text, item)
-        return list(found.values())[:limit]
+            by_text.setdefault(item.text, item)
+        return list(by_text.values())[:limit]
 
     async def recall_apart(self, query: str, *, limit: int = 10) -> RecalledContent:
         """Return up to `limit` items of each memory that are relevant to the query, by kinds of memories.
 
         For programs, not for tools.
         """
-        asked = [slot.memory.recall(self._scope, query, limit=limit) for slot in self._slots]
-        results = await asyncio.gather(*asked, return_exceptions=True)
-        found: dict[str, list[MemoryItem]] = {}
+        searches = [slot.memory.recall(self._scope, query, limit=limit) for slot in self._slots]
+        results = await asyncio.gather(*searches, return_exceptions=True)
+        by_section: dict[str, list[MemoryItem]] = {}
         failed: dict[str, str] = {}
         for slot, result in zip(self._slots, results, strict=True):
             if isinstance(result, BaseException):
                 failed[slot.name] = reason(result)
             else:
-                found.setdefault(slot.section or "", []).extend(replace(item, memory=slot.name) for item in result)
-        static, vector = (tuple(found.pop(section, ())) for section in ("static", "vector"))
-        extracted = tuple(item for items in found.values() for item in items)
+                by_section.setdefault(slot.section or "", []).extend(replace(item, memory=slot.name) for item in result)
+        static, vector = (tuple(by_section.pop(section, ())) for section in ("static", "vector"))
+        extracted = tuple(item for items in by_section.values() for item in items)
         return RecalledContent(static=static, extracted=extracted, vector=vector, failed=failed)
 
     async def list_items(
@@ -135,8 +137,11 @@ class SessionMemoryAccess:
         cursor: str | None = None,
         memory: str | None = None,
     ) -> Page[MemoryItem]:
-        """See `MemoryAccess.list_items`. Asks one memory after the other, and the next one whether it has any."""
-        slots = [slot for slot in self._named(memory) if memory is not None or not is_read_only(slot.memory)]
+        """See `MemoryAccess.list_items`.
+
+        Reads one memory after another; once the page is full, asks the next one whether it has any items.
+        """
+        slots = [slot for slot in self._find_slots(memory) if memory is not None or not is_read_only(slot.memory)]
         listing = {slot.name: slot.memory for slot in slots if can_list(slot.memory)}
         if not listing:
             raise NoMemoryError(self._scope.session_id or "", "memory that can list its items")
@@ -144,17 +149,19 @@ class SessionMemoryAccess:
         if name not in listing or (cursor is not None and ":" not in cursor):
             raise InvalidInputError("cursor", shown(cursor), "pass the cursor of the previous page, unchanged")
         names = [*listing]
-        found: list[MemoryItem] = []
-        for at in names[names.index(name) :]:
-            each: Any = listing[at]
-            page = await each.list_items(self._scope, types=types, cursor=inner or None, limit=limit - len(found) or 1)
-            if page.items and len(found) == limit:
-                return Page(tuple(found), f"{at}:")
-            found += [replace(item, memory=at) for item in page]
+        items: list[MemoryItem] = []
+        for memory_name in names[names.index(name) :]:
+            listing_memory: Any = listing[memory_name]
+            page = await listing_memory.list_items(
+                self._scope, types=types, cursor=inner or None, limit=limit - len(items) or 1
+            )
+            if page.items and len(items) == limit:
+                return Page(tuple(items), f"{memory_name}:")
+            items += [replace(item, memory=memory_name) for item in page]
             if page.cursor is not None:
-                return Page(tuple(found), f"{at}:{page.cursor}")
+                return Page(tuple(items), f"{memory_name}:{page.cursor}")
             inner = ""
-        return Page(tuple(found), None)
+        return Page(tuple(items), None)
 
     async def update(
         self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
@@ -165,7 +172,7 @@ class SessionMemoryAccess:
             try:
                 if await slot.memory.update(self._scope, id, text, type=type, **changes):
                     return True
-            except Exception as error:  # noqa: BLE001 - another may have it; it is raised if none has
+            except Exception as error:  # noqa: BLE001 - another memory may have the item; the error is raised if none has it
                 failure = failure or error
         if failure:
             raise failure
@@ -187,8 +194,8 @@ class SessionMemoryAccess:
     async def delete(self, ids: Collection[str]) -> int:
         """See `MemoryAccess.delete`. All memories are tried, even if one fails."""
         slots = self._writable("forget")
-        asked = [slot.memory.forget(self._scope, ids) for slot in slots] if ids else []
-        results = await asyncio.gather(*asked, return_exceptions=True)
+        deletions = [slot.memory.forget(self._scope, ids) for slot in slots] if ids else []
+        results = await asyncio.gather(*deletions, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -210,22 +217,22 @@ class SessionMemoryAccess:
         """See `MemoryAccess.clear_notes`."""
         return await self._notes(changes=True).clear(self._scope)
 
-    def _named(self, name: str | None) -> Sequence[MemorySlot]:
+    def _find_slots(self, name: str | None) -> Sequence[MemorySlot]:
         """Return the memory of this name, in a list; all memories if it is None."""
         if not self._slots:
             raise self._no_memory()
-        found = [slot for slot in self._slots if name in (None, slot.name)]
-        if not found:
+        slots = [slot for slot in self._slots if name in (None, slot.name)]
+        if not slots:
             names = ", ".join(slot.name for slot in self._slots)
             raise InvalidInputError("memory", shown(name), f"must be one of {names}")
-        return found
+        return slots
 
     def _writable(self, verb: str, name: str | None = None) -> list[MemorySlot]:
-        slots = self._named(name)
-        found = [slot for slot in slots if not is_read_only(slot.memory)]
-        if self._is_reading or not found:
-            raise ReadOnlyMemoryError(slots[0].name if not found else "the session's memory", verb)
-        return found
+        slots = self._find_slots(name)
+        writable = [slot for slot in slots if not is_read_only(slot.memory)]
+        if self._is_reading or not writable:
+            raise ReadOnlyMemoryError(slots[0].name if not writable else "the session's memory", verb)
+        return writable
 
     def _notes(self, *, changes: bool = False) -> WorkingMemory:
         if self._working is None:

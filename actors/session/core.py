@@ -136,8 +136,8 @@ class SessionCore:
         self.importing = Importing(state, transactor, engines, self.ingestion, progress)
         self.ownership = Ownership(state, transactor, engines, self.compaction, self.ingestion)
 
-    async def _recover(self, found: Activation, begun: set[str]) -> None:
-        await self._recovery.recover(found, begun)
+    async def _recover(self, activation: Activation, begun: set[str]) -> None:
+        await self._recovery.recover(activation, begun)
 
     def use(
         self,

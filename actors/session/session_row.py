@@ -1,4 +1,4 @@
-"""`SessionRow`: changes what a session says of itself: title, metadata, engine, use of memories, time of change."""
+"""`SessionRow`: changes a session's row: title, metadata, engine, use of memories, time of change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turnwise.memory.values.frozen_json import freeze, plain_json
 
 
 class SessionRow:
-    """Changes the session's row, in one commit that has nothing else. Each change may be repeated.
+    """Changes the session's row, in a commit of its own. Each change may be repeated.
 
     While a change awaits its commit, reads and streaming go on; a crash leaves the change stored or not.
     """
@@ -50,13 +50,13 @@ class SessionRow:
             session = self._journal.session
             changed = replace(session, title=session.title if title is None else title or None)
             if metadata is not None:
-                left = {name: value for name, value in session.metadata.items() if merge and name not in metadata}
+                remaining = {name: value for name, value in session.metadata.items() if merge and name not in metadata}
                 added = {name: value for name, value in metadata.items() if value is not None or not merge}
-                plain = plain_json("metadata", left | added, self._engines.config.max_metadata_bytes)
+                plain = plain_json("metadata", remaining | added, self._engines.config.max_metadata_bytes)
                 changed = replace(changed, metadata=freeze(plain))
                 if is_sealed(changed.metadata):  # such a session could not be listed
-                    why = "it looks like encrypted metadata: choose other names"
-                    raise InvalidInputError("metadata", shown(plain), why)
+                    reason = "it looks like encrypted metadata: choose other names"
+                    raise InvalidInputError("metadata", shown(plain), reason)
             if changed != session:
                 await self._transactor.commit(changed)
             return self._journal.session

@@ -26,13 +26,13 @@ class CallCounter:
         self._engines = engines
         self._index = TokenIndex(RoughCounter())
 
-    def count(self, run: ActiveRun, asked: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
+    def count(self, run: ActiveRun, turn: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
         """Return the tokens of a request with this turn, instructions and tools included, and of an answer."""
         counter = self._engines.config.token_counter or RoughCounter()
         if self._index.counter != counter:
             self._index = TokenIndex(counter)
         cache, frame = self._state.journal.blocks.cache, frame_of(run.run_resources.builder)
-        spans = subtract(asked.spans, cache.missing(asked.spans))  # a compaction may have replaced some since
+        spans = subtract(turn.spans, cache.missing(turn.spans))  # a compaction may have replaced some of them
         self._index.cover(spans, cache)
         system = "\n\n".join(filter(None, (frame.system, run.record.instructions)))
         tools = [*frame.tools, *({"name": name, **tool} for name, tool in run.record.tools.items())]

@@ -40,14 +40,14 @@ class RunResources:
         self.builder = builder
         self._whole: RunResources | None = None
         self._parts = overflow, off_loop
-        self._of_engine: dict[str | None, RunResources] = {}
+        self._by_engine: dict[str | None, RunResources] = {}
         self.config = config
         self.observer = observer_of(config.telemetry)
-        """What telemetry is told by; None without telemetry."""
+        """Tells telemetry about runs; None without telemetry."""
         self.engine_id = engine_id
         engine = engine_named(builder, None)
-        is_there = not isinstance(engine, MissingEngine)  # else runs fail, and the window is not known
-        self.compactor = Compactor(overflow, engine, config, off_loop) if overflow and is_there else None
+        is_available = not isinstance(engine, MissingEngine)  # else runs fail, and the window's size is unknown
+        self.compactor = Compactor(overflow, engine, config, off_loop) if overflow and is_available else None
         used = tuple(slot for slot in memories if slot.is_used)
         self.memories: Sequence[MemorySlot]
         """The memories that runs search and save in."""
@@ -60,26 +60,27 @@ class RunResources:
         self.runner: InferenceRunner | None = None
         self.building: asyncio.Task[InferenceRunner] | None = None
         self.closing: asyncio.Task[None] | None = None
-        """Closes the runner; None before anybody does."""
+        """Closes the runner; None until the runner is to be closed."""
         self.is_retired = False
         """Whether no run will need the runner any more."""
 
     @property
     def whole(self) -> RunResources:
-        """The resources of which these are those with one of the manager's engines; else these."""
+        """The resources from which `of_engine` made these; else these."""
         return self._whole or self
 
     def of_engine(self, name: str | None) -> RunResources:
         """Return the resources with the manager's engine of this name, the first one for None; all else is the same."""
         if name is None and not isinstance(self.builder, NamedEngines):
             return self
-        if name not in self._of_engine:
+        if name not in self._by_engine:
             overflow, off_loop = self._parts
             builder = engine_named(self.builder, name)
-            own = (builder, self.config, overflow, self.all_memories, self.notes)
-            self._of_engine[name] = found = RunResources(*own, engine_id=self.engine_id, off_loop=off_loop)
-            found._whole = self
-        return self._of_engine[name]
+            arguments = (builder, self.config, overflow, self.all_memories, self.notes)
+            run_resources = RunResources(*arguments, engine_id=self.engine_id, off_loop=off_loop)
+            run_resources._whole = self
+            self._by_engine[name] = run_resources
+        return self._by_engine[name]
 
     def follow(
         self, session: SessionView, record: RunRecord, caller: Mapping[str, str] | None = None, depth: int = 0
@@ -88,10 +89,10 @@ class RunResources:
         return self.observer.run(session, record, caller or {}, depth) if self.observer else NO_OPERATION
 
     @property
-    def each(self) -> list[RunResources]:
-        """These resources, and those that `of_engine` has made of them."""
-        return [self, *self._of_engine.values()]
+    def all_resources(self) -> list[RunResources]:
+        """These resources, and those that `of_engine` has made from them."""
+        return [self, *self._by_engine.values()]
 
     def release(self) -> None:
-        """Release what `of_engine` has made, once all of it is closed: the two refer to each other."""
-        self._of_engine.clear()
+        """Release the resources that `of_engine` has made, once all of them are closed: they refer to these."""
+        self._by_engine.clear()

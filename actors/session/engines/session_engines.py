@@ -43,7 +43,7 @@ class SessionEngines:
         """The settings of runs that start next."""
         self._former: list[RunResources] = []
         """Earlier resources that open runs still use."""
-        self._of_run: dict[str, RunResources] = {}
+        self._resources_by_run: dict[str, RunResources] = {}
         """The resources of open runs that an earlier process began, by run id."""
 
     @property
@@ -53,12 +53,12 @@ class SessionEngines:
 
     def of_run(self, record: RunRecord) -> RunResources:
         """Return the resources of a run that an earlier process began."""
-        return self._of_run.get(record.run_id, self.whole).whole.of_engine(record.engine)
+        return self._resources_by_run.get(record.run_id, self.whole).whole.of_engine(record.engine)
 
     def ids(self) -> dict[str, str]:
         """Return the engine ids of all open runs, by run id, as of the last activation."""
-        known = {run_id: run_resources.engine_id for run_id, run_resources in self._of_run.items()}
-        return known | {run.run_id: run.run_resources.engine_id for run in self._state.open_runs}
+        engine_ids = {run_id: run_resources.engine_id for run_id, run_resources in self._resources_by_run.items()}
+        return engine_ids | {run.run_id: run.run_resources.engine_id for run in self._state.open_runs}
 
     # Changes
 
@@ -71,15 +71,15 @@ class SessionEngines:
     def assign(self, run_resources: RunResources, runs: Collection[str]) -> None:
         """Assign these resources to runs that an earlier process began."""
         self._former.append(run_resources)
-        self._of_run.update(dict.fromkeys(runs, run_resources))
+        self._resources_by_run.update(dict.fromkeys(runs, run_resources))
 
     def keep_resources(self, runs: Iterable[ActiveRun]) -> None:
         """Keep the resources of open runs until an activation has succeeded: it may fail and be repeated."""
-        self._of_run |= {run.run_id: run.run_resources for run in runs}
+        self._resources_by_run |= {run.run_id: run.run_resources for run in runs}
 
     def drop_kept(self) -> None:
         """Drop what `keep_resources` kept, since an activation has succeeded."""
-        self._of_run = {}
+        self._resources_by_run = {}
         self.close_unused()
 
     # Runners
@@ -96,7 +96,7 @@ class SessionEngines:
     async def _build(self, run_resources: RunResources, session: SessionView) -> InferenceRunner:
         try:
             runner: InferenceRunner = await self.off_loop(run_resources.builder.build, session)
-        except (SystemExit, KeyboardInterrupt) as error:  # in a task of its own, it would end the process
+        except (SystemExit, KeyboardInterrupt) as error:  # raised in a task, it would end the process
             raise EngineError(f"the engine raised {type(error).__name__} when it was built") from error
         finally:
             run_resources.building = None
@@ -111,10 +111,10 @@ class SessionEngines:
         if not self._former:
             return
         open_runs = (run.run_resources for run in self._state.open_runs)
-        used = {id(run_resources.whole) for run_resources in (self.whole, *open_runs, *self._of_run.values())}
-        gone = [run_resources for run_resources in self._former if id(run_resources) not in used]
+        used = {id(run_resources.whole) for run_resources in (self.whole, *open_runs, *self._resources_by_run.values())}
+        unused = [run_resources for run_resources in self._former if id(run_resources) not in used]
         self._former = [run_resources for run_resources in self._former if id(run_resources) in used]
-        self._close_soon(gone)
+        self._close_soon(unused)
 
     def close_all(self) -> None:
         """Close all runners, since this process no longer owns the session. Does not wait."""
@@ -135,14 +135,14 @@ class SessionEngines:
 
     async def _retire(self, run_resources: RunResources) -> None:
         """Close the runner, or wait for whoever closes it; one that is being built is closed once it is built."""
-        for each in run_resources.each:
-            each.is_retired = True
-            if runner := each.runner:
-                each.runner = None
+        for resources in run_resources.all_resources:
+            resources.is_retired = True
+            if runner := resources.runner:
+                resources.runner = None
                 closing = close_runner(runner, self.config.cancel_grace_s)
-                each.closing = self._tasks.spawn_logged(closing, "closing its engine")
-            if each.closing:
-                await asyncio.wait({each.closing})
+                resources.closing = self._tasks.spawn_logged(closing, "closing its engine")
+            if resources.closing:
+                await asyncio.wait({resources.closing})
         run_resources.release()
 
 

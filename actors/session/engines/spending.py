@@ -37,13 +37,13 @@ class Spending:
         # Usage without tokens, such as tool calls, needs no price.
         unpriced = usage.input_tokens + usage.output_tokens and not usage.cost and model not in config.prices
         if unpriced and any(budget and budget.cost for budget in budgets):
-            why = f"a budget limits the cost, and model {model!r} has no price: add it to SessionConfig(prices=...)"
-            raise EngineError(why)
+            message = f"a budget limits the cost, and model {model!r} has no price: add it to SessionConfig(prices=...)"
+            raise EngineError(message)
         return usage
 
-    def count_call(self, run: ActiveRun, asked: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
+    def count_call(self, run: ActiveRun, turn: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
         """See `CallCounter.count`."""
-        return self._counter.count(run, asked, answer)
+        return self._counter.count(run, turn, answer)
 
     def check_run(self, run: ActiveRun) -> None:
         """Raise if the run's budget or the session's forbids another model call.
@@ -66,11 +66,11 @@ class Spending:
             over = budget.exceeded(used, times) if budget else None
             if over is None:
                 continue
-            why = f"the {of} has spent {over}"
+            reason = f"the {of} has spent {over}"
             rejected = any(state.wants == "budget" and state.verdict == "rejected" for state in calls.values())
             if config.over_budget == "fail" or rejected:
-                raise LimitError(f"{why}: raise SessionConfig({of}_budget=...)", "budget")
-            raise Suspend({f"budget-{times}": CallState(name="budget", wants="budget", why=why)})
+                raise LimitError(f"{reason}: raise SessionConfig({of}_budget=...)", "budget")
+            raise Suspend({f"budget-{times}": CallState(name="budget", wants="budget", why=reason)})
 
     def check_session(self, unstored: Usage) -> None:
         """Raise if the session's budget forbids another model call.

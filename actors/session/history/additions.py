@@ -46,24 +46,24 @@ class Additions:
             if leading is None:
                 if self._journal.session.status == "ended":
                     raise SessionEndedError(self._state.session_id)
-                whose = {}
+                run_fields = {}
             else:
                 run = self._state.open_run(leading)
                 if run is None:
-                    if found := await self._journal.store.event_of_key(self._state.key, key):
-                        return found.seq
+                    if event := await self._journal.store.event_of_key(self._state.key, key):
+                        return event.seq
                     record = await self._journal.records.find_run(leading)
-                    why = f"the run is {record.state}, and its last event says so: add the event to the session"
-                    raise InvalidInputError("run_id", shown(leading), why)
-                whose = about(run.record)
+                    reason = f"the run is {record.state}, and its last event says so: add the event to the session"
+                    raise InvalidInputError("run_id", shown(leading), reason)
+                run_fields = about(run.record)
             seq = self._journal.log.next_seq()
-            await self._transactor.commit(self._journal.session, [(CustomEvent, {**whose, **values})])
+            await self._transactor.commit(self._journal.session, [(CustomEvent, {**run_fields, **values})])
             return seq
 
         try:
             return await self._transactor.run(change)
         except DuplicateKeyError:
-            found = await self._journal.store.event_of_key(self._state.key, key)
-            if found is None:
+            event = await self._journal.store.event_of_key(self._state.key, key)
+            if event is None:
                 raise
-            return found.seq
+            return event.seq

@@ -109,7 +109,7 @@ class Forgetting:
                 done = Forgotten(turns=1, summaries=await self._leave_out(turn))
             # Repeated even if the turn is forgotten already: an earlier attempt may have stopped after its commit.
             done += Forgotten(waiting=int(self._progress.make_private(index)))
-            await self._compaction.stop()  # it may be saving the turn in a memory
+            await self._compaction.stop()  # a compaction may be saving the turn in a memory
             self._compaction.watch()
 
         await self._transactor.run(change)
@@ -149,25 +149,25 @@ class Forgetting:
         """
 
         async def change() -> Forgotten:
-            found = await self._journal.store.event_of_key(self._state.key, key) if key else None
-            if isinstance(found, TurnsCleared):
+            event = await self._journal.store.event_of_key(self._state.key, key) if key else None
+            if isinstance(event, TurnsCleared):
                 await self._clear_history([], await self._all_turns())
-                return Forgotten(turns=found.turns)
+                return Forgotten(turns=event.turns)
             if busy := self._state.busy:
                 raise SessionInUseError(self._state.session_id, busy.run_id)
             if updated_at not in (None, self._journal.session.updated_at):
                 raise SessionChangedError(self._state.session_id)
             turns = await self._all_turns()
-            gone, kept = (turns[:-keep_last], turns[-keep_last:]) if keep_last else (turns, [])
-            waiting = sum(self._progress.make_private(turn.index) for turn in gone)
+            removed, remaining = (turns[:-keep_last], turns[-keep_last:]) if keep_last else (turns, [])
+            waiting = sum(self._progress.make_private(turn.index) for turn in removed)
             done = Forgotten(waiting=waiting, was_checked=bool(memory and verify))
             await self._compaction.stop()
             if memory:
-                for turn in gone:
+                for turn in removed:
                     done += await self._forget_in_memories(turn.index, verify=verify)
-            if gone:
-                done += await self._remove(gone, kept, key)
-            await self._clear_history(gone, kept)
+            if removed:
+                done += await self._remove(removed, remaining, key)
+            await self._clear_history(removed, remaining)
             self._compaction.watch()
             return done
 
@@ -179,90 +179,93 @@ class Forgetting:
         read = partial(self._journal.store.turns, self._state.key, limit=TURNS_PAGE)
         return [turn async for page in pages(read, -1, INDEX) for turn in page]
 
-    async def _remove(self, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord], key: str | None) -> Forgotten:
-        """Store a history of the turns `kept` only, in one commit."""
+    async def _remove(
+        self, removed: Sequence[TurnRecord], remaining: Sequence[TurnRecord], key: str | None
+    ) -> Forgotten:
+        """Store a history of the `remaining` turns only, in one commit."""
         session, blocks = self._journal.session, self._journal.blocks
-        own = _kept_blocks(session, gone, kept)
+        remaining_blocks = _remaining_blocks(session, removed, remaining)
         turns, summaries = [], 0
-        for turn in kept:
-            shown, found = await self._only(turn.input, own)
-            carried, more = await self._only(turn.carried, own)
-            parent = None if turn is kept[0] else turn.parent
-            turns.append(replace(turn, parent=parent, input=shown, carried=carried))
-            summaries += found + more
+        for turn in remaining:
+            continued, input_summaries = await self._restrict(turn.input, remaining_blocks)
+            carried, carried_summaries = await self._restrict(turn.carried, remaining_blocks)
+            parent = None if turn is remaining[0] else turn.parent
+            turns.append(replace(turn, parent=parent, input=continued, carried=carried))
+            summaries += input_summaries + carried_summaries
         spans = union(*(part for turn in turns for part in (turn.prompt, turn.input, turn.carried, turn.output)))
         stay = await reach(spans, blocks.read)
         cleared = encode(CLEARED)
         gone_places = subtract((Span(session.log, 0, session.log_size),), stay)
-        last = gone[-1].index
+        last = removed[-1].index
         head = next((turn for turn in reversed(turns) if not turn.is_open), None)
         base = to_places(head.base if head else (), session.log)
-        values = {"input": base, "up_to": last, "turns": len(gone), "key": key}
+        values = {"input": base, "up_to": last, "turns": len(removed), "key": key}
         await blocks.load(spans)
         await self._transactor.commit(
             session,
             [(TurnsCleared, values)],
             turns=turns,
-            dropped_turns=[turn.index for turn in gone],
+            dropped_turns=[turn.index for turn in removed],
             forget_turns=last,
-            cleared_blocks=[(at, cleared) for span in gone_places for at in range(span.start, span.stop)],
+            cleared_blocks=[(position, cleared) for span in gone_places for position in range(span.start, span.stop)],
         )
         self._state.replace_backlog(turns)
         self._state.continue_from(head)
-        self._state.drop_turns({turn.index for turn in gone})
+        self._state.drop_turns({turn.index for turn in removed})
         self._journal.drop_cleared(spans)
-        return Forgotten(turns=len(gone), summaries=summaries)
+        return Forgotten(turns=len(removed), summaries=summaries)
 
-    async def _clear_history(self, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord]) -> None:
+    async def _clear_history(self, removed: Sequence[TurnRecord], remaining: Sequence[TurnRecord]) -> None:
         """Delete the events of removed turns from the history store, also those that an earlier call left."""
         forwarder = self._journal.forwarder
-        last = kept[0].index - 1 if kept else self._journal.session.next_index - 1
-        until = self._journal.log.last_seq if gone else 0
+        last = remaining[0].index - 1 if remaining else self._journal.session.next_index - 1
+        until = self._journal.log.last_seq if removed else 0
         if forwarder is None or last < 0:
             return
-        await forwarder.flush(FLUSH_S)  # or the events in flight would arrive afterwards
-        bare = await self._without_input(forwarder.history, last, until)
-        await forwarder.history.delete(self._state.key, turns_up_to=last, instead=bare)
+        await forwarder.flush(FLUSH_S)  # otherwise events in flight would arrive after the delete
+        without_input = await self._without_input(forwarder.history, last, until)
+        await forwarder.history.delete(self._state.key, turns_up_to=last, instead=without_input)
 
     async def _without_input(self, history: HistoryStore, last: int, until: int) -> list[Event]:
-        """Return the events that have the input of a run and are not of turns up to `last`, without that input.
+        """Return the events that have the input of a run, without that input; none of turns up to `last`.
 
-        It may have blocks of removed turns. Later events than the last removal of turns are left out: those whose
-        number is not below `until`, or below that of the last `TurnsCleared`.
+        The input may have blocks of removed turns. Only events before the last removal of turns are returned: their
+        number is below `until`, or below that of the last `TurnsCleared`.
         """
-        bare: list[Event] = []
+        without_input: list[Event] = []
         async for events in pages(partial(history.events, self._state.key), 0, SEQ):
             for event in events:
                 is_kept = event.turn_index is None or event.turn_index > last
                 if isinstance(event, TurnsCleared):
                     until = max(until, event.seq)
                 elif isinstance(event, Continuing) and event.input_blocks and is_kept:
-                    bare.append(event.model_copy(update={"input": None, "input_blocks": ()}))
-        return [event for event in bare if event.seq < until]
+                    without_input.append(event.model_copy(update={"input": None, "input_blocks": ()}))
+        return [event for event in without_input if event.seq < until]
 
-    async def _only(self, spans: Spans, own: Spans) -> tuple[Spans, int]:
-        """Return the part of `spans` that is in `own`, and how many summaries covered anything else.
+    async def _restrict(self, spans: Spans, remaining_blocks: Spans) -> tuple[Spans, int]:
+        """Return the part of `spans` that is in `remaining_blocks`, and how many summaries covered anything else.
 
-        Each such summary is replaced by the blocks of `own` that it covered.
+        Each such summary is replaced by the blocks of `remaining_blocks` that it covered.
         """
         parts: list[Span] = []
         summaries = 0
         blocks = await self._journal.blocks.read(spans)
         for span, block in zip(places(spans), blocks, strict=True):
             if not isinstance(block, Summary):
-                parts += overlap((span,), own)
+                parts += overlap((span,), remaining_blocks)
                 continue
             stands_for = await originals(block, self._journal.blocks.read)
-            if subtract(stands_for, own):
-                parts += overlap(stands_for, own)
+            if subtract(stands_for, remaining_blocks):
+                parts += overlap(stands_for, remaining_blocks)
                 summaries += 1
             else:
                 parts.append(span)
-        seen = Seen()
-        only = join(part for span in parts for part in seen.take(span))
-        where, both = places(only), (*blocks, *await self._journal.blocks.read(only))
-        left = from_user(both, range(len(blocks), len(both)))  # prompts of answers that stay may have been removed
-        return join(where[at - len(blocks)] for at in left), summaries
+        covered = Seen()
+        restricted = join(part for span in parts for part in covered.take(span))
+        restricted_places, all_blocks = places(restricted), (*blocks, *await self._journal.blocks.read(restricted))
+        # Prompts of answers that stay may have been removed.
+        indices = from_user(all_blocks, range(len(blocks), len(all_blocks)))
+        return join(restricted_places[index - len(blocks)] for index in indices), summaries
 
     async def delete(self, *, memory: bool = True, verify: bool = False, updated_at: float | None = None) -> Forgotten:
         """Delete the session permanently, with what memories keep of it; forks keep the blocks that they use.
@@ -329,26 +332,26 @@ class Forgetting:
         return done + Forgotten(sessions=1, turns=turns)
 
     def _mark_deleted(self) -> None:
-        lost = SessionNotFoundError(self._state.session_id)
-        self._journal.lose(lost)
+        error = SessionNotFoundError(self._state.session_id)
+        self._journal.lose(error)
         self._journal.log.publish()
-        self._transactor.give_up(lost)
+        self._transactor.give_up(error)
 
     async def _leave_out(self, turn: TurnRecord) -> int:
         """Remove a turn from the window that the next turn continues; return how many summaries it was in."""
         head = self._state.head
         if head is None:
             raise TurnNotFoundError(self._state.session_id, turn.index)
-        own = join(turn.prompt, turn.output)
-        left, summaries = await without(head.base, own, self._journal.blocks.read)
+        turn_spans = join(turn.prompt, turn.output)
+        remaining, summaries = await without(head.base, turn_spans, self._journal.blocks.read)
         forgotten = replace(turn, forgotten=True)
         if head.index == turn.index:
-            forgotten = head = replace(head, forgotten=True, carried=left)
+            forgotten = head = replace(head, forgotten=True, carried=remaining)
             turns = [head]
-        elif left == head.base:
+        elif remaining == head.base:
             turns = [forgotten]
         else:
-            head = carrying(head, left, own)
+            head = carrying(head, remaining, turn_spans)
             turns = [forgotten, head]
         await self._journal.blocks.load(head.base)
         await self._transactor.commit(self._journal.session, [(TurnForgotten, {"turn_index": turn.index})], turns=turns)
@@ -357,15 +360,15 @@ class Forgetting:
 
     async def as_forked(self, turn: TurnRecord) -> TurnRecord:
         """Return an ended turn for a fork to continue: without forgotten blocks. Reads all turns up to it."""
-        gone: list[Span] = []
+        forgotten: list[Span] = []
         async for page in pages(partial(self._journal.store.turns, self._state.key), -1, INDEX):
-            gone += (span for each in page if each.forgotten for span in join(each.prompt, each.output))
+            forgotten += (span for record in page if record.forgotten for span in join(record.prompt, record.output))
             if page[-1].index >= turn.index:
                 break
         turn = replace(turn, carried=(), removed=())
-        held = turn.spans
-        left, _ = await without(held, tuple(gone), self._journal.blocks.read) if gone else (held, 0)
-        return turn if left == held else carrying(turn, left, tuple(gone))
+        spans = turn.spans
+        remaining, _ = await without(spans, tuple(forgotten), self._journal.blocks.read) if forgotten else (spans, 0)
+        return turn if remaining == spans else carrying(turn, remaining, tuple(forgotten))
 
     async def _forget_in_memories(self, index: int | None = None, *, verify: bool = False) -> Forgotten:
         """Make all writable memories forget the session, or one turn of it, after saves in flight have arrived.
@@ -377,7 +380,7 @@ class Forgetting:
         run_resources = self._engines.current
         slots = [slot for slot in run_resources.all_memories if not is_read_only(slot.memory)]
         results = await asyncio.gather(
-            *(self._forget_in(slot, index, verify=verify) for slot in slots), return_exceptions=True
+            *(self._forget_in_memory(slot, index, verify=verify) for slot in slots), return_exceptions=True
         )
         items: dict[str, int] = {}
         erased: dict[str, Erasure] = {}
@@ -401,23 +404,25 @@ class Forgetting:
     def _scope(self) -> Scope:
         return scope_of(self._journal.session, self._engines.config.memory)
 
-    async def _forget_in(self, slot: MemorySlot, index: int | None, *, verify: bool) -> int | Erasure:
-        which: dict[str, Any] = {} if index is None else {"turn_index": index}
+    async def _forget_in_memory(self, slot: MemorySlot, index: int | None, *, verify: bool) -> int | Erasure:
+        turn_filter: dict[str, Any] = {} if index is None else {"turn_index": index}
         if not verify:
-            return await slot.memory.forget(self._scope, **which)
+            return await slot.memory.forget(self._scope, **turn_filter)
         if isinstance(slot.memory, Eraser):
-            return await slot.memory.erase(self._scope, **which)
-        return await erase(slot.memory, self._scope, **which)
+            return await slot.memory.erase(self._scope, **turn_filter)
+        return await erase(slot.memory, self._scope, **turn_filter)
 
 
-def _kept_blocks(session: SessionRecord, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord]) -> Spans:
-    """Return the blocks that the turns `kept` added, with what was made of them, such as texts for attachments.
+def _remaining_blocks(
+    session: SessionRecord, removed_turns: Sequence[TurnRecord], remaining: Sequence[TurnRecord]
+) -> Spans:
+    """Return the blocks that the `remaining` turns added, with blocks made from them, such as texts for attachments.
 
-    These are all that the log has from their first prompt on, except what the turns `gone` added.
+    These are all blocks of the log from their first prompt on, except the blocks that the `removed_turns` added.
     """
-    added = [part for turn in kept for part in (turn.prompt, turn.output)]
+    added = [part for turn in remaining for part in (turn.prompt, turn.output)]
     first = min((span.start for part in added for span in part if span.log == session.log), default=session.log_size)
     if any(span.log != session.log for part in added for span in part):
-        first = 0  # a fork begins with a turn of its parent, so all that it has logged came later
-    removed = [part for turn in gone for part in (turn.prompt, turn.output)]
+        first = 0  # a fork begins with a turn of its parent, so all blocks of its own log are later
+    removed = [part for turn in removed_turns for part in (turn.prompt, turn.output)]
     return union(*added, subtract((Span(session.log, first, session.log_size),), union(*removed)))

@@ -47,7 +47,7 @@ class Forking:
         parent = f"{own_id}#{base.index}"
         base = base if at is None else await self._forgetting.as_forked(base)
         spans = union(base.prompt, base.spans, base.base)
-        also = await reach(join(base.spans, base.carried), self._journal.blocks.read)
+        reached = await reach(join(base.spans, base.carried), self._journal.blocks.read)
         session, now = self._journal.session, self._journal.clock()
         fork = SessionRecord(
             session_id=session_id,
@@ -66,7 +66,7 @@ class Forking:
             ttl_s=session.ttl_s,
         )
         try:
-            return await store.create(fork, replace(base, parent=parent, turn_id=None), subtract(also, spans))
+            return await store.create(fork, replace(base, parent=parent, turn_id=None), subtract(reached, spans))
         except SessionExistsError:
             existing = await store.get(fork.key)
             if existing.parent:

@@ -32,9 +32,10 @@ AT_ONCE = 500
 
 
 class Importing:
-    """Adds turns that have their answers already and no runs, in one commit. A caller divides a long conversation.
+    """Adds turns that have answers and no runs, in one commit. Callers split a long conversation.
 
-    A turn that memories are to get says so in its metadata, so that a later process saves what this one has not.
+    The metadata of a turn says whether memories get it, so that a later process saves the turns that this one has not
+    saved.
 
     While an import awaits the following, other work may run, and the process may crash:
 
@@ -60,13 +61,17 @@ class Importing:
         self._progress = progress
 
     async def import_turns(
-        self, given: Given, idempotency_key: str | None = None, after: int | None = None, memory: MemoryUse = "off"
+        self,
+        conversation: Given,
+        idempotency_key: str | None = None,
+        after: int | None = None,
+        memory: MemoryUse = "off",
     ) -> int:
         """Store a conversation behind the newest turn, in one commit; return the index of its last turn.
 
-        A turn is prompts, and what follows up to the next prompt. Prompts at the end become a turn that waits for a
-        run, as appended ones do; so do answers without any prompt. Of a conversation that continues the session's own,
-        without a key, only what is new is stored.
+        A turn consists of prompts and of the blocks up to the next prompt. Prompts at the end become a turn that waits
+        for a run, as appended prompts do; so do answers without any prompt. If the conversation continues the session's
+        own and has no key, only its new blocks are stored.
 
         Args:
             idempotency_key: repeating the key stores nothing and returns the same index, until the turns are cleared;
@@ -82,104 +87,107 @@ class Importing:
             InvalidInputError: a block cannot be stored, prompts wait for a run, or the key was used for another
                 conversation; nothing was stored.
         """
-        encoded = await self._encoded(given)
+        encoded = await self._encoded(conversation)
         fingerprint = _fingerprint(encoded)
         key = _event_key(idempotency_key or fingerprint)
 
         async def change() -> int:
-            own, found = await self._found(key)
-            if found and found.turn_index is not None and found.fingerprint == fingerprint:
-                return found.turn_index
+            event_key, event = await self._find_import(key)
+            if event and event.turn_index is not None and event.fingerprint == fingerprint:
+                return event.turn_index
             self._check_newest(after)
-            if found:
-                raise _of_another(idempotency_key)
+            if event:
+                raise _key_conflict(idempotency_key)
             self._check_free()
-            had = 0 if idempotency_key else await self._had(given.blocks)
-            if had == len(given.blocks):
+            stored_count = 0 if idempotency_key else await self._count_stored(conversation.blocks)
+            if stored_count == len(conversation.blocks):
                 return self._newest
-            return await self._add(given.blocks[had:], encoded[had:], own, fingerprint, memory)
+            return await self._add(
+                conversation.blocks[stored_count:], encoded[stored_count:], event_key, fingerprint, memory
+            )
 
         return await self._transactor.run(change)
 
-    async def stored_prefix(self, most: int) -> tuple[int, str, int]:
+    async def stored_prefix(self, max_blocks: int) -> tuple[int, str, int]:
         """Return how many blocks the next turn continues, a digest of their texts, and the index of the newest turn.
 
         The index is that of the newest turn that has ended, -1 if there is none.
 
-        A caller that sends a conversation in parts finds out by these what the session has of it.
+        A caller that sends a conversation in parts learns from these values which blocks the session already has.
 
         Args:
-            most: with more blocks than this, no digest is made; then it is blank, and the number is 0.
+            max_blocks: if the next turn continues more blocks than this, the digest is blank and the number is 0.
         """
         await self._transactor.loaded()
         if (head := self._state.head) is None:
             return 0, "", -1
-        if size(head.base) > most:
+        if size(head.base) > max_blocks:
             return 0, "", head.index
         stored = await self._journal.blocks.read(head.base)
         digest = hashlib.sha256()
-        for at, block in enumerate(stored):
+        for index, block in enumerate(stored):
             digest.update(f"{encode(block)}\n".encode())
-            if at % AT_ONCE == 0:
-                await asyncio.sleep(0)  # others need not wait for a long conversation
+            if index % AT_ONCE == 0:
+                await asyncio.sleep(0)  # let other work run during a long conversation
         return len(stored), digest.hexdigest(), head.index
 
-    async def _had(self, blocks: Sequence[AnyBlock]) -> int:
-        """Return how many blocks the session has already: all that it has, if these go on from there; else 0."""
+    async def _count_stored(self, blocks: Sequence[AnyBlock]) -> int:
+        """Return how many of these blocks the session has: all of its own if these blocks begin with them; else 0."""
         if self._state.head is None or size(self._state.head.base) > len(blocks):
             return 0
         stored = await self._journal.blocks.read(self._state.head.base)
         return len(stored) if tuple(blocks[: len(stored)]) == tuple(stored) and goes_on(blocks, len(stored)) else 0
 
-    async def check_import(self, given: Given, idempotency_key: str, after: int | None = None) -> int | None:
+    async def check_import(self, conversation: Given, idempotency_key: str, after: int | None = None) -> int | None:
         """Check a part of a conversation as `import_turns` would; store nothing.
 
         Returns the index of its last turn if it is stored already, and was not cleared; else None.
 
         Raises:
             InvalidInputError: a block cannot be stored, or the key was used for another conversation.
-            TurnsChangedError: it was, and another turn than `after` is the newest.
+            TurnsChangedError: the key was used for another conversation, and another turn than `after` is the newest.
         """
-        fingerprint = _fingerprint(await self._encoded(given))
+        fingerprint = _fingerprint(await self._encoded(conversation))
         await self._transactor.loaded()
-        _, found = await self._found(_event_key(idempotency_key))
-        if found and found.fingerprint != fingerprint:
+        _, event = await self._find_import(_event_key(idempotency_key))
+        if event and event.fingerprint != fingerprint:
             self._check_newest(after)
-            raise _of_another(idempotency_key)
-        return found.turn_index if found else None
+            raise _key_conflict(idempotency_key)
+        return event.turn_index if event else None
 
-    async def _encoded(self, given: Given) -> list[str]:
-        check_count("messages", len(given.blocks), "MAX_BLOCKS", MAX_BLOCKS)
+    async def _encoded(self, conversation: Given) -> list[str]:
+        check_count("messages", len(conversation.blocks), "MAX_BLOCKS", MAX_BLOCKS)
         if isinstance(self._engines.whole.builder, NamedEngines):
             await self._transactor.loaded()  # the session's row says which engine goes on with the conversation
         builder = self._engines.current.builder
         refuses = builder.refuses if isinstance(builder, Selective) else takes_all
-        return given.encoded(self._engines.config.max_prompt_bytes, refuses)
+        return conversation.encoded(self._engines.config.max_prompt_bytes, refuses)
 
-    async def _found(self, key: str) -> tuple[str, TurnImported | PromptAppended | None]:
-        """Return the event of the import with this key, and its own key; without an event if there is no such import.
+    async def _find_import(self, key: str) -> tuple[str, TurnImported | PromptAppended | None]:
+        """Return the key of this import's event, and the event; None for the event if there is no such import.
 
-        Events with keys outlive the turns that are cleared. So the next import has a key that names the event.
+        Events with keys remain when their turns are cleared. So the next import gets a key that names the earlier
+        event.
         """
-        own = key
+        event_key = key
         while isinstance(
-            found := await self._journal.store.event_of_key(self._state.key, own), TurnImported | PromptAppended
+            event := await self._journal.store.event_of_key(self._state.key, event_key), TurnImported | PromptAppended
         ):
-            if not await self._was_cleared(found):
-                return own, found
-            own = f"{key}:{found.seq}"
-        return own, None
+            if not await self._was_cleared(event):
+                return event_key, event
+            event_key = f"{key}:{event.seq}"
+        return event_key, None
 
-    async def _was_cleared(self, found: TurnImported | PromptAppended) -> bool:
+    async def _was_cleared(self, event: TurnImported | PromptAppended) -> bool:
         """Return whether the last turn of an import was removed for good, with all turns before it.
 
-        A turn of prompts also goes when its run is discarded, but then the next turn has them.
+        A turn of prompts is also removed when its run is discarded, but then the next turn has its prompts.
         """
         first = await self._journal.store.turns(self._state.key, limit=1)
-        if not first or found.turn_index is None:
+        if not first or event.turn_index is None:
             return True
-        spans = [Span(self._journal.session.log, *found.span)] if found.span else []
-        return first[0].index > found.turn_index and not overlap(first[0].prompt, spans)
+        spans = [Span(self._journal.session.log, *event.span)] if event.span else []
+        return first[0].index > event.turn_index and not overlap(first[0].prompt, spans)
 
     @property
     def _newest(self) -> int:
@@ -197,8 +205,8 @@ class Importing:
         if run := state.active or next(iter(state.run_queue.queue), None):
             raise SessionInUseError(state.session_id, run.run_id)
         if state.run_queue.pending:
-            why = f"prompts of session {state.session_id!r} wait for a run: start it, or remove them"
-            raise InvalidInputError("messages", len(state.run_queue.pending.prompt), why)
+            reason = f"prompts of session {state.session_id!r} wait for a run: start it, or remove them"
+            raise InvalidInputError("messages", len(state.run_queue.pending.prompt), reason)
 
     async def _add(
         self, blocks: Sequence[AnyBlock], encoded: list[str], key: str, fingerprint: str, memory: MemoryUse
@@ -209,10 +217,15 @@ class Importing:
         events: list[NewEvent] = []
         before = head
         for start, answer, stop in exchanges(blocks):
-            index, own = session.next_index + len(turns), Span(span.log, span.start + start, span.start + stop)
-            prompt, output = cut([own], answer - start)
+            index = session.next_index + len(turns)
+            turn_span = Span(span.log, span.start + start, span.start + stop)
+            prompt, output = cut([turn_span], answer - start)
             turn = TurnRecord(index=index, prompt=prompt, appended=prompt, created_at=now)
-            added = {"turn_index": index, "span": (own.start, own.stop), "blocks": tuple(blocks[start:stop])}
+            added = {
+                "turn_index": index,
+                "span": (turn_span.start, turn_span.stop),
+                "blocks": tuple(blocks[start:stop]),
+            }
             if not output:
                 events.append((PromptAppended, added))
             else:
@@ -241,9 +254,9 @@ def _fingerprint(encoded: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(encoded).encode()).hexdigest()
 
 
-def _of_another(idempotency_key: str | None) -> InvalidInputError:
-    why = "it was used for another conversation: pass a new key"
-    return InvalidInputError("idempotency_key", shown(idempotency_key), why)
+def _key_conflict(idempotency_key: str | None) -> InvalidInputError:
+    reason = "it was used for another conversation: pass a new key"
+    return InvalidInputError("idempotency_key", shown(idempotency_key), reason)
 
 
 def _event_key(idempotency_key: str) -> str:

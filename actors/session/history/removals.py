@@ -18,8 +18,8 @@ from turnwise.memory.conversation.turns import TurnRecord
 class Removals:
     """Removes blocks of turns from later requests, in one commit that adds no block.
 
-    The turn that has them stays as it is, but names them as `removed`; the newest turn then carries all that the next
-    one continues. Prompts that wait for a run leave their turn, which goes if nothing else waits.
+    The turn keeps its blocks, and lists these as `removed`; the newest turn then carries all blocks that the next turn
+    continues. Prompts that wait for a run are taken out of their turn; the turn is dropped if it has no other prompts.
 
     While a removal awaits the following, other work may run, and the process may crash:
 
@@ -37,8 +37,8 @@ class Removals:
     async def remove(self, index: int, spans: Spans, key: str) -> int:
         """Remove blocks that a turn added, and the results of those that are calls; return how many.
 
-        Blocks that were removed before do not count. What cannot be sent without the blocks is not sent either, but is
-        not removed: see `remainder`. Durable on return.
+        Blocks that were removed before do not count. Blocks that cannot be sent without the removed ones are not sent
+        either, but are not removed: see `remainder`. Durable on return.
 
         Args:
             spans: the blocks' positions.
@@ -56,12 +56,12 @@ class Removals:
             removed = await self._remove(index, spans, key)
         except (SessionInUseError, TurnNotFoundError, InvalidInputError):
             # Before refusing, look in the store: this may be the second delivery of a removal.
-            if done := await self._done(key):
+            if done := await self._count_removed(key):
                 return done
             raise
-        return removed or await self._done(key)
+        return removed or await self._count_removed(key)
 
-    async def _done(self, key: str) -> int:
+    async def _count_removed(self, key: str) -> int:
         """Return how many blocks the earlier delivery of this call removed; 0 if there was none."""
         event = await self._journal.store.event_of_key(self._state.key, key)
         return sum(stop - start for _, start, stop in event.removed) if isinstance(event, BlocksRemoved) else 0
@@ -79,8 +79,9 @@ class Removals:
         turns: list[TurnRecord] = []
         dropped: list[int] = []
         if is_waiting:
-            left = replace(turn, prompt=_less(turn.prompt, new), appended=_less(turn.appended, new))
-            turns, dropped = ([left], []) if left.prompt else ([], [index])
+            prompt = _subtract_in_order(turn.prompt, new)
+            remaining = replace(turn, prompt=prompt, appended=_subtract_in_order(turn.appended, new))
+            turns, dropped = ([remaining], []) if remaining.prompt else ([], [index])
         else:
             turn = replace(turn, removed=union(turn.removed, new))
             turns, head = await self._continued_without(turn, new)
@@ -100,30 +101,30 @@ class Removals:
         Raises:
             InvalidInputError: the turn has not added these blocks.
         """
-        own = join(turn.prompt, turn.output)
-        if subtract(spans, own):
-            why = f"turn {turn.index} of session {self._state.session_id!r} has not added all of them: read it again"
-            raise InvalidInputError("blocks", shown([tuple(span) for span in spans]), why)
-        where, blocks = places(own), await self._journal.blocks.read(own)
-        results = [where[result] for use, result in pairs_of(blocks) if overlap([where[use]], spans)]
+        turn_spans = join(turn.prompt, turn.output)
+        if subtract(spans, turn_spans):
+            reason = f"turn {turn.index} of session {self._state.session_id!r} has not added all of them: read it again"
+            raise InvalidInputError("blocks", shown([tuple(span) for span in spans]), reason)
+        block_places, blocks = places(turn_spans), await self._journal.blocks.read(turn_spans)
+        results = [block_places[result] for use, result in pairs_of(blocks) if overlap([block_places[use]], spans)]
         return union(spans, results)
 
-    async def _continued_without(self, turn: TurnRecord, gone: Spans) -> tuple[list[TurnRecord], TurnRecord | None]:
-        """Return the changed turns, and the newest turn, whose next one continues nothing of `gone`."""
+    async def _continued_without(self, turn: TurnRecord, removed: Spans) -> tuple[list[TurnRecord], TurnRecord | None]:
+        """Return the changed turns, and the newest turn, after which the next one continues no block of `removed`."""
         head = self._state.head
         if head is None:
             return [turn], None
-        left, _ = await without(head.base, gone, self._journal.blocks.read)
-        await self._journal.blocks.load(left)
+        remaining, _ = await without(head.base, removed, self._journal.blocks.read)
+        await self._journal.blocks.load(remaining)
         if head.index == turn.index:
-            head = replace(turn, carried=left)
+            head = replace(turn, carried=remaining)
             return [head], head
-        if left == head.base:
+        if remaining == head.base:
             return [turn], head
-        head = replace(head, carried=left, removed=union(head.removed, gone))
+        head = replace(head, carried=remaining, removed=union(head.removed, removed))
         return [turn, head], head
 
 
-def _less(spans: Spans, gone: Spans) -> Spans:
-    """Return `spans` without the positions of `gone`, in order."""
-    return join(*(subtract([span], gone) for span in spans))
+def _subtract_in_order(spans: Spans, removed: Spans) -> Spans:
+    """Return `spans` without the positions of `removed`, in order."""
+    return join(*(subtract([span], removed) for span in spans))

@@ -77,58 +77,59 @@ class MemoryIngestion:
         self._progress = progress
         self._is_paused = False
         """Whether saving is paused."""
-        self._finding: asyncio.Task[None] | None = None
-        self._savers: dict[str, asyncio.Task[None]] = {}
+        self._find_task: asyncio.Task[None] | None = None
+        self._save_tasks: dict[str, asyncio.Task[None]] = {}
         self._unreadable: set[int] = set()
         """Turns above the mark that are corrupt."""
         self._in_flight: set[asyncio.Task[Any]] = set()
         """The calls to memories that have not returned."""
 
     @property
-    def is_at_work(self) -> bool:
+    def is_saving(self) -> bool:
         """Whether a turn is being saved, or is about to be."""
-        return bool(self._at_work)
+        return bool(self._running_tasks)
 
     @property
-    def _at_work(self) -> list[asyncio.Task[None]]:
-        tasks = [*self._savers.values(), *([self._finding] if self._finding else [])]
+    def _running_tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [*self._save_tasks.values(), *([self._find_task] if self._find_task else [])]
         return [task for task in tasks if not task.done()]
 
     def restart(self) -> None:
         """Restart saving with the current memories, after the session switched engine and settings."""
-        self._cancel_savers()
+        self._cancel_saves()
         self._progress.restart()
         self.save_soon()
 
     def load(self) -> None:
         """Load the memories' progress from the session's row, after an activation."""
-        self._cancel_savers()
+        self._cancel_saves()
         self._is_paused = False
         self._progress.load(self._journal.session, self._state.head)
         self.save_soon()
 
-    def _cancel_savers(self) -> None:
-        for saver in self._savers.values():
-            saver.cancel()
-        self._savers = {}
+    def _cancel_saves(self) -> None:
+        for save_task in self._save_tasks.values():
+            save_task.cancel()
+        self._save_tasks = {}
 
     # Finding unsaved turns
 
     def save_soon(self) -> None:
         """Start saving the turns that memories lack. Does not wait."""
-        if not self._progress.writable or self._is_paused or (self._finding and not self._finding.done()):
+        if not self._progress.writable or self._is_paused or (self._find_task and not self._find_task.done()):
             return
         if self._progress.is_behind:
-            self._finding = self._spawn_retried(self._find_unsaved, "finding unsaved turns")
+            self._find_task = self._spawn_retried(self._find_unsaved, "finding unsaved turns")
             return
         for slot in self._progress.writable:
-            saver = self._savers.get(slot.name)
-            if self._progress.lacking(slot) and (saver is None or saver.done()):
-                self._savers[slot.name] = self._spawn_retried(partial(self._save_to, slot), f"saving in {slot.name}")
+            save_task = self._save_tasks.get(slot.name)
+            if self._progress.lacking(slot) and (save_task is None or save_task.done()):
+                save = partial(self._save_to, slot)
+                self._save_tasks[slot.name] = self._spawn_retried(save, f"saving in {slot.name}")
 
-    def _spawn_retried(self, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
+    def _spawn_retried(self, work: Callable[[], Awaitable[None]], description: str) -> asyncio.Task[None]:
         """Start background work that is restarted after any error."""
-        return self._tasks.spawn(retry(work, self._tasks.name(what), until=self._transactor.is_final))
+        return self._tasks.spawn(retry(work, self._tasks.name(description), until=self._transactor.is_final))
 
     async def _find_unsaved(self) -> None:
         """Read the turns that an earlier process did not save, one page per change, so that runs can start in between.
@@ -157,7 +158,7 @@ class MemoryIngestion:
                 await self._report_unreadable(after, error)
             if not self._progress.is_behind:
                 break
-        self._finding = None
+        self._find_task = None
         self.save_soon()
 
     async def _note_page(self, after: int, limit: int) -> int | None:
@@ -180,8 +181,8 @@ class MemoryIngestion:
         self._unreadable.add(index)
         log_failure(self._tasks.name(f"saving turn {index}"), error, ", so no memory gets it")
         for slot in self._progress.writable:
-            said = {"turn_index": index, "memory": slot.name, "why": f"corrupt record {error.key}"}
-            await self._store_event((TurnNotSaved, said))
+            values = {"turn_index": index, "memory": slot.name, "why": f"corrupt record {error.key}"}
+            await self._store_event((TurnNotSaved, values))
 
     # Saving
 
@@ -197,8 +198,8 @@ class MemoryIngestion:
                 refused += 1
                 alone = max(alone, turns[-1].index)
                 if len(turns) == 1 and (refused >= ATTEMPTS or not isinstance(error, ExtractionError)):
-                    said = {"turn_index": turns[0].index, "memory": slot.name, "why": reason(error)}
-                    await self._store_event((TurnNotSaved, said))
+                    values = {"turn_index": turns[0].index, "memory": slot.name, "why": reason(error)}
+                    await self._store_event((TurnNotSaved, values))
                     self._progress.add_saved(slot, turns)
                     refused = 0
                 elif len(turns) > 1:
@@ -217,7 +218,7 @@ class MemoryIngestion:
     async def _send(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
         read = [(turn, await self._items(turn)) for turn in turns]
         # A turn that was forgotten during the read is private now, so it is not to be saved.
-        items = [item for turn, found in read if self._progress.is_current(turn) for item in found]
+        items = [item for turn, turn_items in read if self._progress.is_current(turn) for item in turn_items]
         if not items:
             return
         call = self._tasks.spawn(_remember(slot, scope_of(self._journal.session, self._engines.config.memory), items))
@@ -227,8 +228,8 @@ class MemoryIngestion:
         if call.cancelled():
             raise LongTermMemoryError("the memory's call was cancelled")
         has = call.result()
-        if left := sum(item.id not in has for item in items):
-            raise LongTermMemoryError(f"{left} of {len(items)} items were not saved")
+        if unsaved := sum(item.id not in has for item in items):
+            raise LongTermMemoryError(f"{unsaved} of {len(items)} items were not saved")
 
     async def _items(self, turn: TurnBlocks) -> list[MemoryItem]:
         """Return what memories get of a turn: an item of its blocks and, by the settings, one for each planner note."""
@@ -247,9 +248,9 @@ class MemoryIngestion:
             return []
         notes: list[PlannerNote] = []
         async for events in pages(partial(self._journal.bare_events, limit=EVENTS), turn.first_seq - 1, SEQ):
-            own = [event for event in events if event.run_id == turn.run_id]
-            notes += [event for event in own if isinstance(event, PlannerNote)]
-            if own and own[-1].terminal:
+            run_events = [event for event in events if event.run_id == turn.run_id]
+            notes += [event for event in run_events if isinstance(event, PlannerNote)]
+            if run_events and run_events[-1].terminal:
                 break
         return notes
 
@@ -275,7 +276,7 @@ class MemoryIngestion:
         await self._transactor.loaded()
         self.save_soon()
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        while tasks := self._at_work:
+        while tasks := self._running_tasks:
             left_s = None if deadline is None else deadline - asyncio.get_running_loop().time()
             if left_s is not None and left_s <= 0:
                 return None
@@ -287,7 +288,7 @@ class MemoryIngestion:
         """Stop saving, and wait for calls in flight; return how many turns at least one memory lacks."""
         lacking = {turn.index for turn in self._progress.missing if not turn.is_private}
         self._is_paused = True
-        self._cancel_savers()
+        self._cancel_saves()
         await self.wait_for_saves()
         return len(lacking)
 

@@ -33,7 +33,7 @@ from turnwise.memory.longterm.base import (
 )
 from turnwise.memory.longterm.recall.prompt_sections import (
     Profile,
-    RetrievalResult as Found,
+    RetrievalResult,
     make_profile,
     make_sections,
 )
@@ -41,7 +41,7 @@ from turnwise.memory.longterm.recall.query import question_of
 from turnwise.memory.tokens.counter import ByteCounter, TokenCounter
 from turnwise.memory.working.memory import WorkingMemory
 
-MOST_ASKED = 8000
+MAX_QUERY_CHARS = 8000
 """The maximum number of characters of a prompt that are used as the query."""
 
 SHARE = 2
@@ -63,8 +63,8 @@ class MemoryRetrieval:
         self._state = state
         self._engines = engines
         self._tasks = tasks
-        self._forgets = 0
-        """How many times memories have forgotten something; results of earlier searches may contain it."""
+        self._forget_count = 0
+        """How many times memories have forgotten items; results of earlier searches may contain them."""
 
     @property
     def _scope(self) -> Scope:
@@ -75,7 +75,7 @@ class MemoryRetrieval:
         return SessionMemoryAccess(self._scope, self._engines.current.memories, self._engines.current.working)
 
     async def recall(self, run: ActiveRun) -> None:
-        """Search the memories for a run and set the text that its requests get; does nothing the second time."""
+        """Search the memories for a run and set the text that its requests get; a second call does nothing."""
         memories, working = run.run_resources.memories, run.run_resources.working
         if run.record.memory == "off" or not (memories or working):
             return
@@ -83,103 +83,105 @@ class MemoryRetrieval:
         run.memory = SessionMemoryAccess(
             self._scope, memories, working, turn_index=run.turn.index, is_reading=is_reading
         )
-        if run.has_asked_memories:
+        if run.has_searched_memories:
             return
-        run.has_asked_memories = True
+        run.has_searched_memories = True
         while True:
             if working is None:
-                notes, (found, forgets) = "", await self._found(run)
+                notes, (results, forget_count) = "", await self._retrieve(run)
             else:
-                notes, (found, forgets) = await asyncio.gather(self._noted(run, working), self._found(run))
-            run.asked = None
-            if forgets == self._forgets:
+                notes, (results, forget_count) = await asyncio.gather(
+                    self._read_notes(run, working), self._retrieve(run)
+                )
+            run.search = None
+            if forget_count == self._forget_count:
                 break
         counter = _counter(run.run_resources)
         profile = run.profile.text
         sections = make_sections(
-            found.values(),
+            results.values(),
             now=time.time(),
             counter=counter,
-            max_tokens=_room(run, counter),
+            max_tokens=_item_limit(run, counter),
             notes=notes,
             profile=profile,
         )
         if sections.text:
             run.recalled = Recalled(text=sections.text)
-        run.found = {name: len(each.items) for name, each in found.items()}
-        sent = dict(zip(found, map(len, sections.items), strict=True))
-        self._tell_recalled(run, sent, dict(zip(found, map(dict, sections.left_out), strict=True)))
+        run.item_counts = {name: len(result.items) for name, result in results.items()}
+        sent = dict(zip(results, map(len, sections.items), strict=True))
+        self._publish_recalled(run, sent, dict(zip(results, map(dict, sections.left_out), strict=True)))
 
     def leave_out(self, run: ActiveRun) -> None:
         """Send the run's next requests without the retrieved text, and publish an event that says so."""
         run.recalled = None
-        window: dict[str, dict[LeftOut, int]] = {name: {"window": count} for name, count in run.found.items()}
+        window: dict[str, dict[LeftOut, int]] = {name: {"window": count} for name, count in run.item_counts.items()}
         counts = run.profile.items.items()
         run.profile = Profile(left_out={name: {"window": len(items)} for name, items in counts if items})
-        self._tell_recalled(run, dict.fromkeys(run.found, 0), window)
+        self._publish_recalled(run, dict.fromkeys(run.item_counts, 0), window)
 
-    def _tell_recalled(self, run: ActiveRun, sent: dict[str, int], left_out: dict[str, dict[LeftOut, int]]) -> None:
+    def _publish_recalled(self, run: ActiveRun, sent: dict[str, int], left_out: dict[str, dict[LeftOut, int]]) -> None:
         profile = run.profile
-        if any(run.found.values()) or profile.text or profile.left_out:
+        if any(run.item_counts.values()) or profile.text or profile.left_out:
             left_out = {name: reasons for name, reasons in left_out.items() if any(reasons.values())}
-            told: dict[str, Any] = {"query": run.query, "found": run.found, "sent": sent, "left_out": left_out}
-            told["profile"] = {name: len(items) for name, items in profile.items.items()}
-            told["profile_left_out"] = {name: dict(reasons) for name, reasons in profile.left_out.items()}
-            self._state.publish_live(run, MemoryRecalled, told)
+            values: dict[str, Any] = {"query": run.query, "found": run.item_counts, "sent": sent, "left_out": left_out}
+            values["profile"] = {name: len(items) for name, items in profile.items.items()}
+            values["profile_left_out"] = {name: dict(reasons) for name, reasons in profile.left_out.items()}
+            self._state.publish_live(run, MemoryRecalled, values)
 
     def memories_forgot(self) -> None:
         """Invalidate searches in flight, since memories have forgotten something."""
-        self._forgets += 1
+        self._forget_count += 1
 
     async def recall_anew(self) -> None:
         """Search again for the active run, so that its next requests have current results."""
         if (run := self._state.active) and run.recalled:
-            run.recalled, run.has_asked_memories = None, False
+            run.recalled, run.has_searched_memories = None, False
             await self.recall(run)
 
-    async def _noted(self, run: ActiveRun, working: WorkingMemory) -> str:
+    async def _read_notes(self, run: ActiveRun, working: WorkingMemory) -> str:
         try:
             return await asyncio.wait_for(working.section(self._scope), run.run_resources.config.memory.timeout_s)
         except Exception as error:  # noqa: BLE001 - the run continues without the notes, and an event says so
             self._state.publish_live(run, MemoryFailed, {"memory": "working memory", "why": reason(error)})
             return ""
 
-    async def ask_early(
+    async def search_early(
         self, resources: RunResources, use: MemoryUse, prompt: Sequence[Block]
     ) -> asyncio.Task[Any] | None:
         """Send a prompt to the memories, which search while it is being stored; return None if the run recalls nothing.
 
-        On return the requests have left, so that the memories need not wait until the caller has computed its commit.
+        On return the requests are sent, so that the memories search while the caller computes its commit.
         """
         if not (resources.memories and resources.config.memory.recall) or use == "off":
             return None
-        asked = self._tasks.spawn_logged(self._ask_all(resources, prompt), "searching its memories")
+        search = self._tasks.spawn_logged(self._search_all(resources, prompt), "searching its memories")
         await asyncio.sleep(0)
-        return asked
+        return search
 
-    def _before(self) -> Sequence[Block]:
+    def _previous_prompt(self) -> Sequence[Block]:
         """Return the previous turn's prompt; empty if its blocks are not in memory."""
         head, cache = self._state.head, self._state.journal.blocks.cache
         if head is None or head.forgotten or cache.missing(head.prompt):
             return ()
         return cache.read(subtract(head.prompt, head.removed) if head.removed else head.prompt)
 
-    async def _ask_all(self, run_resources: RunResources, prompt: Sequence[Block]) -> tuple[list[_Answer], int, str]:
-        """Return each memory's results, the value of `_forgets` at the start of the search, and the query."""
-        query, slots, forgets = _query(prompt, self._before()), run_resources.memories, self._forgets
+    async def _search_all(self, run_resources: RunResources, prompt: Sequence[Block]) -> tuple[list[_Answer], int, str]:
+        """Return each memory's results, `_forget_count` at the start of the search, and the query."""
+        query, slots, forget_count = _query(prompt, self._previous_prompt()), run_resources.memories, self._forget_count
         if not query:  # for example, the prompt is an image; only the user's profile can be retrieved
             slots = [slot for slot in slots if _has_profile(slot, run_resources.config.memory)]
-        asked = [self._ask(slot, query, run_resources.config.memory) for slot in slots]
-        results = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
-        return list(zip(slots, results, strict=True)), forgets, query
+        searches = [self._search_one(slot, query, run_resources.config.memory) for slot in slots]
+        results = [await searches[0]] if len(searches) == 1 else await asyncio.gather(*searches)
+        return list(zip(slots, results, strict=True)), forget_count, query
 
-    async def _found(self, run: ActiveRun) -> tuple[dict[str, Found], int]:
-        """Return the items found, by memory name, and the value of `_forgets` at the start of the search."""
+    async def _retrieve(self, run: ActiveRun) -> tuple[dict[str, RetrievalResult], int]:
+        """Return the retrieved items, by memory name, and `_forget_count` at the start of the search."""
         config = run.run_resources.config.memory
         if not config.recall:
-            return {}, self._forgets
-        results, forgets, run.query = await (
-            run.asked or self._ask_all(run.run_resources, self._state.journal.blocks.cache.read(run.turn.prompt))
+            return {}, self._forget_count
+        results, forget_count, run.query = await (
+            run.search or self._search_all(run.run_resources, self._state.journal.blocks.cache.read(run.turn.prompt))
         )
         counter, answers = _counter(run.run_resources), list[tuple[MemorySlot, Sequence[MemoryItem]]]()
         profiles: dict[str, Sequence[MemoryItem]] = {}
@@ -190,18 +192,18 @@ class MemoryRetrieval:
             if isinstance(result, ProfiledRecall):
                 profiles[slot.name] = result.profile
             answers.append((slot, result.found if isinstance(result, ProfiledRecall) else result))
-        at_most = min(config.profile_tokens, _share(run) // SHARE)
+        at_most = min(config.profile_tokens, _memory_limit(run) // SHARE)
         run.profile = make_profile(profiles, counter=counter, max_tokens=at_most)
-        found: dict[str, Found] = {}
+        retrieved: dict[str, RetrievalResult] = {}
         for slot, items in answers:
-            others, most = run.profile.without(items), config.max_results
-            others = first_of_each(others, most) if slot.limits_categories else others[:most]
-            found[slot.name] = Found(items=others, section=slot.section, max_tokens=slot.max_tokens)
+            unprofiled, limit = run.profile.without(items), config.max_results
+            unprofiled = first_of_each(unprofiled, limit) if slot.limits_categories else unprofiled[:limit]
+            retrieved[slot.name] = RetrievalResult(items=unprofiled, section=slot.section, max_tokens=slot.max_tokens)
             if trouble := trouble_of(items):
                 self._state.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
-        return found, forgets
+        return retrieved, forget_count
 
-    async def _ask(
+    async def _search_one(
         self, slot: MemorySlot, query: str, config: MemoryConfig
     ) -> Sequence[MemoryItem] | ProfiledRecall | Exception:
         """Search one memory, and get the profile in the same call if it has profiles; return its error if it fails."""
@@ -211,28 +213,28 @@ class MemoryRetrieval:
             options["per_category"] = True
         try:
             with part("recall", lambda: {"memory": slot.name, "query": query, "limit": config.max_results}) as search:
-                found: Sequence[MemoryItem] | ProfiledRecall
+                result: Sequence[MemoryItem] | ProfiledRecall
                 if _has_profile(slot, config):
                     memory = cast(Profiled, slot.memory)
-                    found = await memory.recall_with_profile(self._scope, query, **options)
+                    result = await memory.recall_with_profile(self._scope, query, **options)
                 else:
-                    found = await slot.memory.recall(self._scope, query, **options)
-                search.note(found=found.found if isinstance(found, ProfiledRecall) else found)
-                return found
+                    result = await slot.memory.recall(self._scope, query, **options)
+                search.note(found=result.found if isinstance(result, ProfiledRecall) else result)
+                return result
         except Exception as error:  # noqa: BLE001 - the run continues without this memory, and an event says so
             return error
 
 
-def _share(run: ActiveRun) -> int:
+def _memory_limit(run: ActiveRun) -> int:
     """Return how many tokens of a request all memories may take, profiles included."""
     compactor = run.run_resources.compactor
     return compactor.budget.max_tokens // SHARE if compactor else sys.maxsize
 
 
-def _room(run: ActiveRun, counter: TokenCounter) -> int:
+def _item_limit(run: ActiveRun, counter: TokenCounter) -> int:
     """Return how many tokens the items of all memories may take beside the run's profile."""
     taken = counter.count(System(text=run.profile.text)) if run.profile.text else 0
-    return min(run.run_resources.config.memory.max_tokens, _share(run) - taken)
+    return min(run.run_resources.config.memory.max_tokens, _memory_limit(run) - taken)
 
 
 def _has_profile(slot: MemorySlot, config: MemoryConfig) -> bool:
@@ -244,15 +246,17 @@ def _counter(run_resources: RunResources) -> TokenCounter:
 
 
 def _query(prompt: Sequence[object], before: Sequence[object] = ()) -> str:
-    """Return the query for a prompt: its text, with the previous prompt's text if it refers to that.
+    """Return the query for a prompt: its text, with the previous prompt's text if the prompt refers to it.
 
-    Of a long prompt these are the beginning and the end, since a question often follows a long text.
+    A long query is cut to its beginning and its end, since a question often follows a long text.
     """
-    asked = question_of(_said(prompt), _said(before))
-    return asked if len(asked) <= MOST_ASKED else f"{asked[: MOST_ASKED // 2]}\n{asked[-MOST_ASKED // 2 + 1 :]}"
+    query = question_of(_text_of(prompt), _text_of(before))
+    if len(query) <= MAX_QUERY_CHARS:
+        return query
+    return f"{query[: MAX_QUERY_CHARS // 2]}\n{query[-MAX_QUERY_CHARS // 2 + 1 :]}"
 
 
-def _said(prompt: Sequence[object]) -> str:
+def _text_of(prompt: Sequence[object]) -> str:
     return "\n".join(block.text for block in prompt if isinstance(block, User | Document) and block.text)
 
 

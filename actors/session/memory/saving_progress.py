@@ -16,7 +16,7 @@ from turnwise.memory.longterm.turn_items import TurnBlocks
 from turnwise.memory.values.records import replace
 
 SAVED = "turnwise.memory"
-"""The metadata of an imported turn that memories get; it has no run that says so."""
+"""The name in an imported turn's metadata that says that memories get the turn; it has no run that says so."""
 
 
 def use_of(turn: TurnRecord) -> MemoryUse:
@@ -107,8 +107,8 @@ class SavingProgress:
             use: how the turn's run uses memories.
             first_seq: the number of its first event.
         """
-        wanted = self._engines.config.memory.save
-        skip = use != "on" or turn.forgotten or (wanted == "completed" and turn.status != "completed")
+        saved_turns = self._engines.config.memory.save
+        skip = use != "on" or turn.forgotten or (saved_turns == "completed" and turn.status != "completed")
         spans = join(turn.prompt, turn.output)
         self._unsaved[turn.index] = TurnBlocks(turn.index, spans, turn.created_at, skip, turn.run_id, first_seq)
 

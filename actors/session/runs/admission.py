@@ -57,13 +57,13 @@ from turnwise.memory.values.limits import MAX_WAITING_BLOCKS, check_count
 from turnwise.memory.values.records import replace
 
 _CLEARS_QUEUE = ("interrupt", "rollback", "latest")
-"""Those that end all queued runs."""
+"""The policies that end all queued runs."""
 
 _ENDS_ACTIVE = ("interrupt", "rollback")
-"""Those that cancel the active run."""
+"""The policies that cancel the active run."""
 
 _DISCARDS = ("rollback", "latest")
-"""Those that drop the prompts of the runs that they end."""
+"""The policies that drop the prompts of the runs that they end."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Started:
 
     run_id: str
     turn_index: int
-    """Its turn; for a merged run, the turn of the run that has its prompts."""
+    """The index of the run's turn; for a merged run, of the turn of the run that has its prompts."""
     dropped: bool = False
-    """Whether nothing was stored, by `if_busy="drop"`; then it is the active run."""
+    """Whether nothing was stored, by `if_busy="drop"`; then `run_id` is the active run."""
 
 
 class StartOptions(TypedDict, total=False):
@@ -114,12 +114,12 @@ class _StartRequest:
         self.operation = NO_OPERATION
         """The run as telemetry follows it."""
         self.fingerprint = self._fingerprint() if self.key else None
-        """A digest of prompts and of all that the model is asked with. A start that repeats a key must have the same
+        """A digest of the prompts and of the options of the model call. A start that repeats a key must have the same
         digest."""
 
     def _fingerprint(self) -> str:
-        asked = [self.options.get(name) for name in ("model", "params", "output", "instructions", "tools")]
-        return hashlib.sha256("\n".join([*self.encoded, json.dumps(asked, sort_keys=True)]).encode()).hexdigest()
+        options = [self.options.get(name) for name in ("model", "params", "output", "instructions", "tools")]
+        return hashlib.sha256("\n".join([*self.encoded, json.dumps(options, sort_keys=True)]).encode()).hexdigest()
 
 
 class RunAdmission:
@@ -207,16 +207,16 @@ class RunAdmission:
 
         `if_busy` decides what happens while another run is active: `reject` (the default) raises; `enqueue` waits
         behind it and all queued runs, in order of arrival; `interrupt` cancels them all and keeps their turns;
-        `rollback` cancels them all and drops their turns; after either, this run is next. `latest` ends the queued
-        runs alone, with the code `replaced`, so this run is next after the active one. Cancelled queued runs pass their
+        `rollback` cancels them all and drops their turns; after either, this run is next. `latest` ends the queued runs
+        alone, with the code `replaced`, so this run is next after the active one. Cancelled queued runs pass their
         prompts to the next run (`interrupt`) or drop them (`rollback`, `latest`); prompts that were stored by `append`
         are never dropped. `merge` makes this run and those at the end of the queue that ask in the same way (see
         `asks_alike`) one run, the first of them; the others and this one end at once, with the code `merged`. `inject`
         waits as `enqueue` does, and ends with the code `merged` when the active run takes the prompts: see
-        `PromptJoining`. A run with options of its own (`_OWN`) does not join. `drop` stores nothing, and returns the
-        active run. `debounce` begins `debounce_s` seconds later, also if no run is active; if the last queued run waits
-        for silence too and asks in the same way, that one gets the prompts and waits anew. A session whose first queued
-        run waits for silence is busy.
+        `PromptJoining`. A run with options of its own (`_OWN_OPTIONS`) does not join. `drop` stores nothing, and
+        returns the active run. `debounce` begins `debounce_s` seconds later, also if no run is active; if the last
+        queued run waits for silence too and asks in the same way, that one gets the prompts and waits anew. A session
+        whose first queued run waits for silence is busy.
 
         Args:
             run_id: a new id; repeating an id starts nothing and returns the existing run.
@@ -244,15 +244,15 @@ class RunAdmission:
             InvalidInputError: labels or instructions are larger than `SessionConfig` allows, or the engine does not
                 support a parameter, a choice of model, typed output, instructions or tools; nothing was stored.
         """
-        request = await self._requested(prompts, options)
+        request = await self._make_request(prompts, options)
         try:
             return await self._transactor.run(partial(self._start, request))
         except DuplicateKeyError as error:
             request.operation.end(error)
-            if found := await self._find_run(request, stored=True):
-                return found
+            if started := await self._find_run(request, stored=True):
+                return started
             if request.turn_id is not None:
-                await self._refuse_taken(request.turn_id)
+                await self._check_turn_id(request.turn_id)
             raise
         except Exception as error:
             request.operation.end(error)
@@ -263,16 +263,16 @@ class RunAdmission:
 
         Returns the id of the run that was started with the same idempotency key; None if there is none.
         """
-        request = await self._requested(prompts, options)
+        request = await self._make_request(prompts, options)
         await self._transactor.loaded()
-        if found := await self._find_run(request):
-            return found.run_id
+        if started := await self._find_run(request):
+            return started.run_id
         await self._check_parent(self._checked_record(request, is_free=True))
         if request.turn_id is not None:
-            await self._refuse_taken(request.turn_id)
+            await self._check_turn_id(request.turn_id)
         return None
 
-    async def _requested(self, prompts: Sequence[Prompt], options: StartOptions) -> _StartRequest:
+    async def _make_request(self, prompts: Sequence[Prompt], options: StartOptions) -> _StartRequest:
         """Return the request of a run, whose prompts and options can be stored."""
         _check_labels(options.get("labels") or {}, self._engines.config)
         _check_instructions(options.get("instructions"), self._engines.config)
@@ -285,26 +285,26 @@ class RunAdmission:
 
         Returns the existing run if the same run was requested before.
         """
-        if found := await self._find_run(request):
-            self._preempt(found.run_id, request.if_busy)
-            return found
+        if started := await self._find_run(request):
+            self._preempt(started.run_id, request.if_busy)
+            return started
         try:
             record = self._checked_record(request)
-            merging = self._to_merge(request, record)
+            merging = self._mergeable_runs(request, record)
             self._check_room(request, merging)
         except Exception:
             # Before refusing, look in the store: this may be the second delivery of a start that was acknowledged.
-            if found := await self._find_run(request, stored=True):
-                return found
+            if started := await self._find_run(request, stored=True):
+                return started
             raise
         await self._check_parent(record)
         if (busy := self._state.busy) and request.if_busy == "drop":
-            found = await self._find_run(request, stored=True)
-            return found or Started(busy.run_id, busy.turn.index, dropped=True)
-        record = self._followed(request, record)
+            started = await self._find_run(request, stored=True)
+            return started or Started(busy.run_id, busy.turn.index, dropped=True)
+        record = self._with_trace(request, record)
         return await (self._merge(request, record, merging) if merging else self._store(request, record))
 
-    def _followed(self, request: _StartRequest, record: RunRecord) -> RunRecord:
+    def _with_trace(self, request: _StartRequest, record: RunRecord) -> RunRecord:
         """Have telemetry follow the run; return its record with the trace context."""
         depth, caller = len(self._state.open_runs), request.options.get("trace")
         operation = request.run_resources.follow(self._state.view(), record, caller or {}, depth)
@@ -319,24 +319,24 @@ class RunAdmission:
         active, if_busy, operation = self._state.active, request.if_busy, request.operation
         begins = if_busy != "debounce" and (self._state.busy is None or not (active or if_busy not in _CLEARS_QUEUE))
         blocks, run_queue, now = request.blocks, self._state.run_queue, record.created_at
-        gone = list(run_queue.queue) if if_busy in _CLEARS_QUEUE else []
-        why = f"{if_busy} by run {record.run_id}"
-        said = {"code": REPLACED, "successor": record.run_id} if if_busy == "latest" else {}
-        ends = [run.ended("cancelled", why, now, **said) for run in gone]
+        cancelled = list(run_queue.queue) if if_busy in _CLEARS_QUEUE else []
+        reason = f"{if_busy} by run {record.run_id}"
+        end_fields = {"code": REPLACED, "successor": record.run_id} if if_busy == "latest" else {}
+        ends = [run.ended("cancelled", reason, now, **end_fields) for run in cancelled]
         span, session = self._journal.extend(len(blocks))
-        kept = kept_prompts(gone, discard=if_busy in _DISCARDS)
-        turn = with_earlier_prompts(run_queue.next_turn(session.next_index, now), kept)
+        moved_prompts = kept_prompts(cancelled, discard=if_busy in _DISCARDS)
+        turn = with_earlier_prompts(run_queue.next_turn(session.next_index, now), moved_prompts)
         try:
-            self._check_waiting([*(run.turn for run in run_queue.queue if run not in gone), turn], len(blocks))
+            self._check_waiting([*(run.turn for run in run_queue.queue if run not in cancelled), turn], len(blocks))
             self._check_calls(turn.prompt, blocks, is_whole=True)
         except (InvalidPromptError, TooManyError):
-            if found := await self._find_run(request, stored=True):
-                return found
+            if started := await self._find_run(request, stored=True):
+                return started
             raise
-        prompts, asked = (*self._journal.blocks.cache.read(turn.prompt), *blocks), None
+        prompts, search = (*self._journal.blocks.cache.read(turn.prompt), *blocks), None
         if begins:
             with within(operation):
-                asked = await self._retrieval.ask_early(request.run_resources, record.memory, prompts)
+                search = await self._retrieval.search_early(request.run_resources, record.memory, prompts)
         turn = replace(
             turn, run_id=record.run_id, turn_id=request.turn_id, status="queued", prompt=join(turn.prompt, (span,))
         )
@@ -346,7 +346,7 @@ class RunAdmission:
         added = {"span": (span.start, span.stop), "blocks": tuple(blocks)} if blocks else {}
         event: NewEvent = RunQueued, {**about(record), **added}
         if begins:
-            run.asked = asked
+            run.search = search
             run.record, run.turn = self._driver.begin(record, turn, self._state.head)
             event = start_event(run.record, run.turn, self._state.head, session, prompts)
         if request.turn_id is not None:
@@ -357,14 +357,14 @@ class RunAdmission:
             blocks=blocks,
             encoded=request.encoded,
             turns=[run.turn],
-            dropped_turns=[run.turn.index for run in gone],
+            dropped_turns=[run.turn.index for run in cancelled],
             new_run=run.record,
             runs=ends,
             live=begins or active is not None,
         )
         run_queue.clear_pending()
-        run_queue.apply((), gone)
-        for preempted, end in zip(gone, ends, strict=True):
+        run_queue.apply((), cancelled)
+        for preempted, end in zip(cancelled, ends, strict=True):
             self._driver.note_end(preempted, end, None)
         if begins:
             self._driver.launch(run)
@@ -382,7 +382,7 @@ class RunAdmission:
 
     async def _merge(self, request: _StartRequest, record: RunRecord, merging: Sequence[ActiveRun]) -> Started:
         """Add the prompts of this run to the first of these queued runs, behind those of the others, in one commit."""
-        first, *others = merging
+        first, *later_runs = merging
         blocks, run_queue, now = request.blocks, self._state.run_queue, record.created_at
         span, session = self._journal.extend(len(blocks))
         turn = run_queue.next_turn(session.next_index, now)
@@ -391,35 +391,35 @@ class RunAdmission:
             self._check_waiting(run_queue.turns, len(blocks))
             self._check_calls(prompt, blocks, is_whole=True)
         except (InvalidPromptError, TooManyError):
-            if found := await self._find_run(request, stored=True):
-                return found
+            if started := await self._find_run(request, stored=True):
+                return started
             raise
         appended = join(kept_prompts(merging, discard=True), turn.appended)
         grown = replace(first.turn, prompt=join(prompt, (span,)), appended=appended)
-        anew = [replace(first.record, started_at=record.started_at)] if record.started_at else []
-        said = merged_into(first.run_id)
-        ends = [run.ended(at=now, **said) for run in others]
+        restarted = [replace(first.record, started_at=record.started_at)] if record.started_at else []
+        end_fields = merged_into(first.run_id)
+        ends = [run.ended(now=now, **end_fields) for run in later_runs]
         record = replace(record, turn_index=turn.index, first_seq=self._journal.log.next_seq() + len(ends))
         run = ActiveRun(self._state.view(), record, turn, request.run_resources)
-        run.operation, end = request.operation, run.ended(at=now, **said)
+        run.operation, end = request.operation, run.ended(now=now, **end_fields)
         added = {"span": (span.start, span.stop), "blocks": tuple(blocks)} if blocks else {}
-        gone = [*others, *([run] if run_queue.pending else [])]
+        turnless = [*later_runs, *([run] if run_queue.pending else [])]
         await self._transactor.commit(
             replace(session, next_index=max(session.next_index, turn.index + 1)),
             [*map(end_event, ends), (RunQueued, {**about(record), **added}), end_event(end)],
             blocks=blocks,
             encoded=request.encoded,
             turns=[grown],
-            dropped_turns=[each.turn.index for each in gone],
+            dropped_turns=[turnless_run.turn.index for turnless_run in turnless],
             new_run=end,
-            runs=[*ends, *anew],
+            runs=[*ends, *restarted],
         )
         run_queue.clear_pending()
-        run_queue.apply([grown], others)
-        first.record = next(iter(anew), first.record)
+        run_queue.apply([grown], later_runs)
+        first.record = next(iter(restarted), first.record)
         self._driver.watch_queue()
-        for each, its_end in zip([*others, run], [*ends, end], strict=True):
-            self._driver.note_end(each, its_end, None)
+        for merged_run, run_end in zip([*later_runs, run], [*ends, end], strict=True):
+            self._driver.note_end(merged_run, run_end, None)
         return Started(run.run_id, grown.index)
 
     async def cancel(self, reason: str, run_id: str | None = None, timeout_s: float | None = None) -> bool | None:
@@ -512,7 +512,7 @@ class RunAdmission:
         if owner != user_id:
             raise RunNotFoundError(record.parent, f"user {user_id!r}")
 
-    async def _refuse_taken(self, turn_id: str) -> None:
+    async def _check_turn_id(self, turn_id: str) -> None:
         """Raise TurnIdTakenError if the session has or had a turn with this id."""
         event = await self._journal.store.event_of_key(self._state.key, turn_key(turn_id))
         if event:
@@ -522,10 +522,10 @@ class RunAdmission:
         """Return the prompts as blocks and as stored text; see `prompts.accept`."""
         if isinstance(self._engines.whole.builder, NamedEngines):
             await self._transactor.loaded()  # the session's row says which engine takes the prompts
-        return accept(self._state.session_id, prompts, self._engines.config.max_prompt_bytes, self._why_refused)
+        return accept(self._state.session_id, prompts, self._engines.config.max_prompt_bytes, self._refusal)
 
-    def _why_refused(self, block: Image | Document) -> str | None:
-        """Return why the session's engine refuses a picture or a file; None if it takes it."""
+    def _refusal(self, block: Image | Document) -> str | None:
+        """Return why the session's engine refuses an image or a document; None if it takes the block."""
         builder = self._engines.current.builder
         return builder.refuses(block) if isinstance(builder, Selective) else None
 
@@ -534,9 +534,9 @@ class RunAdmission:
         check_calls(self._state.session_id, (*self._journal.blocks.cache.read(before), *blocks), is_whole=is_whole)
 
     def _check_waiting(self, turns: Iterable[TurnRecord], count: int) -> None:
-        """Refuse `count` more prompts if, with those of the turns that wait, they are more than a run is to take.
+        """Refuse `count` more prompts if more prompts would then wait than one run may take.
 
-        Prompts that were stored by `append` come back to the queue if the active run is discarded.
+        Prompts of the active run that `append` stored count too: they return to the queue if the run is discarded.
 
         Raises:
             TooManyError: they are too many.
@@ -551,14 +551,14 @@ class RunAdmission:
             raise SessionEndedError(self._state.session_id)
 
     def _check_room(self, request: _StartRequest, merging: Sequence[ActiveRun]) -> None:
-        """Raise QueueFullError if one more run would have to wait than may wait."""
-        busy, most = self._state.busy, self._engines.config.max_queued
+        """Raise QueueFullError if the run would wait and the queue is full."""
+        busy, max_queued = self._state.busy, self._engines.config.max_queued
         waiting = 0 if request.if_busy == "latest" else len(self._state.run_queue.queue)
         is_added = request.if_busy not in ("interrupt", "rollback", "drop") and not merging
-        if busy and is_added and waiting >= most:
-            raise QueueFullError(self._state.session_id, busy.run_id, most)
+        if busy and is_added and waiting >= max_queued:
+            raise QueueFullError(self._state.session_id, busy.run_id, max_queued)
 
-    def _to_merge(self, request: _StartRequest, record: RunRecord) -> list[ActiveRun]:
+    def _mergeable_runs(self, request: _StartRequest, record: RunRecord) -> list[ActiveRun]:
         """Return the runs at the end of the queue that are to become one with this run.
 
         Only the first of them may have a turn id, or wait for silence, since it alone keeps its turn and its time.
@@ -569,12 +569,12 @@ class RunAdmission:
         alike = takewhile(lambda run: run.run_resources is used and asks_alike(run.record, record), reversed(queue))
         if request.if_busy == "debounce":
             return [run for run in islice(alike, 1) if run.record.started_at]
-        found: list[ActiveRun] = []
+        runs: list[ActiveRun] = []
         for run in alike:
-            found.insert(0, run)
+            runs.insert(0, run)
             if run.turn.turn_id is not None or run.record.started_at:
                 break
-        return found
+        return runs
 
     def _checked_record(self, request: _StartRequest, *, is_free: bool = False) -> RunRecord:
         """Return a record, in state `queued` and with no turn yet, of a run that may start now.
@@ -621,7 +621,7 @@ class RunAdmission:
             output=FrozenDict(output) if output else None,
             instructions=instructions,
             tools=FrozenDict(tools),
-            joins=bool(state.busy) and request.if_busy == "inject" and not any(map(options.get, _OWN)),
+            joins=bool(state.busy) and request.if_busy == "inject" and not any(map(options.get, _OWN_OPTIONS)),
         )
 
     async def _find_run(self, request: _StartRequest, *, stored: bool = False) -> Started | None:
@@ -657,19 +657,19 @@ def _check_debounce(options: StartOptions) -> None:
     """Raise InvalidInputError if there are seconds without the policy, or the policy without seconds."""
     silence_s, if_busy = options.get("debounce_s"), options.get("if_busy")
     if (silence_s is None) == (if_busy == "debounce"):
-        why = "pass if_busy='debounce' and the seconds of silence together, such as debounce_s=2.0"
-        raise InvalidInputError("debounce_s", shown(silence_s), why)
+        reason = "pass if_busy='debounce' and the seconds of silence together, such as debounce_s=2.0"
+        raise InvalidInputError("debounce_s", shown(silence_s), reason)
 
 
-def asks_alike(one: RunRecord, other: RunRecord) -> bool:
+def asks_alike(first: RunRecord, second: RunRecord) -> bool:
     """Return whether one run can answer the prompts of both: labels apart, they ask in the same way."""
-    return all(getattr(one, name) == getattr(other, name) for name in _ASKED)
+    return all(getattr(first, name) == getattr(second, name) for name in _COMPARED)
 
 
-_OWN = ("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools")
-"""The options with which a run does not join another one, since it would lose them."""
+_OWN_OPTIONS = ("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools")
+"""The options that keep a run from joining another one, since it would lose them."""
 
-_ASKED = ("engine", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "joins")
+_COMPARED = ("engine", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "joins")
 
 
 def _check_labels(labels: Mapping[str, str], config: SessionConfig) -> None:
@@ -678,12 +678,12 @@ def _check_labels(labels: Mapping[str, str], config: SessionConfig) -> None:
         raise InvalidInputError("labels", shown(labels), f"must be at most {config.max_labels}, not {len(labels)}")
     for text in (*labels, *labels.values()):
         if len(text) > config.max_label_chars:
-            why = f"must be at most {config.max_label_chars} characters long, not {len(text)}"
-            raise InvalidInputError("labels", shown(text), why)
+            reason = f"must be at most {config.max_label_chars} characters long, not {len(text)}"
+            raise InvalidInputError("labels", shown(text), reason)
 
 
 def _check_instructions(instructions: str | None, config: SessionConfig) -> None:
     """Raise InvalidInputError for instructions that are larger than a prompt may be."""
     if instructions and (size := len(instructions.encode())) > config.max_prompt_bytes:
-        why = f"{size} bytes are over max_prompt_bytes={config.max_prompt_bytes}; shorten it or raise the limit"
-        raise InvalidInputError("instructions", shown(instructions), why)
+        reason = f"{size} bytes are over max_prompt_bytes={config.max_prompt_bytes}; shorten it or raise the limit"
+        raise InvalidInputError("instructions", shown(instructions), reason)

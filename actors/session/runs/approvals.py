@@ -29,7 +29,7 @@ from turnwise.memory.values.growing_text import whole
 from turnwise.memory.values.limits import count_values
 
 _LARGE = 200
-"""The most values of arguments that are checked on the event loop, as a schema takes some 10 microseconds for each."""
+"""The maximum number of argument values that are checked on the event loop; a schema takes some 10 µs for each."""
 
 
 class Approvals:
@@ -84,8 +84,8 @@ class Approvals:
             if state.digest == decision.digest:
                 return
             if state.verdict or run is None:
-                why = f"it was {state.verdict}" if state.verdict else f"the run is {record.state}"
-                raise CallDecidedError(self._state.session_id, run_id, call_id, why)
+                outcome = f"it was {state.verdict}" if state.verdict else f"the run is {record.state}"
+                raise CallDecidedError(self._state.session_id, run_id, call_id, outcome)
             _check_decision(state, decision)
             _check_blocks(run.run_resources.builder, decision.blocks)
             decided = replace(state, verdict=decision.verdict, digest=decision.digest)
@@ -102,8 +102,9 @@ class Approvals:
         try:
             runner = await self._engines.runner(run)
         except Exception as error:
-            why = f"the engine cannot be built, so the arguments of {state.name!r} cannot be checked: {reason(error)}"
-            raise EngineError(why) from error
+            raise EngineError(
+                f"the engine cannot be built, so the arguments of {state.name!r} cannot be checked: {reason(error)}"
+            ) from error
         if not isinstance(runner, CallChecker):
             return
         check = partial(runner.check_call, state.name, arguments)
@@ -122,16 +123,16 @@ class Approvals:
         elif block and call_id in {use.call_id for use in ledger.uses_without_result()}:
             ledger.append(block)
         turn, new, session = run.with_output(ledger.blocks(), self._journal.session)
-        goes_on = run.record.state == "awaiting_approval" and not any(state.is_waiting for state in calls.values())
-        state: RunState = "running" if goes_on else run.record.state
+        resumes = run.record.state == "awaiting_approval" and not any(state.is_waiting for state in calls.values())
+        state: RunState = "running" if resumes else run.record.state
         record = replace(run.record, state=state, calls=encode_calls(calls), usage=run.bill())
-        said = {**about(record), "call_id": call_id, "verdict": decision.verdict}
+        values = {**about(record), "call_id": call_id, "verdict": decision.verdict}
         if new:
-            said |= {"span": (session.log_size - 1, session.log_size), "blocks": tuple(new)}
-        events: list[NewEvent] = [(CallDecided, said)]
-        if goes_on:
+            values |= {"span": (session.log_size - 1, session.log_size), "blocks": tuple(new)}
+        events: list[NewEvent] = [(CallDecided, values)]
+        if resumes:
             events.append((RunResumed, {**about(record), "why": "all decisions have been made"}))
-        joining = self._joining.of(run, new) if goes_on and not ledger.uses_without_result() else Joining()
+        joining = self._joining.of(run, new) if resumes and not ledger.uses_without_result() else Joining()
         turn = joining.grown(turn)
         await self._transactor.commit(
             run.charged(session, record),
@@ -150,7 +151,7 @@ class Approvals:
         elif run.attempt and block:
             run.attempt.ledger.append(block)
         self._joining.apply(joining, self._driver.note_end)
-        if goes_on:
+        if resumes:
             run.decided.set()
 
 
@@ -169,15 +170,15 @@ def _block(decision: ApprovalDecision, call_id: str, use: ToolUse | None) -> Blo
 def _check_blocks(builder: EngineBuilder, blocks: Sequence[Content]) -> None:
     """Raise InvalidInputError if the run's engine does not take an image or document of a provided result."""
     for block in blocks:
-        if not isinstance(block, Text) and isinstance(builder, Selective) and (why := builder.refuses(block)):
-            raise InvalidInputError("result", shown(described(block)), why)
+        if not isinstance(block, Text) and isinstance(builder, Selective) and (refusal := builder.refuses(block)):
+            raise InvalidInputError("result", shown(described(block)), refusal)
 
 
 def _check_decision(state: CallState, decision: ApprovalDecision) -> None:
     """Raise InvalidInputError if the call does not allow this kind of decision."""
     if state.wants == "result" and decision.verdict == "approved":
-        why = "the tool runs outside turnwise: call provide() with its result, or reject()"
-        raise InvalidInputError("approve", shown(state.name), why)
+        rule = "the tool runs outside turnwise: call provide() with its result, or reject()"
+        raise InvalidInputError("approve", shown(state.name), rule)
     if state.wants == "budget" and (decision.verdict == "provided" or decision.input is not None):
-        why = "a budget request can only be approved or rejected"
-        raise InvalidInputError(decision.verdict, shown(state.name), why)
+        rule = "a budget request can only be approved or rejected"
+        raise InvalidInputError(decision.verdict, shown(state.name), rule)

@@ -54,10 +54,10 @@ class PromptJoining:
 
     They are those of the first queued runs, up to the first one that was not started with `if_busy="inject"` or cannot
     join, so that prompts stay in order of arrival. A run with prompts that were stored by `append` cannot join: if the
-    active run is discarded, what joined it goes with it, but those prompts must stay. Neither can one that takes too
-    much of the window (see `Compactor.may_join`): it would fail the active run, so it waits, to be fitted or to fail
-    alone. Nothing is awaited here: the commit is that of the step or of the decision before the model call, and a crash
-    leaves all of it or nothing.
+    active run is discarded, prompts that joined it are dropped, but appended prompts must stay. A run that takes too
+    much of the window (see `Compactor.may_join`) cannot join either: it would fail the active run, so it waits and runs
+    alone. Nothing is awaited here: the prompts join with the commit of the step or of the decision before the model
+    call, and a crash leaves all of it or nothing.
     """
 
     def __init__(self, state: SessionState, engines: SessionEngines, spending: Spending) -> None:
@@ -73,7 +73,7 @@ class PromptJoining:
                 run.takes_prompts = takes_prompts(await self._engines.runner(run))
 
     def of(self, run: ActiveRun, new: Sequence[Block]) -> Joining:
-        """Return what joins the active run with a commit after which it calls the model again. Call it in a change.
+        """Return the runs that join the active run with its last commit before a model call. Call it within a change.
 
         Args:
             new: the blocks that the commit adds to the run's turn.
@@ -82,10 +82,11 @@ class PromptJoining:
         if not runs:
             return Joining()
         now, cache = self._state.journal.clock(), self._state.journal.blocks.cache
-        ends = [each.ended(at=now, **merged_into(run.run_id)) for each in runs]
+        ends = [joining_run.ended(now=now, **merged_into(run.run_id)) for joining_run in runs]
         events: list[NewEvent] = []
-        for each, end in zip(runs, ends, strict=True):
-            events += joined_events(run.record, each.run_id, each.turn.prompt, cache.read(each.turn.prompt))
+        for joining_run, end in zip(runs, ends, strict=True):
+            prompt = joining_run.turn.prompt
+            events += joined_events(run.record, joining_run.run_id, prompt, cache.read(prompt))
             events.append(end_event(end))
         return Joining(runs, ends, events)
 
@@ -100,19 +101,19 @@ class PromptJoining:
         if not (queue and queue[0].record.joins and self._calls_again(run)):
             return ()
         cache, compactor = self._state.journal.blocks.cache, run.run_resources.compactor
-        found, prompts = list[ActiveRun](), join()
-        for each in queue:
-            own, its = run.record, each.record
+        runs, prompts = list[ActiveRun](), join()
+        for queued_run in queue:
+            record, queued = run.record, queued_run.record
             # A picture that the provider refuses can be left out of a prompt only, not of the middle of a run.
-            is_text = all(isinstance(block, User) for block in cache.read(each.turn.prompt))
-            asks_alike = (its.memory, its.engine) == (own.memory, own.engine)
-            if each.turn.appended or not (its.joins and is_text and asks_alike):
+            is_text = all(isinstance(block, User) for block in cache.read(queued_run.turn.prompt))
+            asks_alike = (queued.memory, queued.engine) == (record.memory, record.engine)
+            if queued_run.turn.appended or not (queued.joins and is_text and asks_alike):
                 break
-            prompts = join(prompts, each.turn.prompt)
-            if compactor and not compactor.may_join(own, run.turn, new, prompts, cache):
+            prompts = join(prompts, queued_run.turn.prompt)
+            if compactor and not compactor.may_join(record, run.turn, new, prompts, cache):
                 break
-            found.append(each)
-        return found
+            runs.append(queued_run)
+        return runs
 
     def _calls_again(self, run: ActiveRun) -> bool:
         """Return whether the run's engine takes prompts, and nothing forbids another call of the model."""

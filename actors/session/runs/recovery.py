@@ -59,24 +59,24 @@ class Recovery:
         self._driver = driver
         self._ingestion = ingestion
 
-    async def recover(self, found: Activation, begun: set[str]) -> None:
+    async def recover(self, activation: Activation, begun: set[str]) -> None:
         """Load the state, and end or resume the runs of a lost process. Call it within a change.
 
         Args:
             begun: the runs that this process has made active by commits without an answer; those launched are removed.
         """
-        self._state.continue_from(found.head)
+        self._state.continue_from(activation.head)
         self._ingestion.load()
-        known = {run.run_id: run for run in self._state.known_runs}
-        await self._drop_ended(known.values(), {record.run_id for record in found.open_runs})
-        turns = {turn.index: turn for turn in found.open_turns}
-        self._engines.keep_resources(known.values())
-        self._state.replace_backlog(found.open_turns)
-        lost: list[ActiveRun] = []
+        known_runs = {run.run_id: run for run in self._state.known_runs}
+        await self._drop_ended(known_runs.values(), {record.run_id for record in activation.open_runs})
+        turns = {turn.index: turn for turn in activation.open_turns}
+        self._engines.keep_resources(known_runs.values())
+        self._state.replace_backlog(activation.open_turns)
+        lost_runs: list[ActiveRun] = []
         launched: list[ActiveRun] = []
-        for record in found.open_runs:
+        for record in activation.open_runs:
             turn = turns[record.turn_index]
-            run = self._open(record, turn, known.get(record.run_id))
+            run = self._open(record, turn, known_runs.get(record.run_id))
             if run.record.state != record.state:
                 run.restart_clock()
             if record.usage != run.record.usage:
@@ -94,27 +94,28 @@ class Recovery:
             elif record.state == "awaiting_approval" or record.run_id in begun:
                 launched.append(run)
             else:
-                lost.append(run)
-        self._state.set_interrupted(lost)
+                lost_runs.append(run)
+        self._state.set_interrupted(lost_runs)
         for run in launched:
             self._driver.launch(run)
             begun.discard(run.run_id)
-        if lost or self._state.run_queue.queue or self._state.active:
-            await self._repair(lost)
+        if lost_runs or self._state.run_queue.queue or self._state.active:
+            await self._repair(lost_runs)
         else:
             self._journal.log.publish()
         self._engines.drop_kept()
 
-    def _open(self, record: RunRecord, turn: TurnRecord, known: ActiveRun | None) -> ActiveRun:
+    def _open(self, record: RunRecord, turn: TurnRecord, known_run: ActiveRun | None) -> ActiveRun:
         """Return the known run, or a new one if it is not known, or if callers were told that it cannot be ended."""
         run_resources = self._engines.of_run(record)
-        if known and not known.done.done():
-            return known
-        return ActiveRun(self._state.view(), known.record if known else record, turn, run_resources, before=known)
+        if known_run and not known_run.done.done():
+            return known_run
+        record = known_run.record if known_run else record
+        return ActiveRun(self._state.view(), record, turn, run_resources, before=known_run)
 
-    async def _drop_ended(self, known: Iterable[ActiveRun], open_runs: Container[str]) -> None:
+    async def _drop_ended(self, known_runs: Iterable[ActiveRun], open_runs: Container[str]) -> None:
         """Remove the runs whose end was stored although the store's answer was lost."""
-        for run in known:
+        for run in known_runs:
             if run.run_id in open_runs or run.done.done():
                 continue
             try:
@@ -130,7 +131,7 @@ class Recovery:
         if self._state.active and self._state.active.done.done():
             self._state.set_active(None)
 
-    async def _repair(self, lost: Sequence[ActiveRun]) -> None:
+    async def _repair(self, lost_runs: Sequence[ActiveRun]) -> None:
         """In one commit, resume or end the runs whose process was lost, and begin the next queued run.
 
         `on_lost` decides which runs resume; the others end as interrupted. In an ended session, queued runs are
@@ -138,10 +139,14 @@ class Recovery:
         of the run's next live events.
         """
         session, now = self._journal.session, self._journal.clock()
-        goes_on = session.status == "active"
-        resumed = [run for run in lost if goes_on and _resumes(run)]
-        ending = [run for run in lost if run not in resumed]
-        ends = [run.ended("interrupted", _why(run) if goes_on else LOST, now, **run.left_to_bill()) for run in ending]
+        is_active = session.status == "active"
+        resumed = [run for run in lost_runs if is_active and _resumes(run)]
+        ending = [run for run in lost_runs if run not in resumed]
+        reasons = [_end_reason(run) if is_active else LOST for run in ending]
+        ends = [
+            run.ended("interrupted", reason, now, **run.left_to_bill())
+            for run, reason in zip(ending, reasons, strict=True)
+        ]
         events: list[NewEvent] = []
         blocks: list[Block] = []
         turns: list[TurnRecord] = []
@@ -153,30 +158,30 @@ class Recovery:
             blocks += new
             events.append(end_event(end, new, session))
         head = turns[-1] if turns else self._state.head
-        gone = [] if goes_on else list(self._state.run_queue.queue)
-        requeued = self._driver.requeue_prompts(gone, discard=False)
-        cancelled = [run.ended("cancelled", "session ended", now) for run in gone]
-        begun = self._driver.begin_next(head) if goes_on and self._state.active is None and not resumed else []
-        again = [replace(run.record, resumes=run.record.resumes + 1) for run in resumed]
+        cancelled_runs = [] if is_active else list(self._state.run_queue.queue)
+        requeued = self._driver.requeue_prompts(cancelled_runs, discard=False)
+        cancelled = [run.ended("cancelled", "session ended", now) for run in cancelled_runs]
+        begun = self._driver.begin_next(head) if is_active and self._state.active is None and not resumed else []
+        resumed_records = [replace(run.record, resumes=run.record.resumes + 1) for run in resumed]
         events += [*map(end_event, cancelled), *self._driver.start_events(begun, head, session)]
-        events += [(RunResumed, {**about(record), "why": LOST}) for record in again]
+        events += [(RunResumed, {**about(record), "why": LOST}) for record in resumed_records]
         await self._transactor.commit(
             session,
             events,
             blocks=blocks,
             turns=[*turns, *requeued, *(turn for _, _, turn in begun)],
-            dropped_turns=[run.turn.index for run in gone],
-            runs=[*ends, *cancelled, *again, *(record for _, record, _ in begun)],
+            dropped_turns=[run.turn.index for run in cancelled_runs],
+            runs=[*ends, *cancelled, *resumed_records, *(record for _, record, _ in begun)],
             live=bool(begun or resumed or self._state.active),
         )
         self._state.continue_from(head)
         self._state.set_interrupted(())
-        self._state.run_queue.apply(requeued, gone)
+        self._state.run_queue.apply(requeued, cancelled_runs)
         for run, end, turn in zip(ending, ends, turns, strict=True):
             self._driver.note_end(run, end, turn)
-        for run, end in zip(gone, cancelled, strict=True):
+        for run, end in zip(cancelled_runs, cancelled, strict=True):
             self._driver.note_end(run, end, None)
-        for run, record in zip(resumed, again, strict=True):
+        for run, record in zip(resumed, resumed_records, strict=True):
             run.record = record
             self._driver.launch(run)
         self._driver.launch_next(begun)
@@ -184,7 +189,7 @@ class Recovery:
         self._ingestion.save_soon()
 
 
-def _why(run: ActiveRun) -> str:
+def _end_reason(run: ActiveRun) -> str:
     """Return why a run that is not resumed has ended, although its session goes on."""
     return LOST + GIVEN_UP if run.run_resources.config.on_lost == "resume" else LOST
 

@@ -1,4 +1,4 @@
-"""Puts a text in the place of each image or document that a provider refused, in later requests."""
+"""Replaces each image or document that a provider refused by a text, in later requests."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ def leave_out(turn: TurnRecord, cache: BlockCache, log: str, size: int) -> tuple
         size: the log's size; the texts are stored after it.
     """
     handed_on = [
-        Span(span.log, at, at + 1) for span in turn.carried or turn.input for at in range(span.start, span.stop)
+        Span(span.log, position, position + 1)
+        for span in turn.carried or turn.input
+        for position in range(span.start, span.stop)
     ]
     texts: list[Block] = []
-    for at, block in [] if turn.output else _refused(cache.read(handed_on)):
-        texts.append(Summary(text=left_out(block, REFUSED), of=(handed_on[at],)))
-        handed_on[at] = Span(log, size + len(texts) - 1, size + len(texts))
+    for index, block in [] if turn.output else _refused(cache.read(handed_on)):
+        texts.append(Summary(text=left_out(block, REFUSED), of=(handed_on[index],)))
+        handed_on[index] = Span(log, size + len(texts) - 1, size + len(texts))
     return (replace(turn, carried=join(handed_on)) if texts else turn), texts
 
 
 def _refused(blocks: Sequence[Block]) -> list[tuple[int, Image | Document]]:
     """Return the attachments that no model has answered, with their places; all attachments if each was answered."""
-    found = [(at, block) for at, block in enumerate(blocks) if isinstance(block, Image | Document)]
-    answered = max((at for at, block in enumerate(blocks) if block.role == "assistant"), default=-1)
-    return [(at, block) for at, block in found if at > answered] or found
+    attachments = [(index, block) for index, block in enumerate(blocks) if isinstance(block, Image | Document)]
+    answered = max((index for index, block in enumerate(blocks) if block.role == "assistant"), default=-1)
+    return [(index, block) for index, block in attachments if index > answered] or attachments

@@ -107,19 +107,19 @@ class RunDriver:
         return [(run, *self.begin(run.record, next(iter(requeued), run.turn), head)) for run in queue]
 
     def _silence_s(self, run: ActiveRun) -> float:
-        """Return for how many seconds a queued run is still to wait for silence."""
+        """Return how many more seconds a queued run waits for silence."""
         return (run.record.started_at or 0.0) - self._journal.clock()
 
     def watch_queue(self) -> None:
-        """Begin the first queued run in time, if no run is active. Call it after each commit that changes the queue."""
+        """Set the timer that begins the first queued run. Call it after each commit that changes the queue."""
         first = next(iter(self._state.run_queue.queue), None)
         if self._state.active or first is None:
-            self._state.set_alarm(None)
+            self._state.set_timer(None)
             return
         loop = asyncio.get_running_loop()
-        self._state.set_alarm(loop.call_later(max(0.0, self._silence_s(first)), self._ring))
+        self._state.set_timer(loop.call_later(max(0.0, self._silence_s(first)), self._timer_fired))
 
-    def _ring(self) -> None:
+    def _timer_fired(self) -> None:
         if self._journal.lost is None:
             self._tasks.spawn_logged(self._begin_in_time(), "beginning a run that waited for silence")
 
@@ -188,13 +188,13 @@ class RunDriver:
             while not run.done.done():
                 calls = run.record.calls
                 if run.record.state == "awaiting_approval":
-                    ending = await self._decided(run)
+                    ending = await self._wait_for_decisions(run)
                 else:
                     ending = await self._attempt(run)
                 asks = ending and (ending.calls or run.record.calls != calls or run.is_waiting)
                 if ending and ending.state == "suspended" and not asks:
-                    why = "the engine suspended the run without a tool call or budget to decide about"
-                    ending = Ending("failed", why)
+                    reason = "the engine suspended the run without a tool call or budget to decide about"
+                    ending = Ending("failed", reason)
                 if ending and ending.state == "suspended":
                     await self._transactor.run_with_retries(partial(self._suspend, run, ending), shielded=False)
                 elif ending:
@@ -216,8 +216,8 @@ class RunDriver:
                 self._state.set_interrupted([*self._state.interrupted, run])
         run.fail(failure)
         if self._journal.lost is None:
-            what = self._tasks.name(f"recovery of run {run.run_id!r}")
-            await retry(self._transactor.activate, what, until=self._transactor.is_final)
+            task_name = self._tasks.name(f"recovery of run {run.run_id!r}")
+            await retry(self._transactor.activate, task_name, until=self._transactor.is_final)
 
     async def _attempt(self, run: ActiveRun) -> Ending:
         config = self._engines.config
@@ -238,7 +238,7 @@ class RunDriver:
             await self._retrieval.recall(run)
             return await runner.run(await self._fitting.make_room(run), attempt)
 
-    async def _decided(self, run: ActiveRun) -> Ending | None:
+    async def _wait_for_decisions(self, run: ActiveRun) -> Ending | None:
         """Wait until all tool calls are decided (return None) or the run is cancelled (return its ending)."""
         decided = asyncio.ensure_future(run.decided.wait())
         first: set[asyncio.Future[Any]] = {decided, run.cancelled, run.done}
@@ -271,12 +271,12 @@ class RunDriver:
         drop = run.discard and ending.state == "cancelled"
         attempt = run.attempt or Attempt(run, self, interval_s=0)
         state: Literal["completed", "cancelled", "failed"] = "failed" if ending.state == "suspended" else ending.state
-        said: dict[str, Any] = {"usage": run.bill(), "stop_reason": ending.code or attempt.stop_reason}
-        end = run.ended(state, ending.why, self._journal.clock(), code=ending.code, **said)
+        fields: dict[str, Any] = {"usage": run.bill(), "stop_reason": ending.code or attempt.stop_reason}
+        end = run.ended(state, ending.why, self._journal.clock(), code=ending.code, **fields)
         session = run.charged(self._journal.session, end)
         turn, blocks = run.turn, list[Block]()
         if not drop:
-            turn, blocks, session = run.with_output(attempt.output(ending), session, status=state, **said)
+            turn, blocks, session = run.with_output(attempt.output(ending), session, status=state, **fields)
         ended = end_event(end, blocks, session, discarded=drop)
         if ending.code == REFUSED:
             turn, texts = leave_out(turn, self._journal.blocks.cache, session.log, session.log_size)
@@ -334,9 +334,9 @@ class RunDriver:
         """See `RunCallbacks`."""
         return self._spending.price(usage, model)
 
-    def count_call(self, run: ActiveRun, asked: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
+    def count_call(self, run: ActiveRun, turn: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
         """See `RunCallbacks`."""
-        return self._spending.count_call(run, asked, answer)
+        return self._spending.count_call(run, turn, answer)
 
     def check_budget(self, run: ActiveRun) -> None:
         """See `RunCallbacks`."""
@@ -380,8 +380,8 @@ class RunDriver:
 
         async def change() -> Turn:
             if doubt.stored:
-                known = set(map(id, attempt.ledger.blocks()))
-                attempt.ledger.record(block for block in run.output.blocks if id(block) not in known)
+                recorded = set(map(id, attempt.ledger.blocks()))
+                attempt.ledger.record(block for block in run.output.blocks if id(block) not in recorded)
             elif run.done.done() or run.attempt is not attempt:
                 raise EngineError("the run has ended: nothing can be added to it")
             else:

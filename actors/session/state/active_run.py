@@ -64,23 +64,23 @@ class ActiveRun:
         """The current attempt, while an engine works on the run."""
         self.recalled: Recalled | None = None
         """The retrieved memory text that is added to the run's requests; None if there is none."""
-        self.found: dict[str, int] = {}
+        self.item_counts: dict[str, int] = {}
         """How many items each memory returned for the run's prompt, by the memory's name."""
         self.profile = Profile()
         """The user's profile, as retrieved for this run."""
-        self.asked: asyncio.Task[Any] | None = None
+        self.search: asyncio.Task[Any] | None = None
         """The memory search, if it was started before the run began."""
         self.query = ""
         """The text with which memories were searched."""
-        self.has_asked_memories = False
+        self.has_searched_memories = False
         self.memory: MemoryAccess | None = None
         """The run's access to the session's memories; None without memories, or if the run uses none."""
         self.metadata = turn.metadata
         """The metadata of its turn, with what the engine has set since the last commit."""
         self.added: list[NewEvent] = []
         """Events that the engine and its tools have added, for the run's next commit."""
-        self._adding: tuple[UnknownOutcome, int] | None = None
-        """The last commit that was to store them, and how many."""
+        self._last_added: tuple[UnknownOutcome, int] | None = None
+        """The outcome of the last commit that was to store them, and how many of them it had."""
         self.unbilled, last = before.unsettled if before else (Usage(), Usage())
         """The usage since the run's last commit, without its seconds."""
         self._since = loop.time()
@@ -92,7 +92,7 @@ class ActiveRun:
 
     @property
     def record(self) -> RunRecord:
-        """The record as of the last commit. Setting one that is suspended wakes the callers that wait for that."""
+        """The record as of the last commit. Setting a suspended record wakes the callers that wait for a suspension."""
         return self._record
 
     @record.setter
@@ -149,7 +149,7 @@ class ActiveRun:
         self.unbilled -= billed
 
     def last_billed(self, end: RunRecord) -> Usage | None:
-        """Set the stored record of the run's end; return usage that came too late for it, which the session pays."""
+        """Set the stored record of the run's end; return the usage that came too late for it."""
         if self.record.usage != end.usage:
             self.billed(end)
         self.record = end
@@ -162,16 +162,16 @@ class ActiveRun:
         Call it within a change, and `drop_added` once the commit has succeeded. If its outcome stays unknown, the
         activation before the next change settles it.
         """
-        if self._adding and self._adding[0].stored:
+        if self._last_added and self._last_added[0].stored:
             self.drop_added()
-        self._adding = doubt, len(self.added)
+        self._last_added = doubt, len(self.added)
         return [(kind, {**about(self.record), **values}) for kind, values in self.added]
 
     def drop_added(self) -> None:
         """Drop the events that the last `added_events` returned, since they are stored."""
-        if self._adding:
-            del self.added[: self._adding[1]]
-            self._adding = None
+        if self._last_added:
+            del self.added[: self._last_added[1]]
+            self._last_added = None
 
     def restart_clock(self) -> None:
         """Count the run's seconds from now on."""
@@ -184,12 +184,12 @@ class ActiveRun:
             spent -= self.record.usage
         return replace(session, usage=session.usage + spent)
 
-    def ended(self, state: RunState, why: str | None, at: float, **more: Any) -> RunRecord:
+    def ended(self, state: RunState, why: str | None, now: float, **more: Any) -> RunRecord:
         """Return the run's record with this final state and end time."""
         if self.record.state == "queued":
             more["started_at"] = None  # it never began
-        said = why and why.replace("\0", "\N{REPLACEMENT CHARACTER}")  # not every database takes null characters
-        return replace(self.record, state=state, why=said, ended_at=at, **more)
+        reason = why and why.replace("\0", "\N{REPLACEMENT CHARACTER}")  # not every database takes null characters
+        return replace(self.record, state=state, why=reason, ended_at=now, **more)
 
     def with_output(
         self, output: Sequence[Block], session: SessionRecord, **changes: Any

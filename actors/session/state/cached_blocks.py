@@ -20,7 +20,7 @@ TRIM_BYTES = 1 << 20
 """How many bytes of blocks a process caches for a session before it drops those that it no longer needs."""
 
 STEP = 1_000
-"""How many blocks are decoded or encoded before others get the event loop."""
+"""How many blocks are decoded or encoded before other work gets the event loop."""
 
 _WITH_BLOCKS = (Adding, Continuing)
 """The events that have blocks."""
@@ -30,14 +30,14 @@ def _missing_blocks(event: Event, log: str) -> dict[str, Spans]:
     """Return the fields of an event that lack their blocks, with the positions of the blocks."""
     if not isinstance(event, _WITH_BLOCKS):
         return {}
-    held: dict[str, Places] = {}
+    missing: dict[str, Places] = {}
     if isinstance(event, Adding) and event.span and not event.blocks:
-        held["blocks"] = (("", *event.span),)
+        missing["blocks"] = (("", *event.span),)
     if isinstance(event, RunStarted) and not event.blocks:
-        held["blocks"] = event.prompt
+        missing["blocks"] = event.prompt
     if isinstance(event, Continuing) and not event.input_blocks:
-        held["input_blocks"] = event.input or ()
-    return {name: from_places(places, log) for name, places in held.items() if places}
+        missing["input_blocks"] = event.input or ()
+    return {name: from_places(places, log) for name, places in missing.items() if places}
 
 
 class CachedBlocks:
@@ -68,10 +68,10 @@ class CachedBlocks:
         return True
 
     def keep_only(self, spans: Spans) -> None:
-        """Drop all cached blocks except `spans`, for good: callers that have cached others are sent blocks anew."""
-        kept = overlap(union(spans), self.cache.held)
+        """Drop all cached blocks except `spans`; callers that have cached other blocks are sent blocks anew."""
+        remaining = overlap(union(spans), self.cache.held)
         cache, self.cache = self.cache, BlockCache(new_id())
-        self.cache.add_spans(kept, cache.read_encoded(kept))
+        self.cache.add_spans(remaining, cache.read_encoded(remaining))
 
     def turn(self, record: TurnRecord) -> Turn:
         """Return a turn whose blocks are all cached."""
@@ -99,13 +99,14 @@ class CachedBlocks:
     ) -> AsyncIterator[tuple[TurnRecord, tuple[AnyBlock, ...], tuple[AnyBlock, ...]]]:
         """Yield turns, the last one first, with the blocks of their prompt and output.
 
-        Blocks of all turns are read at once; if that is more than `PAGE_BYTES`, those of each turn when its turn comes.
+        Reads the blocks of all turns at once; if they weigh more than `PAGE_BYTES`, reads the blocks of each turn
+        before it yields the turn.
         """
         cache = self.cache
-        if cache.missing(wanted := union(*(part for turn in records for part in (turn.prompt, turn.output)))):
-            texts = await self._store.blocks(wanted)
+        if cache.missing(needed := union(*(part for turn in records for part in (turn.prompt, turn.output)))):
+            texts = await self._store.blocks(needed)
             cache = BlockCache(cache.source)
-            cache.add_spans(cut(wanted, len(texts))[0], texts)
+            cache.add_spans(cut(needed, len(texts))[0], texts)
         for turn in reversed(records):
             prompt, output = join(turn.prompt), join(turn.output)
             source = await self._with((*prompt, *output)) if cache.missing((*prompt, *output)) else cache
@@ -117,10 +118,10 @@ class CachedBlocks:
         Args:
             log: the session's own log.
         """
-        whole: list[Event] = []
-        while len(whole) < len(events):
-            whole += await self.read_first_events(events[len(whole) :], log)
-        return whole
+        complete: list[Event] = []
+        while len(complete) < len(events):
+            complete += await self.read_first_events(events[len(complete) :], log)
+        return complete
 
     async def read_first_events(self, events: Sequence[Event], log: str) -> list[Event]:
         """Return the first of these events, with their blocks, until they weigh `PAGE_BYTES`; at least one.
@@ -131,24 +132,24 @@ class CachedBlocks:
         missing = {event.seq: fields for event in events if (fields := _missing_blocks(event, log))}
         places = [[span for spans in missing.get(event.seq, {}).values() for span in spans] for event in events]
         cache = await self._first(places) if missing else self.cache
-        whole: list[Event] = []
-        left = PAGE_BYTES
+        complete: list[Event] = []
+        remaining_bytes = PAGE_BYTES
         for event, spans in zip(events, places, strict=True):
-            if whole and (left <= 0 or cache.missing(spans)):
+            if complete and (remaining_bytes <= 0 or cache.missing(spans)):
                 break
             fields = missing.get(event.seq, {})
             read = {name: cache.read(spans) for name, spans in fields.items()}
-            whole.append(lean(event.model_copy(update=read)) if read else event)
-            left -= weight(whole[-1]) + BLOCK_BYTES * (1 + size(spans))
-        return whole
+            complete.append(lean(event.model_copy(update=read)) if read else event)
+            remaining_bytes -= weight(complete[-1]) + BLOCK_BYTES * (1 + size(spans))
+        return complete
 
     async def _first(self, groups: Sequence[Sequence[Span]]) -> BlockCache:
         """Return a cache that contains the blocks of the first group, and of others until it weighs `PAGE_BYTES`."""
-        wanted = union(*groups)
-        if not self.cache.missing(wanted):
+        needed = union(*groups)
+        if not self.cache.missing(needed):
             return self.cache
         cache = BlockCache(self.cache.source)
-        async for part, texts in steps_of_blocks(self._store, wanted):
+        async for part, texts in steps_of_blocks(self._store, needed):
             cache.add_spans(part, texts)
             if cache.size_bytes > PAGE_BYTES:
                 break
@@ -158,37 +159,37 @@ class CachedBlocks:
 
     async def _with(self, spans: Iterable[Span]) -> BlockCache:
         """Return a cache that contains these blocks: `self.cache`, or a temporary one filled from the store."""
-        if not self.cache.missing(wanted := union(spans)):
+        if not self.cache.missing(needed := union(spans)):
             return self.cache
         cache = BlockCache(self.cache.source)
-        async for part, texts in steps_of_blocks(self._store, wanted):
+        async for part, texts in steps_of_blocks(self._store, needed):
             cache.add_spans(part, texts)
         return cache
 
 
 async def read_in_steps(cache: BlockCache, spans: Spans) -> tuple[AnyBlock, ...]:
-    """Return blocks that are held, in order. Others have the event loop now and then: to decode a block takes 10 µs."""
+    """Return cached blocks, in order. Yields to the event loop now and then: decoding a block takes 10 µs."""
     if size(spans) <= STEP:
         return cache.read(spans)
     blocks: list[AnyBlock] = []
-    left = join(spans)
-    while left:
-        part, left = cut(left, STEP)
+    remaining = join(spans)
+    while remaining:
+        part, remaining = cut(remaining, STEP)
         blocks += cache.read(part)
         await asyncio.sleep(0)
     return tuple(blocks)
 
 
 def _count_first(records: Sequence[TurnRecord], cache: BlockCache) -> int:
-    """Return how many turns there are before one whose blocks are not held, or with which they weigh `PAGE_BYTES`.
+    """Return how many of the first turns have cached blocks and weigh at most `PAGE_BYTES` together.
 
-    The first turn counts with what it added: its snapshot has to be there.
+    The first turn always counts, with the weight of the blocks that it added; its snapshot must be cached.
     """
-    seen, total = Seen(), 0
+    covered, total = Seen(), 0
     for count, turn in enumerate(records):
         if count and cache.missing(_spans_of(turn)):
             return count
-        new = [part for span in _spans_of(turn) for part in seen.take(span)]
+        new = [part for span in _spans_of(turn) for part in covered.take(span)]
         total += cache.weigh(new if count else union(turn.prompt, turn.output))
         if count and total > PAGE_BYTES:
             return count

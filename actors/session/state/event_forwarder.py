@@ -37,9 +37,9 @@ class EventForwarder:
         self._store = store
         self._blocks = blocks
         self._log = ""
-        self._known = False
+        self._has_last_seq = False
         """Whether the history store was asked for its last event."""
-        self._more = asyncio.Event()
+        self._has_new_events = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -51,7 +51,7 @@ class EventForwarder:
             log: the session's log.
         """
         self._log = log
-        self._more.set()
+        self._has_new_events.set()
         self._idle.clear()
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -66,35 +66,35 @@ class EventForwarder:
         """Stop copying until `wake` is called; then the history store is asked again for its last event."""
         if self._task:
             self._task.cancel()
-        self._task, self._known, self.copied = None, False, 0
+        self._task, self._has_last_seq, self.copied = None, False, 0
 
     async def _run(self) -> None:
         pauses = GrowingPauses(FIRST_PAUSE_S, MAX_PAUSE_S)
         while True:
-            await self._more.wait()
-            self._more.clear()
+            await self._has_new_events.wait()
+            self._has_new_events.clear()
             try:
                 await self._copy()
             except Exception as error:  # noqa: BLE001 - any error is logged, and copying is tried again
                 if not pauses.failures:
                     log_failure(f"session {self._key.session_id!r}: copying events to its history store", error)
                 await asyncio.sleep(pauses.next_s())
-                self._more.set()
+                self._has_new_events.set()
             else:
                 pauses.reset()
-                if not self._more.is_set():
+                if not self._has_new_events.is_set():
                     self._idle.set()
 
     async def _copy(self) -> None:
-        if not self._known:
+        if not self._has_last_seq:
             self.copied = await self.history.last_seq(self._key)
-            self._known = True
+            self._has_last_seq = True
         while events := await self._store.events(self._key, after=self.copied, limit=PAGE):
-            whole = await self._whole(events)
-            await self.history.append(self._key, whole)
-            self.copied = whole[-1].seq
+            complete = await self._with_blocks(events)
+            await self.history.append(self._key, complete)
+            self.copied = complete[-1].seq
 
-    async def _whole(self, events: Sequence[Event]) -> Sequence[Event]:
+    async def _with_blocks(self, events: Sequence[Event]) -> Sequence[Event]:
         """Return the first events with their blocks, usually from memory; all without them if one cannot be read."""
         try:
             return await self._blocks.read_first_events(events, self._log)

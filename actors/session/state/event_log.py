@@ -28,13 +28,13 @@ class EventLog:
         self._quiet: list[Callable[[int], Event | None]] = []
         """Makes the live events that are published with the next event."""
         self._numbered: list[Event] = []
-        """Those that were numbered when the numbers after them were reserved or asked for."""
+        """Quiet events that have numbers and are not in `_cached` yet."""
         self._reserved = False
-        self._news: asyncio.Future[None] | None = None
+        self._next_event: asyncio.Future[None] | None = None
 
     def next_seq(self) -> int:
         """Return the number that the next stored event will have, if nothing is published before it."""
-        self._numbered += self._made()
+        self._numbered += self._make_quiet_events()
         return self.last_seq + 1
 
     def reserve(self, count: int) -> int:
@@ -62,7 +62,7 @@ class EventLog:
         self._wake()
 
     def abandon(self) -> None:
-        """Publish nothing more, since another process may assign the next numbers; wake the callers of `news`."""
+        """Publish nothing more, since another process may assign the next numbers; wake waiting readers."""
         self._reserved = True
         self._waiting.clear()
         self._quiet.clear()
@@ -80,12 +80,12 @@ class EventLog:
             self._waiting.append(make)
             return
         self._quiet.append(make)
-        if not quietly and (events := self._made()):
+        if not quietly and (events := self._make_quiet_events()):
             self._cache(events)
             self.published = self.last_seq
             self._wake()
 
-    def _made(self) -> list[Event]:
+    def _make_quiet_events(self) -> list[Event]:
         """Make the events of `_quiet`, and number them."""
         events: list[Event] = []
         quiet, self._quiet = self._quiet, []
@@ -115,16 +115,16 @@ class EventLog:
         index = self._index(after)
         return self._cached[index : index + limit]
 
-    async def news(self, timeout_s: float) -> None:
+    async def wait_for_event(self, timeout_s: float) -> None:
         """Wait until an event is published, or for `timeout_s` seconds."""
-        if self._news is None:
-            self._news = asyncio.get_running_loop().create_future()
-        await asyncio.wait([self._news], timeout=timeout_s)
+        if self._next_event is None:
+            self._next_event = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._next_event], timeout=timeout_s)
 
     def _index(self, after: int) -> int:
         return bisect_right(self._cached, after, key=lambda event: event.seq)
 
     def _wake(self) -> None:
-        if self._news is not None:
-            self._news.set_result(None)
-            self._news = None
+        if self._next_event is not None:
+            self._next_event.set_result(None)
+            self._next_event = None

@@ -74,10 +74,10 @@ class Journal:
         self.stale = True
         """Whether the session must be activated before the next change."""
         self.lost: Exception | None = None
-        """Why this process no longer owns the session; None while it may."""
+        """The error that says why this process no longer owns the session; None while it may own it."""
         self._is_reverted = False
         """Whether the store is known to lack commits of this process, for example after a restore from a backup."""
-        self._tried: set[int] = set()
+        self._sent_revisions: set[int] = set()
         """The revisions of the activations that were sent to the store since `session` was set."""
 
     @property
@@ -97,8 +97,8 @@ class Journal:
             return self._clock()
         if self._clock_read is None:
             return time.time()
-        then, began = self._clock_read
-        return then + (time.monotonic() - began)
+        store_time, began = self._clock_read
+        return store_time + (time.monotonic() - began)
 
     # Ownership
 
@@ -114,9 +114,9 @@ class Journal:
         """Make the next change activate the session first, since memory and store may differ."""
         self.stale = True
 
-    def lose(self, why: Exception) -> None:
-        """Give up ownership: each later change and read raises `why`."""
-        self.lost = why
+    def lose(self, error: Exception) -> None:
+        """Give up ownership: each later change and read raises `error`."""
+        self.lost = error
 
     # Writing
 
@@ -132,29 +132,29 @@ class Journal:
             SessionRevertedError: the store lacks commits of this process, for example because it was restored from a
                 backup; the journal is `lost`.
         """
-        found = await self._activated()
-        check_session(found.session)
-        self._clock_read = found.now, time.monotonic()
+        activation = await self._activated()
+        check_session(activation.session)
+        self._clock_read = activation.now, time.monotonic()
         if self.log.last_seq:
             missed = await self._missed_events()
-            self.log.catch_up(await self.blocks.read_events(missed, found.session.log), found.session.seq)
+            self.log.catch_up(await self.blocks.read_events(missed, activation.session.log), activation.session.seq)
         else:
-            self.log = EventLog(found.session.seq)
-        turns = [turn for turn in (found.head, *found.open_turns) if turn]
+            self.log = EventLog(activation.session.seq)
+        turns = [turn for turn in (activation.head, *activation.open_turns) if turn]
         try:
             await self.blocks.load(union(*(part for turn in turns for part in (turn.spans, turn.base))))
         except CorruptRecordError:
-            await self._check_unchanged(found.session)
+            await self._check_unchanged(activation.session)
             raise
-        self.has_advanced = found.session.updated_at > self.session.updated_at  # which a commit alone changes
-        self.session = found.session
-        self._tried.clear()
+        self.has_advanced = activation.session.updated_at > self.session.updated_at  # only a commit changes it
+        self.session = activation.session
+        self._sent_revisions.clear()
         if self.forwarder:
-            self.forwarder.wake(found.session.log)
-        return found
+            self.forwarder.wake(activation.session.log)
+        return activation
 
     async def _activated(self) -> Activation:
-        """Activate the session in the store: at first whoever owns it, later only if nobody else has since.
+        """Activate the session: the first time whoever owns it, later only if no other process has activated it since.
 
         A commit or an activation of this process whose answer was lost may arrive after the check; then this checks
         again.
@@ -179,7 +179,7 @@ class Journal:
             SessionFencedError: it has changed; nothing was done.
         """
         jump = new_jump()
-        self._tried.add(stored.revision + jump)
+        self._sent_revisions.add(stored.revision + jump)
         return await self.store.activate(self.key, revision=stored.revision, jump=jump)
 
     async def check_own(self) -> SessionRecord:
@@ -192,21 +192,21 @@ class Journal:
         """
         own = self.session
         try:
-            found = await self.store.get(self.key)
-            if found.log != own.log or (found.epoch > own.epoch and found.revision not in self._tried):
+            stored = await self.store.get(self.key)
+            if stored.log != own.log or (stored.epoch > own.epoch and stored.revision not in self._sent_revisions):
                 raise SessionFencedError(self.session_id, own.epoch)
-            if self._is_reverted or not self._is_own_row(found):
+            if self._is_reverted or not self._is_own_row(stored):
                 self._is_reverted = True
-                await self._store_reversion(found)
+                await self._store_reversion(stored)
                 raise SessionRevertedError(self.session_id)
         except (SessionFencedError, SessionNotFoundError, SessionRevertedError) as error:
             self.lose(error)
             self.log.abandon()
             raise
-        return found
+        return stored
 
-    async def _check_unchanged(self, found: SessionRecord) -> None:
-        """Raise if the stored row has changed since `found` was read, for example by a restore.
+    async def _check_unchanged(self, stored: SessionRecord) -> None:
+        """Raise if the stored row has changed since `stored` was read, for example by a restore.
 
         Raises:
             SessionFencedError, SessionNotFoundError: the stored row has changed; the journal is `lost`. Create a new
@@ -214,8 +214,8 @@ class Journal:
         """
         try:
             now = await self.store.get(self.key)
-            if (now.log, now.epoch, now.revision) != (found.log, found.epoch, found.revision):
-                raise SessionFencedError(self.session_id, found.epoch)
+            if (now.log, now.epoch, now.revision) != (stored.log, stored.epoch, stored.revision):
+                raise SessionFencedError(self.session_id, stored.epoch)
         except (SessionFencedError, SessionNotFoundError) as error:
             self.lose(error)
             self.log.abandon()
@@ -232,10 +232,10 @@ class Journal:
         self.mark_stale()
         await self.check_own()
 
-    def _is_own_row(self, found: SessionRecord) -> bool:
+    def _is_own_row(self, stored: SessionRecord) -> bool:
         """Return whether the stored row can result from this process's own requests, answered or not."""
         own = self.session
-        return found.revision in (own.revision, own.revision + 1, *self._tried)
+        return stored.revision in (own.revision, own.revision + 1, *self._sent_revisions)
 
     async def _store_reversion(self, earlier: SessionRecord) -> None:
         """Activate the session in the store's `earlier` state, and store a `SessionReverted` event.
@@ -245,16 +245,16 @@ class Journal:
         Raises:
             SessionFencedError: the session is no longer in that state, since another process has activated it.
         """
-        found = (await self._reactivate(earlier)).session
-        seq, at = max(found.seq, self.log.last_seq) + 1, self.clock()
-        session = found.committed(
+        stored = (await self._reactivate(earlier)).session
+        seq, now = max(stored.seq, self.log.last_seq) + 1, self.clock()
+        session = stored.committed(
             seq=seq,
-            next_index=max(found.next_index, self.session.next_index),
-            updated_at=max(found.updated_at, at),
+            next_index=max(stored.next_index, self.session.next_index),
+            updated_at=max(stored.updated_at, now),
         )
         key = None if await self.has_reverted() else REVERTED
-        said = SessionReverted(**self.key._asdict(), seq=seq, at=at, key=key)
-        await self.store.commit(self.key, found.epoch, Commit(session=session, events=[said]))
+        event = SessionReverted(**self.key._asdict(), seq=seq, at=now, key=key)
+        await self.store.commit(self.key, stored.epoch, Commit(session=session, events=[event]))
 
     async def has_reverted(self) -> bool:
         """Return whether the session was ever reverted to an earlier state of its store."""
@@ -267,9 +267,9 @@ class Journal:
 
     def number(self, events: Sequence[NewEvent]) -> list[Event]:
         """Return the events with the next numbers, which are reserved for them until the next commit."""
-        first, at = self.log.reserve(len(events)), self.clock()
+        first, now = self.log.reserve(len(events)), self.clock()
         return [
-            kind(session_id=self.session_id, user_id=self.session.user_id, seq=seq, at=at, **values)
+            kind(session_id=self.session_id, user_id=self.session.user_id, seq=seq, at=now, **values)
             for seq, (kind, values) in enumerate(events, first)
         ]
 
@@ -299,8 +299,8 @@ class Journal:
         copied = self.forwarder.copied if self.forwarder else 0
         forget = copied if copied >= self._deleted_up_to + DELETE_EVERY else 0
         try:
-            whole = replace(commit, session=session, forget_events=forget)
-            await self.store.commit(self.key, session.epoch, whole)
+            stamped = replace(commit, session=session, forget_events=forget)
+            await self.store.commit(self.key, session.epoch, stamped)
         except SessionFencedError:
             self.mark_stale()  # until the cause is known
             await self.check_own()
@@ -353,12 +353,12 @@ class Journal:
         start = self.log.start
         if after >= start - 1:
             return self.log.since(after, limit)
-        held = self.log.since(start - 1, limit)  # first, since these may leave memory while the store is read
+        cached = self.log.since(start - 1, limit)  # read first, since these may leave memory while the store is read
         stored = await self._stored_events(after, limit)
         earlier = [event for event in stored if event.seq < start]
         if earlier and len(earlier) == len(stored) and may_be_cut(earlier, limit):
-            return earlier  # the store may have more before those that are held
-        return [*earlier, *held][:limit]
+            return earlier  # the store may have more events before those in memory
+        return [*earlier, *cached][:limit]
 
     async def _with_blocks(self, events: Sequence[Event]) -> Sequence[Event]:
         return await self.blocks.read_first_events(events, self.session.log)

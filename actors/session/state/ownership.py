@@ -57,7 +57,7 @@ class Ownership:
         waits = active and active.record.state == "awaiting_approval" and active.is_waiting
         runs = not waits and bool(active or self._state.run_queue.queue)
         runs = runs or self._transactor.may_have_begun
-        return runs or self._compaction.is_under_way or self._ingestion.is_at_work
+        return runs or self._compaction.is_under_way or self._ingestion.is_saving
 
     @property
     def is_lost(self) -> bool:
@@ -113,11 +113,11 @@ class Ownership:
             if note:
                 await note(waiting)
             self.left_waiting = waiting
-            lost = SessionFencedError(self._state.session_id, self._journal.session.epoch)
-            self._journal.lose(lost)
+            error = SessionFencedError(self._state.session_id, self._journal.session.epoch)
+            self._journal.lose(error)
         closing = self._engines.remove_all()
         if self._journal.forwarder:
             await self._journal.forwarder.flush(FLUSH_S)
-        self._transactor.give_up(lost)
+        self._transactor.give_up(error)
         await self._engines.close(closing)
         return True

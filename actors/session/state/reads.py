@@ -37,12 +37,12 @@ MESSAGES_PAGE = 50
 
 
 class ReadSource(Protocol):
-    """Where the reads of a session find it: in the process that has activated it, or in its store."""
+    """The source of a session's reads: the process that has activated the session, or its store."""
 
     state: SessionState
 
     async def look(self) -> None:
-        """Make sure that the session is there, and that its row is known."""
+        """Check that the session exists and that its row is loaded."""
 
     async def load(self) -> None:
         """Make sure that `state` has the session's row, its newest turns and its open runs."""
@@ -55,7 +55,7 @@ class ReadSource(Protocol):
 
 
 class LiveSource:
-    """The session in its own process, which tells those who wait of each change.
+    """The session in its own process, which wakes waiting callers at each change.
 
     Args:
         loaded: activates the session if its state is stale; see `Transactor.loaded`.
@@ -80,7 +80,7 @@ class LiveSource:
 
     async def wait_for_events(self, deadline: float) -> None:
         """Wait until an event is published."""
-        await self.state.journal.log.news(deadline - asyncio.get_running_loop().time())
+        await self.state.journal.log.wait_for_event(deadline - asyncio.get_running_loop().time())
 
 
 class SessionReads:
@@ -225,9 +225,9 @@ class SessionReads:
     async def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
         """Return up to `limit` turns with an index above `after`, by index; fewer, if they are large."""
         await self._load()
-        found = await self._journal.store.turns(self.key, after=after, limit=limit)
+        stored = await self._journal.store.turns(self.key, after=after, limit=limit)
         opened = {turn.index: turn for turn in self._state.open_turns}
-        return await self._journal.blocks.read_first_turns([opened.get(turn.index, turn) for turn in found])
+        return await self._journal.blocks.read_first_turns([opened.get(turn.index, turn) for turn in stored])
 
     def next_after(self, index: int) -> int | None:
         """Return the index of a page's last turn if there may be turns behind it; None if there are none."""
@@ -243,15 +243,15 @@ class SessionReads:
         if isinstance(index, str):
             index = await self._index_of(index)
         opened = next((turn for turn in self._state.open_turns if turn.index == index), None)
-        found = opened or await self._journal.records.find_turn(index)
-        return (await self._journal.blocks.read_turns([found]))[0]
+        record = opened or await self._journal.records.find_turn(index)
+        return (await self._journal.blocks.read_turns([record]))[0]
 
     async def _index_of(self, turn_id: str) -> int:
         event = await self._journal.store.event_of_key(self.key, turn_key(turn_id))
         if event and event.turn_index is not None:
-            found = await self._journal.store.turns(self.key, after=event.turn_index - 1, limit=1)
-            if found and found[0].turn_id == turn_id:
-                return found[0].index
+            turns = await self._journal.store.turns(self.key, after=event.turn_index - 1, limit=1)
+            if turns and turns[0].turn_id == turn_id:
+                return turns[0].index
         raise TurnNotFoundError(self.session_id, turn_id)
 
     async def messages(self, before: str | None, limit: int) -> tuple[list[ChatMessage], bool]:
@@ -267,7 +267,11 @@ class SessionReads:
         newest: list[ChatMessage] = []
         count = total = 0
         async for messages in self._messages_back(end):
-            earlier = [each for each in reversed(messages) if place is None or (each.turn_index, each.number) < place]
+            earlier = [
+                message
+                for message in reversed(messages)
+                if place is None or (message.turn_index, message.number) < place
+            ]
             newest += earlier
             for message in earlier:
                 total += BLOCK_BYTES + weight(message)
@@ -308,10 +312,10 @@ class SessionReads:
     ) -> tuple[list[Event], int, bool]:
         """Return events numbered above `after`, the number to continue after, and whether run `run_id` has no more.
 
-        Without `run_id`, the third value says of a page that has events whether there are no more now. A page that is
-        large is shorter: see `PAGE_BYTES`. Reads up to `limit` events, and of these returns only the run's if `run_id`
-        is given; waits up to `timeout_s` for the first. Events that are no longer in memory come from the store, which
-        has no live events. For a merged run, the events are those of the run that has its prompts.
+        Without `run_id`, the third value is whether a page with events is the last one now. A page that is large is
+        shorter: see `PAGE_BYTES`. Reads up to `limit` events, and of these returns only the run's if `run_id` is given;
+        waits up to `timeout_s` for the first. Events that are no longer in memory come from the store, which has no
+        live events. For a merged run, the events are those of the run that has its prompts.
         """
         await self._load()
         if run_id is not None:
@@ -319,7 +323,7 @@ class SessionReads:
             run_id, after = record.run_id, max(after, record.first_seq - 1)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            # Then a run that is not open has not necessarily ended.
+            # If this is true, a run that is not open has not necessarily ended.
             in_doubt = self._journal.stale or self._journal.lost
             ended = run_id is not None and self._state.open_run(run_id) is None and not in_doubt
             events = await self._journal.events(after, limit)
@@ -328,13 +332,13 @@ class SessionReads:
             is_merged = any(isinstance(event, RunCancelled) and event.leads_to for event in chosen)
             is_all = not events or after >= self._journal.log.published
             done = ended and is_all and not is_merged
-            left = deadline - asyncio.get_running_loop().time()
+            remaining_s = deadline - asyncio.get_running_loop().time()
             if self._journal.lost and not chosen:
                 raise self._journal.lost  # the run continues in another process
             if ended and not (chosen or is_all):
                 await asyncio.sleep(0)
                 continue
-            if chosen or done or left <= 0:
+            if chosen or done or remaining_s <= 0:
                 if run_id is None:
                     return chosen, after, bool(chosen) and is_all
                 return chosen, after, done or any(event.terminal for event in chosen if not is_merged)
@@ -350,8 +354,8 @@ class SessionReads:
         await self._load()
         active, head = self._state.active, self._state.head
         turns = [turn for turn in (head, active and active.turn) if turn]
-        held = union(*(part for turn in turns for part in (turn.spans, turn.base)))
-        if not await find(summary, held, self._journal.blocks.read):
-            why = f"it is not a summary of session {self.session_id!r}: pass a Summary from one of its turns"
-            raise InvalidInputError("summary", shown(summary.text), why)
+        window_spans = union(*(part for turn in turns for part in (turn.spans, turn.base)))
+        if not await find(summary, window_spans, self._journal.blocks.read):
+            reason = f"it is not a summary of session {self.session_id!r}: pass a Summary from one of its turns"
+            raise InvalidInputError("summary", shown(summary.text), reason)
         return await self._journal.blocks.read(await originals(summary, self._journal.blocks.read))

@@ -13,7 +13,7 @@ from turnwise.memory.conversation.spans import Span, Spans, join
 class RecordedOutput:
     """Blocks in reading order, with their positions in the log.
 
-    Parallel tools end in any order, so the two orders may differ.
+    Parallel tools end in any order, so reading order and log order may differ.
 
     Immutable. Blocks are compared by identity, so a block that was stored is never stored again.
     """
@@ -25,12 +25,13 @@ class RecordedOutput:
     @classmethod
     def read(cls, spans: Spans, cache: BlockCache) -> Self:
         """Return the output that `spans` contain; `cache` must contain all of these blocks."""
-        return cls(cache.read(spans), [(span.log, at) for span in spans for at in range(span.start, span.stop)])
+        places = [(span.log, position) for span in spans for position in range(span.start, span.stop)]
+        return cls(cache.read(spans), places)
 
     @property
     def spans(self) -> Spans:
         """Where the blocks are, in reading order."""
-        return join(Span(log, at, at + 1) for log, at in self._places)
+        return join(Span(log, position, position + 1) for log, position in self._places)
 
     def missing(self, blocks: Sequence[Block]) -> list[Block]:
         """Return those of `blocks` that are not stored, in order."""
@@ -39,6 +40,6 @@ class RecordedOutput:
 
     def grown(self, blocks: Sequence[Block], span: Span) -> RecordedOutput:
         """Return an output of `blocks`, in this order; those that were not stored yet get the positions of `span`."""
-        known = {id(block): place for block, place in zip(self.blocks, self._places, strict=True)}
+        stored_places = {id(block): place for block, place in zip(self.blocks, self._places, strict=True)}
         new = iter(range(span.start, span.stop))
-        return RecordedOutput(blocks, [known.get(id(block)) or (span.log, next(new)) for block in blocks])
+        return RecordedOutput(blocks, [stored_places.get(id(block)) or (span.log, next(new)) for block in blocks])

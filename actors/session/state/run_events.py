@@ -97,18 +97,18 @@ def end_event(
 
 def request_event(record: RunRecord, call_id: str, state: CallState) -> NewEvent:
     """Return the event that asks for a decision that does not concern a tool call, such as a budget."""
-    asked = {"call_id": call_id, "name": state.name, "wants": state.wants, "why": state.why}
-    return ApprovalRequested, about(record) | asked
+    values = {"call_id": call_id, "name": state.name, "wants": state.wants, "why": state.why}
+    return ApprovalRequested, about(record) | values
 
 
 def joined_events(record: RunRecord, joined: str, prompt: Spans, blocks: Sequence[Block]) -> list[NewEvent]:
-    """Return the events of a run that the prompts of the run `joined` have become part of: one for each span."""
+    """Return the events of a run that has taken the prompts of the run `joined`: one for each span."""
     events: list[NewEvent] = []
-    left = iter(blocks)
+    remaining = iter(blocks)
     for span in prompt:
-        own = tuple(islice(left, span.stop - span.start))
-        said = {"joined": joined, "span": (span.start, span.stop), "blocks": own}
-        events.append((PromptJoined, {**about(record), **said}))
+        span_blocks = tuple(islice(remaining, span.stop - span.start))
+        values = {"joined": joined, "span": (span.start, span.stop), "blocks": span_blocks}
+        events.append((PromptJoined, {**about(record), **values}))
     return events
 
 
@@ -118,17 +118,17 @@ def placed(events: Sequence[NewEvent], new: Sequence[Block], session: SessionRec
     `new` are the last blocks of the session's log.
     """
     first = session.log_size - len(new)
-    said = [at for at, block in enumerate(new) if not isinstance(block, ToolResult)]
-    results = {block.call_id: at for at, block in enumerate(new) if isinstance(block, ToolResult)}
+    answer_indices = [index for index, block in enumerate(new) if not isinstance(block, ToolResult)]
+    results = {block.call_id: index for index, block in enumerate(new) if isinstance(block, ToolResult)}
     placed: list[NewEvent] = []
     for kind, values in events:
-        where: list[int] = []
+        indices: list[int] = []
         if issubclass(kind, ToolEnded):
-            where = [results[values["call_id"]]] if values["call_id"] in results else []
+            indices = [results[values["call_id"]]] if values["call_id"] in results else []
         elif issubclass(kind, Appending):
-            where, said = said, []
-        if where:
-            span = (first + where[0], first + where[-1] + 1)
-            values = {**values, "span": span, "blocks": tuple(new[where[0] : where[-1] + 1])}  # noqa: PLW2901
+            indices, answer_indices = answer_indices, []
+        if indices:
+            span = (first + indices[0], first + indices[-1] + 1)
+            values = {**values, "span": span, "blocks": tuple(new[indices[0] : indices[-1] + 1])}  # noqa: PLW2901
         placed.append((kind, values))
     return placed

@@ -71,9 +71,9 @@ class RunQueue:
         """Clear the pending turn, since a run uses its prompts now."""
         self._pending = None
 
-    def apply(self, turns: Iterable[TurnRecord], gone: Iterable[ActiveRun] = ()) -> None:
+    def apply(self, turns: Iterable[TurnRecord], ended: Iterable[ActiveRun] = ()) -> None:
         """Apply a commit: update the waiting turns that it stored, and remove the runs that it ended."""
-        for run in gone:
+        for run in ended:
             self.remove(run)
         for turn in turns:
             if turn.status == "pending":

@@ -18,9 +18,9 @@ class SessionTasks:
         self._session_id = session_id
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def name(self, what: str) -> str:
+    def name(self, description: str) -> str:
         """Return what a task does and for which session, for logs."""
-        return f"session {self._session_id!r}: {what}"
+        return f"session {self._session_id!r}: {description}"
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Start a task whose result somebody waits for."""
@@ -29,12 +29,12 @@ class SessionTasks:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def spawn_logged(self, work: Coroutine[Any, Any, Result], what: str) -> asyncio.Task[Result]:
+    def spawn_logged(self, work: Coroutine[Any, Any, Result], description: str) -> asyncio.Task[Result]:
         """Start a task and log its error, since perhaps nobody waits for its result.
 
         Args:
-            what: the task, for the log.
+            description: the task, for the log.
         """
         task = self.spawn(work)
-        watch(task, self.name(what))
+        watch(task, self.name(description))
         return task

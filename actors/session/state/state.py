@@ -39,8 +39,8 @@ class SessionState:
         """The active run: it runs, or waits for a decision about a tool call."""
         self.run_queue = RunQueue()
         """The queued runs, and the appended prompts that no run has used yet."""
-        self._alarm: asyncio.TimerHandle | None = None
-        """Rings when the first queued run is to begin, if it waits for silence."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Fires when the first queued run is to begin, if that run waits for silence."""
         self._interrupted: Sequence[ActiveRun] = ()
         self._ended: OrderedDict[str, tuple[RunRecord, TurnRecord | None]] = OrderedDict()
 
@@ -50,7 +50,7 @@ class SessionState:
     def known_runs(self) -> list[ActiveRun]:
         """All runs for which a caller may be waiting: active, queued, and interrupted ones not yet recovered.
 
-        The last may be `done` with an error, since their end could not be stored.
+        Interrupted runs may be `done` with an error, since their end could not be stored.
         """
         return [*([self.active] if self.active else []), *self.run_queue.queue, *self._interrupted]
 
@@ -83,11 +83,11 @@ class SessionState:
         """
         before = self.active.turn if self.active else self.head
         turns = [self.active.turn] if self.active else []
-        shown = before.input if before and self.active else before.base if before else ()
+        continued = before.input if before and self.active else before.base if before else ()
         for turn in self.run_queue.turns:
-            shown = join(shown, turn.prompt)
+            continued = join(continued, turn.prompt)
             parent = turn_id(self.session_id, before.index) if before else None
-            before = replace(turn, parent=parent, input=shown)
+            before = replace(turn, parent=parent, input=continued)
             turns.append(before)
         return turns
 
@@ -132,11 +132,11 @@ class SessionState:
         """Set the runs whose end could not be stored; the next activation ends or resumes them."""
         self._interrupted = runs
 
-    def set_alarm(self, alarm: asyncio.TimerHandle | None) -> None:
+    def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
         """Set the timer of the first queued run, in place of an earlier one."""
-        if self._alarm:
-            self._alarm.cancel()
-        self._alarm = alarm
+        if self._timer:
+            self._timer.cancel()
+        self._timer = timer
 
     def add_ended(self, run: ActiveRun, end: RunRecord, turn: TurnRecord | None) -> None:
         """Remember the end of a run that is no longer active."""
@@ -157,17 +157,17 @@ class SessionState:
             if turn and turn.index in indices:
                 self._ended[run_id] = (record, None)
 
-    def clear(self, why: Exception) -> None:
-        """Stop all runs and make all callers that wait for them raise `why`.
+    def clear(self, error: Exception) -> None:
+        """Stop all runs and make all callers that wait for them raise `error`.
 
         Called when this process no longer owns the session.
         """
         for run in self.known_runs:
             run.request_cancel("the session was taken over", discard=False)
             run.close()
-            run.fail(why)
+            run.fail(error)
         self.set_active(None)
-        self.set_alarm(None)
+        self.set_timer(None)
         self.replace_backlog()
         self.set_interrupted(())
         if self.journal.forwarder:
@@ -188,10 +188,10 @@ class SessionState:
         self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False
     ) -> None:
         """Publish a live event of the run; see `EventLog.publish_live`."""
-        whose = {**self.key._asdict(), **about(run.record), "at": self.journal.clock()}
+        fields = {**self.key._asdict(), **about(run.record), "at": self.journal.clock()}
 
         def make(seq: int) -> Event | None:
             # While this event waited for a commit, an activation may have found that the run ended elsewhere.
-            return None if run.done.done() else kind(seq=seq, **whose, **values)
+            return None if run.done.done() else kind(seq=seq, **fields, **values)
 
         self.journal.log.publish_live(make, quietly=quietly)

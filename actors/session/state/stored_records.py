@@ -27,10 +27,10 @@ class StoredRecords:
         Raises:
             TurnNotFoundError: no turn has this index.
         """
-        found = await self._store.turns(self._key, after=index - 1, limit=1) if index >= 0 else []
-        if not found or found[0].index != index:
+        turns = await self._store.turns(self._key, after=index - 1, limit=1) if index >= 0 else []
+        if not turns or turns[0].index != index:
             raise TurnNotFoundError(self._key.session_id, index)
-        return found[0]
+        return turns[0]
 
     async def find_run(self, run_id: str) -> RunRecord:
         """Return a run of this session.
@@ -39,17 +39,17 @@ class StoredRecords:
             RunNotFoundError: the session has no run with this id.
         """
         try:
-            found = await self._store.run(run_id)
+            run = await self._store.run(run_id)
         except RunNotFoundError:
-            found = None
-        if found is None or found.session_key != self._key:
+            run = None
+        if run is None or run.session_key != self._key:
             raise RunNotFoundError(run_id, f"session {self._key.session_id!r}")
-        return found
+        return run
 
     async def find_turn_of(self, run: RunRecord) -> TurnRecord | None:
         """Return the turn of a run that has ended; None if the turn was dropped."""
-        found = await self._store.turns(self._key, after=run.turn_index - 1, limit=1)
-        return next((turn for turn in found if turn.run_id == run.run_id), None)
+        turns = await self._store.turns(self._key, after=run.turn_index - 1, limit=1)
+        return next((turn for turn in turns if turn.run_id == run.run_id), None)
 
     async def find_turns_of_blocks(self, session: SessionRecord, spans: Spans) -> list[TurnBlocks]:
         """Return the turns that added some of these blocks to the session's log, each with all blocks that it added.
@@ -59,20 +59,20 @@ class StoredRecords:
         Args:
             session: the session's row, which names its log.
         """
-        wanted = union(span for span in spans if span.log == session.log)
-        found: list[TurnBlocks] = []
-        after = await self._index_before(wanted[0], session.next_index) if wanted else -1
-        while wanted and (page := await self._store.turns(self._key, after=after)):
+        remaining = union(span for span in spans if span.log == session.log)
+        turns: list[TurnBlocks] = []
+        after = await self._index_before(remaining[0], session.next_index) if remaining else -1
+        while remaining and (page := await self._store.turns(self._key, after=after)):
             runs = await read_runs(partial(self._store.runs, self._key), after + 1, page[-1].index + 1)
             private = {run.run_id for run in runs if run.memory != "on"}
             for turn in page:
                 added = join(turn.prompt, turn.output)
-                if overlap(wanted, added):
+                if overlap(remaining, added):
                     is_private = turn.forgotten or turn.run_id in private
-                    found.append(TurnBlocks(turn.index, added, turn.created_at, is_private))
-                    wanted = subtract(wanted, added)
+                    turns.append(TurnBlocks(turn.index, added, turn.created_at, is_private))
+                    remaining = subtract(remaining, added)
             after = page[-1].index
-        return found
+        return turns
 
     async def _index_before(self, place: Span, next_index: int) -> int:
         """Return an index below that of the turn whose prompt is at this place, by bisection: prompts are in order."""

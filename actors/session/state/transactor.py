@@ -229,8 +229,8 @@ class Transactor:
             if self._journal.lost:
                 self._lose(self._journal.lost)
             elif last.begins and (self._launching is None or self._launching.done()):
-                what = self._tasks.name("beginning a run, of whose start the store has not answered")
-                self._launching = self._tasks.spawn(retry(self._launch_begun, what, until=self.is_final))
+                task_name = self._tasks.name("beginning a run, of whose start the store has not answered")
+                self._launching = self._tasks.spawn(retry(self._launch_begun, task_name, until=self.is_final))
             raise
         self._unanswered = None
         self._mark.stored(session)
@@ -286,10 +286,10 @@ class Transactor:
             await self.run(_nothing)
 
     async def _activate(self) -> None:
-        found = await self._journal.activate()
+        activation = await self._journal.activate()
         last, self._unanswered = self._unanswered, None
         commit = self._settled(last) if last else None
-        await self._recover(found, self._begun)
+        await self._recover(activation, self._begun)
         self._begun.clear()
         if commit and commit.forget_turns >= 0:
             self._journal.drop_cleared(union(*self._state.shown_spans))
@@ -314,18 +314,18 @@ class Transactor:
         if self._journal.lost is None:
             await self.activate()
 
-    def _lose(self, why: Exception) -> None:
+    def _lose(self, error: Exception) -> None:
         observer, is_first = self._engines.whole.observer, self._recover is not _recover_nothing
-        if observer and is_first and isinstance(why, SessionFencedError):
+        if observer and is_first and isinstance(error, SessionFencedError):
             observer.fenced(self._state.view())
-        self.give_up(why)
+        self.give_up(error)
 
-    def give_up(self, why: Exception) -> None:
-        """Stop all runs, make all callers that wait for them raise `why`, and close the engines.
+    def give_up(self, error: Exception) -> None:
+        """Stop all runs, make all callers that wait for them raise `error`, and close the engines.
 
         Called when this process no longer owns the session.
         """
-        self._state.clear(why)
+        self._state.clear(error)
         self._engines.close_all()
         # Break the reference cycle, so that the parts are freed at once, not by the garbage collector.
         self._recover = _recover_nothing
@@ -340,5 +340,5 @@ async def _nothing() -> None:
     return None
 
 
-async def _recover_nothing(found: Activation, begun: set[str]) -> None:
+async def _recover_nothing(activation: Activation, begun: set[str]) -> None:
     """Do nothing: a lost session is not activated again."""

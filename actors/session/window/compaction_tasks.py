@@ -89,8 +89,8 @@ def token_limit(strategy: OverflowStrategy, frame: RequestFrame, config: Session
         limit = getattr(strategy, "max_tokens", None)
         if isinstance(limit, int):
             return limit
-        why = f"the window of model {frame.model!r} is not known: pass SessionConfig(max_context_tokens=...)"
-        raise ConfigError("max_context_tokens", None, why)
+        reason = f"the window of model {frame.model!r} is not known: pass SessionConfig(max_context_tokens=...)"
+        raise ConfigError("max_context_tokens", None, reason)
     reserve = config.reserve_output_tokens
     if reserve is None:
         reserve = frame.max_output_tokens or min(window // RESERVE_SHARE, RESERVE_MOST)
@@ -143,8 +143,8 @@ class Compactor:
         self._index: TokenIndex | None = None
         self._counter: TokenCounter = config.token_counter or ByteCounter(self._frame.model)
         """Counts until `count_exactly`."""
-        self._own: dict[tuple[str, int], int] = {}
-        """What the instructions and tools of the last run took, by run and counter."""
+        self._run_overheads: dict[tuple[str, int], int] = {}
+        """The tokens of the last run's instructions and tools, by run and counter."""
         self._counting = asyncio.Lock()
         self.budget = TokenBudget(self._limit)
         """The limit of a request; has the overhead of each request once a window has been counted."""
@@ -168,20 +168,20 @@ class Compactor:
         )
         if budget == self.budget:
             return self
-        other = copy.copy(self)
-        other.budget = budget
-        return other
+        compactor = copy.copy(self)
+        compactor.budget = budget
+        return compactor
 
     def _overhead(self, run: RunRecord) -> int:
         """Return the tokens of the run's own instructions and tools; 0 if no window was counted."""
         if self._index is None or not (run.instructions or run.tools):
             return 0
         counter, key = self._index.counter, (run.run_id, id(self._index.counter))
-        if key not in self._own:
+        if key not in self._run_overheads:
             tools = [{"name": name, **tool} for name, tool in run.tools.items()]
-            self._own.clear()
-            self._own[key] = counter.overhead(run.instructions, tools) - counter.overhead(None, ())
-        return self._own[key]
+            self._run_overheads.clear()
+            self._run_overheads[key] = counter.overhead(run.instructions, tools) - counter.overhead(None, ())
+        return self._run_overheads[key]
 
     def _limit_of(self, run: RunRecord) -> int:
         """Return the limit of the run's requests."""
@@ -190,8 +190,8 @@ class Compactor:
             return self.budget.max_tokens
         frame, config = replace(self._frame, model=run.model or self._frame.model), self.config
         try:
-            if (own := window_of(frame.model)) and config.max_context_tokens:
-                config = replace(config, max_context_tokens=min(own, config.max_context_tokens))
+            if (model_window := window_of(frame.model)) and config.max_context_tokens:
+                config = replace(config, max_context_tokens=min(model_window, config.max_context_tokens))
             if answer is not None:
                 config = replace(config, reserve_output_tokens=answer)
             limit = token_limit(self.strategy, frame, config)
@@ -210,9 +210,9 @@ class Compactor:
         """Return a compactor whose requests also contain so many tokens; itself if that is none."""
         if not tokens:
             return self
-        other = copy.copy(self)
-        other.budget = replace(self.budget, overhead=self.budget.overhead + tokens)
-        return other
+        compactor = copy.copy(self)
+        compactor.budget = replace(self.budget, overhead=self.budget.overhead + tokens)
+        return compactor
 
     async def shrink(self, run: RunRecord, turn: TurnRecord, cache: BlockCache, more: Block | None) -> None:
         """Lower the limit to three quarters of this turn's request, which a provider has refused as too long.
@@ -262,8 +262,8 @@ class Compactor:
     ) -> bool:
         """Return whether prompts may join an active run, since they leave room for its turn, which no strategy drops.
 
-        All prompts that join take at most a quarter of a request, and the turn with them fits into one. Where tokens
-        are estimated, that is rather sooner refused.
+        All joining prompts together take at most a quarter of a request, and the turn with them fits into one request.
+        Estimated tokens are never too few, so an estimate refuses sooner.
 
         Args:
             new: blocks of the turn's output that `cache` does not hold yet.
@@ -272,11 +272,11 @@ class Compactor:
         share = budget.max_tokens // JOIN_SHARE
         if sum(map(ByteCounter().count, cache.read(prompts))) > share * _MOST_BYTES:
             return False
-        own = join(turn.prompt, turn.output, prompts)
-        index.cover((*turn.input, *own), cache)
+        turn_spans = join(turn.prompt, turn.output, prompts)
+        index.cover((*turn.input, *turn_spans), cache)
         output = zip(places(turn.output), cache.read(turn.output), strict=True)
         joined = join([place for place, block in output if isinstance(block, User)], prompts)
-        taken = index.sum(turn.input, System) + index.sum(own) + sum(map(index.counter.count, new))
+        taken = index.sum(turn.input, System) + index.sum(turn_spans) + sum(map(index.counter.count, new))
         return index.sum(joined) <= share and budget.overhead + taken <= budget.max_tokens
 
     async def _counted(self, spans: Spans, cache: BlockCache) -> TokenIndex:
@@ -309,13 +309,13 @@ class Compactor:
 
 def _newest_turn(turn: TurnRecord, spans: Spans, index: TokenIndex) -> int | None:
     """Return where the turn's own blocks begin in the window, without system prompts, which may have moved; or None."""
-    own = join(turn.prompt, turn.output)
-    held = overlap(spans, own)
-    systems = [Span(span.log, at, at + 1) for span in held for at in index.places(span, System)]
-    rest = overlap(held, subtract(own, systems))
-    if not rest:
+    turn_spans = join(turn.prompt, turn.output)
+    in_window = overlap(spans, turn_spans)
+    systems = [Span(span.log, position, position + 1) for span in in_window for position in index.places(span, System)]
+    without_systems = overlap(in_window, subtract(turn_spans, systems))
+    if not without_systems:
         return None
-    before, first = 0, rest[0]
+    before, first = 0, without_systems[0]
     for span in spans:
         if span.log == first.log and span.start <= first.start < span.stop:
             return before + first.start - span.start
@@ -331,9 +331,9 @@ class Prepared:
     window: Window
     summary: Summary | None
 
-    def spans(self, at: Span | None) -> Spans:
-        """Return the spans that replace the window; the summary, if there is one, is stored at the span `at`."""
-        return self.plan.spans(self.window, at)
+    def spans(self, place: Span | None) -> Spans:
+        """Return the spans that replace the window; the summary, if there is one, is stored at the span `place`."""
+        return self.plan.spans(self.window, place)
 
     def outcome(self) -> Compaction:
         """Return what the compaction did, for callers and events."""
@@ -369,7 +369,7 @@ class Preparation:
         """What is still to be summarised, in parts that each fit one request; None before the first attempt."""
         self._summary: str | None = None
         """The summary of the earlier parts."""
-        self._handed: Sequence[HandedOver] | None = None
+        self._handed_over: Sequence[HandedOver] | None = None
         self._saved: list[set[str]] = [set() for _ in plan.flush.memories] if plan.flush else []
 
     async def attempt(self, bill: Bill, check_budget: Callable[[], None]) -> None:
@@ -382,7 +382,7 @@ class Preparation:
             Exception: any error of a model or a memory, or a timeout.
         """
         if self.plan.summary:
-            await self._sum_up(self.plan.summary, bill, check_budget)
+            await self._summarize(self.plan.summary, bill, check_budget)
         if self.plan.flush:
             await self._save(self.plan.flush)
 
@@ -396,8 +396,8 @@ class Preparation:
             if self._summary is None or self._parts:
                 return None
             block = plan.summary.block(self._window, self._summary)
-        if plan.flush and (stays := self._stays(plan.flush)):
-            retained = plan.retaining(self._window, self._compactor.budget, stays)
+        if plan.flush and (unsaved_ranges := self._unsaved_ranges(plan.flush)):
+            retained = plan.retaining(self._window, self._compactor.budget, unsaved_ranges)
             if retained is None or plan.summary:
                 return None
             plan = retained
@@ -409,10 +409,10 @@ class Preparation:
         prepared = self.prepared()
         return prepared is not None and prepared.plan is self.plan
 
-    def _stays(self, task: FlushTask) -> Ranges:
-        return task.ranges if self._handed is None else unacknowledged(self._handed, self._saved)
+    def _unsaved_ranges(self, task: FlushTask) -> Ranges:
+        return task.ranges if self._handed_over is None else unacknowledged(self._handed_over, self._saved)
 
-    async def _sum_up(self, task: SummaryTask, bill: Bill, check_budget: Callable[[], None]) -> None:
+    async def _summarize(self, task: SummaryTask, bill: Bill, check_budget: Callable[[], None]) -> None:
         if self._parts is None:
             model_window = task.model_window or window_of(frame_of(task.model).model)
             self._parts = await self._compactor.off_loop(task.parts, self._window, model_window)
@@ -425,18 +425,18 @@ class Preparation:
     async def _ask(self, task: SummaryTask, request: Sequence[Block], bill: Bill) -> str:
         config = self._compactor.config
         context = CompletionContext(self._session, bill)
-        asked = partial(ask, task.model, request, context, self._compactor.off_loop, config.cancel_grace_s)
-        answer = await within(asked, config.compaction_timeout_s, config.cancel_grace_s)
+        call = partial(ask, task.model, request, context, self._compactor.off_loop, config.cancel_grace_s)
+        answer = await within(call, config.compaction_timeout_s, config.cancel_grace_s)
         if context.stop_reason in CUT_SHORT:
             raise SummaryRefusedError("cut", f"the model stopped at its limit: {context.stop_reason}")
         return task.accept(answer, self._window.counter)
 
     async def _save(self, task: FlushTask) -> None:
-        if self._handed is None:
+        if self._handed_over is None:
             turns = await self._turns_of(task.spans(self._window))
             session_id = self._session.session_id
-            self._handed = await self._compactor.off_loop(task.hand_over, self._window, session_id, turns)
-        items = [item for _, parts in self._handed for item in parts]
+            self._handed_over = await self._compactor.off_loop(task.hand_over, self._window, session_id, turns)
+        items = [item for _, parts in self._handed_over for item in parts]
         memories = zip(task.memories, self._saved, strict=True)
         failures = await asyncio.gather(*(self._save_in(memory, saved, items) for memory, saved in memories))
         if messages := [failure for failure in failures if failure]:
@@ -455,8 +455,8 @@ class Preparation:
                 partial(memory.remember, scope, missing), config.compaction_timeout_s, config.cancel_grace_s
             )
             saved.update(has)
-        except Exception as error:  # noqa: BLE001 - it is reported, and what the memory did not save stays
-            why = error.why if isinstance(error, LongTermMemoryError) else str(error)
-            return f"{name}: {why or type(error).__name__}"
-        left = sum(item.id not in saved for item in missing)
-        return f"{name}: {left} of {len(missing)} items were not saved" if left else None
+        except Exception as error:  # noqa: BLE001 - the error is reported, and unsaved blocks stay
+            reason = error.why if isinstance(error, LongTermMemoryError) else str(error)
+            return f"{name}: {reason or type(error).__name__}"
+        unsaved = sum(item.id not in saved for item in missing)
+        return f"{name}: {unsaved} of {len(missing)} items were not saved" if unsaved else None

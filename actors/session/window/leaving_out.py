@@ -1,4 +1,4 @@
-"""Leaves blocks out of what the next turn continues, also where a summary stands for them."""
+"""Leaves blocks out of the window that the next turn continues, also blocks that a summary replaced."""
 
 from __future__ import annotations
 
@@ -11,43 +11,45 @@ from turnwise.memory.conversation.spans import Seen, Span, Spans, cut, join, ove
 from turnwise.memory.conversation.turns import TurnRecord
 
 
-async def without(spans: Spans, gone: Spans, read: Read) -> tuple[Spans, int]:
-    """Return `spans` without the blocks `gone`, and how many summaries covered any of them.
+async def without(spans: Spans, removed: Spans, read: Read) -> tuple[Spans, int]:
+    """Return `spans` without the blocks `removed`, and how many summaries covered any of them.
 
-    Each such summary is replaced by the other blocks that it covered. What cannot be sent without the blocks goes too:
-    see `remainder`.
+    Each such summary is replaced by the other blocks that it covered. Blocks that cannot be sent without the removed
+    ones are left out too: see `remainder`.
     """
-    opened, summaries = await _opened(spans, gone, read)
-    if not overlap(opened, gone):
+    opened, summaries = await _opened(spans, removed, read)
+    if not overlap(opened, removed):
         return opened, summaries
-    where, seen = places(opened), Seen()
-    for span in gone:
-        seen.add(span)
-    left = remainder(await read(opened), {at for at, place in enumerate(where) if seen.common(place)})
-    return join(where[at] for at in left), summaries
+    block_places, covered = places(opened), Seen()
+    for span in removed:
+        covered.add(span)
+    indices = remainder(
+        await read(opened), {index for index, place in enumerate(block_places) if covered.common(place)}
+    )
+    return join(block_places[index] for index in indices), summaries
 
 
-async def _opened(spans: Spans, gone: Spans, read: Read) -> tuple[Spans, int]:
-    """Return `spans` with the blocks that summaries replaced in place of those that cover any of `gone`, each once."""
+async def _opened(spans: Spans, removed: Spans, read: Read) -> tuple[Spans, int]:
+    """Return `spans` with each summary that covers any of `removed` replaced by its blocks, each block once."""
     parts: list[Span] = []
     summaries = 0
     for place, block in zip(places(spans), await read(spans), strict=True):
-        if isinstance(block, Summary) and overlap(stands_for := await originals(block, read), gone):
+        if isinstance(block, Summary) and overlap(stands_for := await originals(block, read), removed):
             parts += stands_for
             summaries += 1
         else:
             parts.append(place)
-    seen = Seen()
-    return join(part for span in parts for part in seen.take(span)), summaries
+    covered = Seen()
+    return join(part for span in parts for part in covered.take(span)), summaries
 
 
-def carrying(turn: TurnRecord, base: Spans, gone: Spans) -> TurnRecord:
+def carrying(turn: TurnRecord, base: Spans, removed: Spans) -> TurnRecord:
     """Return an ended turn after which the next one continues `base`.
 
     Args:
-        gone: the blocks that are not in `base` any more.
+        removed: the blocks that are not in `base` any more.
     """
     carried, output = cut(base, size(base) - size(turn.output))
     if not turn.carries_all and carried and output == join(turn.output):
         return replace(turn, carried=carried)
-    return replace(turn, carried=base, removed=turn.removed if turn.forgotten else union(turn.removed, gone))
+    return replace(turn, carried=base, removed=turn.removed if turn.forgotten else union(turn.removed, removed))

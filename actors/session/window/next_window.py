@@ -24,8 +24,9 @@ _log = logging.getLogger(__name__)
 class NextWindow:
     """Reads the window that the next turn continues, prompts that wait included, and makes it fit.
 
-    What does not fit is first compacted as the session's strategy says, once, as before a run's request; what a failed
-    strategy or prompts that wait leave too large loses its oldest exchanges in the answer alone.
+    A window that does not fit is compacted once by the session's strategy, as before a run's request. If it is still
+    too large, since the strategy failed or prompts wait, its oldest exchanges are left out of the answer; the session
+    keeps them.
 
     While this awaits the compaction, everything else may run; a crash leaves what `WindowCompaction` says.
     """
@@ -47,10 +48,10 @@ class NextWindow:
     async def read(self, message: str | None = None) -> Turn | None:
         """Return the newest turn with these blocks as its snapshot; None if the session has no turns.
 
-        Without a strategy nothing is known of a limit, and all blocks are returned.
+        Without a strategy the limit is unknown, and all blocks are returned.
 
         Args:
-            message: a text of the user for which there is room behind these blocks, unless it is the last of them.
+            message: a text of the user; there is room for it behind these blocks, unless it is the last of them.
 
         Raises:
             TurnOverflowError: the newest turn alone does not fit.
@@ -64,20 +65,20 @@ class NextWindow:
             if newest is None:
                 return None
             if compactor is None:
-                return self._showing(newest, newest.spans if newest.is_open else newest.base)
-            window, compactor, more = await self._measured(compactor, newest, message)
+                return self._turn_with(newest, newest.spans if newest.is_open else newest.base)
+            window, compactor, more = await self._measure(compactor, newest, message)
             if window.taken(compactor.budget) <= compactor.budget.max_tokens:
-                return self._showing(newest, without_former_systems(window))
+                return self._turn_with(newest, without_former_systems(window))
             if is_compacted:
                 try:
-                    return self._showing(newest, newest_that_are_valid(window, compactor.budget))
+                    return self._turn_with(newest, newest_that_are_valid(window, compactor.budget))
                 except WindowOverflowError as error:
                     name = turn_id(self._state.session_id, newest.index)
                     raise TurnOverflowError(name, *error.args) from error
             await self._compact(more)
             is_compacted = True
 
-    async def _measured(
+    async def _measure(
         self, compactor: Compactor, newest: TurnRecord, message: str | None
     ) -> tuple[Window, Compactor, User | None]:
         """Return the window, counted exactly if it does not fit by an estimate.
@@ -96,7 +97,7 @@ class NextWindow:
             await compactor.count_exactly()
 
     async def _compact(self, more: User | None) -> None:
-        """Compact what ended turns have, so that there is room for what waits; a failure is in the session's events."""
+        """Compact the blocks of ended turns, so that waiting prompts have room; events report a failure."""
         await self._compaction.wait()
         if self._state.head is None or self._plans.is_pausing:
             return
@@ -105,6 +106,6 @@ class NextWindow:
         except TurnwiseError as error:
             _log.warning("session %s: its window was not compacted: %s", self._state.session_id, error)
 
-    def _showing(self, newest: TurnRecord, spans: Spans) -> Turn:
-        shown = replace(newest, prompt=(), input=spans, output=(), carried=(), appended=())
-        return self._state.journal.blocks.turn(shown)
+    def _turn_with(self, newest: TurnRecord, spans: Spans) -> Turn:
+        record = replace(newest, prompt=(), input=spans, output=(), carried=(), appended=())
+        return self._state.journal.blocks.turn(record)

@@ -36,7 +36,7 @@ MOST_SKIPPED = 16
 
 
 class CompactionBill:
-    """Charges the usage of a compaction, and gathers what no event has told yet.
+    """Charges the usage of a compaction, and sums the usage that no event has reported.
 
     Args:
         charge: charges the session.
@@ -53,14 +53,14 @@ class CompactionBill:
         self._price = price
         self._charge = charge
         self.run = run
-        self.untold: Usage | None = None
+        self.unreported: Usage | None = None
 
     def __call__(self, usage: Usage, model: str | None) -> None:
         """Add the usage of a model call."""
         try:
             usage = self._price(usage, model)
         finally:  # count the usage even if it cannot be priced
-            self.untold = self.untold + usage if self.untold else usage
+            self.unreported = self.unreported + usage if self.unreported else usage
             if self.run and not self.run.done.done():
                 self.run.unbilled += usage
             else:
@@ -83,7 +83,7 @@ class PlanRunner:
         self._spending = spending
         self._failures = 0
         """How many compactions have failed since the last one that succeeded."""
-        self._skip = 0
+        self._runs_to_skip = 0
         """For how many more runs compaction is suspended after failures, unless a request would not fit."""
 
     def bill(self, run: ActiveRun | None = None) -> CompactionBill:
@@ -93,16 +93,16 @@ class PlanRunner:
     @property
     def is_pausing(self) -> bool:
         """Whether plans that call a model or a memory are put off, because the last ones failed."""
-        return self._skip > 0
+        return self._runs_to_skip > 0
 
     def count_run(self) -> None:
         """Shorten the pause by one run."""
-        self._skip -= 1
+        self._runs_to_skip -= 1
 
     def count_failure(self) -> None:
         """Begin a pause, which is twice as long after each further failure."""
         self._failures += 1
-        self._skip = min(2**self._failures, MOST_SKIPPED)
+        self._runs_to_skip = min(2**self._failures, MOST_SKIPPED)
 
     async def prepare(
         self, compactor: Compactor, plan: Plan, window: Window, bill: CompactionBill
@@ -133,7 +133,7 @@ class PlanRunner:
         if not preparation.is_whole:
             self.count_failure()
         elif plan.waits:
-            self._failures = self._skip = 0
+            self._failures = self._runs_to_skip = 0
         return preparation.prepared(), failure
 
     async def store(self, prepared: Prepared, bill: CompactionBill) -> bool:
@@ -149,11 +149,11 @@ class PlanRunner:
         async def commit(spent: Usage | None, doubt: UnknownOutcome) -> None:
             nonlocal done
             span, session = self._journal.extend(len(new))
-            was, becomes = prepared.window.spans, prepared.spans(span if new else None)
+            before, after = prepared.window.spans, prepared.spans(span if new else None)
             head = self._state.head
-            head = head and (_continued_under(head, was, becomes) if run else _rebased(head, was, becomes))
+            head = head and (_continued_under(head, before, after) if run else _rebased(head, before, after))
             running = run or self._state.active
-            active = running and _rebased(running.turn, was, becomes)
+            active = running and _rebased(running.turn, before, after)
             if run:
                 check_open(run)
                 active = active and replace(active, input=active.carried, carried=())
@@ -216,16 +216,16 @@ class PlanRunner:
     async def _commit_once(
         self, commit: Callable[[Usage | None, UnknownOutcome], Awaitable[None]], bill: CompactionBill
     ) -> None:
-        """Store a commit that tells the bill's usage, exactly once, even if the store's answer is lost."""
+        """Store a commit that reports the bill's usage, exactly once, even if the store's answer is lost."""
         doubt = UnknownOutcome()
 
         async def change() -> None:
             if doubt.stored:
                 return
-            await commit(bill.untold, doubt)
+            await commit(bill.unreported, doubt)
 
         await self._transactor.run_with_retries(change)
-        bill.untold = None
+        bill.unreported = None
 
     async def _find_turns(self, spans: Spans) -> Sequence[TurnBlocks]:
         return await self._journal.records.find_turns_of_blocks(self._journal.session, spans)
@@ -244,30 +244,30 @@ def check_open(run: ActiveRun) -> None:
         raise EngineError("the run has ended: nothing can be added to it")
 
 
-def _continued_under(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
+def _continued_under(turn: TurnRecord, before: Spans, after: Spans) -> TurnRecord | None:
     """Apply a compaction of the running turn's window to its parent `turn`; return the parent with `carried` set.
 
-    The compaction, which was paid for, is then kept even if the running turn is discarded. `was` and `becomes` are the
+    The compaction, which was paid for, is then kept even if the running turn is discarded. `before` and `after` are the
     running turn's window before and after it. Returns None if the compaction replaced blocks of the running turn or the
     parent's output, or if the window does not begin with `turn.base`.
     """
-    if not begins_with(was, turn.base):
+    if not begins_with(before, turn.base):
         return None
-    own = cut(was, size(turn.base))[1]
-    front, rest = cut(becomes, size(becomes) - size(own))
-    return _rebased(turn, turn.base, front) if rest == join(own) else None
+    turn_spans = cut(before, size(turn.base))[1]
+    front, rest_of_window = cut(after, size(after) - size(turn_spans))
+    return _rebased(turn, turn.base, front) if rest_of_window == join(turn_spans) else None
 
 
-def _rebased(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
-    """Return the turn with `carried` set so that the next turn continues `becomes` instead of the window `was`.
+def _rebased(turn: TurnRecord, before: Spans, after: Spans) -> TurnRecord | None:
+    """Return the turn with `carried` set so that the next turn continues `after` instead of the window `before`.
 
     What the turn added after the window stays after it; the turn's output stays last. Returns None if the turn does not
     continue the window, or if its output was compacted.
     """
-    if not begins_with(turn.base, was):
+    if not begins_with(turn.base, before):
         return None
-    whole = join(becomes, cut(turn.base, size(was))[1])
+    window = join(after, cut(turn.base, size(before))[1])
     if turn.carries_all:
-        return replace(turn, carried=whole) if whole else None
-    carried, output = cut(whole, size(whole) - size(turn.output))
+        return replace(turn, carried=window) if window else None
+    carried, output = cut(window, size(window) - size(turn.output))
     return replace(turn, carried=carried) if carried and output == join(turn.output) else None

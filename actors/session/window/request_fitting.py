@@ -71,15 +71,15 @@ class RequestFitting:
         Raises:
             ContextOverflowError: it has more than `MAX_WINDOW_BLOCKS`, and there is no strategy.
         """
-        turn = await self._room(run)
+        turn = await self._fit_or_drop_recalled(run)
         while (count := size(run.turn.input) + size(run.turn.output)) > MAX_WINDOW_BLOCKS:
             if run.run_resources.compactor is None:
                 raise ContextOverflowError(_TOO_MANY.format(self._state.session_id, count, MAX_WINDOW_BLOCKS))
             await self.shrink(run)  # each time to three quarters, until it fits or nothing can be removed
-            turn = await self._room(run)
+            turn = await self._fit_or_drop_recalled(run)
         return turn
 
-    async def _room(self, run: ActiveRun) -> Turn:
+    async def _fit_or_drop_recalled(self, run: ActiveRun) -> Turn:
         try:
             return await self._fit(run)
         except (WindowOverflowError, CompactionError):
@@ -96,19 +96,19 @@ class RequestFitting:
             raise ContextOverflowError("there is no overflow strategy to make room: pass overflow= to the manager")
         await compactor.shrink(run.record, run.turn, self._journal.blocks.cache, run.recalled)
 
-    def _shown(self, run: ActiveRun) -> Turn:
+    def _turn_for_engine(self, run: ActiveRun) -> Turn:
         """Return the run's turn for its engine: with the retrieved memory text."""
         turn = self._journal.blocks.turn(run.turn)
         return turn.recalling(run.recalled) if run.recalled else turn
 
     async def _fit(self, run: ActiveRun) -> Turn:
-        own = run.run_resources.compactor
-        if own is None:
-            return self._shown(run)
-        strategy: OverflowStrategy | None = own.strategy
+        own_compactor = run.run_resources.compactor
+        if own_compactor is None:
+            return self._turn_for_engine(run)
+        strategy: OverflowStrategy | None = own_compactor.strategy
         failure: Exception | None = None
         for _ in range(LAST_RESORTS):
-            window, compactor = await self._measured(own, run)
+            window, compactor = await self._measure(own_compactor, run)
             is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
             if is_over:
                 await self._compaction.wait()
@@ -116,39 +116,41 @@ class RequestFitting:
                 await self._use_carried(run)
                 continue
             if strategy is not compactor.strategy and not is_over:
-                return self._shown(run)
+                return self._turn_for_engine(run)
             if strategy is None:
                 break
             plan = await self._plan(compactor, strategy, window, run, is_over=is_over)
             if plan is None or (plan.waits and not is_over):
-                return self._shown(run)
+                return self._turn_for_engine(run)
             if run.turn.carried:
                 await self._use_carried(run)  # the request is shorter then, so plan again
                 continue
             if plan.waits and self._plans.is_pausing and plan.otherwise:
-                strategy = plan.otherwise  # it failed recently, and would delay each prompt
+                strategy = plan.otherwise  # the strategy failed recently, and would delay each prompt
                 continue
             bill = self._plans.bill(run)
             prepared, failure = await self._plans.prepare(compactor, plan, window, bill)
             if prepared and await self._plans.store(prepared, bill) and prepared.plan is plan:
-                return self._shown(run)
+                return self._turn_for_engine(run)
             strategy = plan.otherwise
-        name = type(own.strategy).__name__
+        name = type(own_compactor.strategy).__name__
         raise CompactionError(
             self._state.session_id,
             name,
             reason(failure) if failure else "no overflow strategy could make the request fit",
         ) from failure
 
-    async def _measured(self, own: Compactor, run: ActiveRun) -> tuple[Window, Compactor]:
+    async def _measure(self, own_compactor: Compactor, run: ActiveRun) -> tuple[Window, Compactor]:
         """Return the request's window, perhaps estimated if it is small, and the compactor with the run's limit."""
         while True:
-            window = await own.window(run.turn, self._journal.blocks.cache)
-            compactor = own.of_run(run.record).with_block(run.recalled)
+            window = await own_compactor.window(run.turn, self._journal.blocks.cache)
+            compactor = own_compactor.of_run(run.record).with_block(run.recalled)
             is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
-            if not own.is_estimate(window) or not (is_over or acts(own.strategy, window, compactor.budget)):
+            if not own_compactor.is_estimate(window) or not (
+                is_over or acts(own_compactor.strategy, window, compactor.budget)
+            ):
                 return window, compactor
-            await own.count_exactly()
+            await own_compactor.count_exactly()
 
     async def _plan(
         self, compactor: Compactor, strategy: OverflowStrategy, window: Window, run: ActiveRun, *, is_over: bool

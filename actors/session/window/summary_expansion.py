@@ -21,12 +21,12 @@ async def find(summary: Summary, spans: Spans, read: Read) -> bool:
 
     One read for each level.
     """
-    seen = Seen()
+    covered = Seen()
     while spans:
-        found = await _summaries(spans, read)
-        if summary in found:
+        summaries = await _summaries(spans, read)
+        if summary in summaries:
             return True
-        spans = _folded(found, seen)
+        spans = _folded(summaries, covered)
     return False
 
 
@@ -36,7 +36,7 @@ async def originals(summary: Summary, read: Read) -> Spans:
     If a part of them is itself a summary, its originals are returned instead of it. Each position is returned once. One
     read for each summary.
     """
-    seen = Seen()
+    covered = Seen()
     spans: list[Span] = []
     parts = [_parts(summary)]
     while parts:
@@ -45,7 +45,7 @@ async def originals(summary: Summary, read: Read) -> Spans:
             parts.pop()
             continue
         span, is_folded = part
-        new = seen.take(span)
+        new = covered.take(span)
         inner = await _summaries((span,), read) if is_folded and new else ()
         spans += () if inner else new
         parts += map(_parts, inner)
@@ -57,32 +57,32 @@ async def reach(spans: Spans, read: Read) -> Spans:
 
     One read for each level.
     """
-    seen = Seen()
+    covered = Seen()
     reached = list(spans)
     while spans:
         summaries = await _summaries(spans, read)
         reached += (span for summary in summaries for span in _spans(summary.of))
-        spans = _folded(summaries, seen)
+        spans = _folded(summaries, covered)
     return union(reached)
 
 
-def _folded(summaries: Iterable[Summary], seen: Seen) -> Spans:
+def _folded(summaries: Iterable[Summary], covered: Seen) -> Spans:
     """Return the positions of the summaries that were folded into these and were not seen before."""
-    places = (Span(log, at, at + 1) for summary in summaries for log, at in summary.folded)
-    return union(new for place in places for new in seen.take(place))
+    places = (Span(log, position, position + 1) for summary in summaries for log, position in summary.folded)
+    return union(new for place in places for new in covered.take(place))
 
 
 def _parts(summary: Summary) -> Iterator[tuple[Span, bool]]:
     """Yield the spans that a summary replaced, in order, and whether the span is a summary that was folded into it."""
     folded: dict[str, list[int]] = {}
-    for log, at in sorted(summary.folded):
-        folded.setdefault(log, []).append(at)
+    for log, position in sorted(summary.folded):
+        folded.setdefault(log, []).append(position)
     for log, start, stop in summary.of:
         places = folded.get(log, [])
-        for at in places[bisect_left(places, start) : bisect_left(places, stop)]:
-            yield Span(log, start, at), False
-            yield Span(log, at, at + 1), True
-            start = at + 1  # noqa: PLW2901
+        for position in places[bisect_left(places, start) : bisect_left(places, stop)]:
+            yield Span(log, start, position), False
+            yield Span(log, position, position + 1), True
+            start = position + 1  # noqa: PLW2901
         yield Span(log, start, stop), False
 
 

@@ -132,10 +132,10 @@ class WindowCompaction:
         if task.cancelled():
             if self._journal.session.status == "ended":
                 raise self._journal.lost or SessionEndedError(self._state.session_id)
-            why = "the compaction was stopped, for example because a turn was forgotten"
-            raise self._journal.lost or CompactionError(self._state.session_id, name, why)
-        done = task.result()
-        return done.outcome() if done else None
+            message = "the compaction was stopped, for example because a turn was forgotten"
+            raise self._journal.lost or CompactionError(self._state.session_id, name, message)
+        prepared = task.result()
+        return prepared.outcome() if prepared else None
 
     async def _compact_if_due(self, compactor: Compactor, head: TurnRecord) -> None:
         try:
@@ -176,11 +176,11 @@ class WindowCompaction:
             return None
         prepared, failure = await self._plans.prepare(compactor, plan, window, bill)
         if prepared is None:
-            why = reason(failure) if failure else "no block may be removed from the window"
-            raise CompactionError(self._state.session_id, name, why)
+            message = reason(failure) if failure else "no block may be removed from the window"
+            raise CompactionError(self._state.session_id, name, message)
         if not await self._plans.store(prepared, bill):
-            why = "the session's window changed during the compaction"
-            raise CompactionError(self._state.session_id, name, why)
+            message = "the session's window changed during the compaction"
+            raise CompactionError(self._state.session_id, name, message)
         return prepared
 
     async def _waiting_tokens(self, compactor: Compactor, head: TurnRecord) -> int:

@@ -59,8 +59,8 @@ async def test_a_session_that_is_cleared_begins_anew_and_memories_forget_its_tur
         await stage.say(prompt)
     await stage.core.admission.append(["pending"], "key")
     await stage.core.ingestion.wait_for_memory()
-    done = await stage.core.forgetting.clear()
-    assert (done.turns, done.items, done.waiting) == (4, {"memory 0": 3}, 0) and not book.items
+    report = await stage.core.forgetting.clear()
+    assert (report.turns, report.items, report.waiting) == (4, {"memory 0": 3}, 0) and not book.items
     for core in (stage.core, stage.new_core()):
         assert await core.reads.latest() is None and await core.reads.turns() == []
         assert [run.state for run in await core.reads.runs()] == ["completed"] * 3
@@ -77,7 +77,7 @@ async def test_a_session_that_is_cleared_begins_anew_and_memories_forget_its_tur
 
 @pytest.mark.parametrize("clock", [time.time, lambda: 5.0])
 async def test_a_session_that_changed_since_it_was_read_is_not_cleared(clock: Callable[[], float]) -> None:
-    """Nor if the clock stood still meanwhile, as one that was set back does."""
+    """The same holds if the clock stood still meanwhile, as one that was set back does."""
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION, updated_at=5.0))
     core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), clock=clock)
@@ -124,8 +124,8 @@ async def test_a_summary_of_what_is_cleared_goes_too() -> None:
     await chat(stage, *prompts(0, 30))
     latest = await stage.core.reads.latest()
     assert latest and said(latest.blocks)[0].startswith("summary")
-    done = await stage.core.forgetting.clear(keep_last=2)
-    assert done.turns == 28 and done.summaries > 0
+    report = await stage.core.forgetting.clear(keep_last=2)
+    assert report.turns == 28 and report.summaries > 0
     session = await stage.core.reads.session()
     log = [decode(text) for text in await stage.store.blocks([Span(session.log, 0, session.log_size)])]
     assert said(log) == prompts(28, 30)
@@ -178,8 +178,8 @@ async def test_no_file_and_no_history_has_the_text_afterwards(tmp_path: Path) ->
     assert secret.encode() in bytes_of(tmp_path)
     await core.forgetting.clear(keep_last=1)
     assert [event.turn_index for event in await history.events(SessionKey(SESSION)) if event.key is None][:1] == [1]
-    for each in (store, history):
-        await each.close()
+    for backend in (store, history):
+        await backend.close()
     assert secret.encode() not in bytes_of(tmp_path)
     again = SessionCore(SessionKey(SESSION), SQLStore(f"sqlite:///{tmp_path}/chats.db"), ScriptedEngine())
     (turn,) = await again.reads.turns()
@@ -204,11 +204,11 @@ async def test_the_events_that_stay_tell_what_stays(keep_last: int) -> None:
         await core.forgetting.clear(keep_last)
         await forwarder.flush(5)
         turns = await core.reads.turns()
-        gone = {"one", "two", "three", "four", "pending", "five"} - {
+        cleared_texts = {"one", "two", "three", "four", "pending", "five"} - {
             text for turn in turns for text in said(turn.new_blocks)
         }
         stored = str(await history.events(SessionKey(SESSION)))
-        assert not [text for text in gone if f"'{text}'" in stored]
+        assert not [text for text in cleared_texts if f"'{text}'" in stored]
         await talk(core, prompt)
         await forwarder.flush(5)
         latest = await core.reads.latest()
@@ -217,7 +217,7 @@ async def test_the_events_that_stay_tell_what_stays(keep_last: int) -> None:
 
 
 class AwayOnce(InMemoryHistory):
-    """Fails the first time that it is to delete something."""
+    """A store whose first delete fails."""
 
     is_away = True
 
@@ -229,7 +229,7 @@ class AwayOnce(InMemoryHistory):
 
 
 async def test_a_clear_that_the_history_store_interrupted_can_be_repeated() -> None:
-    """The event of the turn that stays has the whole input of its run, which is removed the second time."""
+    """The event of the remaining turn has the whole input of its run; the second clear removes that input."""
     store, history = InMemoryStore(), AwayOnce()
     await store.create(SessionRecord(session_id=SESSION))
     core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)

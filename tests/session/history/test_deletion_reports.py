@@ -32,8 +32,8 @@ async def talk(store: Any, turns: int) -> SessionCore:
 async def test_the_report_of_a_deleted_session_counts_its_turns(store: Any) -> None:
     async with closing(store):
         core = await talk(store, 2)
-        done = await core.forgetting.delete()
-        assert (done.sessions, done.turns) == (1, 2) and not done.verified
+        report = await core.forgetting.delete()
+        assert (report.sessions, report.turns) == (1, 2) and not report.verified
         core = await talk(store, 0)
         assert (await core.forgetting.delete()).turns == 0
 
@@ -51,5 +51,5 @@ def test_a_memory_that_was_not_verified_leaves_a_deletion_unverified() -> None:
     clean = Erasure(items=1, files=1, found=(), verified=True)
     assert Forgotten(items={"a": 1}, erased={"a": clean}, was_checked=True).verified
     assert not Forgotten(items={"a": 1, "b": 1}, erased={"a": clean}, was_checked=True).verified
-    both = Forgotten(was_checked=True) + Forgotten(sessions=1, turns=2)
-    assert both.verified and (both.sessions, both.turns) == (1, 2)
+    total = Forgotten(was_checked=True) + Forgotten(sessions=1, turns=2)
+    assert total.verified and (total.sessions, total.turns) == (1, 2)

@@ -58,20 +58,20 @@ async def test_a_turn_that_is_forgotten_is_in_no_later_request_and_in_no_memory_
     engine: Talker = stage.engine
     turns = [await stage.say(*prompts) for prompts in ((System(text="be kind"), "one"), ("two",), ("three",))]
     await stage.core.ingestion.wait_for_memory()
-    done = await stage.core.forgetting.forget_turn(which)
-    assert (done.turns, done.items, done.summaries, done.waiting) == (1, {"memory 0": 1}, 0, 0)
-    assert not done.erased and not done.verified
+    report = await stage.core.forgetting.forget_turn(which)
+    assert (report.turns, report.items, report.summaries, report.waiting) == (1, {"memory 0": 1}, 0, 0)
+    assert not report.erased and not report.verified
     assert book.turns == [index for index in range(3) if index != which]
-    left = [prompt for index, prompt in enumerate(("one", "two", "three")) if index != which]
+    remaining = [prompt for index, prompt in enumerate(("one", "two", "three")) if index != which]
     await stage.say("four")
-    assert prompts_of(engine.given[-1]) == [*left, "four"]
+    assert prompts_of(engine.given[-1]) == [*remaining, "four"]
     stage.new_core()
     await stage.say("five")
-    assert prompts_of(engine.given[-1]) == [*left, "four", "five"]
+    assert prompts_of(engine.given[-1]) == [*remaining, "four", "five"]
     check_request(engine.given[-1])
-    kept = await stage.core.reads.turns()
-    assert [turn.blocks for turn in kept[:3]] == [turn.blocks for turn in turns], "as its model saw it"
-    assert [turn.record.forgotten for turn in kept] == [index == which for index in range(5)]
+    stored_turns = await stage.core.reads.turns()
+    assert [turn.blocks for turn in stored_turns[:3]] == [turn.blocks for turn in turns], "as its model saw it"
+    assert [turn.record.forgotten for turn in stored_turns] == [index == which for index in range(5)]
     await stage.core.ingestion.wait_for_memory()
     assert which not in book.turns and len(book.turns) == 4
     again = await stage.core.forgetting.forget_turn(which)
@@ -126,7 +126,7 @@ async def test_a_save_in_flight_arrives_before_its_turn_is_forgotten() -> None:
 
 
 async def test_a_summary_of_a_forgotten_turn_is_replaced_by_its_other_originals() -> None:
-    """Case 54: its influence on summaries, also on those that were folded into others."""
+    """Case 54: summaries lose the turn, also summaries that were folded into others."""
 
     model = Summarizer()
     stage = await MemoryStage.opened(Book(), overflow=summarize(model, trigger_ratio=0.6), **WINDOW)
@@ -138,26 +138,26 @@ async def test_a_summary_of_a_forgotten_turn_is_replaced_by_its_other_originals(
     (summary,) = (block for block in latest.blocks if isinstance(block, Summary))
     assert summary.folded, "a summary of summaries"
     before = await expanded(stage, latest.blocks)
-    gone = before[3]
+    forgotten_text = before[3]
     shown = len(model.shown)
-    done = await stage.core.forgetting.forget_turn(int(gone[7:9]))
-    assert done.summaries == 1 and done.items == {"memory 0": 1}
+    report = await stage.core.forgetting.forget_turn(int(forgotten_text[7:9]))
+    assert report.summaries == 1 and report.items == {"memory 0": 1}
     await asyncio.sleep(5)
     await stage.say("and now?")
-    for block in (block for given in model.shown[shown:] for block in given):
-        assert gone not in getattr(block, "text", ""), "nobody sums it up again"
+    for block in (block for request in model.shown[shown:] for block in request):
+        assert forgotten_text not in getattr(block, "text", ""), "no summary is made of it again"
     (last,) = (await stage.core.reads.turns(limit=100))[-1:]
     held = await expanded(stage, last.blocks)
-    assert held == [*(text for text in before if text != gone), "and now?"], "all others are there, once"
+    assert held == [*(text for text in before if text != forgotten_text), "and now?"], "each other prompt is there once"
     check_request(stage.engine.given[-1])
 
 
 async def expanded(stage: MemoryStage, blocks: Sequence[Block]) -> list[str]:
-    """Return the prompts among blocks, and among what summaries stand for."""
-    found: list[Block] = []
+    """Return the prompts among blocks and among the blocks that summaries replaced."""
+    originals: list[Block] = []
     for block in blocks:
-        found += await stage.core.reads.expand(block) if isinstance(block, Summary) else (block,)
-    return prompts_of(found)
+        originals += await stage.core.reads.expand(block) if isinstance(block, Summary) else (block,)
+    return prompts_of(originals)
 
 
 async def test_a_flush_gives_no_memory_what_was_forgotten() -> None:
@@ -236,10 +236,10 @@ async def test_a_session_that_is_deleted_is_forgotten_by_all_memories() -> None:
         await stage.core.forgetting.delete()
     assert await stage.store.get(SessionKey(SESSION, "ada"))
     book.fails = None
-    done = await stage.core.forgetting.delete(verify=True)
-    assert (done.sessions, done.notes) == (1, 1)
-    assert done.items["memory 1"] >= 1 and not book.items
-    assert not done.verified and done.erased["memory 1"].why
+    report = await stage.core.forgetting.delete(verify=True)
+    assert (report.sessions, report.notes) == (1, 1)
+    assert report.items["memory 1"] >= 1 and not book.items
+    assert not report.verified and report.erased["memory 1"].why
     with pytest.raises(SessionNotFoundError):
         await stage.store.get(SessionKey(SESSION, "ada"))
     assert not facts.items
@@ -265,8 +265,8 @@ async def test_memories_that_fail_do_not_keep_others_from_forgetting() -> None:
         await stage.core.forgetting.forget_turn(0)
     assert not good.items and bad.items
     bad.fails = None
-    done = await stage.core.forgetting.forget_turn(0)
-    assert done.items == {"memory 0": 1, "memory 1": 0}
+    report = await stage.core.forgetting.forget_turn(0)
+    assert report.items == {"memory 0": 1, "memory 1": 0}
 
 
 async def test_a_turn_that_is_forgotten_while_it_is_read_for_saving_is_not_saved() -> None:
@@ -283,8 +283,8 @@ async def test_a_turn_that_is_forgotten_while_it_is_read_for_saving_is_not_saved
     await asyncio.sleep(1)
     spans = (Span((await stage.core.reads.session()).log, 0, 4),)
     stage.core.state.journal.blocks.cache.add_spans(spans, await InMemoryStore.blocks(stage.store, spans))
-    done = await stage.core.forgetting.forget_turn(0)
-    assert done.waiting == 1
+    report = await stage.core.forgetting.forget_turn(0)
+    assert report.waiting == 1
     await stage.core.ingestion.wait_for_memory()
     assert book.turns == [1] and len(book.given) == 1
 
@@ -297,7 +297,7 @@ async def test_a_flush_of_a_turn_that_is_forgotten_meanwhile_leaves_nothing_of_i
     for number in range(4):
         await stage.say(f"prompt {number:02} {'x' * 20}")
     await asyncio.sleep(1)
-    assert book.given, "it is on its way"
+    assert book.given, "the save has begun"
     stage.memories = (book,)
     stage.core.use(stage.engine, stage.config, flush, stage.slots)
     forgetting = asyncio.create_task(stage.core.forgetting.forget_turn(0))
@@ -310,7 +310,7 @@ async def test_a_flush_of_a_turn_that_is_forgotten_meanwhile_leaves_nothing_of_i
 
 @pytest.mark.parametrize("delay_s", [0.0, 1.0, 3.0, 6.0])
 async def test_a_run_that_began_before_memories_had_forgotten_has_nothing_of_it_afterwards(delay_s: float) -> None:
-    """Whether memories are asked when it is returned, have been, or are about to be."""
+    """The search of the memories ends before or after the forget returns."""
 
     book = Book()
     engine = Slow()
@@ -321,9 +321,9 @@ async def test_a_run_that_began_before_memories_had_forgotten_has_nothing_of_it_
     recall, forget = book.recall, book.forget
 
     async def recalls(*args: Any, **settings: Any) -> Any:
-        found = await recall(*args, **settings)
+        result = await recall(*args, **settings)
         await asyncio.sleep(delay_s)
-        return found
+        return result
 
     book.recall, book.forget = recalls, later(forget, 5.0)  # type: ignore[method-assign]
     forgetting = asyncio.create_task(stage.core.forgetting.forget_turn(0))
@@ -333,13 +333,13 @@ async def test_a_run_that_began_before_memories_had_forgotten_has_nothing_of_it_
     engine.given.clear()
     outcome = await stage.core.reads.wait("run")
     assert outcome.run.state == "completed" and engine.given
-    for given in engine.given:
-        assert not any("secret" in getattr(block, "text", "") for block in given)
+    for request in engine.given:
+        assert not any("secret" in getattr(block, "text", "") for block in request)
     assert any("green" in getattr(block, "text", "") for block in engine.given[-1] if isinstance(block, Recalled))
 
 
 class Slow(Talker):
-    """Asks its model twice, a while apart."""
+    """Calls its model twice, with a pause between the calls."""
 
     async def run(self, turn: Any, context: Any) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)
@@ -388,8 +388,8 @@ async def test_a_fork_of_an_earlier_turn_lacks_forgotten_blocks_and_their_summar
         blocks = await stage.core.state.journal.blocks.read(turn.base)
         assert [int(text[7:9]) for text in prompts_of(blocks)] == numbers, name
         assert not any(isinstance(block, Summary) for block in blocks)
-    (kept,) = await stage.store.turns(SessionKey("fork", "ada"))
-    assert kept.spans == (await stage.store.turns(SessionKey(SESSION, "ada"), after=10, limit=1))[0].spans
+    (copied_turn,) = await stage.store.turns(SessionKey("fork", "ada"))
+    assert copied_turn.spans == (await stage.store.turns(SessionKey(SESSION, "ada"), after=10, limit=1))[0].spans
 
 
 async def test_forgetting_may_be_repeated_where_the_store_failed_at_any_of_its_steps() -> None:
@@ -523,15 +523,15 @@ async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so
     notes = WorkingMemory(InMemoryItems())
     await notes.replace(stage.core.retrieval.memory_access()._scope, "a note")
     stage.core.use(stage.engine, disabled, flush, slots, notes)
-    done = await stage.core.forgetting.delete()
-    assert done.items == {"memory 0": 11, "flushed": len(flushed.gone) - 1} and done.notes == 1
+    report = await stage.core.forgetting.delete()
+    assert report.items == {"memory 0": 11, "flushed": len(flushed.gone) - 1} and report.notes == 1
 
 
 def test_memories_of_a_strategy_are_known_once_and_are_not_used() -> None:
-    one, other, last = (LexicalMemory(SQLItems(f"sqlite:///{name}.db")) for name in ("one", "other", "last"))
+    first, second, last = (LexicalMemory(SQLItems(f"sqlite:///{name}.db")) for name in ("one", "other", "last"))
     static = StaticMemory(["It is so."])
-    flush = FlushToMemory([other, one, static], otherwise=FlushToMemory([last]))
-    _, slots = equip(flush, [one, static], "names", SessionConfig())
+    flush = FlushToMemory([second, first, static], otherwise=FlushToMemory([last]))
+    _, slots = equip(flush, [first, static], "names", SessionConfig())
     assert [(slot.name, slot.is_used) for slot in slots] == [
         *(("LexicalMemory", True), ("StaticMemory", True)),
         *(("LexicalMemory-2", False), ("LexicalMemory-3", False)),

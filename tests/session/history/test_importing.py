@@ -51,7 +51,7 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def said(blocks: Iterable[Block]) -> list[str]:
+def texts_of(blocks: Iterable[Block]) -> list[str]:
     return [block.text for block in blocks if isinstance(block, System | User | Text)]
 
 
@@ -75,15 +75,15 @@ async def test_each_prompt_with_its_answer_is_a_turn_and_the_next_run_continues_
     first, second = await core.reads.turns()
     assert [first.status, second.status] == ["completed"] * 2 and first.run_id is second.run_id is None
     assert list(second.blocks) == list(GIVEN.blocks) and second.parent == first.id and second.text == "2"
-    assert said(second.asked) == ["two", "please"] and second.new_blocks[2] == ToolUse(
+    assert texts_of(second.asked) == ["two", "please"] and second.new_blocks[2] == ToolUse(
         call_id="c1", name="find", input={"a": 1}
     )
     assert await core.reads.runs() == []
     blocks = await run(core, "three")
-    assert blocks[: len(GIVEN.blocks)] == list(GIVEN.blocks) and said(blocks)[-2] == "three"
+    assert blocks[: len(GIVEN.blocks)] == list(GIVEN.blocks) and texts_of(blocks)[-2] == "three"
     assert rebuild((await core.reads.events())[0]) == blocks
     again = SessionCore(SessionKey(SESSION), core.state.journal.store, ScriptedEngine())
-    assert said(await run(again, "four"))[: len(said(blocks))] == said(blocks)
+    assert texts_of(await run(again, "four"))[: len(texts_of(blocks))] == texts_of(blocks)
     fork = await again.forking.fork(0, "fork")
     assert fork.next_index == 1
 
@@ -92,8 +92,8 @@ async def test_prompts_at_the_end_wait_for_a_run() -> None:
     core = await opened()
     assert await core.importing.import_turns(WAITING) == 2
     (*_, pending) = await core.reads.turns()
-    assert pending.status == "pending" and said(pending.asked) == ["three"]
-    assert said(await run(core))[-2:-1] == ["three"]
+    assert pending.status == "pending" and texts_of(pending.asked) == ["three"]
+    assert texts_of(await run(core))[-2:-1] == ["three"]
     assert rebuild((await core.reads.events())[0]) == list((await core.reads.turn(2)).blocks)
 
 
@@ -102,10 +102,10 @@ async def test_answers_before_the_first_prompt_belong_to_the_first_turns_prompt(
     greeting = {"role": "assistant", "content": "Hello."}
     await core.importing.import_turns(read_messages([CHAT[0], greeting, *CHAT[1:3]]))
     (turn,) = await core.reads.turns()
-    assert [block.kind for block in turn.asked] == ["system", "text", "user"] and said(turn.output) == ["1"]
-    other = await opened()
-    await other.importing.import_turns(read_messages([greeting]))
-    assert [turn.status for turn in await other.reads.turns()] == ["pending"]
+    assert [block.kind for block in turn.asked] == ["system", "text", "user"] and texts_of(turn.output) == ["1"]
+    second_core = await opened()
+    await second_core.importing.import_turns(read_messages([greeting]))
+    assert [turn.status for turn in await second_core.reads.turns()] == ["pending"]
 
 
 async def test_the_same_conversation_is_stored_once_and_another_one_behind_it() -> None:
@@ -120,15 +120,16 @@ async def test_the_same_conversation_is_stored_once_and_another_one_behind_it() 
     assert rebuild((await core.reads.events())[0]) == list((await core.reads.turn(4)).blocks)
 
 
-@pytest.mark.parametrize("given", [GIVEN, WAITING, read_messages([CHAT[1]])])
-async def test_what_was_cleared_is_stored_again_once_by_its_key_or_without(given: Given) -> None:
+@pytest.mark.parametrize("conversation", [GIVEN, WAITING, read_messages([CHAT[1]])])
+async def test_what_was_cleared_is_stored_again_once_by_its_key_or_without(conversation: Given) -> None:
     core = await opened()
     for begin in (0, 1, 2):
         for key in (None, "key"):
-            last = await core.importing.import_turns(given, key)
-            assert last >= begin and await core.importing.import_turns(given, key) == last
+            last = await core.importing.import_turns(conversation, key)
+            assert last >= begin and await core.importing.import_turns(conversation, key) == last
             again = SessionCore(SessionKey(SESSION), core.state.journal.store, ScriptedEngine())
-            assert await again.importing.import_turns(given, key) == last == (await again.reads.turns())[-1].index
+            assert await again.importing.import_turns(conversation, key) == last
+            assert (await again.reads.turns())[-1].index == last
             await again.forgetting.clear()
             core = SessionCore(SessionKey(SESSION), core.state.journal.store, ScriptedEngine())
     await core.importing.import_turns(GIVEN, "other")
@@ -266,8 +267,8 @@ async def test_events_tell_an_import_behind_a_forgotten_turn_and_what_was_cleare
     assert rebuild((await core.reads.events())[0]) == blocks
     await core.forgetting.clear(keep_last=2)
     await forwarder.flush(5)
-    kept = str(await history.events(SessionKey(SESSION)))
-    assert "Be brief." not in kept and "please" in kept
+    stored_text = str(await history.events(SessionKey(SESSION)))
+    assert "Be brief." not in stored_text and "please" in stored_text
 
 
 async def test_an_archive_keeps_imported_turns() -> None:
@@ -275,12 +276,15 @@ async def test_an_archive_keeps_imported_turns() -> None:
     await core.importing.import_turns(WAITING)
     lines: list[str] = []
     await export_session(core.state.journal.store, SessionKey(SESSION), lines.append)
-    other = InMemoryStore()
-    await import_session(other, lines)
-    copy = SessionCore(SessionKey(SESSION), other, ScriptedEngine())
-    turns = [[(turn.index, turn.status, turn.blocks) for turn in await each.reads.turns()] for each in (copy, core)]
+    target_store = InMemoryStore()
+    await import_session(target_store, lines)
+    copy = SessionCore(SessionKey(SESSION), target_store, ScriptedEngine())
+    turns = [
+        [(turn.index, turn.status, turn.blocks) for turn in await session_core.reads.turns()]
+        for session_core in (copy, core)
+    ]
     assert turns[0] == turns[1]
-    assert await copy.importing.import_turns(WAITING) == 2, "and what was imported"
+    assert await copy.importing.import_turns(WAITING) == 2, "imported turns are in the archive, too"
 
 
 async def test_an_archive_keeps_appended_calls_and_thoughts() -> None:
@@ -292,9 +296,9 @@ async def test_an_archive_keeps_appended_calls_and_thoughts() -> None:
     blocks = await run(core)
     lines: list[str] = []
     await export_session(core.state.journal.store, SessionKey(SESSION), lines.append)
-    other = InMemoryStore()
-    await import_session(other, lines)
-    assert list((await SessionCore(SessionKey(SESSION), other, ScriptedEngine()).reads.turn(0)).blocks) == blocks
+    target_store = InMemoryStore()
+    await import_session(target_store, lines)
+    assert list((await SessionCore(SessionKey(SESSION), target_store, ScriptedEngine()).reads.turn(0)).blocks) == blocks
 
 
 async def test_an_archive_keeps_an_appended_call_that_waits_for_its_result() -> None:
@@ -302,9 +306,9 @@ async def test_an_archive_keeps_an_appended_call_that_waits_for_its_result() -> 
     await core.admission.append([User(text="one"), ToolUse(call_id="c", name="f")], "a")
     lines: list[str] = []
     await export_session(core.state.journal.store, SessionKey(SESSION), lines.append)
-    other = InMemoryStore()
-    await import_session(other, lines)
-    copy = SessionCore(SessionKey(SESSION), other, ScriptedEngine())
+    target_store = InMemoryStore()
+    await import_session(target_store, lines)
+    copy = SessionCore(SessionKey(SESSION), target_store, ScriptedEngine())
     await copy.admission.append([ToolResult(call_id="c", text="1")], "b")
     assert [block.kind for block in (await copy.reads.turn(0)).asked] == ["user", "tool_use", "tool_result"]
 
@@ -346,7 +350,7 @@ async def test_a_conversation_that_continues_the_sessions_adds_only_what_is_new(
     assert list((await core.reads.turns())[-1].blocks) == list(longer.blocks)
     await run(core, "four")
     said_by_all = read_messages([*CHAT, {"role": "user", "content": "one"}])
-    assert await core.importing.import_turns(said_by_all) == 6, "another conversation is added whole"
+    assert await core.importing.import_turns(said_by_all) == 6, "all blocks of another conversation are added"
     assert (await core.reads.turns())[4].new_blocks[0] == longer.blocks[0]
 
 

@@ -1,4 +1,4 @@
-"""A long talk of which all is recalled and extracted from, by a model that takes whatever it is shown for a fact."""
+"""A long conversation that is recalled and extracted from, by a model that takes each shown sentence for a fact."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEW = 10
 
 
 class Echo:
-    """Answers with all that was recalled for the prompt, word for word, as sections and as plain sentences."""
+    """Answers with all items that were recalled for the prompt, word for word, as sections and as plain sentences."""
 
     def __init__(self) -> None:
         self.last = ""
@@ -50,7 +50,7 @@ class Echo:
 
 
 def plain(recalled: str) -> str:
-    """Return recalled items as sentences without any sign of where they are from."""
+    """Return recalled items as sentences that do not show their source."""
     lines = (line.partition(") ")[2] for line in recalled.splitlines() if line.startswith("- ["))
     return "\n".join(json.loads(line) for line in lines)
 
@@ -77,7 +77,7 @@ class Greedy:
 
 
 def prompt(number: int, recalled: str) -> str:
-    """Say something new, ask, or hand back what was recalled, in the sections that it came in."""
+    """Return a prompt: a new fact, a question, or the recalled items in their sections."""
     if number % NEW == 0:
         return f"My crate {word(number)} holds {word(number + 7)}."
     if number % NEW in (3, 6) and recalled:
@@ -87,7 +87,7 @@ def prompt(number: int, recalled: str) -> str:
 
 def word(number: int) -> str:
     """Return a word of its own for each number."""
-    return "".join("bdfgklmnprstvwz"[(number // 15**at) % 15] + "aeiou"[at % 5] for at in range(4))
+    return "".join("bdfgklmnprstvwz"[(number // 15**index) % 15] + "aeiou"[index % 5] for index in range(4))
 
 
 @pytest.mark.timeout(400)

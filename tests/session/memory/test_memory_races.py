@@ -59,7 +59,7 @@ ENDED = ("completed", "cancelled", "failed", "interrupted")
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """What goes wrong in these lives is logged a thousand times, and pytest would keep it all."""
+    """Errors in these lives are logged a thousand times, and pytest would keep every record."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
@@ -80,60 +80,60 @@ class Shelf:
         self._one_by_one = asyncio.Lock()
         self.name = name
         self.items: dict[str, MemoryItem] = {}
-        self.gone: set[str] = set()
+        self.forgotten_ids: set[str] = set()
         self.refuses = f"w{world.random.randrange(20)}"
         self.is_sound = False
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         async def act() -> list[str]:
-            kept = items
+            saved = items
             if not self.is_sound:
                 if any(self.refuses in words_of(item.blocks) for item in items):
                     raise InvalidMemoryError("x", "it is odd")
                 if self._random.random() < 0.2:
-                    kept = items[: self._random.randrange(len(items) + 1)]
-            for item in kept:
+                    saved = items[: self._random.randrange(len(items) + 1)]
+            for item in saved:
                 self._world.expect(item.source.turn_index not in self._world.forgotten, f"{item} was forgotten")
-                if item.id not in self.gone:
-                    known = self.items.setdefault(item.id, item)
-                    self._world.expect(known == item, f"one id, two items: {known}, {item}")
-            return [item.id for item in kept]
+                if item.id not in self.forgotten_ids:
+                    stored = self.items.setdefault(item.id, item)
+                    self._world.expect(stored == item, f"one id, two items: {stored}, {item}")
+            return [item.id for item in saved]
 
         self._world.expect(scope == SCOPE, f"{scope}")
         self._world.expect(bool(items), "nothing is given")
-        return set(await self._asked(act))
+        return set(await self._call(act))
 
     async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> Sequence[MemoryItem]:
         await pause(self._random)
-        found = list(self.items.values())
-        found = self._random.sample(found, min(len(found), 3))
+        items = list(self.items.values())
+        items = self._random.sample(items, min(len(items), 3))
         await asyncio.sleep(self._random.random() * self._random.choice((0.01, 0.5)))
         self._maybe_fail()
-        return found
+        return items
 
     async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         return False
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         async def act() -> int:
-            found = {name for name, item in self.items.items() if turn_index in (None, item.source.turn_index)}
-            self.gone |= found
-            for name in found:
+            ids = {name for name, item in self.items.items() if turn_index in (None, item.source.turn_index)}
+            self.forgotten_ids |= ids
+            for name in ids:
                 del self.items[name]
-            return len(found)
+            return len(ids)
 
         self._world.expect(scope == SCOPE and ids is None, f"{scope}")
-        return int(await self._asked(act))
+        return int(await self._call(act))
 
     async def close(self) -> None:
         pass
 
     @property
     def turns(self) -> list[int]:
-        """Of which turns it has items, in the order in which it got them."""
+        """The indexes of the turns whose items it has, in the order of saving."""
         return [item.source.turn_index for item in self.items.values() if item.source.turn_index is not None]
 
-    async def _asked(self, act: Callable[[], Awaitable[Any]]) -> Any:
+    async def _call(self, act: Callable[[], Awaitable[Any]]) -> Any:
         async def serve() -> Any:
             async with self._one_by_one:
                 await pause(self._random)
@@ -182,7 +182,7 @@ class Quoter:
 
 
 class MemoryWorld(AgentWorld):
-    """A session with two memories, each request of whose model is looked at, and each commit."""
+    """A session with two memories; each request of its model and each commit is checked."""
 
     memories: tuple[Shelf, ...] = ()
 
@@ -206,9 +206,9 @@ class MemoryWorld(AgentWorld):
         """The turns whose forgetting has returned."""
         self.secrets: set[str] = set()
         """Their words."""
-        self.there: dict[int, tuple[Shelf, ...]] = {}
+        self.memories_of_turn: dict[int, tuple[Shelf, ...]] = {}
         """By turn, the memories that there were while its end was stored."""
-        self.at: dict[int, tuple[Shelf, ...]] = {}
+        self.memories_at_change: dict[int, tuple[Shelf, ...]] = {}
         """By commit, the memories that there were when it began."""
         self.ended: dict[int, tuple[Spans, Spans, Spans]] = {}
         """The turns as they ended."""
@@ -236,7 +236,7 @@ class MemoryWorld(AgentWorld):
         dawdling = self.store.commit
 
         async def begun(session_id: str, epoch: int, change: Commit) -> None:
-            self.at[id(change)] = self.memories
+            self.memories_at_change[id(change)] = self.memories
             await dawdling(session_id, epoch, change)
 
         self.store.commit = begun  # type: ignore[attr-defined]
@@ -246,7 +246,7 @@ class MemoryWorld(AgentWorld):
         return self
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
-        """Ask the model once or more, as a loop of tools would."""
+        """Call the model once or more, as a tool loop does."""
         prompts = [block for block in turn.blocks if isinstance(block, User)]
         for _ in range(self.random.choice((1, 1, 2, 3))):
             self.check_sent(turn.blocks)
@@ -260,7 +260,7 @@ class MemoryWorld(AgentWorld):
         return [Text(text=f"as to {prompts[-1].text[:4].strip()}")]
 
     def check_sent(self, blocks: Sequence[Block]) -> None:
-        """Note it if a model is sent what it may not see, or what a provider would refuse."""
+        """Note a failure if a request has forgotten text, or if a provider would refuse it."""
         if not self.processes.is_alive:
             return
         self.expect(not words_of(blocks) & self.secrets, f"{words_of(blocks) & self.secrets} are sent in {blocks}")
@@ -274,10 +274,10 @@ class MemoryWorld(AgentWorld):
             self.faults.append(fault)
 
     def switch(self, memories: tuple[Shelf, ...]) -> None:
-        """Take other memories over, in the midst of whatever goes on."""
+        """Switch to other memories while other work runs."""
         if memories == self.shelves[:1]:  # who is not there when others go on is left behind
-            for index, there in self.there.items():
-                self.there[index] = there[:1]
+            for index, shelves in self.memories_of_turn.items():
+                self.memories_of_turn[index] = shelves[:1]
         self.memories = memories
         self.switches += memories != self.shelves
         token = PROCESS.set(self.process)
@@ -298,10 +298,12 @@ class MemoryWorld(AgentWorld):
         for turn in change.turns:
             if turn.status in ENDED and turn.index not in self.ended:
                 self.ended[turn.index] = (turn.prompt, turn.input, turn.output)
-                self.there[turn.index] = tuple(shelf for shelf in self.memories if shelf in self.at[id(change)])
+                self.memories_of_turn[turn.index] = tuple(
+                    shelf for shelf in self.memories if shelf in self.memories_at_change[id(change)]
+                )
 
-    async def wanted(self) -> list[TurnRecord]:
-        """Return the turns that memories are to have."""
+    async def expected_turns(self) -> list[TurnRecord]:
+        """Return the turns that memories should have."""
         store = self.store.inner
         uses = {run.run_id: run.memory for run in await store.runs(SessionKey(SESSION))}
         return [
@@ -311,13 +313,14 @@ class MemoryWorld(AgentWorld):
         ]
 
     async def missing(self) -> list[tuple[str, int]]:
-        """Return which turns each memory lacks that was there when they ended, and that refused none of them."""
-        wanted = await self.wanted()
+        """Return the name and the turn index for each turn that a memory lacks although it was attached and refused
+        nothing."""
+        expected = await self.expected_turns()
         return [
             (shelf.name, turn.index)
             for shelf in self.shelves
-            for turn in wanted
-            if shelf in self.there[turn.index]
+            for turn in expected
+            if shelf in self.memories_of_turn[turn.index]
             and turn.index not in shelf.turns
             and (shelf.name, turn.index) not in self.refused
         ]
@@ -328,7 +331,7 @@ class MemoryWorld(AgentWorld):
         self.expect(not early, f"saved up to {saved}, but for {early}")
 
     async def forget(self, index: int) -> None:
-        """Forget a turn, if there is one, however often that takes. A memory that is away meanwhile is not asked."""
+        """Forget a turn, if there is one; repeat the call until it succeeds. A detached memory is not called."""
         while True:
             switches = self.switches + (self.memories != self.shelves)
             try:
@@ -349,7 +352,7 @@ class MemoryWorld(AgentWorld):
 
 
 async def live(world: MemoryWorld, prompts: int) -> None:
-    """Lead a life, up to a time when nothing goes wrong and nothing is left to do."""
+    """Run a life until nothing fails and no work is left."""
     await world.create()
     random = world.random
     dice, runs = random.random, list[str]()
@@ -362,8 +365,8 @@ async def live(world: MemoryWorld, prompts: int) -> None:
                 settings["memory"] = random.choice(("on", "read", "off"))
             while True:
                 try:
-                    said = f"w{number} {'x' * random.choice((5, 60, 120))}"
-                    await world.ask("admission.start", [said], run_id=run_id, **settings)
+                    prompt = f"w{number} {'x' * random.choice((5, 60, 120))}"
+                    await world.ask("admission.start", [prompt], run_id=run_id, **settings)
                     break
                 except SessionBusyError:
                     await asyncio.sleep(0.05)
@@ -421,41 +424,41 @@ async def check_life(world: MemoryWorld) -> None:
     store = world.store.inner
     assert not world.faults, world.faults[:3]
     for run in await store.runs(SessionKey(SESSION)):
-        assert "Error:" not in (run.why or "") or "the model broke" in str(run.why), f"{run} failed of itself"
+        assert "Error:" not in (run.why or "") or "the model broke" in str(run.why), f"{run} failed by itself"
     assert not await world.missing()
-    kept = {turn.index: turn for turn in await store.turns(SessionKey(SESSION))}
-    wanted = [turn.index for turn in await world.wanted()]
+    stored_turns = {turn.index: turn for turn in await store.turns(SessionKey(SESSION))}
+    expected = [turn.index for turn in await world.expected_turns()]
     for shelf in world.shelves:
         assert len(shelf.turns) == len(set(shelf.turns)), f"a turn is there twice: {shelf.turns}"
-        assert len(shelf.turns) == len(shelf.items), "an item is of no turn"
-        assert set(shelf.turns) <= set(wanted), f"{set(shelf.turns) - set(wanted)} are not to be there"
+        assert len(shelf.turns) == len(shelf.items), "an item belongs to no turn"
+        assert set(shelf.turns) <= set(expected), f"{set(shelf.turns) - set(expected)} should not be saved"
         for item in shelf.items.values():
             index = item.source.turn_index
             assert index is not None
             blocks = (await world.ask("reads.turn", index)).new_blocks
             assert item.blocks == tuple(blocks), "it has its own blocks"
     for index, spans in world.ended.items():
-        turn = kept[index]
+        turn = stored_turns[index]
         assert (turn.prompt, turn.input, turn.output) == spans, "the history stays as it was"
         assert turn.forgotten >= (index in world.forgotten)
     if not world.forgotten and not isinstance(world.overflow, FlushToMemory):  # which lets what is private go first
         await check_session(store, SESSION, history=world.history and world.history.inner, compacts=True)
-    for number, at in enumerate([None, *world.random.sample(sorted(kept), min(1, len(kept)))]):
+    for number, turn_index in enumerate([None, *world.random.sample(sorted(stored_turns), min(1, len(stored_turns)))]):
         with suppress(TurnNotFoundError):
-            await world.ask("forking.fork", at, f"fork{number}")
+            await world.ask("forking.fork", turn_index, f"fork{number}")
             (fork,) = await store.turns(SessionKey(f"fork{number}"))
             blocks = await world.core.state.journal.blocks.read(fork.base)
             held = words_of(blocks)
             for block in blocks:
                 if isinstance(block, Summary):
                     held |= words_of([block])
-            assert not held & world.secrets, f"a fork at {at} goes on with {held & world.secrets}"
+            assert not held & world.secrets, f"a fork at {turn_index} continues {held & world.secrets}"
             if blocks:
                 check_request([*blocks, User(text="and now?")])
 
 
 async def die(world: MemoryWorld) -> None:
-    """Delete the session, however often that takes."""
+    """Delete the session; repeat the call until it succeeds."""
     for shelf in world.shelves:
         shelf.is_sound = False
     while True:
@@ -489,7 +492,7 @@ def test_under_faults_memories_have_each_turn_once_and_no_forgotten_turn() -> No
             await die(world)
 
     lives = explore(LIVES, life)
-    assert lives < LIVES or min(recalled, forgotten, compacted) > LIVES // 4, "these lives are eventful"
+    assert lives < LIVES or min(recalled, forgotten, compacted) > LIVES // 4, "the lives test too little"
 
 
 def test_saving_costs_no_commit_while_nothing_goes_wrong() -> None:

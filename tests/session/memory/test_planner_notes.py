@@ -24,18 +24,18 @@ NOTES = MemoryConfig(planner_notes=True)
 
 
 class Planner:
-    """Notes what it will do, and answers."""
+    """Notes its plan, and answers."""
 
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
-        asked = turn.asked[-1].text  # type: ignore[union-attr]
-        context.note(f"look up {asked}")
+        prompt = turn.asked[-1].text  # type: ignore[union-attr]
+        context.note(f"look up {prompt}")
         context.note(" ")
-        context.note(f"look up {asked}")
+        context.note(f"look up {prompt}")
         await asyncio.sleep(0.01)
-        context.note(f"answer about {asked}")
+        context.note(f"answer about {prompt}")
         return [Text(text="Done.")]
 
 
@@ -45,14 +45,14 @@ async def opened(*memories: Any, config: MemoryConfig = NOTES) -> MemoryStage:
 
 def count_reads(stage: MemoryStage) -> list[Any]:
     """Return a list that grows with each read of events from the store."""
-    events, asked = stage.store.events, list[Any]()
+    events, reads = stage.store.events, list[Any]()
 
     async def counting(*args: Any, **options: Any) -> Any:
-        asked.append((args, options))
+        reads.append((args, options))
         return await events(*args, **options)
 
     stage.store.events = counting
-    return asked
+    return reads
 
 
 def notes_of(book: Book) -> list[tuple[int | None, str]]:
@@ -96,7 +96,8 @@ async def test_without_the_policy_no_note_is_saved() -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_another_process_saves_what_an_earlier_one_had_not(leaves: bool) -> None:
-    """The earlier one left, or was killed: then the notes of the newest turn are given again, which changes nothing."""
+    """The earlier process left or was killed; after a kill the newest turn's notes are saved again, which changes
+    nothing."""
     book = Book()
     stage = await opened(book)
     await stage.say("tea")
@@ -112,7 +113,9 @@ async def test_another_process_saves_what_an_earlier_one_had_not(leaves: bool) -
     assert await stage.core.ingestion.wait_for_memory()
     prompts = ["tea", "figs 0", "figs 1", "cake"]
     expected = [
-        (at, text) for at, of in enumerate(prompts) for text in (f"look up {of}", f"look up {of}", f"answer about {of}")
+        (index, text)
+        for index, prompt in enumerate(prompts)
+        for text in (f"look up {prompt}", f"look up {prompt}", f"answer about {prompt}")
     ]
     assert notes_of(book) == expected
 

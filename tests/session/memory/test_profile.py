@@ -37,8 +37,8 @@ from window_stage import Talker
 ADA = Scope(user_id="ada", session_id=SESSION, agent="clerk")
 _FACTS, _LIKES, _RULES, _SKILL = MemoryType.FACTS, MemoryType.PREFERENCES, MemoryType.INSTRUCTIONS, MemoryType.SKILL
 WHO = [
-    MemoryItem(id=f"w{at}", text=text, type=kind, created_at=1e9 + at)
-    for at, (text, kind) in enumerate(
+    MemoryItem(id=f"w{index}", text=text, type=kind, created_at=1e9 + index)
+    for index, (text, kind) in enumerate(
         [
             ("The user's name is Sarah.", _FACTS),
             ("Is allergic to peanuts.", _FACTS),
@@ -66,7 +66,7 @@ def memory_of(facts: ItemStore, **settings: Any) -> ExtractiveMemory:
     return ExtractiveMemory(NoModel(), facts, **settings)
 
 
-async def known(*items: MemoryItem, scope: Scope = ADA) -> InMemoryItems:
+async def items_of(*items: MemoryItem, scope: Scope = ADA) -> InMemoryItems:
     facts = InMemoryItems()
     await facts.put(scope, items)
     return facts
@@ -85,7 +85,7 @@ async def chat(*memories: Any, **settings: Any) -> SessionCore:
 
 
 async def request(core: SessionCore, *prompt: str | Block) -> Sequence[Block]:
-    """Return what the engine is given for a prompt."""
+    """Return the request of the engine for a prompt."""
     run_id = new_id()
     await core.admission.start(prompt, run_id=run_id)
     outcome = await core.reads.wait(run_id)
@@ -94,34 +94,34 @@ async def request(core: SessionCore, *prompt: str | Block) -> Sequence[Block]:
 
 
 def section(blocks: Sequence[Block], name: str = "profile") -> str:
-    """Return what stands in a section of a request; empty if it has none."""
+    """Return the text of a section of a request; empty if the request lacks the section."""
     (text,) = [block.text for block in blocks if isinstance(block, Recalled)] or [""]
     _, _, rest = text.partition(f"<{name}_memory>")
     return rest.partition(f"</{name}_memory>")[0]
 
 
 async def recall_event(core: SessionCore) -> MemoryRecalled:
-    found, _, _ = await core.reads.events(limit=1000)
-    *_, event = [event for event in found if isinstance(event, MemoryRecalled)]
+    events, _, _ = await core.reads.events(limit=1000)
+    *_, event = [event for event in events if isinstance(event, MemoryRecalled)]
     return event
 
 
 async def test_who_the_user_is_stands_in_every_request_and_nobody_elses() -> None:
-    facts = await known(*WHO)
+    facts = await items_of(*WHO)
     eve = Scope(user_id="eve", agent="clerk")
     await facts.put(eve, [MemoryItem(id="e", text="The user's name is Eve and she hates snacks.", type=_FACTS)])
     await facts.put(replace(ADA, agent="other"), [MemoryItem(id="o", text="Never say a snack.", type=_RULES)])
-    gone = [("old", {"superseded_at": 5.0}), ("past", {"expires_at": 5.0}), ("done", {"status": "resolved"})]
-    await facts.put(ADA, [MemoryItem(id=name, text=f"{name} snack", **more) for name, more in gone])  # type: ignore[arg-type]
+    outdated = [("old", {"superseded_at": 5.0}), ("past", {"expires_at": 5.0}), ("done", {"status": "resolved"})]
+    await facts.put(ADA, [MemoryItem(id=name, text=f"{name} snack", **more) for name, more in outdated])  # type: ignore[arg-type]
     await facts.put(ADA, [MemoryItem(id="skill", text="Folds paper cranes.", type=_SKILL, created_at=1e9)])
     core = await chat(memory_of(facts))
     sections = set()
     for prompt in PROMPTS:
-        given = await request(core, prompt)
-        sections.add(section(given))
-        assert all(item.text in section(given) for item in WHO), prompt
-        assert section(given).count("\n- ") == len(WHO)
-        (recalled,) = [block.text for block in given if isinstance(block, Recalled)]
+        blocks = await request(core, prompt)
+        sections.add(section(blocks))
+        assert all(item.text in section(blocks) for item in WHO), prompt
+        assert section(blocks).count("\n- ") == len(WHO)
+        (recalled,) = [block.text for block in blocks if isinstance(block, Recalled)]
         assert not any(word in recalled for word in ("Eve", "snack", "cranes")), prompt
         assert all(recalled.count(item.text) == 1 for item in WHO)
         assert (await recall_event(core)).profile == {"memory 0": len(WHO)}
@@ -132,32 +132,33 @@ async def test_who_the_user_is_stands_in_every_request_and_nobody_elses() -> Non
 
 async def test_items_that_do_not_fit_into_the_profile_are_reported_and_may_be_recalled() -> None:
     crates = [
-        MemoryItem(id=f"c{at}", text=f"Crate {at} holds pears{at}.", type=_FACTS, created_at=2e9 + at)
-        for at in range(30)
+        MemoryItem(id=f"c{index}", text=f"Crate {index} holds pears{index}.", type=_FACTS, created_at=2e9 + index)
+        for index in range(30)
     ]
     pinned = MemoryItem(id="p", text="Lives by the sea.", type=_SKILL, created_at=1.0, pinned=True)
-    facts = await known(*crates, pinned)
+    facts = await items_of(*crates, pinned)
     core = await chat(memory_of(facts), token_counter=ByteCounter(), memory=MemoryConfig(profile_tokens=600))
-    given = await request(core, "Which crate holds pears3?")
+    blocks = await request(core, "Which crate holds pears3?")
     event = await recall_event(core)
     sent = event.profile["memory 0"]
     assert 1 < sent < 12 and event.profile_left_out == {"memory 0": {"token_budget": 31 - sent}}
     # what is pinned, then the newest; in the order of time
-    ids = [30 - at for at in range(sent - 1, 0, -1)]
-    texts = [f"Crate {at} holds pears{at}." for at in ids]
-    lines = section(given).strip().split("\n")
+    ids = [30 - index for index in range(sent - 1, 0, -1)]
+    texts = [f"Crate {index} holds pears{index}." for index in ids]
+    lines = section(blocks).strip().split("\n")
     assert [line.partition(") ")[2].strip('"') for line in lines] == [pinned.text, *texts]
-    assert len(f"<profile_memory>{section(given)}</profile_memory>".encode()) <= 600
-    assert "Crate 3 holds" in section(given, "semantic") and "Crate 3 holds" not in section(given)
-    assert not any(text in section(given, "semantic") for text in texts)
+    assert len(f"<profile_memory>{section(blocks)}</profile_memory>".encode()) <= 600
+    assert "Crate 3 holds" in section(blocks, "semantic") and "Crate 3 holds" not in section(blocks)
+    assert not any(text in section(blocks, "semantic") for text in texts)
 
 
 async def test_a_profile_and_what_is_recalled_share_the_windows_room() -> None:
-    facts = await known(*(MemoryItem(id=str(at), text=f"Owns crate{at} {'x' * 100}.", type=_FACTS) for at in range(9)))
+    crates = (MemoryItem(id=str(index), text=f"Owns crate{index} {'x' * 100}.", type=_FACTS) for index in range(9))
+    facts = await items_of(*crates)
     window = {"max_context_tokens": 1300, "reserve_output_tokens": 100, "token_counter": ByteCounter()}
     core = await chat(memory_of(facts), **window)
-    given = await request(core, "Say hi about crate1 and crate2.")
-    (block,) = [block for block in given if isinstance(block, Recalled)]
+    blocks = await request(core, "Say hi about crate1 and crate2.")
+    (block,) = [block for block in blocks if isinstance(block, Recalled)]
     sections = block.text[block.text.index("<") :]
     assert 0 < len(sections.encode()) <= 1200 // 2
 
@@ -172,7 +173,7 @@ async def test_a_memory_with_profiles_is_asked_once_for_a_run() -> None:
 
     facts = Counted()
     await facts.put(ADA, WHO)
-    memory, other = memory_of(facts), Parrot()
+    memory, parrot = memory_of(facts), Parrot()
     calls: list[str] = []
     whole = memory.recall_with_profile
 
@@ -181,9 +182,9 @@ async def test_a_memory_with_profiles_is_asked_once_for_a_run() -> None:
         return await whole(*args, **options)
 
     memory.recall_with_profile = counted  # type: ignore[method-assign]
-    core = await chat(memory, other)
+    core = await chat(memory, parrot)
     await request(core, "Suggest a snack")
-    assert (calls, facts.reads, len(other.asked)) == (["Suggest a snack"], 1, 1)
+    assert (calls, facts.reads, len(parrot.queries)) == (["Suggest a snack"], 1, 1)
     core = await chat(memory, memory=MemoryConfig(profile_tokens=0))
     assert section(await request(core, "Suggest a snack")) == "" and len(calls) == 1
     core = await chat(memory, memory=MemoryConfig(recall=False))
@@ -191,15 +192,15 @@ async def test_a_memory_with_profiles_is_asked_once_for_a_run() -> None:
 
 
 async def test_what_is_forgotten_or_contradicted_is_in_no_later_request() -> None:
-    facts = await known(*WHO)
+    facts = await items_of(*WHO)
     memory = memory_of(facts)
     core = await chat(memory)
     assert "nurse" in section(await request(core, "hey"))
     await memory.forget(ADA, ["w3"])
     assert "nurse" not in section(await request(core, "hey"))
     await supersede(facts, ADA, "w0", MemoryItem(id="new", text="The user's name is Sally.", created_at=2e9))
-    left = section(await request(core, "hey"))
-    assert "Sally" in left and "Sarah" not in left
+    profile_text = section(await request(core, "hey"))
+    assert "Sally" in profile_text and "Sarah" not in profile_text
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
@@ -223,7 +224,7 @@ async def test_a_pin_holds_in_every_process_and_for_the_fact_that_replaces_it(ki
 
 
 async def test_programs_pin_and_what_cannot_be_pinned_is_said() -> None:
-    memory = memory_of(await known(*WHO))
+    memory = memory_of(await items_of(*WHO))
     slots = (await chat(Parrot(), memory)).engines.current.memories
     access = SessionMemoryAccess(ADA, slots, None)
     assert await access.pin("w1", True) and not await access.pin("nothing", True)
@@ -267,19 +268,19 @@ async def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_p
         return VectorMemory(tmp_path / "said.db", embedding=None)
 
     memory, eve = make(), Scope(user_id="eve", agent="clerk")
-    said = [MemoryItem(id=name, text=f"user: The {name} is mine.", created_at=1e9) for name in ("boat", "kite")]
+    statements = [MemoryItem(id=name, text=f"user: The {name} is mine.", created_at=1e9) for name in ("boat", "kite")]
     skill = MemoryItem(id="skill", text="Fold paper.", type=_SKILL)
-    await memory.remember(ADA, [*said, skill])
-    await memory.remember(eve, said)
+    await memory.remember(ADA, [*statements, skill])
+    await memory.remember(eve, statements)
     for name in ("boat", "skill"):
         assert await memory.pin(ADA, name, True)
     assert not await memory.pin(ADA, "none", True) and not await memory.pin(replace(ADA, agent="b"), "skill", True)
     core = await chat(memory)
-    given = await request(core, "Suggest a snack")
-    assert "The boat is mine" in section(given) and "Fold paper" in section(given) and "kite" not in section(given)
-    given = await request(core, "Whose are the boat and the kite?")
-    (recalled,) = [block.text for block in given if isinstance(block, Recalled)]
-    assert recalled.count("The boat") == recalled.count("The kite") == 1 and "The boat" in section(given)
+    blocks = await request(core, "Suggest a snack")
+    assert "The boat is mine" in section(blocks) and "Fold paper" in section(blocks) and "kite" not in section(blocks)
+    blocks = await request(core, "Whose are the boat and the kite?")
+    (recalled,) = [block.text for block in blocks if isinstance(block, Recalled)]
+    assert recalled.count("The boat") == recalled.count("The kite") == 1 and "The boat" in section(blocks)
     assert (await recall_event(core)).profile == {"memory 0": 2}
     assert (await memory.recall_with_profile(eve, "")).profile == []
     assert [item.id for item in (await memory.recall_with_profile(replace(ADA, agent="b"), "")).profile] == ["boat"]
@@ -290,11 +291,11 @@ async def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_p
         host.do_recall_with_profile(ADA, "kite", limit=5), host.do_recall(ADA, "kite"), host.do_recall(eve, "boat")
     )
     assert {item.id for item in answers[0].profile} == {"boat", "skill"}
-    assert [found[0].id for found in (answers[0].found, *answers[1:])] == ["kite", "kite", "boat"]
+    assert [items[0].id for items in (answers[0].found, *answers[1:])] == ["kite", "kite", "boat"]
     assert await memory.pin(ADA, "boat", False) and await host.do_pin(ADA, "skill", False)
-    for each in (memory, later):
-        assert (await each.recall_with_profile(ADA, "")).profile == []
-        await each.close()
+    for profiled_memory in (memory, later):
+        assert (await profiled_memory.recall_with_profile(ADA, "")).profile == []
+        await profiled_memory.close()
 
 
 async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turns(tmp_path: Path) -> None:
@@ -303,8 +304,8 @@ async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turn
 
     memory = make()
     crates = [
-        MemoryItem(id=f"c{at:02}", text=f"Crate {at} holds pears{at}.", type=_FACTS, created_at=1e9 + at)
-        for at in range(30)
+        MemoryItem(id=f"c{index:02}", text=f"Crate {index} holds pears{index}.", type=_FACTS, created_at=1e9 + index)
+        for index in range(30)
     ]
     await memory.remember(ADA, crates)
     newest = [item.id for item in reversed(crates)]
@@ -322,6 +323,6 @@ async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turn
 
 
 async def test_nothing_is_written_for_a_profile_that_fits() -> None:
-    memory = memory_of(await known(*WHO))
+    memory = memory_of(await items_of(*WHO))
     assert (await memory.recall_with_profile(ADA, "Who is allergic to peanuts?")).found
     assert memory._found._uses._noted == {}

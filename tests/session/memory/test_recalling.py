@@ -1,4 +1,4 @@
-"""What long-term memories have about a prompt, in a run's requests; on `SessionCore` alone."""
+"""Items that long-term memories recall for a prompt, in a run's requests; on `SessionCore` alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.memory.memory_retrieval import MOST_ASKED
+from turnwise.actors.session.memory.memory_retrieval import MAX_QUERY_CHARS
 from turnwise.errors import InvalidPromptError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, System, Text, User
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
@@ -39,18 +39,18 @@ pytestmark = pytest.mark.virtual_time
 
 
 class Parrot(SavesOnly):
-    """Recalls what it was asked, or fails as it is told to."""
+    """Returns the query as an item, or raises the error that it was made with."""
 
     def __init__(self, text: str = "about {query}", *, fails: Exception | None = None) -> None:
         self.text = text
         self.fails = fails
-        self.asked: list[tuple[Scope, str]] = []
+        self.queries: list[tuple[Scope, str]] = []
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         return [item.id for item in items]
 
     async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
-        self.asked.append((scope, query))
+        self.queries.append((scope, query))
         await asyncio.sleep(0.1)
         if self.fails:
             raise self.fails
@@ -89,12 +89,12 @@ async def test_recalled_text_is_a_block_before_the_prompt_and_not_in_the_history
     kinds = [block.kind for block in engine.given[-1]]
     assert kinds == ["system", "user", "text", "recalled", "user", "user"]
     assert [block.kind for block in blocks] == ["system", "user", "text", "user", "user", "text"]
-    for given in engine.given:
-        check_request(given)
+    for request in engine.given:
+        check_request(request)
     (recalled,) = (block for block in engine.given[-1] if isinstance(block, Recalled))
     assert "about second\\nthird" in recalled.text
     scope = Scope(user_id="ada", session_id=SESSION, agent="clerk")
-    assert memory.asked == [(scope, "first"), (scope, "second\nthird")]
+    assert memory.queries == [(scope, "first"), (scope, "second\nthird")]
     published = [event for event in (await core.reads.events())[0] if isinstance(event, MemoryRecalled)]
     assert [(event.found, event.sent, event.left_out) for event in published] == [
         ({"memory 0": 1}, {"memory 0": 1}, {})
@@ -128,8 +128,8 @@ async def test_memories_are_asked_once_for_a_run_whatever_it_waits_for() -> None
         await asyncio.sleep(0.1)
     await core.approvals.decide("run", "call", ApprovalDecision(verdict="approved"))
     outcome = await core.reads.wait("run")
-    assert outcome.run.state == "completed" and len(memory.asked) == 1
-    assert [sum(isinstance(block, Recalled) for block in given) for given in engine.given] == [1, 1]
+    assert outcome.run.state == "completed" and len(memory.queries) == 1
+    assert [sum(isinstance(block, Recalled) for block in request) for request in engine.given] == [1, 1]
 
 
 async def test_what_is_recalled_counts_in_the_window() -> None:
@@ -141,9 +141,9 @@ async def test_what_is_recalled_counts_in_the_window() -> None:
     core = await opened(engine, Parrot("z" * 300), **settings)
     for number in range(12):
         await ask(core, f"prompt {number:02} {'x' * 60}")
-    taken = [sum(map(counter.count, given)) + counter.overhead(None, ()) for given in engine.given]
-    assert max(taken) <= 1600 and said(engine.given[-1])[0] != said(engine.given[0])[0]
-    assert all(any(isinstance(block, Recalled) for block in given) for given in engine.given)
+    sizes = [sum(map(counter.count, request)) + counter.overhead(None, ()) for request in engine.given]
+    assert max(sizes) <= 1600 and said(engine.given[-1])[0] != said(engine.given[0])[0]
+    assert all(any(isinstance(block, Recalled) for block in request) for request in engine.given)
 
 
 async def test_the_event_of_a_recall_says_what_was_found_what_is_sent_and_why_the_rest_is_not() -> None:
@@ -164,9 +164,9 @@ async def test_of_a_long_prompt_the_beginning_and_the_end_are_asked() -> None:
     memory = Parrot("")
     core = await opened(Talker(), memory)
     await ask(core, "What of the cello? " + "And so on. " * 100_000 + "Where did Ann adopt the greyhound?")
-    ((_, query),) = memory.asked
+    ((_, query),) = memory.queries
     assert query.startswith("What of the cello?") and query.endswith("Where did Ann adopt the greyhound?")
-    assert len(query) == MOST_ASKED
+    assert len(query) == MAX_QUERY_CHARS
 
 
 async def test_the_event_says_that_the_window_had_no_room_for_what_was_recalled() -> None:
@@ -206,12 +206,12 @@ class GatedFacts(InMemoryItems):
         self.number = number
         self.arrived, self.gate = asyncio.Event(), asyncio.Event()
 
-    async def query(self, *asked: Any, **options: Any) -> Any:
+    async def query(self, *arguments: Any, **options: Any) -> Any:
         self.number -= 1
         if self.number == 0:
             self.arrived.set()
             await self.gate.wait()
-        return await super().query(*asked, **options)
+        return await super().query(*arguments, **options)
 
 
 class Gated(Parrot):
@@ -227,7 +227,7 @@ class Gated(Parrot):
 
 
 class DirectActor:
-    """Stands for the actor of a memory, in this process."""
+    """Replaces the actor of a memory, in this process."""
 
     def __init__(self, memory: Any) -> None:
         self.call = self
@@ -242,7 +242,7 @@ class DirectActor:
 
 
 async def shared(facts: InMemoryItems) -> tuple[RemoteMemory, DirectActor]:
-    """Return a memory as the sessions of a process share it, and its actor. It has one fact of Ada's."""
+    """Return a memory that the sessions of a process share, and its actor. It has one fact about Ada."""
     memory = ExtractiveMemory(Picky(), facts, chooses=True)
     await memory.remember(Scope(user_id="ada"), [MemoryItem(id="1", text="Ada sails", type=MemoryType.FACTS)])
     remote = RemoteMemory(Parrot(), namespace="here")
@@ -264,13 +264,13 @@ def test_a_run_reports_a_degraded_recall_of_its_own_only(first: str, second: str
     async def story() -> None:
         memory, actor = await shared(InMemoryItems())
         slow = Gated()
-        one, other = await opened(Talker(), memory, slow), await opened(Talker(), memory)
-        asking = asyncio.create_task(ask(one, first))
+        first_core, second_core = await opened(Talker(), memory, slow), await opened(Talker(), memory)
+        asking = asyncio.create_task(ask(first_core, first))
         await actor.has_answered.wait()
-        await ask(other, second)
+        await ask(second_core, second)
         slow.gate.set()
         await asking
-        assert [len(await degraded(core)) for core in (one, other)] == ["hard" in first, "hard" in second]
+        assert [len(await degraded(core)) for core in (first_core, second_core)] == ["hard" in first, "hard" in second]
 
     asyncio.run(asyncio.wait_for(story(), 30))
 
@@ -279,13 +279,13 @@ def test_a_run_reports_its_degraded_recall_though_the_memory_answers_another_fir
     async def story() -> None:
         facts = GatedFacts(2)  # the first query is for the model, the second goes without it
         memory, _ = await shared(facts)
-        one, other = await opened(Talker(), memory), await opened(Talker(), memory)
-        asking = asyncio.create_task(ask(one, "a hard one"))
+        first_core, second_core = await opened(Talker(), memory), await opened(Talker(), memory)
+        asking = asyncio.create_task(ask(first_core, "a hard one"))
         await facts.arrived.wait()
-        await ask(other, "an easy one")
+        await ask(second_core, "an easy one")
         facts.gate.set()
         await asking
-        assert [len(await degraded(core)) for core in (one, other)] == [1, 0]
+        assert [len(await degraded(core)) for core in (first_core, second_core)] == [1, 0]
 
     asyncio.run(asyncio.wait_for(story(), 30))
 
@@ -297,9 +297,9 @@ async def test_memories_are_asked_before_the_commit_that_stores_the_prompt(monke
     commit = InMemoryStore.commit
 
     async def noting(self: InMemoryStore, *args: Any, **options: Any) -> Any:
-        asked_at_commit.append(len(parrot.asked))
+        asked_at_commit.append(len(parrot.queries))
         return await commit(self, *args, **options)
 
     monkeypatch.setattr(InMemoryStore, "commit", noting)
     await ask(core, "And again")
-    assert asked_at_commit[0] == 2, "the second prompt's question has left"
+    assert asked_at_commit[0] == 2, "the second prompt's query was sent"

@@ -54,7 +54,7 @@ async def test_each_turn_is_saved_once_in_order_behind_the_conversation_at_no_co
     assert await stage.core.ingestion.wait_for_memory()
     assert book.turns == [0, 1] and book.said.splitlines() == [
         *("user: first", "assistant: as to first", "user: second", "assistant: as to second")
-    ], "and not what the system is told"
+    ], "system prompts are not saved"
     (first, second) = book.items.values()
     assert first.type is MemoryType.INTERACTION and first.source.session_id == SESSION
     assert [block.kind for block in first.blocks] == ["user", "text"] and second.created_at > 0
@@ -64,7 +64,7 @@ async def test_each_turn_is_saved_once_in_order_behind_the_conversation_at_no_co
 
 
 def count_commits(stage: MemoryStage) -> list[int]:
-    """Return a list whose one number is how many commits there were since."""
+    """Return a list with one number: how many commits there were since this call."""
     commit, count = stage.store.commit, [0]
 
     async def counting(*args: Any) -> None:
@@ -98,13 +98,13 @@ async def test_a_run_or_a_session_may_recall_only_or_do_without() -> None:
     await stage.core.ingestion.wait_for_memory()
     await stage.say("more tea", memory="off")
     await stage.say("some tea", memory="read")
-    assert [recalls(given) for given in engine.given] == [0, 0, 1]
+    assert [recalls(request) for request in engine.given] == [0, 0, 1]
     await stage.core.row.use_memory("off")
     stage.new_core()
     await stage.say("no tea")
     await stage.say("what tea", memory="on")
     await stage.core.ingestion.wait_for_memory()
-    assert [recalls(given) for given in engine.given[3:]] == [0, 1]
+    assert [recalls(request) for request in engine.given[3:]] == [0, 1]
     assert book.turns == [0, 4]
     runs = await stage.core.reads.runs()
     assert [run.memory for run in runs] == ["on", "off", "read", "off", "on"]
@@ -171,10 +171,10 @@ async def test_what_a_lost_process_had_not_saved_the_next_one_saves() -> None:
     assert book.turns == [0, 1, 3]
     assert await stage.core.ownership.leave()
     stage.new_core()
-    given = list(book.given)
+    saved_ids = list(book.given)
     await stage.core.ingestion.wait_for_memory()
     await asyncio.sleep(100)
-    assert book.given == given, "who left has noted how far it came"
+    assert book.given == saved_ids, "the process that left has stored its mark"
 
 
 async def test_a_turn_that_a_memory_cannot_keep_is_reported_and_delays_no_other() -> None:
@@ -194,19 +194,19 @@ async def test_a_turn_that_a_memory_cannot_keep_is_reported_and_delays_no_other(
     assert [(event.turn_index, event.memory) for event in reported] == [(1, "memory 0"), (3, "memory 0")]
     assert "its text is odd" in reported[0].why and not await stage.events_of(MemoryBehind)
     lies = [name for name in book.given if name not in book.items]
-    assert max(map(lies.count, lies)) == 4, "a model that has nothing to say is not asked for ever"
+    assert max(map(lies.count, lies)) == 4, "a model without an answer is called a limited number of times"
 
 
 async def test_turns_that_were_cancelled_are_saved_unless_only_completed_ones_are_or_they_were_discarded() -> None:
-    for wanted, on_cancel, turns in (("all", "keep", [0, 1]), ("completed", "keep", [1]), ("all", "discard", [1])):
+    for saved_turns, on_cancel, turns in (("all", "keep", [0, 1]), ("completed", "keep", [1]), ("all", "discard", [1])):
         book = Book()
-        settings: dict[str, Any] = {"memory": MemoryConfig(save=wanted), "on_cancel": on_cancel}  # type: ignore[arg-type]
+        settings: dict[str, Any] = {"memory": MemoryConfig(save=saved_turns), "on_cancel": on_cancel}  # type: ignore[arg-type]
         stage = await MemoryStage.opened(book, **settings)
         await stage.core.admission.start(["stop me"], run_id="run")
         await stage.core.admission.cancel("stop")
         await stage.say("go on")
         await stage.core.ingestion.wait_for_memory()
-        assert book.turns == turns, (wanted, on_cancel)
+        assert book.turns == turns, (saved_turns, on_cancel)
 
 
 async def test_nothing_is_saved_where_that_is_wanted_and_nothing_is_asked_where_memory_is_disabled() -> None:
@@ -271,9 +271,9 @@ def test_settings_come_from_the_environment_and_are_checked(monkeypatch: pytest.
     for name, value in (("ENABLED", "no"), ("MAX_RESULTS", "5"), ("CATEGORIES", "Semantic, episodic")):
         monkeypatch.setenv(prefix + name, value)
     monkeypatch.setenv(f"{prefix}AGENT_SCOPE", "FALSE")
-    found = MemoryConfig()
-    assert (found.enabled, found.max_results, found.agent_scope) == (False, 5, False)
-    assert found.categories == (MemoryCategory.SEMANTIC, MemoryCategory.EPISODIC)
+    config = MemoryConfig()
+    assert (config.enabled, config.max_results, config.agent_scope) == (False, 5, False)
+    assert config.categories == (MemoryCategory.SEMANTIC, MemoryCategory.EPISODIC)
     assert MemoryConfig(max_results=7, enabled=True).max_results == 7
     for name, value in (("ENABLED", "maybe"), ("MAX_RESULTS", "many"), ("CATEGORIES", "sematic")):
         with monkeypatch.context() as patch:
@@ -293,8 +293,8 @@ def test_settings_are_read_from_a_dotenv_file_that_the_environment_overrides(
     (tmp_path / ".env").write_text(lines, encoding="utf-8")
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
-    found = SessionConfig().memory
-    assert (found.max_results, found.categories) == (5, (MemoryCategory.SEMANTIC, MemoryCategory.PROCEDURAL))
+    config = SessionConfig().memory
+    assert (config.max_results, config.categories) == (5, (MemoryCategory.SEMANTIC, MemoryCategory.PROCEDURAL))
     monkeypatch.setenv("TURNWISE_MEMORY_MAX_RESULTS", "7")
     assert MemoryConfig().max_results == 7 and MemoryConfig(max_results=2).max_results == 2
     assert "TURNWISE_MEMORY_CATEGORIES" not in os.environ
@@ -386,7 +386,7 @@ async def test_a_session_without_its_memories_for_a_while_saves_the_missing_turn
 
 
 async def test_saving_outlives_a_store_that_is_away() -> None:
-    """No run has to come to go on with it."""
+    """Saving goes on without a further run."""
 
     book = Book()
     stage = await MemoryStage.opened(book, store_retry_s=1.0)
@@ -397,7 +397,7 @@ async def test_saving_outlives_a_store_that_is_away() -> None:
     await asyncio.sleep(30)
     stage.store.commit = commit
     book.fails = None
-    assert not await stage.core.ownership.leave(), "it has not given up"
+    assert not await stage.core.ownership.leave(), "saving has not stopped"
     await asyncio.sleep(200)
     assert book.turns == [0]
     # Nor does one that has to find first what is to be saved.
@@ -505,7 +505,7 @@ async def test_many_unsaved_turns_are_found_page_by_page_while_runs_start() -> N
     await asyncio.sleep(0.1)
     began = asyncio.get_running_loop().time()
     await stage.core.admission.start(["last"], run_id="last")
-    assert asyncio.get_running_loop().time() - began < 6, "it waited for a page at most"
+    assert asyncio.get_running_loop().time() - began < 6, "the start waited for one page at most"
     assert not await stage.core.ownership.leave() and not await stage.core.ingestion.wait_for_memory(1.0)
     book.held.set()
     stage.store.turns = turns
@@ -530,14 +530,14 @@ async def test_a_memory_that_has_all_is_not_given_it_again_after_an_error_of_the
 
 
 async def test_a_memory_that_is_replaced_during_a_save_has_the_turn_once_and_others_get_the_missing_turns() -> None:
-    slow, other = Book(delay_s=5.0), Book()
+    slow, quick = Book(delay_s=5.0), Book()
     stage = await MemoryStage.opened(slow)
     await stage.say("first")
     await asyncio.sleep(1)
-    stage.memories = (slow, other)
+    stage.memories = (slow, quick)
     stage.core.use(stage.engine, stage.config, None, stage.slots)
     assert await stage.core.ingestion.wait_for_memory()
-    assert slow.turns == other.turns == [0] and len(slow.given) == 2
+    assert slow.turns == quick.turns == [0] and len(slow.given) == 2
 
 
 async def test_an_item_is_changed_where_it_is_whichever_memory_is_down() -> None:
@@ -570,7 +570,7 @@ async def test_recalled_text_takes_at_most_its_share_of_a_small_window_and_fails
         await stage.say(f"prompt {number:02} {'x' * 20}")
         await stage.core.ingestion.wait_for_memory()
     assert {run.state for run in await stage.core.reads.runs()} == {"completed"}
-    recalled = [block for given in stage.engine.given for block in given if isinstance(block, Recalled)]
+    recalled = [block for request in stage.engine.given for block in request if isinstance(block, Recalled)]
     counter = WINDOW["token_counter"]
     assert len(recalled) > 10 and max(map(counter.count, recalled)) < 2000 // 2 + 400
     stage.working = WorkingMemory(InMemoryItems())

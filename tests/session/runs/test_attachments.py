@@ -1,4 +1,4 @@
-"""Attachments: what is refused with the prompt, and what becomes of one that a provider does not take."""
+"""Attachments: which are refused with the prompt, and what happens to one that a provider does not take."""
 
 import asyncio
 import base64
@@ -113,15 +113,15 @@ def reply(messages: list[Any]) -> str:
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[LocalProvider]:
-    with LocalProvider() as found:
-        yield found
+    with LocalProvider() as local_provider:
+        yield local_provider
 
 
 @pytest.fixture(scope="module")
 def blind() -> Iterator[LocalProvider]:
     """Refuses every request with a picture."""
-    with LocalProvider(reply=reply) as found:
-        yield found
+    with LocalProvider(reply=reply) as local_provider:
+        yield local_provider
 
 
 def engine(provider: LocalProvider, api: Any = "chat", **settings: Any) -> OpenAIEngine:
@@ -152,11 +152,11 @@ async def check_goes_on(core: SessionCore) -> Turn:
 # Refused with the prompt
 
 
-@pytest.mark.parametrize(("block", "why"), FLAWED)
-def test_an_attachment_that_nobody_could_take_is_refused_by_its_place(block: Block, why: str) -> None:
+@pytest.mark.parametrize(("block", "reason"), FLAWED)
+def test_an_attachment_that_nobody_could_take_is_refused_by_its_place(block: Block, reason: str) -> None:
     with pytest.raises(InvalidPromptError) as error:
         accept("s", ["look", block], 1000)
-    assert f"prompts[1], the {block.kind}" in str(error.value) and why in str(error.value)
+    assert f"prompts[1], the {block.kind}" in str(error.value) and reason in str(error.value)
 
 
 @pytest.mark.parametrize("block", FINE)
@@ -175,13 +175,13 @@ def test_a_bad_attachment_stores_nothing_and_the_session_goes_on(provider: Local
         bad = [block for block, _ in FLAWED]
         bad += [Image(data="aGk=", media_type="image/bmp"), *([VIDEO] if api == "chat" else [])]
         for block in bad:
-            asked = (
+            call = (
                 core.admission.start(["look", block], run_id="b")
                 if verb == "start"
                 else core.admission.append(["look", block], "key")
             )
             with pytest.raises(InvalidPromptError, match=rf"^session 's' .* prompts\[1\], the {block.kind}"):
-                await asked
+                await call
         assert await core.reads.session() == before
         await check_goes_on(core)
 
@@ -191,11 +191,11 @@ def test_a_bad_attachment_stores_nothing_and_the_session_goes_on(provider: Local
 def test_the_refusal_says_what_the_provider_takes(provider: LocalProvider) -> None:
     async def story() -> None:
         core = await new_core(engine(provider, middleware=[SystemPrompt("Be brief."), LogCalls()]))
-        why = (
+        message = (
             r"prompts\[0\], the document v.mp4 \(video/mp4\): OpenAI Chat Completions: it takes documents as text, "
             r"as data of application/pdf, by a url; this one is data of video/mp4"
         )
-        with pytest.raises(InvalidPromptError, match=why):
+        with pytest.raises(InvalidPromptError, match=message):
             await core.admission.start([VIDEO], run_id="bad")
 
     play(story())
@@ -218,7 +218,7 @@ def test_bytes_are_refused_where_text_is_meant() -> None:
 
 
 class Redrawing:
-    """A middleware that shows the model a text in the place of each video."""
+    """A middleware that replaces each video by a text in requests."""
 
     async def run(self, turn: Turn, context: StepContext, runner: Any) -> Any:
         shown = [User(text="a cat jumps") if block == VIDEO else block for block in turn.blocks]
@@ -233,7 +233,7 @@ class Passing:
 
 
 def test_what_a_middleware_may_make_something_of_is_accepted(provider: LocalProvider) -> None:
-    """And if it does not, that run fails and no other."""
+    """If the middleware does not, that run fails and no other."""
 
     async def story() -> None:
         core = await new_core(engine(provider, middleware=[Redrawing()]))
@@ -340,15 +340,15 @@ def test_a_picture_that_the_provider_refuses_fails_its_run_and_no_other(blind: L
         await check_goes_on(fork)
         lines: list[str] = []
         await export_session(store, SessionKey("f"), lines.append)
-        other = InMemoryStore()
-        await import_session(other, lines)
-        await check_goes_on(open_core("f", other, engine(blind, api)))
+        target_store = InMemoryStore()
+        await import_session(target_store, lines)
+        await check_goes_on(open_core("f", target_store, engine(blind, api)))
 
     play(story())
 
 
 def test_a_fork_from_the_refused_turn_itself_fails_once(blind: LocalProvider) -> None:
-    """What the fork goes on with is the turn as it was; the refusal is its own then."""
+    """The fork continues the turn as it was, so its own provider refuses the attachment again."""
 
     async def story() -> None:
         store = InMemoryStore()
@@ -405,9 +405,9 @@ def test_a_setting_that_the_provider_refuses_leaves_no_picture_out() -> None:
 
     class FieldError(RefusedError):
         def body(self) -> Any:
-            said = super().body()
-            said["error"]["param"] = "temperature"
-            return said
+            answer = super().body()
+            answer["error"]["param"] = "temperature"
+            return answer
 
     def refuse(messages: list[Any]) -> str:
         raise FieldError(400, "Unsupported value: 'temperature' does not support 2", "unsupported_value")

@@ -161,18 +161,18 @@ async def test_runs_that_wait_become_one_turn_and_all_handles_lead_to_it() -> No
     assert four.turn_index == (await core.reads.run("one")).turn_index
     await core.admission.append(["five"], key="five")
     await core.admission.start([], run_id="six", if_busy="merge")
-    one = await core.reads.wait("one")
-    assert one.turn and texts(one.turn.new_blocks) == ["one", "two", "three", "four", "five"]
-    assert one.turn.index == four.turn_index and await core.reads.is_ending("four")
+    outcome = await core.reads.wait("one")
+    assert outcome.turn and texts(outcome.turn.new_blocks) == ["one", "two", "three", "four", "five"]
+    assert outcome.turn.index == four.turn_index and await core.reads.is_ending("four")
     new = another(store)
     stored = SessionReads(StoredSource(SessionKey(SESSION), store, None))
     for run_id in ("one", "three", "four", "six"):
-        assert await core.reads.wait(run_id) == one == await stored.wait(run_id) == await new.reads.wait(run_id)
+        assert await core.reads.wait(run_id) == outcome == await stored.wait(run_id) == await new.reads.wait(run_id)
         assert (await core.reads.run(run_id)).run_id == "one"
         assert (await core.reads.events(run_id=run_id))[0] == (await core.reads.events(run_id="one"))[0]
-    assert await waiter == one
+    assert await waiter == outcome
     runs = {run.run_id: run for run in await core.reads.runs()}
-    assert [runs[each].labels.get("n") for each in ("one", "four")] == ["1", "4"]
+    assert [runs[run_id].labels.get("n") for run_id in ("one", "four")] == ["1", "4"]
     assert {run_id for run_id, run in runs.items() if run.leads_to == "one"} == {"three", "four", "six"}
     await check_session(store, SESSION)
     lines: list[str] = []
@@ -183,7 +183,7 @@ async def test_runs_that_wait_become_one_turn_and_all_handles_lead_to_it() -> No
     ended = await SessionReads(StoredSource(SessionKey("copy"), store, None)).wait(
         next(run_id for run_id in copied.values() if run_id)
     )
-    assert ended.turn and texts(ended.turn.new_blocks) == texts(one.turn.new_blocks)
+    assert ended.turn and texts(ended.turn.new_blocks) == texts(outcome.turn.new_blocks)
 
 
 @pytest.mark.virtual_time
@@ -248,7 +248,7 @@ async def test_a_cancel_of_a_run_that_merges_meanwhile_cancels_the_run_that_has_
 
 
 class Stepper:
-    """Calls a tool so many times as its tools' count of steps says, then answers with the prompts that it was given."""
+    """Calls a tool as often as the tools' step count says, then answers with the prompts of its request."""
 
     def __init__(self, *tools: Tool, steps: int = 1, most: int = 99) -> None:
         self.tools, self.steps, self.most = tools, steps, most
@@ -316,7 +316,7 @@ async def test_an_injected_prompt_joins_the_active_run_at_its_next_model_call() 
     turns = await check_session(store, SESSION)
     assert [turn.run_id for turn in turns] == ["active", "later"]
     runs = {run.run_id: run for run in await store.runs(SessionKey(SESSION))}
-    assert {each: runs[each].leads_to for each in runs} == {
+    assert {run_id: runs[run_id].leads_to for run_id in runs} == {
         "active": None,
         "left": "active",
         "right": "active",
@@ -331,7 +331,8 @@ async def test_an_injected_prompt_joins_the_active_run_at_its_next_model_call() 
         *(("active", "left"), ("active", "right"), ("later", "quick"))
     ]
     messages, _ = await core.reads.messages(None, 50)
-    assert [each.text for each in messages if each.role == "user"] == [*("go", "left", "no, right", "later", "quick")]
+    prompts = [message.text for message in messages if message.role == "user"]
+    assert prompts == ["go", "left", "no, right", "later", "quick"]
 
 
 @pytest.mark.virtual_time
@@ -372,7 +373,7 @@ async def test_a_large_prompt_does_not_join_and_fail_the_active_run(go: str, joi
     outcome = await core.reads.wait("behind")
     assert outcome.run.run_id == joined["behind"] and outcome.run.state == "completed"
     runs = {run.run_id: run for run in await store.runs(SessionKey(SESSION))}
-    assert {each: runs[each].leads_to for each in joined} == joined
+    assert {run_id: runs[run_id].leads_to for run_id in joined} == joined
     assert runs["active"].state == "completed"
     await check_session(store, SESSION, compacts=True)
 
@@ -405,12 +406,16 @@ async def test_an_injected_prompt_is_the_next_run_if_the_active_one_calls_the_mo
         await check_session(store, SESSION)
     core, store = await new_core(Stepper(look))
     await core.admission.start(["go"], run_id="active")
-    others: dict[str, dict[str, Any]] = {"model": {"model": "m"}, "time": {"timeout_s": 9.0}, "turn": {"turn_id": "t"}}
-    for run_id, options in others.items():
+    variants: dict[str, dict[str, Any]] = {
+        "model": {"model": "m"},
+        "time": {"timeout_s": 9.0},
+        "turn": {"turn_id": "t"},
+    }
+    for run_id, options in variants.items():
         await core.admission.start([run_id], run_id=run_id, if_busy="inject", **options)
     await core.admission.start([Image(url="https://example.org/a.png")], run_id="image", if_busy="inject")
     await core.reads.wait("image")
-    assert [turn.run_id for turn in await check_session(store, SESSION)] == ["active", *others, "image"]
+    assert [turn.run_id for turn in await check_session(store, SESSION)] == ["active", *variants, "image"]
     core, store = await new_core(Stepper(look))
     await core.admission.start(["go"], run_id="active")
     await asyncio.sleep(0.02)
@@ -479,15 +484,15 @@ async def test_a_debounced_run_behind_another_one_keeps_its_silence_when_a_run_i
     await core.admission.start(["slow 20"], run_id="active")
     await core.admission.start(["first"], run_id="first", if_busy="enqueue")
     await core.admission.start(["quiet"], run_id="quiet", **QUIET)
-    told = Acknowledged()
-    told.stored(SESSION, ["quiet"], 0.0, run_id="quiet", silence_s=QUIET["debounce_s"])
+    acknowledged = Acknowledged()
+    acknowledged.stored(SESSION, ["quiet"], 0.0, run_id="quiet", silence_s=QUIET["debounce_s"])
     await core.admission.start(["more"], run_id="more", if_busy="merge")
     assert core.reads.queued_run_ids == ["first", "quiet"]
     outcome = await core.reads.wait("more")
     assert outcome.turn and texts(outcome.turn.new_blocks) == ["quiet", "more"]
     assert outcome.run.run_id == "quiet" and outcome.run.started_at == began + 2.0
     await check_session(store, SESSION)
-    (await audit(store, [SESSION], told)).check()
+    (await audit(store, [SESSION], acknowledged)).check()
 
 
 @pytest.mark.virtual_time
@@ -529,12 +534,12 @@ async def test_a_session_that_waits_for_silence_is_busy() -> None:
     assert (await store.run("quiet")).started_at is None, "it never began"
     behind = await core.reads.wait("behind")
     assert behind.turn and texts(behind.turn.blocks) == ["quiet", "behind"], "nothing keeps it waiting"
-    for policy, kept in (("latest", []), ("rollback", []), ("interrupt", ["soft"])):
+    for policy, earlier in (("latest", []), ("rollback", []), ("interrupt", ["soft"])):
         await core.admission.start(["soft"], run_id=f"before {policy}", **QUIET)
         await core.admission.start([policy], run_id=policy, if_busy=policy)  # type: ignore[arg-type]
         assert core.reads.active_run_id == policy
         outcome = await core.reads.wait(policy)
-        assert outcome.turn and texts(outcome.turn.new_blocks) == [*kept, policy]
+        assert outcome.turn and texts(outcome.turn.new_blocks) == [*earlier, policy]
     await core.admission.start(["last"], run_id="last", **QUIET)
     await core.admission.end_session()
     assert (await store.run("last")).state == "cancelled"
@@ -582,16 +587,14 @@ async def test_every_store_keeps_what_the_policies_need(
         "two": ("one", "completed", None),
         "three": ("three", "completed", None),
     }
-    for run_id, found in expected.items():
+    for run_id, ending in expected.items():
         outcome = await core.reads.wait(run_id, 60.0)
-        assert (outcome.run.run_id, outcome.run.state, outcome.run.code) == found
+        assert (outcome.run.run_id, outcome.run.state, outcome.run.code) == ending
     await core.admission.start(["go on"], run_id="more")
     await core.admission.start(["and this"], run_id="this", if_busy="inject")
     assert await core.reads.wait("this", 60.0) == await core.reads.wait("more", 60.0)
-    assert {each.run_id: (each.leads_to, each.joins) for each in await store.runs(SessionKey(SESSION))}["this"] == (
-        "more",
-        True,
-    )
+    records = {record.run_id: record for record in await store.runs(SessionKey(SESSION))}
+    assert (records["this"].leads_to, records["this"].joins) == ("more", True)
     await check_session(store, SESSION)
     await store.close()
 

@@ -43,7 +43,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 async def words(turn: Turn) -> AsyncIterator[Any]:
-    """Say many words, or break off, as the prompt says, and report no usage."""
+    """Answer with many words, or stop early, as the prompt says; report no usage."""
     prompt = turn.asked[0].text  # type: ignore[union-attr]
     for number in range(WORDS):
         yield f"word {number} "
@@ -130,8 +130,8 @@ async def test_an_answer_without_usage_is_counted_and_one_with_usage_is_not() ->
     usage = check_counted(await ended(core, "quick"), least=WORDS)
     core = await opened(FunctionEngine(telling))
     await core.admission.start(["quick"], run_id="quick")
-    known = (await ended(core, "quick")).usage
-    assert known and (known.input_tokens, known.output_tokens, known.counted_tokens) == (3, 4, 0)
+    reported = (await ended(core, "quick")).usage
+    assert reported and (reported.input_tokens, reported.output_tokens, reported.counted_tokens) == (3, 4, 0)
     assert usage.output_tokens < 2 * len("word 1 " * WORDS) / 4
 
 

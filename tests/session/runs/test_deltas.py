@@ -56,8 +56,8 @@ class Streaming:
                 await asyncio.sleep(part)
             else:
                 context.emit(part)
-        said = "".join(part for part in self.calls[number] if isinstance(part, str))
-        return [Text(text=said)] if number + 1 == len(self.calls) else [ToolUse(call_id="a", name="look")]
+        text = "".join(part for part in self.calls[number] if isinstance(part, str))
+        return [Text(text=text)] if number + 1 == len(self.calls) else [ToolUse(call_id="a", name="look")]
 
 
 async def a_core(engine: Any) -> SessionCore:
@@ -178,7 +178,7 @@ async def test_an_empty_last_delta_wakes_no_follower() -> None:
         pages.append(list(page))
     empty = [[delta for delta in deltas_of(page) if not delta[2]] for page in pages]
     assert sum(map(len, empty)) == 2
-    assert all(len(found) < len(page) for found, page in zip(empty, pages, strict=True)), "never alone"
+    assert all(len(events) < len(page) for events, page in zip(empty, pages, strict=True)), "an empty delta came alone"
 
 
 def an_event(seq: int) -> Event:
@@ -189,11 +189,11 @@ async def test_a_quiet_event_is_published_before_the_next_one() -> None:
     log = EventLog(5)
     for _ in range(2):
         log.publish_live(an_event, quietly=True)
-    news = asyncio.ensure_future(log.news(60))
+    next_event = asyncio.ensure_future(log.wait_for_event(60))
     await asyncio.sleep(0)
     assert log.since(0, 10) == [] and log.published == 5
     log.publish_live(an_event)
-    await news
+    await next_event
     assert [event.seq for event in log.since(0, 10)] == [6, 7, 8]
     log.publish_live(an_event, quietly=True)
     assert log.reserve(2) == 10
@@ -216,8 +216,8 @@ async def test_both_apis_say_which_delta_is_the_last(api: Any) -> None:
         await core.ownership.leave()
     last = [index for _, index, _, final in deltas if final]
     assert last == [0, 1], deltas
-    for number, said in enumerate(("Let me see.", "It is sunny now.")):
-        assert "".join(text for _, index, text, _ in deltas if index == number) == said
+    for number, expected in enumerate(("Let me see.", "It is sunny now.")):
+        assert "".join(text for _, index, text, _ in deltas if index == number) == expected
         assert [final for _, index, _, final in deltas if index == number][-1] is True
     assert Counter(kind for kind, *_ in deltas).keys() == {"thinking", "text"}
 

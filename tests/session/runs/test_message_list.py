@@ -23,19 +23,19 @@ PICTURE = Image(url="https://example.org/a.png")
 
 
 class Looking:
-    """Thinks, looks with two tools, and answers."""
+    """Thinks, calls two tools, and answers."""
 
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
     async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
-        asked = [ToolUse(call_id=name, name="look") for name in "ab"]
-        seen = [ToolResult(call_id=name, text=f"seen {name}") for name in "ab"]
+        calls = [ToolUse(call_id=name, name="look") for name in "ab"]
+        results = [ToolResult(call_id=name, text=f"seen {name}") for name in "ab"]
         return [
             Thinking(text="hm"),
             Text(text="Let me look."),
-            *asked,
-            *seen,
+            *calls,
+            *results,
             Text(text="It is "),
             Text(text="a boat."),
         ]
@@ -53,8 +53,8 @@ async def test_a_turn_is_prompts_answers_calls_and_results() -> None:
     core = SessionCore(SessionKey("s"), store, Looking(), clock=lambda: float(next(clock)))
     await talk(core, PICTURE, "What is it?", "Tell me.", run_id="run")
     await core.admission.append(["And?"], "key")
-    found, is_more = await core.reads.messages(None, 100)
-    assert not is_more and [(each.role, each.text, each.run_id) for each in found] == [
+    messages, is_more = await core.reads.messages(None, 100)
+    assert not is_more and [(message.role, message.text, message.run_id) for message in messages] == [
         ("user", "What is it?", "run"),
         ("user", "Tell me.", "run"),
         ("assistant", "Let me look.", "run"),
@@ -63,11 +63,12 @@ async def test_a_turn_is_prompts_answers_calls_and_results() -> None:
         ("assistant", "It is a boat.", "run"),
         ("user", "And?", None),
     ]
-    assert found[0].blocks[0] == PICTURE and [each.id for each in found][-2:] == ["s#0:5", "s#1:0"]
+    assert messages[0].blocks[0] == PICTURE and [message.id for message in messages][-2:] == ["s#0:5", "s#1:0"]
     run = await core.reads.run("run")
-    assert {each.at for each in found[2:6]} == {run.ended_at} and found[0].at < found[2].at < found[-1].at
-    assert [each.turn_status for each in found][-2:] == ["completed", "pending"]
-    assert (await SessionReads(StoredSource(SessionKey("s"), store, None)).messages(None, 100)) == (found, False)
+    assert {message.at for message in messages[2:6]} == {run.ended_at}
+    assert messages[0].at < messages[2].at < messages[-1].at
+    assert [message.turn_status for message in messages][-2:] == ["completed", "pending"]
+    assert (await SessionReads(StoredSource(SessionKey("s"), store, None)).messages(None, 100)) == (messages, False)
 
 
 async def test_pages_have_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,17 +85,17 @@ async def test_pages_have_each_message_once(monkeypatch: pytest.MonkeyPatch) -> 
             await core.reads.wait("gone")
             await core.admission.cancel("enough", "next")
     whole = (await core.reads.messages(None, 1000))[0]
-    assert len(whole) > 16 and [(each.turn_index, each.number) for each in whole] == sorted(
-        {(each.turn_index, each.number) for each in whole}
+    assert len(whole) > 16 and [(message.turn_index, message.number) for message in whole] == sorted(
+        {(message.turn_index, message.number) for message in whole}
     )
     for limit in (1, 2, 3, 7, 100):
-        found: list[ChatMessage] = []
+        messages: list[ChatMessage] = []
         before, is_more = None, True
         while is_more:
             page, is_more = await core.reads.messages(before, limit)
             assert len(page) == limit or not is_more
-            found, before = [*page, *found], page[0].cursor
-        assert found == whole
+            messages, before = [*page, *messages], page[0].cursor
+        assert messages == whole
     assert await core.reads.messages(whole[0].cursor, 5) == ([], False)
     assert await core.reads.messages("999999:7", 2) == (whole[-2:], True)
     for cursor in ("", "x", "1", "1:", ":1", "-1:0", "1:1 ", "9" * 19 + ":1"):

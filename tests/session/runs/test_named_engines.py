@@ -41,7 +41,7 @@ def a_core(store: Any, engine: Any = BOTH, **config: Any) -> SessionCore:
     return SessionCore(SessionKey(SESSION), store, engine, SessionConfig(**config), off_loop=inline)
 
 
-async def said(core: SessionCore, run_id: str, prompt: str = "hi") -> str:
+async def answer_of(core: SessionCore, run_id: str, prompt: str = "hi") -> str:
     await core.admission.start([prompt], run_id=run_id)
     return await answer(core, run_id)
 
@@ -55,14 +55,14 @@ async def answer(core: SessionCore, run_id: str) -> str:
 async def test_a_session_uses_the_engine_that_it_names_also_in_the_next_process() -> None:
     store = await a_store()
     core = a_core(store)
-    assert await said(core, "a") == "fast hi"
+    assert await answer_of(core, "a") == "fast hi"
     await core.row.use_engine("smart")
-    assert await said(core, "b") == "smart hi"
+    assert await answer_of(core, "b") == "smart hi"
     later = a_core(store)
-    assert await said(later, "c") == "smart hi"
+    assert await answer_of(later, "c") == "smart hi"
     assert [run.engine for run in await store.runs(SessionKey(SESSION))] == [None, "smart", "smart"]
     await later.row.use_engine(None)
-    assert await said(later, "d") == "fast hi"
+    assert await answer_of(later, "d") == "fast hi"
 
 
 async def test_open_runs_keep_their_engine() -> None:
@@ -85,7 +85,7 @@ async def test_a_run_that_another_process_resumes_keeps_its_engine() -> None:
     await later.row.use_engine("fast")
     await later.admission.cancel("enough", "a")
     assert await answer(later, "b") == "smart hi"
-    assert await said(later, "c") == "fast hi"
+    assert await answer_of(later, "c") == "fast hi"
 
 
 async def test_an_engine_that_the_manager_does_not_have_is_a_typed_error() -> None:
@@ -100,7 +100,7 @@ async def test_an_engine_that_the_manager_does_not_have_is_a_typed_error() -> No
     assert await store.runs(SessionKey(SESSION)) == []
     core = a_core(store, ScriptedEngine())
     await core.row.use_engine(None)
-    assert await said(core, "b") == "hi"
+    assert await answer_of(core, "b") == "hi"
 
 
 async def test_a_lost_run_of_an_engine_that_is_gone_fails_with_the_reason() -> None:
@@ -185,7 +185,7 @@ async def test_hooks_and_middleware_write_metadata_that_is_stored_with_the_turn(
 
 
 class Wrong:
-    """Notes what is no JSON."""
+    """Notes a value that is no JSON."""
 
     def build(self, session: SessionView) -> Wrong:
         return self
@@ -205,16 +205,17 @@ async def test_metadata_that_is_no_json_is_refused() -> None:
 
 
 def resources_of(engine: Any) -> RunResources:
-    made: Any = (engine, SessionConfig(), Trim(), (), None)
-    return RunResources(*made, engine_id="e", off_loop=inline)
+    arguments: Any = (engine, SessionConfig(), Trim(), (), None)
+    return RunResources(*arguments, engine_id="e", off_loop=inline)
 
 
 def test_each_engine_has_the_limit_of_its_own_window() -> None:
-    known = {"fast": OpenAIEngine("gpt-4"), "smart": OpenAIEngine("gpt-4.1")}
-    resources = resources_of(NamedEngines(known))
-    compactors = [each.compactor for each in (resources, resources.of_engine("fast"), resources.of_engine("smart"))]
+    engines = {"fast": OpenAIEngine("gpt-4"), "smart": OpenAIEngine("gpt-4.1")}
+    resources = resources_of(NamedEngines(engines))
+    fast_resources, smart_resources = resources.of_engine("fast"), resources.of_engine("smart")
+    compactors = [run_resources.compactor for run_resources in (resources, fast_resources, smart_resources)]
     assert all(compactors)
-    first, fast, smart = [each.budget.max_tokens for each in compactors if each]
+    first, fast, smart = [compactor.budget.max_tokens for compactor in compactors if compactor]
     assert first == fast < smart
 
 

@@ -57,7 +57,7 @@ ask = external_tool("ask", "Ask a person.", {"type": "object"})
 
 
 def shown(messages: list[Any]) -> list[str]:
-    """Return the kinds of what a request shows beside texts."""
+    """Return the kinds of the blocks in a request that are no texts."""
     contents = [message.get("content") for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [part["type"] for part in parts if part["type"] != "text"]
@@ -65,10 +65,10 @@ def shown(messages: list[Any]) -> list[str]:
 
 def reply(messages: list[Any]) -> Any:
     """Call the tool that the prompt names; once it is called, say what the request shows."""
-    said = [message for message in messages if message["role"] == "user" and isinstance(message["content"], str)]
-    tool_name, _, at = said[-1]["content"].partition(" ")
-    if tool_name in ("look", "ask", "leak") and messages[-1] is said[-1]:
-        arguments = f'{{"at":"{at}"}}' if tool_name == "look" else "{}"
+    prompts = [message for message in messages if message["role"] == "user" and isinstance(message["content"], str)]
+    tool_name, _, argument = prompts[-1]["content"].partition(" ")
+    if tool_name in ("look", "ask", "leak") and messages[-1] is prompts[-1]:
+        arguments = f'{{"at":"{argument}"}}' if tool_name == "look" else "{}"
         call = {"id": f"c{len(messages)}", "type": "function", "function": {"name": tool_name, "arguments": arguments}}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     return f"I see {shown(messages)}"
@@ -82,15 +82,15 @@ def blind_reply(messages: list[Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[LocalProvider]:
-    with LocalProvider(reply=reply) as found:
-        yield found
+    with LocalProvider(reply=reply) as local_provider:
+        yield local_provider
 
 
 @pytest.fixture
 def blind() -> Iterator[LocalProvider]:
     """Refuses every request with a picture or a file."""
-    with LocalProvider(reply=blind_reply) as found:
-        yield found
+    with LocalProvider(reply=blind_reply) as local_provider:
+        yield local_provider
 
 
 def engine(provider: LocalProvider, api: API, **settings: Any) -> OpenAIEngine:
@@ -136,10 +136,10 @@ async def test_the_model_sees_what_a_tool_returned(provider: LocalProvider, api:
     assert PNG.data and PNG.data.encode() not in (tmp_path / "store.db").read_bytes()
     lines: list[str] = []
     await export_session(store, SessionKey("s"), lines.append)
-    other = InMemoryStore()
-    await import_session(other, lines)
+    target_store = InMemoryStore()
+    await import_session(target_store, lines)
     await store.close()
-    copy = SessionCore(SessionKey("s"), other, engine(provider, api))
+    copy = SessionCore(SessionKey("s"), target_store, engine(provider, api))
     turn = (await run(copy, "and here?")).turn
     assert turn.text == "I see ['image_url', 'file']" and results(turn.blocks)[0].blocks == (PNG,)
     await copy.ownership.leave()
@@ -178,7 +178,7 @@ async def test_what_the_provider_refuses_is_left_out_and_the_run_goes_on(blind: 
     await core.ownership.leave()
     again = SessionCore(SessionKey("s"), store, engine(blind, api))
     assert (await run(again, "and here?")).run.state == "completed"
-    assert len(blind.requests) == 9, "another process learns it once"
+    assert len(blind.requests) == 9, "another process is refused once"
     await again.ownership.leave()
 
 

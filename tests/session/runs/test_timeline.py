@@ -80,18 +80,18 @@ class Planner:
 
 
 class Failing(InMemoryStore):
-    """Fails once: at commit `at`, after it was stored if `stores`."""
+    """A store that fails once: at commit number `failing_commit`, after it is stored if `stores` is true."""
 
-    def __init__(self, at: int, *, stores: bool) -> None:
+    def __init__(self, failing_commit: int, *, stores: bool) -> None:
         super().__init__()
-        self.at, self.stores, self.commits = at, stores, 0
+        self.failing_commit, self.stores, self.commits = failing_commit, stores, 0
 
     async def commit(self, *args: Any) -> None:
         self.commits += 1
-        if self.commits == self.at and not self.stores:
+        if self.commits == self.failing_commit and not self.stores:
             raise StoreError("the store is away")
         await super().commit(*args)
-        if self.commits == self.at:
+        if self.commits == self.failing_commit:
             raise StoreError("the answer is lost")
 
 
@@ -142,13 +142,13 @@ async def test_steps_nest_within_their_tool_call() -> None:
 
 
 @pytest.mark.parametrize("stores", [False, True])
-@pytest.mark.parametrize("at", range(2, 8))
-async def test_an_event_is_stored_once_whatever_commit_fails(at: int, stores: bool) -> None:
-    core, store = await a_core(Failing(at, stores=stores))
+@pytest.mark.parametrize("failing_commit", range(2, 8))
+async def test_an_event_is_stored_once_whatever_commit_fails(failing_commit: int, stores: bool) -> None:
+    core, store = await a_core(Failing(failing_commit, stores=stores))
     await core.admission.start(["go"], run_id="run")
     outcome = await core.reads.wait("run")
     assert outcome.run.state == "completed"
-    assert store.commits >= at - 1
+    assert store.commits >= failing_commit - 1
     events = await events_of(store)
     assert sorted(own_of(events)) == ["answered", "progress", "progress", "thread"]
     assert isinstance(events[-1], RunEnded)
@@ -170,14 +170,14 @@ class Wrong:
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "why"),
+    ("name", "data", "reason"),
     [("", {}, "blank"), (3, {}, "not a string"), ("x", [1], "mapping"), ("x", {"a": object()}, "data")],
 )
-async def test_a_wrong_event_fails_its_caller(name: Any, data: Any, why: str) -> None:
+async def test_a_wrong_event_fails_its_caller(name: Any, data: Any, reason: str) -> None:
     core, store = await a_core(engine=Wrong(name, data))
     await core.admission.start(["go"], run_id="run")
     outcome = await core.reads.wait("run")
-    assert outcome.run.state == "failed" and why in str(outcome.run.why)
+    assert outcome.run.state == "failed" and reason in str(outcome.run.why)
     assert own_of(await events_of(store)) == []
 
 
@@ -224,9 +224,9 @@ async def test_a_run_may_have_a_parent_run_of_the_same_user() -> None:
     await sub.admission.start(["do"], run_id="child", parent="parent")
     await sub.reads.wait("child")
     assert (await store.run("child")).parent == "parent"
-    for one, parent in ((sub, "nobody"), (stranger, "parent")):
+    for child_core, parent in ((sub, "nobody"), (stranger, "parent")):
         with pytest.raises(RunNotFoundError, match=parent):
-            await one.admission.start(["do"], run_id="other", parent=parent)
+            await child_core.admission.start(["do"], run_id="other", parent=parent)
 
 
 class Streaming:

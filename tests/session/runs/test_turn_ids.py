@@ -30,12 +30,12 @@ async def test_a_turn_is_found_by_its_own_id_also_by_the_next_process(store: Ses
     await core.admission.append(["earlier"], key="k")
     await core.admission.start(["hello"], run_id="a", turn_id="turn-1")
     await core.reads.wait("a")
-    for one in (core, SessionCore(SessionKey(SESSION), store, ScriptedEngine())):
-        turn = await one.reads.turn("turn-1")
+    for session_core in (core, SessionCore(SessionKey(SESSION), store, ScriptedEngine())):
+        turn = await session_core.reads.turn("turn-1")
         assert (turn.index, turn.turn_id, turn.run_id) == (0, "turn-1", "a")
-        assert turn == await one.reads.turn(0)
+        assert turn == await session_core.reads.turn(0)
         with pytest.raises(TurnNotFoundError, match="'turn-2'"):
-            await one.reads.turn("turn-2")
+            await session_core.reads.turn("turn-2")
     (started,) = [event for event in await store.events(SessionKey(SESSION)) if isinstance(event, RunStarted)]
     assert (started.turn_id, started.turn_index, started.run_id) == ("turn-1", 0, "a")
     await store.close()
@@ -47,14 +47,14 @@ async def test_an_id_that_the_session_had_is_refused_and_nothing_is_stored(store
     assert await core.admission.start(["hello"], run_id="a", turn_id="t") == first, "the second delivery of a start"
     await core.reads.wait("a")
     before = await store.events(SessionKey(SESSION))
-    for one in (core, SessionCore(SessionKey(SESSION), store, ScriptedEngine())):
+    for session_core in (core, SessionCore(SessionKey(SESSION), store, ScriptedEngine())):
         with pytest.raises(TurnIdTakenError, match=r"'t'.*'a'"):
-            await one.admission.start(["other"], run_id="b", turn_id="t")
+            await session_core.admission.start(["other"], run_id="b", turn_id="t")
         assert await store.events(SessionKey(SESSION)) == before
-        assert await one.admission.start(["hello"], run_id="a", turn_id="t") == first
-    await one.admission.start(["other"], run_id="b", turn_id="u")
-    await one.reads.wait("b")
-    assert [turn.turn_id for turn in await one.reads.turns()] == ["t", "u"]
+        assert await session_core.admission.start(["hello"], run_id="a", turn_id="t") == first
+    await session_core.admission.start(["other"], run_id="b", turn_id="u")
+    await session_core.reads.wait("b")
+    assert [turn.turn_id for turn in await session_core.reads.turns()] == ["t", "u"]
     await store.close()
 
 
@@ -67,13 +67,13 @@ async def test_a_queued_turn_has_its_id_and_a_discarded_one_keeps_it_taken(store
     assert (await core.reads.turn("two")).run_id == "b"
     await core.admission.start(["z"], run_id="c", turn_id="three", if_busy="rollback")
     await core.reads.wait("c")
-    for gone in ("one", "two"):
+    for turn_id in ("one", "two"):
         with pytest.raises(TurnNotFoundError):
-            await core.reads.turn(gone)
+            await core.reads.turn(turn_id)
         with pytest.raises(TurnIdTakenError):
-            await core.admission.start(["again"], run_id="d", turn_id=gone)
+            await core.admission.start(["again"], run_id="d", turn_id=turn_id)
         with pytest.raises(TurnIdTakenError):
-            await core.admission.check_start(["again"], run_id="d", turn_id=gone)
+            await core.admission.check_start(["again"], run_id="d", turn_id=turn_id)
     assert await core.admission.check_start(["again"], run_id="d", turn_id="four") is None
     queued = [event for event in await store.events(SessionKey(SESSION)) if isinstance(event, RunQueued)]
     assert [event.turn_id for event in queued] == ["two", "three"]

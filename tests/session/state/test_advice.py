@@ -1,4 +1,4 @@
-"""What errors advise can be done."""
+"""The remedies that errors name can be applied."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ async def test_a_verb_without_a_policy_does_not_advise_one() -> None:
     await core.reads.wait("first")
     turn = (await core.reads.turns())[0]
     await core.admission.start(["prompt"], run_id="run")
-    given = read_messages([{"role": "user", "content": "old"}, {"role": "assistant", "content": "long ago"}])
+    conversation = read_messages([{"role": "user", "content": "old"}, {"role": "assistant", "content": "long ago"}])
     calls: list[Any] = [
         core.forgetting.delete(),
         core.forgetting.clear(key="clear"),
         core.forgetting.forget_turn(0),
         core.removals.remove(0, turn.record.prompt, "remove"),
-        core.importing.import_turns(given),
+        core.importing.import_turns(conversation),
     ]
     for call in calls:
         with pytest.raises(SessionInUseError) as refused:

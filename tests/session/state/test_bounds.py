@@ -65,7 +65,7 @@ class Untouched(Sequence[Any]):
     def __len__(self) -> int:
         return 1_000_000
 
-    def __getitem__(self, at: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         raise AssertionError("it was counted by looking at it")
 
 
@@ -202,8 +202,8 @@ async def test_a_long_import_follows_only_what_it_was_compared_with(had: int) ->
     racing: dict[Any, Any] = {verbs.check_import: send(await conversation_of(dialogue(had + 2)), core, None)}
 
     async def ask(call: VerbCall[Any]) -> Any:
-        if other := racing.pop(call.verb, None):
-            await other
+        if racing_call := racing.pop(call.verb, None):
+            await racing_call
         return await call.verb.carry_out(SimpleNamespace(core=core), *call.args, **call.options)
 
     with pytest.raises(TurnsChangedError):

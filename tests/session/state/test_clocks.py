@@ -87,11 +87,11 @@ def test_a_sweeper_whose_clock_is_ahead_deletes_nothing_that_is_in_use(monkeypat
         await store.create(a_session(ttl_s=60.0))
         await run(store, "hello")
         real, client = time.time, NoProcesses()
-        asked: Any = client
+        any_client: Any = client
         monkeypatch.setattr(time, "time", lambda: real() + 300.0)
-        assert await sweep(asked, store, None, memory=False) == Swept()
+        assert await sweep(any_client, store, None, memory=False) == Swept()
         store._clock = lambda: real() + 300.0  # the store's own
-        assert await sweep(asked, store, None, memory=False) == Swept(deleted=(SessionKey("s"),))
+        assert await sweep(any_client, store, None, memory=False) == Swept(deleted=(SessionKey("s"),))
 
     play(story)
 

@@ -33,9 +33,9 @@ def drawn() -> set[tuple[str, str]]:
 class WatchedStore(InMemoryStore):
     """Notes how the states of runs change."""
 
-    def __init__(self, seen: set[tuple[str, str]]) -> None:
+    def __init__(self, changes: set[tuple[str, str]]) -> None:
         super().__init__()
-        self._seen = seen
+        self._changes = changes
 
     async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
         before: dict[str, str] = {}
@@ -43,8 +43,8 @@ class WatchedStore(InMemoryStore):
             before[run.run_id] = (await self.run(run.run_id)).state
         await super().commit(key, epoch, commit)
         if commit.new_run:
-            self._seen.add(("[*]", commit.new_run.state))
-        self._seen.update((before[run.run_id], run.state) for run in commit.runs)
+            self._changes.add(("[*]", commit.new_run.state))
+        self._changes.update((before[run.run_id], run.state) for run in commit.runs)
 
 
 @tool(approval=True)
@@ -62,14 +62,14 @@ def test_the_diagram_has_all_states_and_every_open_one_can_be_left() -> None:
 
 
 def test_the_arrows_are_the_changes_that_happen_in_random_lives() -> None:
-    seen: set[tuple[str, str]] = set()
+    changes: set[tuple[str, str]] = set()
 
     async def life(seed: int) -> None:
         dice = Random(seed)
         faults = Faults(FaultPlan(rates={"raise": 0.1, "crash": 0.1, "nothing": 0.05}), seed=seed)
         config = SessionConfig(on_lost=dice.choice(["resume", "interrupt"]), idle_s=1e9, cancel_grace_s=0.5)
         engine = FaultyEngine(faults, tools=ToolRegistry(book), word_s=0.01)
-        world = World(faults, engine=engine, config=config, store=WatchedStore(seen))
+        world = World(faults, engine=engine, config=config, store=WatchedStore(changes))
         await world.create()
         for number in range(3):
             first = await world.start(f"call:book {number}", if_busy="enqueue")
@@ -89,6 +89,6 @@ def test_the_arrows_are_the_changes_that_happen_in_random_lives() -> None:
 
     explore(40, life, kills=0.002)
     shown = {(start, end) for start, end in drawn() if end != "[*]"}
-    kept = {(state, state) for state in OPEN_STATES}
-    assert seen - kept <= shown
-    assert shown - kept <= seen
+    unchanged = {(state, state) for state in OPEN_STATES}
+    assert changes - unchanged <= shown
+    assert shown - unchanged <= changes

@@ -1,4 +1,4 @@
-"""What a process holds of sessions that it has seen, turn after turn: it stays within its bounds."""
+"""The memory that a process uses for sessions stays within its bounds, turn after turn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STRETCH = TRACED // 4
 
 
 class Lookup(_LookupOfOne):
-    """Homes of actors that are but names."""
+    """Actor homes that have names and no actors."""
 
     looked_up = 0
 
@@ -91,12 +91,12 @@ class Cluster:
         if message.verb == "delete_with_memories":
             return Forgotten(sessions=1)
         assert message.verb == "start"
-        at = self.turns.get(session_id, 0)
-        self.turns[session_id] = at + 1
-        first, last = 2 * max(0, at + 1 - self.window), 2 * at
+        turn_index = self.turns.get(session_id, 0)
+        self.turns[session_id] = turn_index + 1
+        first, last = 2 * max(0, turn_index + 1 - self.window), 2 * turn_index
         record = TurnRecord(
-            index=at,
-            run_id=f"run-{at}",
+            index=turn_index,
+            run_id=f"run-{turn_index}",
             status="completed",
             prompt=(Span(session_id, last, last + 1),),
             input=(Span(session_id, first, last + 1),),
@@ -108,7 +108,7 @@ class Cluster:
         cache.add_spans(join(record.input, record.output), shown)
         spans = union(record.prompt, record.spans)
         turn = PackedTurn(session_id, cache.source, record, spans, cache.read_encoded(spans))
-        return StartAnswer(record.run_id or "", at, PackedOutcome("completed", None, None, turn))
+        return StartAnswer(record.run_id or "", turn_index, PackedOutcome("completed", None, None, turn))
 
     def block(self, place: int) -> str:
         text = f"{place}: {self.prompt}"
@@ -161,15 +161,15 @@ def _talk_and_leave(cluster: Cluster, session_id: str) -> None:
 def test_a_client_of_many_turns_holds_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 15)
     cluster = Cluster(monkeypatch)
-    most = 0
+    most_bytes = 0
 
     def step(number: int) -> None:
-        nonlocal most
+        nonlocal most_bytes
         cluster.talk("chat")
-        most = max(most, cluster.held_bytes)
+        most_bytes = max(most_bytes, cluster.held_bytes)
 
     assert growth(step) < 50 * STRETCH, "at most 50 bytes for each turn"
-    assert 12_000 < most <= 1 << 15
+    assert 12_000 < most_bytes <= 1 << 15
 
 
 def test_the_caches_of_all_sessions_have_one_bound_and_the_last_one_that_was_used_stays(
@@ -192,7 +192,7 @@ def test_a_turn_that_is_larger_than_the_bound_can_be_read_and_is_not_held(monkey
 
 
 def test_a_turn_keeps_its_blocks_though_the_client_evicts_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its session left out what the client had said that it holds."""
+    """The session left out the blocks that the client reported as cached."""
     monkeypatch.setattr(realm_module, "CACHED_SESSIONS", 2)
     cluster = Cluster(monkeypatch)
     cluster.talk("chat")
@@ -239,16 +239,17 @@ async def test_a_process_caches_little_more_than_the_window_of_a_session_of_many
     await store.create(SessionRecord(session_id="s"))
     config = SessionConfig(max_context_tokens=4_000, reserve_output_tokens=0, token_counter=ByteCounter())
     core = SessionCore(SessionKey("s"), store, EchoEngine(), config, overflow=Trim(), off_loop=inline)
-    most = most_counted = 0
+    most_bytes = most_counted = 0
     for number in range(turns):
         await core.admission.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
         outcome = await core.reads.wait(f"run-{number}")
         assert outcome.turn and outcome.turn.text.endswith("x")
-        most = max(most, core.state.journal.blocks.cache.size_bytes)
+        most_bytes = max(most_bytes, core.state.journal.blocks.cache.size_bytes)
         index = core.engines.current.compactor and core.engines.current.compactor._index
-        counted = sum(len(stretch.totals) for each in index._logs.values() for stretch in each) if index else 0
+        stretches = [stretch for log in index._logs.values() for stretch in log] if index else []
+        counted = sum(len(stretch.totals) for stretch in stretches)
         most_counted = max(most_counted, counted)
-    assert trim_bytes // 2 < most < trim_bytes + 10_000
+    assert trim_bytes // 2 < most_bytes < trim_bytes + 10_000
     assert most_counted < 3 * trim_bytes // 600
     assert (await core.reads.turn(0)).text.endswith("x"), "what has left memory is in the store"
     early = await core.reads.wait(f"run-{turns - 100}")

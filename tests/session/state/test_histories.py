@@ -39,7 +39,7 @@ LIVES = share(20_000, 200)
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """What goes wrong in these lives is logged ten thousand times, and pytest would keep it all."""
+    """Errors in these lives are logged ten thousand times, and pytest would keep every record."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
@@ -107,7 +107,7 @@ async def live(seed: int) -> None:
 
 
 async def remove_some(world: AgentWorld, key: str) -> Spans:
-    """Remove blocks of a turn, which may be any; return what was removed."""
+    """Remove random blocks of a random turn; return the removed spans."""
     turns = await world.ask("reads.turns")
     if not turns:
         return ()
@@ -121,16 +121,16 @@ async def remove_some(world: AgentWorld, key: str) -> Spans:
 
 
 async def remove_more(world: AgentWorld) -> None:
-    """Remove what there is, piece by piece; each next run has all of the rest that a provider takes, and no more."""
+    """Remove blocks step by step; each next request has all remaining blocks that a provider takes, and no others."""
     for number in range(3):
-        gone = [await remove_some(world, f"late {number} {each}") for each in range(3)]
+        removed = [await remove_some(world, f"late {number} {part}") for part in range(3)]
         await world.ask("admission.start", ["go on"], run_id=f"late {number}", if_busy="enqueue")
         quiet = asyncio.Event()
         deciding = asyncio.create_task(world.decide_until(quiet, [f"late {number}"]))
         turn = (await world.ask("reads.wait", f"late {number}")).turn
         quiet.set()
         await deciding
-        assert turn is None or not overlap(turn.record.input, union(*gone))
+        assert turn is None or not overlap(turn.record.input, union(*removed))
 
 
 async def read_events(world: AgentWorld) -> list[Event]:
@@ -142,22 +142,23 @@ async def read_events(world: AgentWorld) -> list[Event]:
 
 
 async def check_rebuilt(world: AgentWorld, events: list[Event], turns: list[Turn]) -> None:
-    """Check that the events tell each turn as it was when its run ended, and so do those of the event store alone."""
-    told = [events]
+    """Check that the events rebuild each turn as it was when its run ended, also the events of the event store
+    alone."""
+    event_lists = [events]
     if world.history:
-        kept = world.history.inner
-        while await kept.last_seq(SessionKey(SESSION)) < max((event.seq for event in events), default=0):
+        event_store = world.history.inner
+        while await event_store.last_seq(SessionKey(SESSION)) < max((event.seq for event in events), default=0):
             await asyncio.sleep(1)
-        told.append(await kept.events(SessionKey(SESSION)))
+        event_lists.append(await event_store.events(SessionKey(SESSION)))
     ended = {turn.run_id: list(turn.blocks) for turn in turns if not turn.record.is_open}
-    for each in told:
+    for event_list in event_lists:
         rebuilt = Rebuilt()
-        for event in each:
+        for event in event_list:
             rebuilt.add(event)
             if event.terminal and event.run_id in ended:
-                assert rebuilt.blocks == ended[event.run_id], f"the events up to {event.seq} tell another turn"
+                assert rebuilt.blocks == ended[event.run_id], f"the events up to {event.seq} rebuild another turn"
         if ended and turns[-1].run_id in ended:
-            assert rebuild(each) == list(turns[-1].blocks), "all events tell another conversation"
+            assert rebuild(event_list) == list(turns[-1].blocks), "the events rebuild another conversation"
 
 
 async def check_life(world: AgentWorld) -> None:
@@ -181,7 +182,7 @@ async def check_life(world: AgentWorld) -> None:
             if use.name == "careful":
                 assert not shop.begun[call] or call in shop.approved
         log = [event for event in events if event.run_id == turn.run_id]
-        assert Ledger.replay(log).blocks() == list(turn.output), "the run log tells what the turn holds"
+        assert Ledger.replay(log).blocks() == list(turn.output), "the run's events have the blocks of the turn"
         for count in world.random.sample(range(len(log)), min(1, len(log))):
             before = [*turn.blocks[: len(turn.blocks) - len(turn.output)]]
             so_far = repair(Ledger.replay(log[:count]).blocks(), why="cut", interrupted=True)

@@ -61,22 +61,22 @@ async def test_events_move_to_the_history_and_read_as_before(monkeypatch: pytest
     history = InMemoryHistory()
     core, store = await core_with(history)
     plain, _ = await core_with(None)
-    for one in (core, plain):
-        await one.admission.append(["appended"], key="key")
+    for session_core in (core, plain):
+        await session_core.admission.append(["appended"], key="key")
         for name in "abcdef":
-            await run(one, name)
+            await run(session_core, name)
             await asyncio.sleep(0.01)
-    kept = [event.key for event in await store.events(SessionKey(SESSION))]
-    assert len(kept) < 4 and "key" in kept, "what the history has leaves the store, but for what keys need"
+    keys = [event.key for event in await store.events(SessionKey(SESSION))]
+    assert len(keys) < 4 and "key" in keys, "copied events leave the store, except events with keys"
     assert await core.admission.append(["appended"], key="key") == 0
     again = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     for limit in (1, 3, 5, 100):
-        seen: list[Any] = []
-        while page := (await again.reads.events(seen[-1].seq if seen else 0, limit))[0]:
-            seen += page
-        shown = [(event.kind, getattr(event, "text", "")) for event in seen if not event.live]
-        wanted = [(event.kind, getattr(event, "text", "")) for event in (await plain.reads.events())[0]]
-        assert shown == [event for event in wanted if event[0] != "text_delta"]
+        events: list[Any] = []
+        while page := (await again.reads.events(events[-1].seq if events else 0, limit))[0]:
+            events += page
+        shown = [(event.kind, getattr(event, "text", "")) for event in events if not event.live]
+        expected = [(event.kind, getattr(event, "text", "")) for event in (await plain.reads.events())[0]]
+        assert shown == [event for event in expected if event[0] != "text_delta"]
     await check_session(store, SESSION, history=history)
 
 
@@ -88,7 +88,7 @@ async def test_a_history_that_is_away_fails_no_run_and_is_caught_up(caplog: pyte
     await run(core, "a", "b")
     await asyncio.sleep(0.1)
     assert len(await store.events(SessionKey(SESSION))) == 4 and await history.last_seq(SessionKey(SESSION)) == 0
-    assert len([record for record in caplog.records if "history" in record.message]) == 1, "it is said once"
+    assert len([record for record in caplog.records if "history" in record.message]) == 1, "the failure is logged once"
     history.down = False
     again = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     await again.transactor.activate()
@@ -117,10 +117,10 @@ async def test_a_process_that_leaves_first_hands_its_events_over(monkeypatch: py
     core, store = await core_with(history)
     await run(core, "a", "b")
     assert await core.ownership.leave()
-    kept = await history.events(SessionKey(SESSION))
-    assert list(map(without_blocks, kept)) == await store.events(SessionKey(SESSION))
+    copied = await history.events(SessionKey(SESSION))
+    assert list(map(without_blocks, copied)) == await store.events(SessionKey(SESSION))
     head = core.state.head
-    assert head and rebuild(kept) == list(
+    assert head and rebuild(copied) == list(
         (await SessionReads(StoredSource(SessionKey(SESSION), store, None)).turn(head.index)).blocks
     )
 
@@ -205,10 +205,10 @@ async def test_a_deletion_that_fails_loses_no_event_of_those_that_the_store_has(
     monkeypatch.setattr(store, "delete", fail)
     with pytest.raises(StoreError, match="away"):
         await core.forgetting.delete()
-    kept = [event.seq for event in await store.events(SessionKey(SESSION))]
+    stored_seqs = [event.seq for event in await store.events(SessionKey(SESSION))]
     await run(core, "b", "c")
     await core.ownership.leave()
-    seen = {
+    seqs = {
         event.seq for event in (*await history.events(SessionKey(SESSION)), *await store.events(SessionKey(SESSION)))
     }
-    assert seen >= set(kept) and len(seen) == len(kept) + 4
+    assert seqs >= set(stored_seqs) and len(seqs) == len(stored_seqs) + 4

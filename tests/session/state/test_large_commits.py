@@ -1,4 +1,4 @@
-"""A commit may have any number of events: whoever follows a session gets each of them."""
+"""A commit may have any number of events: followers of a session get each of them."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ async def test_a_follower_gets_all_events_of_a_commit_without_an_answer(
     faults.plan = FaultPlan(rates={"unanswered": 1.0}, limit=1)
     with pytest.raises(StoreError):
         await core.importing.import_turns(conversation(TURNS))
-    told: list[Any] = []
+    received: list[Any] = []
     while (page := await core.reads.events(after, 700))[0]:
-        told += page[0]
+        received += page[0]
         after = page[1]
-    assert [event.turn_index for event in told] == list(range(1, TURNS + 1))
+    assert [event.turn_index for event in received] == list(range(1, TURNS + 1))
     assert await core.importing.import_turns(conversation(TURNS)) == TURNS
     stored, again, after = StoredSource(SessionKey("s"), inner, events_apart), list[Any](), 0
     while events := list(await stored.stored_events(after, 700)):

@@ -1,4 +1,4 @@
-"""What is read is read in steps: no step of the event loop takes long, and no read of a store brings much."""
+"""Reads are made in steps: no step of the event loop takes long, and no read of a store returns much."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LARGE = 400_000
 
 
 class Measured:
-    """Notes the most that one read of a store has brought."""
+    """Notes the most blocks or records that one read of a store returned."""
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
@@ -56,8 +56,8 @@ class Measured:
         self.reads = 0
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        return self._noting(found) if name in ("blocks", "turns", "runs", "events") else found
+        method = getattr(self._store, name)
+        return self._noting(method) if name in ("blocks", "turns", "runs", "events") else method
 
     def _noting(self, read: Callable[..., Awaitable[Sequence[Any]]]) -> Callable[..., Awaitable[Sequence[Any]]]:
         async def noting(*args: Any, **options: Any) -> Sequence[Any]:
@@ -85,7 +85,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], S
 
 
 async def converse(store: SessionStore, turns: int, text: str = "", data: str = "") -> Owner:
-    """Store a conversation of so many turns, each with a prompt, an answer and an event."""
+    """Store a conversation with this number of turns, each with a prompt, an answer and an event."""
     owner = await own(store, SESSION)
     for first in range(0, turns, PART):
         numbers = range(first, min(first + PART, turns))
@@ -122,8 +122,8 @@ async def read_all(store: SessionStore, turns: int) -> None:
         cache, count = BlockCache(), 0
         for _ in range(3):
             packed, after = await verbs.turns(count - 1, 1_000, cache.held).read(reader)
-            for each in packed:
-                each.unpack(cache)
+            for item in packed:
+                item.unpack(cache)
             count += len(packed)
             assert after == packed[-1].record.index if count < turns else after is None
             await asyncio.sleep(0)
@@ -195,7 +195,7 @@ async def test_pages_of_large_contents_say_that_there_are_more() -> None:
     texts, is_more, pages = list[str](), True, 0
     while is_more:
         messages, is_more = await stored.messages(before, 100)
-        texts[:0] = [each.text[:2].strip() for each in messages]
+        texts[:0] = [message.text[:2].strip() for message in messages]
         before, pages = messages[0].cursor, pages + 1
     assert texts == [str(n) for n in range(10) for _ in "ab"] and pages > 3
 

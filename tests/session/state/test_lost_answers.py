@@ -1,4 +1,4 @@
-"""Commits that are stored while their answer is lost: what a living process did, it does once, and as if it knew."""
+"""Commits whose answer is lost although they are stored: a live process acts once, as if it had got the answer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ ENGINE = FunctionEngine(answer, tools=[look, pay])
 
 
 async def outcome_of(store: Any, session_id: str) -> dict[str, Any]:
-    """Return all that a session's store has of it, but times and numbers of events."""
+    """Return all stored records of a session, without times and event numbers."""
     session = await store.get(SessionKey(session_id))
     usage = session.usage and {name: value for name, value in vars(session.usage).items() if name != "seconds"}
     runs = await store.runs(SessionKey(session_id))
@@ -91,14 +91,14 @@ Story = Callable[[World], Coroutine[Any, Any, None]]
 
 
 def life_of(story: Story, **settings: Any) -> Life:
-    """Return a life that must leave the same in the store whichever answer is lost."""
+    """Return a life that must leave the same records in the store whichever answer is lost."""
     outcomes: list[Any] = []
     config = SessionConfig(cancel_grace_s=0.1, idle_s=1e9, **settings.pop("config", {}))
     clears = settings.pop("clears", False)
 
     async def life(faults: Faults) -> None:
-        made = {name: make() for name, make in settings.items()}
-        world = World(faults, **{"engine": ENGINE, "config": config, **made})
+        world_settings = {name: make() for name, make in settings.items()}
+        world = World(faults, **{"engine": ENGINE, "config": config, **world_settings})
         await world.create()
         await story(world)
         await asyncio.sleep(20 * LONG_S)  # for what goes on beside the conversation
@@ -188,10 +188,10 @@ def test_a_lost_answer_changes_nothing_for_cancels_ends_and_updates() -> None:
 
 
 def test_a_lost_answer_changes_nothing_for_forks_imports_and_removals() -> None:
-    given = read_messages([{"role": "user", "content": "old"}, {"role": "assistant", "content": "long ago"}])
+    conversation = read_messages([{"role": "user", "content": "old"}, {"role": "assistant", "content": "long ago"}])
 
     async def story(world: World) -> None:
-        await world.ask("importing.import_turns", given)
+        await world.ask("importing.import_turns", conversation)
         for prompt in ("one", "two", "three"):
             await world.wait(await world.start(prompt))
         await world.fork("fork")

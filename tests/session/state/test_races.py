@@ -76,12 +76,12 @@ def _slow(world: World) -> Any:
 
 
 def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
-    """Case 4: a finished run gives up its claim before any waiter wakes; `cancel` hits the one that runs."""
+    """Case 4: a finished run is inactive before any waiter wakes; `cancel` cancels the running one."""
 
     async def schedule(seed: int) -> None:
         world = World(seed, kinds=("answer", "raise", "tools"))
         await world.create()
-        mine: set[str] = set()
+        own_runs: set[str] = set()
 
         async def caller(name: str) -> None:
             for number in range(4):
@@ -92,7 +92,7 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
                 ):
                     await world.core.reads.wait(busy.run_id)  # type: ignore[attr-defined]
                     await world.pause()
-                mine.add(run_id)
+                own_runs.add(run_id)
                 outcome = await world.core.reads.wait(run_id)
                 assert outcome.run.run_id == run_id and not outcome.run.is_open
                 assert world.core.reads.active_run_id != run_id
@@ -108,13 +108,13 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
 
         await asyncio.gather(caller("a"), caller("b"), caller("c"), canceller())
         await check_session(world.store.inner, SESSION)
-        assert len(mine) == 12
+        assert len(own_runs) == 12
 
     assert spread(share(2000, 40), schedule)
 
 
 def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() -> None:
-    """Cases 5 and 6: and a run that is active is not changed by them."""
+    """Cases 5 and 6: appends do not change an active run."""
 
     async def schedule(seed: int) -> None:
         world = World(seed)
@@ -125,9 +125,9 @@ def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() 
         async def appender(name: str) -> None:
             for number in range(3):
                 await world.pause()
-                prompt, asked = f"{name}{number}", now()
+                prompt, sent_at = f"{name}{number}", now()
                 await world.core.admission.append([prompt], key=prompt)
-                acknowledged.append((asked, now(), prompt))
+                acknowledged.append((sent_at, now(), prompt))
                 latest = await world.core.reads.latest()
                 assert latest and prompt in texts(latest.blocks)
 
@@ -144,8 +144,8 @@ def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() 
         prompts = texts(latest.blocks)
         assert len(prompts) == len(set(prompts))
         for _, answered, prompt in acknowledged:
-            for asked, _, later in acknowledged:
-                assert answered >= asked or prompts.index(prompt) < prompts.index(later)
+            for sent_at, _, later in acknowledged:
+                assert answered >= sent_at or prompts.index(prompt) < prompts.index(later)
         for turn in await check_session(world.store.inner, SESSION):
             if turn.run_id:
                 assert world.engine.given[turn.run_id] == turn.blocks[: len(turn.blocks) - 1]
@@ -172,9 +172,9 @@ def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
                 await world.pause()
                 return bool(await world.core.admission.cancel(reason, run_id))
 
-            asked = asyncio.get_running_loop().time()
+            start = asyncio.get_running_loop().time()
             answers = await asyncio.gather(cancel("first"), cancel("second"))
-            assert asyncio.get_running_loop().time() - asked < 1.0, (
+            assert asyncio.get_running_loop().time() - start < 1.0, (
                 "no engine delays a cancel for longer than its grace"
             )
             outcome = await world.core.reads.wait(run_id)
@@ -187,9 +187,7 @@ def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
                     assert latest and (texts(latest.blocks)[-1:] == ["appended"] or before == latest.blocks)
                 elif outcome.turn and outcome.turn.text:
                     assert [block for block in outcome.turn.new_blocks if isinstance(block, Text)][-1].interrupted
-            assert latest and "appended" in texts(latest.blocks), (
-                "what was appended on its own outlives a discarded run"
-            )
+            assert latest and "appended" in texts(latest.blocks), "appended prompts outlive a discarded run"
             assert not any(isinstance(block, Text) and "too late" in block.text for block in latest.blocks)
             before = latest.blocks
         await asyncio.sleep(60)  # every late engine has had its say
@@ -255,23 +253,23 @@ def test_each_busy_policy_leaves_the_history_it_promises() -> None:
         turns = await check_session(world.store.inner, SESSION)
         prompts = texts(turns[-1].blocks)
         arrived = [run.run_id for run in started]
-        gone = [run_id for run_id, run in runs.items() if run.state == "cancelled"]
+        cancelled = [run_id for run_id, run in runs.items() if run.state == "cancelled"]
         if policy == "enqueue":
             assert prompts == ["first", *arrived] and all(run.state == "completed" for run in runs.values())
         elif policy == "interrupt":
             assert prompts == ["first", *arrived], "interrupted prompts are kept, in order"
         elif policy in ("merge", "inject", "debounce"):
-            assert prompts == ["first", *arrived] and all(runs[run_id].code == "merged" for run_id in gone)
-            for run_id in gone:
+            assert prompts == ["first", *arrived] and all(runs[run_id].code == "merged" for run_id in cancelled)
+            for run_id in cancelled:
                 leading = await world.core.reads.wait(run_id)
                 assert leading.turn and run_id in texts(leading.turn.new_blocks)
         elif policy == "drop":
-            assert prompts == ["first", *arrived] and set(runs) == {*prompts}, "what was dropped left no trace"
+            assert prompts == ["first", *arrived] and set(runs) == {*prompts}, "dropped prompts left no trace"
         else:
-            assert prompts == [run_id for run_id in ["first", *arrived] if run_id not in gone]
+            assert prompts == [run_id for run_id in ["first", *arrived] if run_id not in cancelled]
         if policy == "latest":
             replaced = {run_id: run for run_id, run in runs.items() if run.code == "replaced"}
-            assert set(replaced) == {*gone} and all(run.successor in runs for run in replaced.values())
+            assert set(replaced) == {*cancelled} and all(run.successor in runs for run in replaced.values())
         last = runs[arrived[-1]] if arrived else runs["first"]
         assert runs[last.leads_to or last.run_id].state == "completed"
 
@@ -289,7 +287,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
         submitted: set[str] = set()
 
         async def persist(verb: str, *args: Any, **kwargs: Any) -> Any:
-            """Ask again until somebody answers, as a caller on Ray does: with the same ids, whoever owns it."""
+            """Repeat the call until an owner answers, with the same ids, as a caller on Ray does."""
             while True:
                 core = cores[-1]
                 try:
@@ -356,8 +354,8 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
         stored = await world.store.inner.events(SessionKey(SESSION))
         numbers = [event.seq for event in events]
         assert numbers == sorted(set(numbers)), "a follower sees no number twice and none out of order"
-        seen = set(numbers)
-        missed = [event for event in stored if event.seq <= numbers[-1] and event.seq not in seen]
+        seqs = set(numbers)
+        missed = [event for event in stored if event.seq <= numbers[-1] and event.seq not in seqs]
         assert not missed, "a follower misses nothing stored"
         assert turns
 
@@ -410,7 +408,7 @@ def test_a_schedule_that_fails_among_those_that_are_spread_over_cores_tells_its_
 
 
 def test_a_follower_of_a_run_sees_all_stored_events_while_the_session_changes_owners() -> None:
-    """Cases 59 and 60: also in the moment in which the new owner knows of the run and has not yet ended it."""
+    """Cases 59 and 60: also while the new owner has loaded the run and has not ended it."""
 
     async def schedule(seed: int) -> None:
         world = World(seed)
@@ -421,26 +419,26 @@ def test_a_follower_of_a_run_sees_all_stored_events_while_the_session_changes_ow
         owner = world.new_core()
 
         async def follow() -> list[int]:
-            seen: list[int] = []
+            seqs: list[int] = []
             after, done = 0, False
             while not done:
                 await world.pause()
                 events, after, done = await owner.reads.events(after, run_id="lost", timeout_s=1.0)
-                seen += [event.seq for event in events]
-            return seen
+                seqs += [event.seq for event in events]
+            return seqs
 
-        for seen in await asyncio.gather(*(follow() for _ in range(5))):
+        for seqs in await asyncio.gather(*(follow() for _ in range(5))):
             stored = [
                 event.seq for event in await world.store.inner.events(SessionKey(SESSION)) if event.run_id == "lost"
             ]
-            assert set(stored) <= set(seen)
-            assert len(seen) == len(set(seen))
+            assert set(stored) <= set(seqs)
+            assert len(seqs) == len(set(seqs))
 
     assert explore(share(300), schedule)
 
 
 def test_a_reader_misses_no_event_that_leaves_memory_while_it_reads_the_store() -> None:
-    """Case 59: a run's last event is let go of while a slow store still says what came before it."""
+    """Case 59: a run's last event leaves memory while a slow store still reads the events before it."""
 
     async def schedule(seed: int) -> None:
         world = World(seed)
@@ -452,10 +450,10 @@ def test_a_reader_misses_no_event_that_leaves_memory_while_it_reads_the_store() 
         read = world.store.inner.events
 
         async def slow(*args: Any, **page: Any) -> list[Event]:
-            found: list[Event] = await read(*args, **page)
+            events: list[Event] = await read(*args, **page)
             is_reading.set()
             await go_on.wait()
-            return found
+            return events
 
         world.store.inner.events = slow
         following = asyncio.create_task(owner.reads.events(0, run_id="lost"))

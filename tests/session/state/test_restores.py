@@ -1,4 +1,4 @@
-"""A store that goes back to an earlier state of itself: a restore, or a failover that has lost its last commits.
+"""A store that returns to an earlier state: by a restore, or by a failover that has lost the last commits.
 
 A failing schedule prints its seed, which replays it: `TURNWISE_SEED=<seed> pytest -k <test>` with this file.
 """
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
 
 
 class Restorable(Protocol):
-    """A store, and the way to an earlier state of it."""
+    """A store, with a way back to an earlier state."""
 
     store: SessionStore
 
     def back_up(self) -> None:
-        """Note the state that `restore` goes back to."""
+        """Save the state that `restore` returns to."""
 
     def restore(self) -> None:
-        """Go back to that state, under the hands of those who use the store."""
+        """Return to that state, while others use the store."""
 
 
 class OfMemory:
@@ -112,8 +112,8 @@ class OfServer:
 
     @staticmethod
     def _tables(connection: psycopg.Connection[Any]) -> list[str]:
-        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename")
-        return [row[0] for row in found.fetchall()]
+        rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename")
+        return [row[0] for row in rows.fetchall()]
 
 
 class OfRedis:
@@ -195,7 +195,7 @@ def test_a_session_from_before_a_restore_writes_nothing_into_a_later_one(restora
 
 
 def test_a_commit_does_not_follow_a_commit_that_a_restore_took(restorable: Restorable) -> None:
-    """Whether that one had blocks or none."""
+    """With blocks and without."""
 
     async def story() -> None:
         store = restorable.store
@@ -208,8 +208,8 @@ def test_a_commit_does_not_follow_a_commit_that_a_restore_took(restorable: Resto
             async with unchanged(store, name):
                 with pytest.raises(SessionFencedError):
                     await owner.commit("behind a hole")
-            found = Owner(store, (await store.activate(SessionKey(name))).session)
-            await found.commit("behind what is there")
+            new_owner = Owner(store, (await store.activate(SessionKey(name))).session)
+            await new_owner.commit("behind what is there")
             assert (await state_of(store, name))[1] == ["kept", "behind what is there", "missing", "missing"]
 
     play(story, restorable.store)
@@ -300,7 +300,7 @@ def test_a_session_that_a_restore_took_is_not_made_anew(restorable: Restorable) 
 
 
 class Slow:
-    """An engine that answers when it is let go."""
+    """An engine that answers once the test releases it."""
 
     def __init__(self) -> None:
         self.began, self.go = asyncio.Event(), asyncio.Event()
@@ -316,38 +316,38 @@ class Slow:
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["the run is gone", "the run is there"])
 def test_waiters_and_followers_get_an_error_when_the_store_is_restored(is_kept: bool) -> None:
-    """Also if the store fails at first while the session looks what has become of it."""
+    """Also if the store fails the first time that the session checks its row."""
 
     async def story() -> None:
-        box, engine = OfMemory(), Slow()
-        await box.store.create(a_session())
-        core = SessionCore(SessionKey("s"), box.store, engine)
+        backup, engine = OfMemory(), Slow()
+        await backup.store.create(a_session())
+        core = SessionCore(SessionKey("s"), backup.store, engine)
         if not is_kept:
             await core.admission.append(["kept"], "kept")
-            box.back_up()
+            backup.back_up()
         await core.admission.start(["lost"], run_id="lost")
         await engine.began.wait()
         if is_kept:
-            box.back_up()
+            backup.back_up()
         await core.admission.append(["lost too"], "lost too")
         after = (await core.reads.events())[1]
         waits = asyncio.ensure_future(core.reads.wait("lost"))
         follows = asyncio.ensure_future(core.reads.events(after, timeout_s=60))
         await asyncio.sleep(0)
-        box.restore()
-        get, failures = box.inner.get, iter([StoreError("away")])
+        backup.restore()
+        get, failures = backup.inner.get, iter([StoreError("away")])
 
         async def fail(key: SessionKey) -> SessionRecord:
             for error in failures:
                 raise error
             return await get(key)
 
-        box.inner.get = fail  # type: ignore[method-assign]
+        backup.inner.get = fail  # type: ignore[method-assign]
         engine.go.set()
         for acknowledged in (waits, follows):
             with pytest.raises(SessionRevertedError):
                 await acknowledged
-        new = core_of(box.store)
+        new = core_of(backup.store)
         await new.transactor.activate()
         if is_kept:
             outcome = await new.reads.wait("lost")
@@ -357,7 +357,7 @@ def test_waiters_and_followers_get_an_error_when_the_store_is_restored(is_kept: 
                 await new.reads.wait("lost")
         await run(new, "after")
         await new.ownership.leave()
-        await check_session(box.store, "s")
+        await check_session(backup.store, "s")
 
     play(story)
 
@@ -368,8 +368,8 @@ def test_after_any_restore_later_acknowledgements_are_stored_and_the_session_wor
     async def schedule(seed: int) -> None:
         world = World(seed, kinds=("answer", "tools"))
         await world.create()
-        box = OfMemory(world.store.inner)
-        box.back_up()
+        backup = OfMemory(world.store.inner)
+        backup.back_up()
         world.store.fail_rate = 0.02
         acknowledged: list[str] = []
         runs: list[str] = []
@@ -393,24 +393,24 @@ def test_after_any_restore_later_acknowledgements_are_stored_and_the_session_wor
             for number in range(6):
                 prompt = f"{name}{number}"
                 await world.pause()
-                asked = restores
+                restores_before = restores
                 if world.random.random() < 0.4:
                     await ask("admission.append", [prompt], prompt)
-                    acknowledged.extend([prompt] if asked == restores else [])
+                    acknowledged.extend([prompt] if restores_before == restores else [])
                 else:
                     await ask("admission.start", [prompt], run_id=prompt, if_busy="enqueue")
-                    acknowledged.extend([prompt] if asked == restores else [])
-                    runs.extend([prompt] if asked == restores else [])
+                    acknowledged.extend([prompt] if restores_before == restores else [])
+                    runs.extend([prompt] if restores_before == restores else [])
                     await ask("reads.wait", prompt)
 
         async def restorer() -> None:
             nonlocal restores
             for _ in range(world.random.randrange(1, 4)):
                 await asyncio.sleep(world.random.random() * 0.3)
-                box.back_up()
+                backup.back_up()
                 for _ in range(world.random.randrange(3)):
                     await asyncio.sleep(world.random.random() * 0.2)
-                box.restore()
+                backup.restore()
                 restores += 1
                 acknowledged.clear()
                 runs.clear()
@@ -434,13 +434,13 @@ def test_after_any_restore_later_acknowledgements_are_stored_and_the_session_wor
 
 def test_a_host_shows_nothing_of_a_session_that_a_restore_took_in_the_next_of_its_id() -> None:
     async def story() -> None:
-        box = OfMemory()
-        box.back_up()
-        hosting = Hosting(box.store, EchoEngine())
-        first = SessionRef.of(await box.store.create(a_session()))
+        backup = OfMemory()
+        backup.back_up()
+        hosting = Hosting(backup.store, EchoEngine())
+        first = SessionRef.of(await backup.store.create(a_session()))
         await hosting.run(first, "a secret", "r1")
-        box.restore()
-        second = SessionRef.of(await box.store.create(a_session()))
+        backup.restore()
+        second = SessionRef.of(await backup.store.create(a_session()))
         reads: list[VerbCall[Any]] = [verbs.latest(()), verbs.turns(-1, 10, ())]
         for read in [*reads, verbs.events(0.0, 0, 10, None), verbs.info()]:
             answer = None
@@ -467,9 +467,9 @@ def test_a_caller_shows_no_cached_blocks_of_positions_that_a_restore_removed() -
     """The log of the session is the same, and other blocks stand at the same places."""
 
     async def story() -> None:
-        box, client = OfMemory(), ClusterClient("namespace", "name")
-        hosting = Hosting(box.store, EchoEngine())
-        ref = SessionRef.of(await box.store.create(a_session()))
+        backup, client = OfMemory(), ClusterClient("namespace", "name")
+        hosting = Hosting(backup.store, EchoEngine())
+        ref = SessionRef.of(await backup.store.create(a_session()))
 
         async def ask(prompt: str) -> Turn:
             cache = client.cache(ref)
@@ -477,10 +477,10 @@ def test_a_caller_shows_no_cached_blocks_of_positions_that_a_restore_removed() -
             return client.unpack(await hosting.ask(ref, verbs.latest(cache.held)), cache)
 
         first = await ask("kept")
-        box.back_up()
+        backup.back_up()
         lost = await ask("lost")
         assert client.cache(ref).held == union(client.cache(ref).held, lost.record.spans)
-        box.restore()
+        backup.restore()
         with pytest.raises(SessionRevertedError):
             await ask("told")
         later = await ask("new")
@@ -499,13 +499,13 @@ def test_a_caller_shows_no_cached_blocks_of_positions_that_a_restore_removed() -
 
 def test_a_fork_of_blocks_that_a_restore_removed_fails_and_works_from_an_earlier_turn() -> None:
     async def story() -> None:
-        box = OfMemory()
-        hosting = Hosting(box.store, EchoEngine())
-        ref = SessionRef.of(await box.store.create(a_session()))
+        backup = OfMemory()
+        hosting = Hosting(backup.store, EchoEngine())
+        ref = SessionRef.of(await backup.store.create(a_session()))
         await hosting.run(ref, "kept", "r1")
-        box.back_up()
+        backup.back_up()
         await hosting.run(ref, "lost", "r2")
-        box.restore()
+        backup.restore()
         with pytest.raises(SessionRevertedError):
             await hosting.ask(ref, verbs.fork(None, "f"))
         fork = await hosting.ask(ref, verbs.fork(None, "f"))
@@ -514,33 +514,33 @@ def test_a_fork_of_blocks_that_a_restore_removed_fails_and_works_from_an_earlier
     play(story)
 
 
-class GoesBackOnce(InMemoryStore):
-    """Goes back to what was backed up when blocks are read of it for the first time after that."""
+class RestoresAtBlocks(InMemoryStore):
+    """Restores the backup at the first read of blocks after it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.goes_back: Callable[[], None] | None = None
+        self.on_read: Callable[[], None] | None = None
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
-        goes_back, self.goes_back = self.goes_back, None
-        if goes_back:
-            goes_back()
+        restore, self.on_read = self.on_read, None
+        if restore:
+            restore()
         return await super().blocks(spans)
 
 
 @pytest.mark.parametrize("is_left", [True, False])
 def test_a_session_that_is_loaded_while_the_store_goes_back_is_gone_or_as_it_was(is_left: bool) -> None:
     async def story() -> None:
-        store = GoesBackOnce()
-        box = OfMemory(store)
+        store = RestoresAtBlocks()
+        backup = OfMemory(store)
         if not is_left:
-            box.back_up()
+            backup.back_up()
         await store.create(a_session())
         await run(core_of(store), "first")
         if is_left:
-            box.back_up()
+            backup.back_up()
         await run(core_of(store), "second")
-        store.goes_back = box.restore
+        store.on_read = backup.restore
         core = core_of(store)
         with pytest.raises(SessionFencedError if is_left else SessionNotFoundError):
             await run(core, "lost")
@@ -554,32 +554,32 @@ def test_a_session_that_is_loaded_while_the_store_goes_back_is_gone_or_as_it_was
     play(story)
 
 
-class GoesBackAtTurns(InMemoryStore):
-    """Goes back to what was backed up after runs are read of it for the first time after that."""
+class RestoresAtRuns(InMemoryStore):
+    """Restores the backup after the first read of runs that follows it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.goes_back: Callable[[], None] | None = None
+        self.on_read: Callable[[], None] | None = None
 
     async def runs(self, key: SessionKey, **page: Any) -> list[RunRecord]:
-        found = await super().runs(key, **page)
-        goes_back, self.goes_back = self.goes_back, None
-        if goes_back:
-            goes_back()
-        return found
+        records = await super().runs(key, **page)
+        restore, self.on_read = self.on_read, None
+        if restore:
+            restore()
+        return records
 
 
 def test_an_export_fails_as_changed_if_the_store_is_restored_meanwhile() -> None:
     async def story() -> None:
-        store = GoesBackAtTurns()
-        box = OfMemory(store)
+        store = RestoresAtRuns()
+        backup = OfMemory(store)
         await store.create(a_session())
         await run(core_of(store), "kept")
-        box.back_up()
+        backup.back_up()
         core = SessionCore(SessionKey("s"), store, Slow())
         await core.admission.start(["lost"], run_id="lost")
         await core.transactor.activate()
-        store.goes_back = box.restore
+        store.on_read = backup.restore
         lines: list[str] = []
         with pytest.raises(SessionChangedError):
             await export_session(store, SessionKey("s"), lines.append)
@@ -590,13 +590,13 @@ def test_an_export_fails_as_changed_if_the_store_is_restored_meanwhile() -> None
 
 def test_a_session_without_a_process_is_read_as_restored() -> None:
     async def story() -> None:
-        store = GoesBackOnce()
-        box = OfMemory(store)
+        store = RestoresAtBlocks()
+        backup = OfMemory(store)
         ref = SessionRef.of(await store.create(a_session()))
         await run(core_of(store), "kept")
-        box.back_up()
+        backup.back_up()
         await run(core_of(store), "lost")
-        store.goes_back = box.restore
+        store.on_read = backup.restore
         turns, _ = await Hosting(store, EchoEngine()).ask(ref, verbs.turns(-1, 10, ()))
         assert [texts(turn.unpack(BlockCache()).new_blocks) for turn in turns] == [["kept"]]
 

@@ -117,9 +117,9 @@ async def test_a_late_wait_works_after_the_run_has_left_memory() -> None:
 
     core, store = await new_core()
     first = await turn_of(core, "hello", "first")
-    other = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
-    assert await other.reads.wait("first") == first
-    assert (await other.reads.run("first")).state == "completed"
+    second_core = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
+    assert await second_core.reads.wait("first") == first
+    assert (await second_core.reads.run("first")).state == "completed"
 
 
 async def test_a_cancelled_run_keeps_its_text_marked_and_closes_its_open_tool_calls() -> None:
@@ -181,7 +181,7 @@ async def test_an_engine_that_ignores_cancel_delays_no_caller_and_its_late_resul
     await began.wait()
     await core.admission.cancel("stop")
     await turn_of(core, "hello", "next")
-    assert not ended.is_set(), "nobody has waited for it"
+    assert not ended.is_set(), "no caller has waited for it"
     let_go.set()
     await ended.wait()
     for _ in range(100):
@@ -349,7 +349,7 @@ async def test_an_earlier_conversation_may_be_appended_in_pieces_but_no_call_wit
 
 
 async def test_a_lost_run_is_interrupted_once_and_the_queue_goes_on() -> None:
-    """Cases 15 and 60: what an actor finds that comes back after a kill."""
+    """Cases 15 and 60: an actor that restarts after a kill."""
 
     core, store = await new_core()
     await core.admission.append(["first"], key="first")
@@ -429,7 +429,7 @@ def test_a_config_out_of_range_is_refused_by_name(settings: dict[str, Any]) -> N
 
 
 class StumblingStore(InMemoryStore):
-    """Its next commit fails without a trace when it is told to."""
+    """A store whose next commit fails and stores nothing, if the test says so."""
 
     stumbles = False
     refuses = False
@@ -448,7 +448,7 @@ class StumblingStore(InMemoryStore):
 
 
 async def stumbling() -> tuple[SessionCore, StumblingStore]:
-    """Return a core in the midst of a run, behind a commit of which it does not know whether it was stored."""
+    """Return a core during a run, after a commit with an unknown outcome."""
     store = StumblingStore()
     core, _ = await new_core(store=store)
     await core.admission.start(["slow 100"], run_id="run")
@@ -465,11 +465,11 @@ async def test_live_events_after_a_store_error_get_numbers_that_no_later_owner_g
     core, store = await stumbling()
     await core.transactor.activate()
     await asyncio.sleep(0.1)
-    seen = [event.seq for event in (await core.reads.events())[0]]
-    other = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
-    await other.transactor.activate()
+    seqs = [event.seq for event in (await core.reads.events())[0]]
+    second_core = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
+    await second_core.transactor.activate()
     interrupted = (await store.events(SessionKey(SESSION)))[-1]
-    assert interrupted.kind == "run_interrupted" and interrupted.seq > max(seen)
+    assert interrupted.kind == "run_interrupted" and interrupted.seq > max(seqs)
 
 
 async def test_live_events_of_a_run_that_another_owner_ended_are_not_published() -> None:
@@ -480,12 +480,12 @@ async def test_live_events_of_a_run_that_another_owner_ended_are_not_published()
     with pytest.raises(StoreError):
         await core.transactor.activate()
     store.refuses = False
-    other = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
-    await other.transactor.activate()
+    second_core = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
+    await second_core.transactor.activate()
     published = core.state.journal.log.published
     await asyncio.sleep(0.1)  # deltas wait for what becomes of the commit
     with pytest.raises(SessionFencedError):
         await core.reads.wait("run")
     await asyncio.sleep(0.1)
     assert core.state.journal.log.published == published
-    await other.admission.append(["still mine"], key="mine")  # the core has taken nothing from the other owner
+    await second_core.admission.append(["still mine"], key="mine")  # the core has taken nothing from the other owner

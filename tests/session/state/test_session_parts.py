@@ -1,4 +1,4 @@
-"""How a session is put together, and what its parts promise by themselves; what it does is in test_session_core.py."""
+"""How a session's parts are connected, and what each part promises alone; test_session_core.py tests the whole."""
 
 import ast
 import asyncio
@@ -55,8 +55,8 @@ def test_a_part_of_a_session_inherits_nothing_and_uses_no_private_name_of_anothe
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             if node.attr == "_asdict":
                 continue  # of a named tuple, and public
-            whose = ast.unparse(node.value)
-            assert whose in ("self", "cls"), f"line {node.lineno} of {part.__module__}: {whose}.{node.attr}"
+            owner = ast.unparse(node.value)
+            assert owner in ("self", "cls"), f"line {node.lineno} of {part.__module__}: {owner}.{node.attr}"
 
 
 def test_each_field_of_the_state_is_written_by_one_method() -> None:
@@ -84,7 +84,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
 
 
 def test_a_session_that_was_left_is_freed_without_the_garbage_collector() -> None:
-    """Its processes look for garbage rarely, and a packed host lets thousands of sessions go."""
+    """Session processes collect garbage rarely, and a packed host closes thousands of sessions."""
 
     async def story() -> None:
         store = InMemoryStore()
@@ -94,12 +94,12 @@ def test_a_session_that_was_left_is_freed_without_the_garbage_collector() -> Non
         await core.reads.wait("run")
         whole = core.engines.whole
         parts = (core, core.transactor, core.state, core.ingestion, whole, whole.of_engine("b"))
-        left = [weakref.ref(part) for part in parts]
+        references = [weakref.ref(part) for part in parts]
         del whole, parts
         assert await core.ownership.leave()
         await asyncio.sleep(0)
         del core
-        assert [each() for each in left] == [None] * len(left)
+        assert [reference() for reference in references] == [None] * len(references)
 
     gc.collect()
     gc.disable()
@@ -110,7 +110,7 @@ def test_a_session_that_was_left_is_freed_without_the_garbage_collector() -> Non
 
 
 class Doubtful(InMemoryStore):
-    """A store whose next answer to a commit is lost; whether the commit was stored, it says itself."""
+    """A store whose next answer to a commit is lost; `lost` says whether the commit is stored."""
 
     lost: bool | None = None
 
@@ -134,8 +134,8 @@ class Bench:
         tasks = SessionTasks("s")
         self.transactor = Transactor(self.state, tasks, core.engines, progress, self._recover)
 
-    async def _recover(self, found: Activation, _: set[str]) -> None:
-        self.recovered.append(found)
+    async def _recover(self, activation: Activation, _: set[str]) -> None:
+        self.recovered.append(activation)
         self.state.journal.log.publish()
 
     async def change(self, doubt: UnknownOutcome | None = None, **changes: Any) -> None:
@@ -148,32 +148,33 @@ class Bench:
 
 
 async def bench() -> Bench:
-    found = Bench()
-    await found.store.create(SessionRecord(session_id="s"))
-    return found
+    new_bench = Bench()
+    await new_bench.store.create(SessionRecord(session_id="s"))
+    return new_bench
 
 
 async def test_the_first_change_activates_the_session_and_later_ones_do_not() -> None:
-    made = await bench()
-    await made.change(ttl_s=1.0)
-    await made.change(ttl_s=2.0)
-    assert len(made.recovered) == 1 and (await made.store.get(SessionKey("s"))).ttl_s == 2.0
+    transactor_bench = await bench()
+    await transactor_bench.change(ttl_s=1.0)
+    await transactor_bench.change(ttl_s=2.0)
+    assert len(transactor_bench.recovered) == 1 and (await transactor_bench.store.get(SessionKey("s"))).ttl_s == 2.0
 
 
 @pytest.mark.parametrize("stored", [True, False])
 async def test_after_an_unknown_outcome_the_next_change_loads_the_stored_state(stored: bool) -> None:
-    made = await bench()
-    await made.change(ttl_s=1.0)
-    made.store.lost = stored
+    transactor_bench = await bench()
+    await transactor_bench.change(ttl_s=1.0)
+    transactor_bench.store.lost = stored
     with pytest.raises(StoreError):
-        await made.change(ttl_s=2.0)
-    await made.change()
-    assert len(made.recovered) == 2
-    assert made.recovered[1].session.ttl_s == (await made.store.get(SessionKey("s"))).ttl_s == (2.0 if stored else 1.0)
+        await transactor_bench.change(ttl_s=2.0)
+    await transactor_bench.change()
+    assert len(transactor_bench.recovered) == 2
+    row = await transactor_bench.store.get(SessionKey("s"))
+    assert transactor_bench.recovered[1].session.ttl_s == row.ttl_s == (2.0 if stored else 1.0)
 
 
 async def test_changes_run_one_at_a_time_and_to_their_end_when_their_caller_is_cancelled() -> None:
-    made, at_work, goes_on, done = await bench(), asyncio.Event(), asyncio.Event(), list[str]()
+    transactor_bench, at_work, goes_on, done = await bench(), asyncio.Event(), asyncio.Event(), list[str]()
 
     async def slow() -> None:
         at_work.set()
@@ -183,9 +184,9 @@ async def test_changes_run_one_at_a_time_and_to_their_end_when_their_caller_is_c
     async def quick() -> None:
         done.append("quick")
 
-    first = asyncio.create_task(made.transactor.run(slow))
+    first = asyncio.create_task(transactor_bench.transactor.run(slow))
     await at_work.wait()
-    second = asyncio.create_task(made.transactor.run(quick))
+    second = asyncio.create_task(transactor_bench.transactor.run(quick))
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -196,14 +197,14 @@ async def test_changes_run_one_at_a_time_and_to_their_end_when_their_caller_is_c
 
 
 async def test_a_session_that_was_given_up_is_neither_activated_nor_changed_again() -> None:
-    made = await bench()
-    await made.change()
-    made.state.journal.lose(SessionFencedError("s", 1))
-    made.state.journal.mark_stale()
-    for ask in (made.change, made.transactor.loaded):
+    transactor_bench = await bench()
+    await transactor_bench.change()
+    transactor_bench.state.journal.lose(SessionFencedError("s", 1))
+    transactor_bench.state.journal.mark_stale()
+    for ask in (transactor_bench.change, transactor_bench.transactor.loaded):
         with pytest.raises(SessionFencedError):
             await ask()
-    assert len(made.recovered) == 1
+    assert len(transactor_bench.recovered) == 1
 
 
 def turn(index: int, **changes: Any) -> TurnRecord:
@@ -233,10 +234,10 @@ def test_a_private_turn_moves_the_mark_and_a_turn_that_was_forgotten_is_no_longe
     progress = progress_of("memory")
     progress.add_ended(turn(0), "off")
     progress.add_ended(turn(1), "on")
-    given = progress.missing[1]
-    assert [own.is_private for own in progress.missing] == [True, False] and progress.is_current(given)
+    missing_turn = progress.missing[1]
+    assert [own.is_private for own in progress.missing] == [True, False] and progress.is_current(missing_turn)
     assert progress.make_private(1) and not progress.make_private(1)
-    assert not progress.is_current(given)
+    assert not progress.is_current(missing_turn)
 
 
 def test_without_memories_the_turns_that_end_move_the_mark_and_an_unsaved_one_keeps_it() -> None:

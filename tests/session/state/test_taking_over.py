@@ -41,19 +41,19 @@ def other_core(inner: SessionStore) -> SessionCore:
 
 async def test_an_owner_that_activates_after_the_check_keeps_the_session(inner: SessionStore) -> None:
     core, store = await cut_off(inner)
-    other, get = other_core(inner), store.get
+    second_core, get = other_core(inner), store.get
 
     async def overtaken(session_id: str) -> SessionRecord:
         row: SessionRecord = await get(session_id)
         store.get = get
-        await other.admission.append(["third"], key="third")
+        await second_core.admission.append(["third"], key="third")
         return row
 
     store.get = overtaken
     with pytest.raises(SessionFencedError):
         await core.admission.append(["lost"], key="lost")
     assert core.ownership.is_lost
-    await other.admission.append(["fourth"], key="fourth")
+    await second_core.admission.append(["fourth"], key="fourth")
     assert (await inner.get(SessionKey("s"))).log_size == 4
     await inner.close()
 
@@ -64,11 +64,11 @@ async def test_an_owner_after_an_activation_that_failed_keeps_the_session(inner:
     with pytest.raises(StoreError):
         await core.transactor.activate()
     store.faults.plan = FaultPlan()
-    other = other_core(inner)
-    await other.admission.append(["third"], key="third")
+    second_core = other_core(inner)
+    await second_core.admission.append(["third"], key="third")
     with pytest.raises(SessionFencedError):
         await core.transactor.activate()
-    await other.admission.append(["fourth"], key="fourth")
+    await second_core.admission.append(["fourth"], key="fourth")
     await inner.close()
 
 
@@ -111,15 +111,15 @@ async def test_a_commit_that_arrives_after_the_check_is_the_process_s_own(inner:
 async def test_what_a_reversion_finds_is_taken_from_nobody(inner: SessionStore) -> None:
     core, store = await cut_off(inner)
     core.state.journal._is_reverted = True  # as a restore makes it known
-    other, activate = other_core(inner), store.activate
+    second_core, activate = other_core(inner), store.activate
 
     async def overtaken(*args: Any, **kwargs: Any) -> Any:
         store.activate = activate
-        await other.admission.append(["third"], key="third")
+        await second_core.admission.append(["third"], key="third")
         return await activate(*args, **kwargs)
 
     store.activate = overtaken
     with pytest.raises((SessionFencedError, SessionRevertedError)):
         await core.transactor.activate()
-    await other.admission.append(["fourth"], key="fourth")
+    await second_core.admission.append(["fourth"], key="fourth")
     await inner.close()

@@ -50,8 +50,8 @@ async def test_metadata_that_are_too_large_together_are_refused_and_nothing_is_c
     for metadata in ({"b": "y" * 40}, {"turnwise.sealed": "tw1:", "a": None}):
         with pytest.raises(InvalidInputError, match="metadata"):
             await core.row.update("not kept", metadata)
-    found = await store.get(SessionKey("s"))
-    assert (found.title, found.metadata) == ("kept", before)
+    session = await store.get(SessionKey("s"))
+    assert (session.title, session.metadata) == ("kept", before)
     await core.row.update(None, {"b": "y" * 40}, merge=False)
 
 
@@ -62,8 +62,8 @@ async def test_a_running_and_an_ended_session_can_be_renamed() -> None:
     await core.admission.cancel("enough")
     await core.admission.end_session()
     await core.row.update(None, {"after": "the end"})
-    found = await store.get(SessionKey("s"))
-    assert (found.title, found.metadata, found.status) == ("while it runs", {"after": "the end"}, "ended")
+    session = await store.get(SessionKey("s"))
+    assert (session.title, session.metadata, session.status) == ("while it runs", {"after": "the end"}, "ended")
 
 
 @pytest.mark.usefixtures("_quiet")
@@ -76,8 +76,8 @@ def test_no_fault_at_any_point_loses_a_change() -> None:
         await world.ask("row.update", None, {"b": 2})
         await world.wait("one")
         await world.ask("row.update", "last", {"a": None})
-        found = await world.store.inner.get(SessionKey("session"))
-        assert (found.title, found.metadata) == ("last", {"b": 2})
+        session = await world.store.inner.get(SessionKey("session"))
+        assert (session.title, session.metadata) == ("last", {"b": 2})
         (await world.audit()).check()
 
     assert exhaust(life)["kill"] > 20

@@ -1,4 +1,4 @@
-"""Waits until a run has ended or is suspended: who only waits misses nothing, in seeded schedules with faults."""
+"""Waits until a run has ended or is suspended: a waiting caller misses nothing, in seeded schedules with faults."""
 
 from __future__ import annotations
 

@@ -51,22 +51,22 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_a_summary_is_made_beside_the_conversation_once_and_rolls_on() -> None:
-    """Cases 37 and 43: the model sees what goes, once; the next request has it; it advances with the window."""
+    """Cases 37 and 43: the model sees removed blocks once, and the next request has the summary."""
 
     model = Summarizer()
     stage = await opened(summarize(model))
     await chat(stage, System(text="be kind"), *prompts(0, 30))
     engine: Talker = stage.engine
-    done = await events_of(stage, WindowCompacted)
-    assert len(done) == len(model.shown) > 2, "each was paid for once"
-    assert all(event.tokens_after < event.tokens_before <= 600 for event in done)
+    compaction = await events_of(stage, WindowCompacted)
+    assert len(compaction) == len(model.shown) > 2, "each was paid for once"
+    assert all(event.tokens_after < event.tokens_before <= 600 for event in compaction)
     last = engine.given[-1]
     assert [type(block) for block in last[:2]] == [System, Summary] and said(last)[0].startswith("summary ")
     shown = ["\n".join(said(blocks)) for blocks in model.shown]
     for prompt in prompts(0, 20):
         assert sum(prompt in text for text in shown) == 1, f"{prompt} is shown once"
-    assert all(f"summary {number}" in text for number, text in enumerate(shown[1:], 1)), "the one before is folded in"
-    assert (await stage.core.reads.session()).usage.calls == len(model.shown), "the talker reports none"
+    assert all(f"summary {number}" in text for number, text in enumerate(shown[1:], 1)), "it is folded in"
+    assert (await stage.core.reads.session()).usage.calls == len(model.shown), "the talker reports no usage"
 
 
 async def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> None:
@@ -77,17 +77,17 @@ async def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> Non
     (summary,) = (block for block in turn.blocks if isinstance(block, Summary))
     behind = await stage.core.reads.expand(summary)
     held = [block for block in turn.blocks if isinstance(block, User)]
-    assert said([*behind, *held]) == prompts(0, 30), "nothing is missing, nothing is doubled, in order"
+    assert said([*behind, *held]) == prompts(0, 30), "each prompt is there once, in order"
     await stage.core.forking.fork(None, "fork")
     await stage.core.forgetting.delete()
     now = asyncio.get_running_loop().time
     fork = type(stage.core)(
         SessionKey("fork"), stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now
     )
-    assert await fork.reads.expand(summary) == behind, "a fork has what its summaries stand for"
-    other = summary.model_copy(update={"of": (("9", 0, 1),)})
+    assert await fork.reads.expand(summary) == behind, "a fork has the blocks that its summaries replaced"
+    unknown_summary = summary.model_copy(update={"of": (("9", 0, 1),)})
     with pytest.raises(InvalidInputError, match="not a summary of session"):
-        await fork.reads.expand(other)
+        await fork.reads.expand(unknown_summary)
 
 
 async def test_a_fork_of_an_earlier_turn_goes_on_with_the_originals() -> None:
@@ -166,12 +166,12 @@ async def test_a_summarizer_that_fails_again_and_again_is_asked_less_and_less() 
     model = Summarizer(*[ValueError("broken")] * 1000)
     stage = await opened(summarize(model), max_context_tokens=6000)
     await chat(stage, *prompts(0, 90), pause_s=8.0)
-    over = len([1 for given in stage.engine.given if len("".join(said(given))) > 2000])
+    over = len([1 for request in stage.engine.given if len("".join(said(request))) > 2000])
     assert over > 20 and 3 <= len(model.shown) <= 18, "not at each end of a run"
 
 
 async def test_blocks_leave_the_window_only_after_all_memories_have_saved_them() -> None:
-    """Case 42: failures are each memory's own, a retry makes no doubles, a static memory is never written."""
+    """Case 42: a failing memory affects no other, a retry saves nothing twice, a static memory is never written."""
 
     good, bad, static = Notebook(), Notebook(failures=4), Notebook(read_only=True)
     stage = await opened(FlushToMemory([good, bad, static]))
@@ -181,7 +181,7 @@ async def test_blocks_leave_the_window_only_after_all_memories_have_saved_them()
     assert len(failed) == 3 and all("Notebook: the disk is full" in event.why for event in failed)
     turn = await stage.core.reads.latest()
     assert turn and not turn.record.carried and good.items and not bad.items
-    assert good.given == len(good.items), "it was given nothing twice in this compaction"
+    assert good.given == len(good.items), "the memory got no item twice in this compaction"
     number = 7
     while not await events_of(stage, WindowCompacted):
         await chat(stage, *prompts(number, number + 1), pause_s=20.0)
@@ -189,14 +189,14 @@ async def test_blocks_leave_the_window_only_after_all_memories_have_saved_them()
     assert set(bad.items) == set(good.items)
     turn = await stage.core.reads.latest()
     assert turn
-    gone = prompts(0, number - len(said((await stage.core.reads.latest()).blocks)))  # type: ignore[union-attr]
+    removed_texts = prompts(0, number - len(said((await stage.core.reads.latest()).blocks)))  # type: ignore[union-attr]
     items = sorted(good.items.values(), key=lambda item: item.source.turn_index or 0)
     await chat(stage, "what is left?")
-    left = said(stage.engine.given[-1])
-    for at, (item, prompt) in enumerate(zip(items, prompts(0, number), strict=False)):
-        assert prompt in item.text and f"as to {prompt}" in item.text and prompt not in left
-        assert item.source.session_id == SESSION and item.source.turn_index == at + 1
-    assert len(items) + len(left) - 1 == number and len(gone) <= number, "each is in the one or the other"
+    remaining_texts = said(stage.engine.given[-1])
+    for index, (item, prompt) in enumerate(zip(items, prompts(0, number), strict=False)):
+        assert prompt in item.text and f"as to {prompt}" in item.text and prompt not in remaining_texts
+        assert item.source.session_id == SESSION and item.source.turn_index == index + 1
+    assert len(items) + len(remaining_texts) - 1 == number and len(removed_texts) <= number, "each has one place"
     assert good.scopes == {Scope(user_id="default", session_id=SESSION)}
 
 
@@ -258,7 +258,7 @@ async def test_a_process_that_compacts_does_not_leave_and_a_session_that_is_dele
 
 
 async def test_the_usage_of_a_commit_is_counted_once_though_its_answer_was_lost() -> None:
-    """The store stored it, and only its answer was lost: the attempt is not told and not paid for twice."""
+    """The commit is stored and only its answer is lost: the attempt is reported and charged once."""
 
     class Forgetful:
         def __init__(self, inner: Any) -> None:
@@ -294,7 +294,7 @@ async def test_the_usage_of_a_commit_is_counted_once_though_its_answer_was_lost(
 
 
 async def test_a_text_too_long_for_the_summarizer_is_summarised_in_parts() -> None:
-    """Each block is still shown once; a part that fails is asked for again, those before it are not."""
+    """The model still sees each block once; a part that fails is repeated, the parts before it are not."""
 
     model = Summarizer("first", ValueError("once"))
     stage = await opened(None)
@@ -309,7 +309,7 @@ async def test_a_text_too_long_for_the_summarizer_is_summarised_in_parts() -> No
     good = ["\n".join(said(shown)) for shown in model.shown if shown is not model.shown[1]]
     for prompt in prompts(0, 60):
         assert sum(prompt in text for text in good) == 1
-    assert "first" in good[1] and all(f"summary {at}" in text for at, text in enumerate(good[2:], 3))
+    assert "first" in good[1] and all(f"summary {number}" in text for number, text in enumerate(good[2:], 3))
     assert len(await events_of(stage, CompactionFailed)) == 1
 
 
@@ -326,7 +326,7 @@ async def test_one_compaction_goes_on_at_a_time() -> None:
 
 
 async def test_compactions_requested_while_another_is_under_way_share_the_next_one() -> None:
-    """Also those who have left by then: else each of a thousand would cost a summary."""
+    """Cancelled callers share it too: else each of a thousand would cost a summary."""
 
     model = Summarizer(delay_s=5.0)
     stage = await opened(summarize(model, trigger_ratio=0.5))
@@ -334,14 +334,14 @@ async def test_compactions_requested_while_another_is_under_way_share_the_next_o
     while not model.shown:
         await chat(stage, *prompts(number, number + 1), pause_s=0.0)
         number += 1
-    asked = [asyncio.ensure_future(stage.core.compaction.compact()) for _ in range(1000)]
-    abandoned = asked[:-1]
+    requests = [asyncio.ensure_future(stage.core.compaction.compact()) for _ in range(1000)]
+    abandoned = requests[:-1]
     await asyncio.sleep(0.1)
     tasks = len(asyncio.all_tasks())
-    for each in abandoned:
-        each.cancel()
+    for request in abandoned:
+        request.cancel()
     await asyncio.wait(abandoned)
-    await asked[-1]
+    await requests[-1]
     assert len(model.shown) <= 2 and tasks < 1010, "one task waits for all of them"
 
 
@@ -410,8 +410,8 @@ async def test_a_model_or_a_memory_that_wants_to_end_it_all_only_fails(raised: B
         assert failed and all("cancelled itself" in event.why or " raised " in event.why for event in failed)
         assert "Trim" in {event.strategy for event in await events_of(stage, WindowCompacted)}
         if isinstance(overflow, Summarize):
-            asked = len(overflow.model.shown)
-            assert (await stage.core.reads.session()).usage.input_tokens == 100 * asked, "each is paid for"
+            call_count = len(overflow.model.shown)
+            assert (await stage.core.reads.session()).usage.input_tokens == 100 * call_count, "each is paid for"
 
 
 async def test_a_memory_that_hangs_is_given_up() -> None:
@@ -479,7 +479,7 @@ async def test_an_ended_session_compacts_no_more_and_its_usage_is_counted() -> N
 
 
 async def test_no_model_is_asked_for_more_than_the_session_may_spend() -> None:
-    """Also between the parts of one summary; the failure is final and told once."""
+    """Also between the parts of one summary; the failure is final and reported once."""
 
     model = Summarizer()
     stage = await opened(None)
@@ -490,7 +490,7 @@ async def test_no_model_is_asked_for_more_than_the_session_may_spend() -> None:
         await stage.core.compaction.compact()
     assert len(model.shown) == 2 and len(await events_of(stage, CompactionFailed)) == 1
     stage.core.use(stage.engine, config, DeleteOldest(50))
-    assert await stage.core.compaction.compact(), "what costs nothing is done"
+    assert await stage.core.compaction.compact(), "a plan without costs is carried out"
 
 
 async def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:
@@ -517,8 +517,8 @@ async def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:
     third = core("C")
     await say(third, "four")
     await third.forking.fork(None, "D")
-    for gone in (stage.core, first, second, third):
-        await gone.forgetting.delete()
+    for session_core in (stage.core, first, second, third):
+        await session_core.forgetting.delete()
     fourth = core("D")
     turn = await fourth.reads.latest()
     assert turn

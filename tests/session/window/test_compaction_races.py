@@ -49,19 +49,19 @@ COUNTER = ByteCounter()
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """What goes wrong in these lives is logged a thousand times, and pytest would keep it all."""
+    """Errors in these lives are logged a thousand times, and pytest would keep every record."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
 
 
 class Summarizer:
-    """Writes good summaries and bad ones, at once, slowly, or never; as the dice fall."""
+    """Writes good summaries and bad ones, at once, slowly, or never, at random."""
 
     def __init__(self, world: WindowWorld) -> None:
         self._world = world
         self._random = world.random
-        self.asked = 0
+        self.call_count = 0
         self.shown: list[str] = []
         """What it was shown for each good summary."""
 
@@ -71,7 +71,7 @@ class Summarizer:
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         self._world.check(turn.blocks)
         self._world.expect(self._world.processes.is_alive, "a dead process asks")
-        self.asked += 1
+        self.call_count += 1
         dice = self._random.random
         await pause(self._random)
         context.report(usage=Usage(input_tokens=1000))
@@ -90,7 +90,7 @@ class Summarizer:
 
 
 class Archive(SavesOnly):
-    """A memory that outlives processes, fails now and then, and may fail behind its back."""
+    """A memory that outlives processes and fails now and then, perhaps after it has saved."""
 
     def __init__(self, world: WindowWorld) -> None:
         self._world = world
@@ -100,18 +100,18 @@ class Archive(SavesOnly):
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
         self._world.expect(scope == Scope(user_id="default", session_id=SESSION), f"{scope}")
         await pause(self._random)
-        kept = items if self._random.random() < 0.7 else items[: self._random.randrange(len(items) + 1)]
-        for item in kept:
-            known = self.items.setdefault(item.id, item)
-            self._world.expect(known == item, f"one id, two items: {known}, {item}")
+        saved = items if self._random.random() < 0.7 else items[: self._random.randrange(len(items) + 1)]
+        for item in saved:
+            stored = self.items.setdefault(item.id, item)
+            self._world.expect(stored == item, f"one id, two items: {stored}, {item}")
         await pause(self._random)
         if self._random.random() < 0.2:
             raise OSError("the disk is full")
-        return [item.id for item in kept]
+        return [item.id for item in saved]
 
 
 class WindowWorld(AgentWorld):
-    """An agent's session with a small window; each request that its model gets is looked at."""
+    """An agent's session with a small window; each request of its model is checked."""
 
     def __init__(self, seed: int, *, tokens: int) -> None:
         config = SessionConfig(
@@ -127,8 +127,8 @@ class WindowWorld(AgentWorld):
         super().__init__(seed, config)
         self.summarizer = Summarizer(self)
         self.archives = (Archive(self), Archive(self))
-        self.given: dict[str, tuple[Block, ...]] = {}
-        """What each run's model was given last."""
+        self.requests: dict[str, tuple[Block, ...]] = {}
+        """The last request of each run."""
         self.faults: list[str] = []
         """What was found wrong where raising alone would only fail a run or a compaction."""
         model, run = self.model, self.model.run
@@ -138,7 +138,7 @@ class WindowWorld(AgentWorld):
             self.expect(taken <= tokens, f"{taken} of {tokens} tokens are sent")
             self.check(turn.blocks)
             if self.processes.is_alive:
-                self.given[context.run_id] = turn.blocks
+                self.requests[context.run_id] = turn.blocks
             return await run(turn, context)
 
         model.run = watched  # type: ignore[method-assign]
@@ -156,7 +156,7 @@ class WindowWorld(AgentWorld):
             raise
 
     def restart(self) -> None:
-        """Take another strategy over."""
+        """Switch to another strategy."""
         self.core = self._new_core()
 
 
@@ -206,13 +206,13 @@ async def check_life(world: WindowWorld) -> list[Turn]:
     await asyncio.sleep(30)  # until what goes on beside the conversation has ended
     assert not world.faults
     for run in await store.runs(SessionKey(SESSION)):
-        assert "Error:" not in (run.why or "") or "the model broke" in str(run.why), f"{run} failed of itself"
+        assert "Error:" not in (run.why or "") or "the model broke" in str(run.why), f"{run} failed by itself"
     turns = await check_session(store, SESSION, history=world.history and world.history.inner, compacts=True)
     for turn in turns:
         check_request(next_request(turn))
-        given = world.given.get(turn.run_id or "")
-        if given and turn.status == "completed":
-            assert turn.blocks[: len(given)] == given, f"{turn} does not read as its model saw it"
+        request = world.requests.get(turn.run_id or "")
+        if request and turn.status == "completed":
+            assert turn.blocks[: len(request)] == request, f"{turn} does not begin with its last request"
     return turns
 
 
@@ -221,7 +221,7 @@ def prompts_of(blocks: Sequence[Block]) -> list[str]:
 
 
 async def base_of(world: WindowWorld) -> tuple[Block, ...]:
-    """Return what the next turn goes on with, without its own prompt."""
+    """Return the blocks that the next turn continues, without its own prompt."""
     await world.ask("admission.start", ["and now?"], run_id="last")
     outcome = await world.ask("reads.wait", "last")
     assert outcome.turn
@@ -257,16 +257,17 @@ def test_under_faults_summaries_lose_nothing_and_replace_nothing_twice() -> None
         turns = await check_life(world)
         if not turns:
             return
-        kept = Counter(prompt for turn in turns for prompt in prompts_of(turn.new_blocks))
+        stored_prompts = Counter(prompt for turn in turns for prompt in prompts_of(turn.new_blocks))
         latest = await world.ask("reads.latest")
         blocks = latest.blocks
         for block in blocks:
             if isinstance(block, Summary):
                 blocks = (*await world.ask("reads.expand", block), *blocks)
         held = Counter(prompts_of(blocks))
-        assert max(held.values(), default=1) == 1 and not held - kept, "nothing is there twice or from nowhere"
+        assert max(held.values(), default=1) == 1, "a prompt is there twice"
+        assert not held - stored_prompts, "a prompt was never stored"
         if only:
-            assert held == kept, f"lost: {kept - held}"
+            assert held == stored_prompts, f"lost: {stored_prompts - held}"
         events = [event for event in (await world.ask("reads.events"))[0] if not event.live]
         done = [event for event in events if isinstance(event, WindowCompacted) and event.summary]
         assert len(done) <= len(world.summarizer.shown)
@@ -274,13 +275,13 @@ def test_under_faults_summaries_lose_nothing_and_replace_nothing_twice() -> None
         charged = [
             event.usage for event in events if isinstance(event, WindowCompacted | CompactionFailed) and event.usage
         ]
-        assert usage.input_tokens >= sum(each.input_tokens for each in charged)
+        assert usage.input_tokens >= sum(charge.input_tokens for charge in charged)
         reported = usage.input_tokens - usage.counted_tokens  # runs that were stopped are counted, and report nothing
-        assert reported <= 1000 * world.summarizer.asked, "no summary is paid for twice"
+        assert reported <= 1000 * world.summarizer.call_count, "no summary is paid for twice"
         if world.random.random() < 0.3:
             with suppress(TurnNotFoundError):
-                at = world.random.choice([None, world.random.choice(turns).index])
-                await world.ask("forking.fork", at, "fork")
+                turn_index = world.random.choice([None, world.random.choice(turns).index])
+                await world.ask("forking.fork", turn_index, "fork")
                 (fork,) = await turns_of(world.store.inner, SessionKey("fork"))
                 await world.ask("forgetting.delete")
                 check_request(next_request(fork))
@@ -289,7 +290,7 @@ def test_under_faults_summaries_lose_nothing_and_replace_nothing_twice() -> None
 
 
 class _Never:
-    """Makes no room: what it is asked for then fails."""
+    """A strategy that makes no room, so the request fails."""
 
     def decide(self, window: Any, budget: Any) -> Any:
         raise window.overflow(budget)
@@ -309,12 +310,12 @@ def test_under_faults_blocks_that_left_the_window_are_in_all_memories() -> None:
         turns = await check_life(world)
         if not turns:
             return
-        kept = {prompt for turn in turns for prompt in prompts_of(turn.new_blocks)}
+        stored_prompts = {prompt for turn in turns for prompt in prompts_of(turn.new_blocks)}
         latest = await world.ask("reads.latest")
         held = set(prompts_of(latest.blocks))
         for archive in world.archives:
             archived = [prompt for item in archive.items.values() for prompt in prompts_of(item.blocks)]
-            assert kept <= held | set(archived), f"lost: {kept - held - set(archived)}"
+            assert stored_prompts <= held | set(archived), f"lost: {stored_prompts - held - set(archived)}"
             assert len(archived) == len(set(archived)), "no prompt is in two items"
             for item in archive.items.values():
                 source = item.source

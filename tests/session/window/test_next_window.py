@@ -84,7 +84,7 @@ STRATEGIES: dict[str, Any] = {
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("seed", range(3))
 async def test_the_window_fits_and_is_valid_whatever_was_put(strategy: str, seed: int) -> None:
-    """The newest message is there, no result is without its call, and no provider refuses what is there."""
+    """The window has the newest message, no result without its call, and nothing that a provider refuses."""
     dice = random.Random(seed)
     stage = await opened(STRATEGIES[strategy](), NoAnswer())
     for number in range(25):
@@ -107,8 +107,12 @@ async def test_without_a_model_the_default_needs_none_and_never_fails() -> None:
     for number in range(20):
         await put(stage, *exchange(number))
     await put(stage, User(text="w" * 300), ends=False)
-    done = await stage.core.compaction.compact()
-    assert done and done.tokens_after <= LIMIT < done.tokens_before and tokens(await shown(stage)) <= done.tokens_after
+    compaction = await stage.core.compaction.compact()
+    assert (
+        compaction
+        and compaction.tokens_after <= LIMIT < compaction.tokens_before
+        and tokens(await shown(stage)) <= compaction.tokens_after
+    )
     assert await stage.core.compaction.compact() is None
     assert not await events_of(stage, CompactionFailed)
 
@@ -223,4 +227,4 @@ async def test_prompts_that_wait_are_never_compacted() -> None:
     for number in range(25):
         await put(stage, *exchange(number), ends=False)
     assert await stage.core.compaction.compact() is None and await stage.core.compaction.compact(explain=True) is None
-    assert tokens(await shown(stage)) <= LIMIT, "what is shown fits all the same"
+    assert tokens(await shown(stage)) <= LIMIT, "the returned window fits"

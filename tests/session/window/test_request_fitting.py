@@ -63,12 +63,12 @@ async def test_the_oldest_exchanges_go_before_a_request_that_would_not_fit_and_e
     """Case 35, in a session; reading back."""
 
     stage = await opened(Trim())
-    seen = [(await chat(stage, prompt)).turn for prompt in prompts(0, 12)]
+    turns = [(await chat(stage, prompt)).turn for prompt in prompts(0, 12)]
     engine: Talker = stage.engine
     assert said(engine.given[-1])[-1].startswith("prompt 11") and len(said(engine.given[-1])) < 12
-    for turn, given in zip(await stage.core.reads.turns(), engine.given, strict=True):
-        assert turn.blocks[: len(given)] == given, "it reads as the model saw it"
-    assert [turn and turn.blocks for turn in seen] == [turn.blocks for turn in await stage.core.reads.turns()]
+    for turn, request in zip(await stage.core.reads.turns(), engine.given, strict=True):
+        assert turn.blocks[: len(request)] == request, "the turn begins with its request"
+    assert [turn and turn.blocks for turn in turns] == [turn.blocks for turn in await stage.core.reads.turns()]
     assert await events_of(stage, WindowCompacted) and not await events_of(stage, CompactionFailed)
 
 
@@ -93,7 +93,7 @@ async def test_a_run_makes_room_for_the_answer_that_it_allows_and_the_next_one_h
 
 
 @pytest.mark.parametrize(
-    ("asked", "limit"),
+    ("options", "limit"),
     [
         ({}, 1_047_576 - 4096),
         ({"model": "gpt-4"}, 8_192 - 1_024),
@@ -104,16 +104,16 @@ async def test_a_run_makes_room_for_the_answer_that_it_allows_and_the_next_one_h
     ],
     ids=str,
 )
-def test_a_run_s_requests_fit_the_window_of_the_model_that_it_asks(asked: dict[str, Any], limit: int) -> None:
+def test_a_run_s_requests_fit_the_window_of_the_model_that_it_asks(options: dict[str, Any], limit: int) -> None:
     compactor = Compactor(Trim(), OpenAIEngine("gpt-4.1"), SessionConfig(), inline)
-    run = RunRecord(run_id="r", session_id="s", turn_index=0, state="running", first_seq=1, created_at=0.0, **asked)
+    run = RunRecord(run_id="r", session_id="s", turn_index=0, state="running", first_seq=1, created_at=0.0, **options)
     assert compactor.of_run(run).budget.max_tokens == limit
     small = Compactor(Trim(), OpenAIEngine("gpt-4"), SessionConfig(max_context_tokens=4_000), inline)
     assert small.of_run(replace(run, model="gpt-4.1")).budget.max_tokens <= small.budget.max_tokens
 
 
 async def test_only_a_prompt_that_does_not_fit_waits_for_the_summary() -> None:
-    """Case 40: and the summary is then taken over, not made again."""
+    """Case 40: the run uses the summary, and no second one is made."""
 
     model = Summarizer(delay_s=5.0)
     stage = await opened(summarize(model))
@@ -156,15 +156,15 @@ class Agent:
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)
-        made = sum(isinstance(block, ToolUse) for block in turn.output)
-        if said(turn.blocks)[-1] != "look" or made == self.calls:
+        call_count = sum(isinstance(block, ToolUse) for block in turn.output)
+        if said(turn.blocks)[-1] != "look" or call_count == self.calls:
             return [Text(text="done")]
-        return [use(f"call{made}", "look", number=made)]
+        return [use(f"call{call_count}", "look", number=call_count)]
 
 
 @pytest.mark.parametrize("overflow", [Trim(), DeleteOldest(3), summarize(Summarizer())])
 async def test_a_tool_loop_that_outgrows_the_window_continues_with_less_history(overflow: Any) -> None:
-    """In the midst of a run: its own prompt, calls and results stay."""
+    """During a run: its own prompt, calls and results stay."""
 
     stage = await opened(overflow, Agent(5, 40))
     await chat(stage, *prompts(0, 8), pause_s=0.0)
@@ -173,11 +173,11 @@ async def test_a_tool_loop_that_outgrows_the_window_continues_with_less_history(
     results = [block for block in outcome.turn.output if isinstance(block, ToolResult)]
     assert [result.text[0] for result in results] == list("01234")
     index = ByteCounter()
-    assert all(sum(map(index.count, given)) <= 600 for given in stage.engine.given)
+    assert all(sum(map(index.count, request)) <= 600 for request in stage.engine.given)
     assert said(outcome.turn.blocks)[-1] == "look" and said(outcome.turn.blocks)[0] != prompts(0, 1)[0]
-    assert said(stage.engine.given[8])[0] != said(stage.engine.given[-1])[0], "it went in the midst of the run"
+    assert said(stage.engine.given[8])[0] != said(stage.engine.given[-1])[0], "the history left during the run"
     turns = await stage.core.reads.turns()
-    assert turns[-1].blocks[:-1] == stage.engine.given[-1], "it reads as its last request was"
+    assert turns[-1].blocks[:-1] == stage.engine.given[-1], "the turn begins with its last request"
     assert said(turns[-2].blocks)[-1] == prompts(7, 8)[0]
 
 
@@ -238,7 +238,7 @@ async def test_a_turn_that_alone_exceeds_the_window_fails_with_token_counts_and_
 
 
 async def test_a_strategy_that_breaks_a_law_or_raises_changes_nothing() -> None:
-    """It is refused with the law's name; a run that fits goes on, one that does not fails."""
+    """The plan is refused with the law's name; a run that fits goes on, one that does not fit fails."""
 
     class Broken:
         def decide(self, window: Window, budget: TokenBudget) -> Any:
@@ -298,7 +298,7 @@ async def test_a_run_goes_on_with_the_strategy_that_it_began_with() -> None:
     agent.run = swapped  # type: ignore[method-assign]
     outcome = await chat(stage, "look", pause_s=0.0)
     assert outcome.run.state == "completed" and len(results(outcome)) == 5
-    assert max(sum(map(ByteCounter().count, given)) for given in agent.given) <= 600
+    assert max(sum(map(ByteCounter().count, request)) for request in agent.given) <= 600
 
 
 async def test_settings_that_cannot_be_used_are_refused_whole() -> None:
@@ -405,7 +405,7 @@ async def test_a_summary_that_a_discarded_run_waited_for_is_there_for_the_next()
         assert await stage.core.admission.cancel("no", f"z{number}")
     assert len(model.shown) == 1 and said(stage.engine.given[-1])[0] == "summary 1"
     turn = await stage.core.reads.latest()
-    assert turn and said(turn.blocks) == prompts(0, 7), "the turn before reads as it was"
+    assert turn and said(turn.blocks) == prompts(0, 7), "the earlier turn is unchanged"
 
 
 async def test_a_window_compacted_beside_a_run_is_used_when_the_runs_own_strategy_would_act() -> None:
@@ -426,8 +426,8 @@ async def test_a_window_compacted_beside_a_run_is_used_when_the_runs_own_strateg
     assert await stage.core.compaction.compact()
     outcome = await stage.core.reads.wait("look")
     assert outcome.run.state == "completed" and not await events_of(stage, CompactionFailed)
-    given = [sum(map(ByteCounter().count, blocks)) + 3 for blocks in agent.given[7:]]
-    assert max(given) <= 480 and any(after < before for before, after in pairwise(given))
+    sizes = [sum(map(ByteCounter().count, blocks)) + 3 for blocks in agent.given[7:]]
+    assert max(sizes) <= 480 and any(after < before for before, after in pairwise(sizes))
 
 
 async def test_the_usage_of_a_step_is_counted_once_though_the_answer_to_its_record_was_lost() -> None:

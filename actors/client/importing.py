@@ -83,14 +83,14 @@ async def send_conversation(
             after = newest if after is None else after
         for part in reversed(parts):
             assert part.key is not None  # noqa: S101 - each of several parts has one
-            stored = await ask(verbs.check_import(part.given, part.key, after))
+            stored = await ask(verbs.check_import(part.content, part.key, after))
             index = stored if part is parts[-1] else index
             if index is not None and conversation.key is None:
                 break  # its key says that all before it is stored, too
         if index is not None:
             return index
     for part in parts:
-        index = await ask(verbs.import_turns(part.given, part.key, after, memory_use(memory)))
+        index = await ask(verbs.import_turns(part.content, part.key, after, memory_use(memory)))
         after = index
     assert index is not None  # noqa: S101 - a conversation has at least one part
     return index

@@ -331,11 +331,11 @@ class AsyncSessionManager:
             return session
         if if_exists == "refuse":
             field, value = ("metadata", metadata[names[0]]) if names else ("title", title)
-            other = f"metadata {shown(names)}" if names else f"title {shown(session.title)}"
+            difference = f"metadata {shown(names)}" if names else f"title {shown(session.title)}"
             if not names and not is_renamed:
-                field, value, other = "engine", engine, f"engine {shown(session.engine)}"
-            why = f"session {session.session_id!r} exists with another {other}"
-            raise InvalidInputError(field, shown(value), f"{why}: pass if_exists='update' to change it, or 'keep'")
+                field, value, difference = "engine", engine, f"engine {shown(session.engine)}"
+            reason = f"session {session.session_id!r} exists with another {difference}"
+            raise InvalidInputError(field, shown(value), f"{reason}: pass if_exists='update' to change it, or 'keep'")
         host = AsyncSessionHost(self._client, SessionRef.of(session))
         if is_moved:
             await host.ask(verbs.use_engine(engine))
@@ -488,11 +488,11 @@ class AsyncSessionManager:
         query: dict[str, Any] = {"user_id": user_id, "agent": agent, "status": status}
         query |= {"order_by": order_by, "cursor": cursor, "limit": limit}
         names = None if metadata is None else self._plain_metadata(metadata)
-        wanted = SessionFilter(title=title, metadata=names, since=since, until=until)
+        filters = SessionFilter(title=title, metadata=names, since=since, until=until)
         await self._start.done()
-        if wanted.is_empty:
+        if filters.is_empty:
             return self._store.shown(await self._store.ask("query", **query))
-        return self._store.shown(await self._store.run(lambda store: find_sessions(store, wanted, **query)))
+        return self._store.shown(await self._store.run(lambda store: find_sessions(store, filters, **query)))
 
     @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None)
     async def count(
@@ -600,7 +600,7 @@ class AsyncSessionManager:
             session.key if session else None,
             await self._store.now(),
         )
-        feed = AsyncEventFeed(self._client, query, session=key, kinds=kinds, at=now, cursor=cursor)
+        feed = AsyncEventFeed(self._client, query, session=key, kinds=kinds, start_time=now, cursor=cursor)
         subscription = AsyncSubscription(feed, on_event)
         self._subscriptions.append(subscription)
         return subscription

@@ -54,10 +54,10 @@ class AsyncStoreReads:
         store, portal = self.store, self._client.portal
         try:
             if not self._knows_rivals:
-                others = await steps.run(portal, rivals, store)
+                addresses = await steps.run(portal, rivals, store)
                 self._knows_rivals = True
-                if others:
-                    _log.warning(_RIVALS, this_ray().address, ", ".join(others), store)
+                if addresses:
+                    _log.warning(_RIVALS, this_ray().address, ", ".join(addresses), store)
             return await steps.run(portal, request, store)
         except StoreClosedError as error:
             if self._client.was_closed:

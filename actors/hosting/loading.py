@@ -142,8 +142,8 @@ class Loading(Generic[Host]):
         if self._died >= FREE_STARTS:
             pause_s = GrowingPauses(1.0, MOST_PAUSE_S, failures=self._died - FREE_STARTS).next_s()
             self._may_load_at = asyncio.get_running_loop().time() + pause_s
-            what = "%s: %d processes in a row have died while they loaded; the next attempt is in %.1f s"
-            _log.warning(what, self._actor_name, self._died, pause_s)
+            message = "%s: %d processes in a row have died while they loaded; the next attempt is in %.1f s"
+            _log.warning(message, self._actor_name, self._died, pause_s)
 
     def refusal(self, request: bytes, error: Exception) -> bytes:
         """Return the pickled answer to a request for which there is no host."""
@@ -152,6 +152,6 @@ class Loading(Generic[Host]):
 
         if not isinstance(error, TurnwiseError):
             ref = pickle.loads(request).session
-            why = f"its process, of Ray's actor {self._actor_name}, cannot load it ({type(error).__name__}: {error})"
-            error = SessionLostError(ref.session_id, f"{why}: correct this on every node, or open a manager anew")
+            reason = f"its process, of Ray's actor {self._actor_name}, cannot load it ({type(error).__name__}: {error})"
+            error = SessionLostError(ref.session_id, f"{reason}: correct this on every node, or open a manager anew")
         return pickle.dumps(Refused(error), pickle.HIGHEST_PROTOCOL)

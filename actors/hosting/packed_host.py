@@ -170,14 +170,14 @@ class PackedHost:
         its error, so it does not affect the others.
         """
         tasks = {asyncio.create_task(self._answer(request)): place for place, request in enumerate(requests)}
-        left = set(tasks)
-        self._tasks |= left  # they continue even if the caller stops reading answers
+        pending = set(tasks)
+        self._tasks |= pending  # they continue even if the caller stops reading answers
         for task in tasks:
             task.add_done_callback(self._tasks.discard)
-        while left:
-            ready, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-            if left:
-                more, left = await asyncio.wait(left, timeout=GATHER_S)
+        while pending:
+            ready, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if pending:
+                more, pending = await asyncio.wait(pending, timeout=GATHER_S)
                 ready |= more
             yield [(tasks[task], task.result()) for task in ready]
 
@@ -393,8 +393,8 @@ class PackedHost:
     def _forget(self, key: SessionKey, resident: SessionService) -> None:
         if self._residents.get(key) is resident:
             del self._residents[key]
-            if left := resident.left:  # its runs go on with the engines that they began with
-                self._overrides[key] = left
+            if override := resident.waiting_override:  # its runs go on with the engines that they began with
+                self._overrides[key] = override
             elif resident.is_saved:
                 self._drop_override(key)
 

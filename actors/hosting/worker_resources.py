@@ -113,11 +113,11 @@ class WorkerResources:
             EngineLimitError: open runs use all cached setups.
         """
         if engine_id not in self._setups and len(self._setups) >= MAX_CACHED:
-            kept = {self.engine_id, *self.in_use()}
-            gone = next((name for name in self._setups if name not in kept), None)
-            if gone is None:
+            used_ids = {self.engine_id, *self.in_use()}
+            evicted_id = next((name for name in self._setups if name not in used_ids), None)
+            if evicted_id is None:
                 raise EngineLimitError(session_id, "engines", MAX_CACHED)
-            del self._setups[gone], self._pickled[gone]
+            del self._setups[evicted_id], self._pickled[evicted_id]
         self._setups[engine_id], self._pickled[engine_id] = setup, engine
 
     def make_core(self, key: SessionKey, override: EngineOverride) -> SessionCore:
@@ -141,7 +141,7 @@ class WorkerResources:
     def assign_runs(self, core: SessionCore, override: EngineOverride) -> None:
         """Assign the setups of an earlier process to the runs that it left open."""
         for engine_id in set(override.runs.values()):
-            runs = [run_id for run_id, other in override.runs.items() if other == engine_id]
+            runs = [run_id for run_id, run_engine_id in override.runs.items() if run_engine_id == engine_id]
             core.use(*self.get(engine_id)[0], engine_id=engine_id, runs=runs)
 
     @property
@@ -189,7 +189,9 @@ def _unpickle(engine: bytes) -> SessionSetup:
     try:
         builder, config, overflow, memories, working = pickle.loads(engine)
     except Exception as error:
-        why = f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
-        raise ConfigError("engine or overflow", type(error).__name__, why) from error
+        reason = (
+            f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
+        )
+        raise ConfigError("engine or overflow", type(error).__name__, reason) from error
     observer_of(config.telemetry)  # on this thread, since the imports take a while
     return builder, config, overflow, memories, working

@@ -55,10 +55,10 @@ class StoreReads:
         store, portal = self.store, self._client.portal
         try:
             if not self._knows_rivals:
-                others = steps.run(portal, rivals, store)
+                addresses = steps.run(portal, rivals, store)
                 self._knows_rivals = True
-                if others:
-                    _log.warning(_RIVALS, this_ray().address, ", ".join(others), store)
+                if addresses:
+                    _log.warning(_RIVALS, this_ray().address, ", ".join(addresses), store)
             return steps.run(portal, request, store)
         except StoreClosedError as error:
             if self._client.was_closed:

@@ -128,8 +128,12 @@ class DedicatedLookup(_LookupOfOne):
         name, most = actor_name(self._store_id, key), self._placement.max_live
         if most is not None and not self.is_live(key):
             prefix = actors_of(self._store_id)
-            others = ray.util.list_named_actors(all_namespaces=True)
-            live = [one for one in others if one["namespace"] == self._namespace and one["name"].startswith(prefix)]
+            named_actors = ray.util.list_named_actors(all_namespaces=True)
+            live = [
+                entry
+                for entry in named_actors
+                if entry["namespace"] == self._namespace and entry["name"].startswith(prefix)
+            ]
             if len(live) >= most:
                 raise OverloadedError(key.session_id, "max_live", most)
         options = {**FOR_EVER, **self._where, "max_concurrency": self._placement.max_waits + MAX_CALLS}
@@ -221,8 +225,8 @@ class LiveLookup(_LookupOfOne):
     def _look_up(self, key: SessionKey) -> Any:
         actor = self._find(key)
         if actor is None:
-            why = "no process of it is live: open a SessionManager on its store in this process first"
-            raise SessionLostError(key.session_id, why)
+            reason = "no process of it is live: open a SessionManager on its store in this process first"
+            raise SessionLostError(key.session_id, reason)
         return actor
 
 

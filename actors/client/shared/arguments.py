@@ -144,7 +144,7 @@ def named(init: Callable[Given, None]) -> Callable[Given, None]:
     """
 
     @wraps(init)
-    def made(*args: Given.args, **kwargs: Given.kwargs) -> None:
+    def wrapper(*args: Given.args, **kwargs: Given.kwargs) -> None:
         signature = inspect.signature(init)
         of = f"{type(args[0]).__name__}()"
         check_names(of, kwargs, list(signature.parameters)[1:])
@@ -155,7 +155,7 @@ def named(init: Callable[Given, None]) -> Callable[Given, None]:
             raise TypeError(f"{of}: {error}") from None
         init(*args, **kwargs)
 
-    return made
+    return wrapper
 
 
 def _unexpected(of: str, name: str, names: Sequence[str]) -> str:
@@ -172,8 +172,8 @@ def _refusal(name: str, error: ValidationError) -> InvalidInputError:
     field = name + "".join(f"[{shown(part)}]" for part in first["loc"] if part != "[key]")
     if first["type"] == _TOO_MANY:
         return TooManyError(field, *(first["ctx"][name] for name in ("count", "limit", "most")))
-    why = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return InvalidInputError(field, shown(first["input"]), why)
+    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return InvalidInputError(field, shown(first["input"]), reason)
 
 
 def _text(value: str) -> str:

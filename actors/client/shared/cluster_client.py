@@ -152,9 +152,9 @@ class ClusterClient:
         except ConfigError:
             raise
         except Exception as error:
-            why = f"it cannot be pickled ({error}): hold settings in it and make clients in build()"
-            what = f"{type(engine).__name__}, overflow={type(overflow).__name__}"
-            raise ConfigError("engine", what, why) from error
+            reason = f"it cannot be pickled ({error}): hold settings in it and make clients in build()"
+            value = f"{type(engine).__name__}, overflow={type(overflow).__name__}"
+            raise ConfigError("engine", value, reason) from error
         if not read_only:  # a handle unpickled here may need to write
             _CLIENTS[client.name] = client
         return client
@@ -236,10 +236,10 @@ class ClusterClient:
                 return
             size_bytes = sum(cache.size_bytes for cache in self._caches.values())
             while size_bytes > CACHED_BYTES or (size_bytes > CACHED_BYTES * 7 / 8 and len(self._caches) > 1):
-                key, gone = self._caches.popitem(last=False)
-                size_bytes -= gone.size_bytes
-                if gone is turn.cache and not self._caches:
-                    shown = gone.only((*turn.record.prompt, *turn.record.spans))
+                key, evicted = self._caches.popitem(last=False)
+                size_bytes -= evicted.size_bytes
+                if evicted is turn.cache and not self._caches:
+                    shown = evicted.only((*turn.record.prompt, *turn.record.spans))
                     if shown.size_bytes <= CACHED_BYTES:
                         self._caches[key] = shown
             self._most_bytes = sum(cache.size_bytes for cache in self._caches.values())
@@ -304,8 +304,8 @@ def _checked(encryption: Encryption | None) -> Encryption | None:
     try:
         cloudpickle.dumps(encryption)
     except Exception as error:
-        why = f"it cannot be pickled ({error}): let its function ask for keys where they are kept"
-        raise ConfigError("encryption", encryption, why) from error
+        reason = f"it cannot be pickled ({error}): let its function ask for keys where they are kept"
+        raise ConfigError("encryption", encryption, reason) from error
     return encryption
 
 

@@ -19,7 +19,7 @@ PART = 1_000
 class Part:
     """Some turns of a conversation, which are stored in one commit."""
 
-    given: Given
+    content: Given
     key: str | None
     """Its idempotency key; None for the session to make one, of a conversation that is one part."""
 
@@ -28,7 +28,7 @@ class Part:
 class Conversation:
     """A conversation that was read and checked."""
 
-    given: Given
+    content: Given
     texts: Sequence[str]
     """Its blocks as stored texts."""
     key: str | None
@@ -41,27 +41,27 @@ class Conversation:
             TooManyError: there are too many blocks in one turn.
         """
         ends, start = [had], had
-        for begins, _, stop in exchanges(self.given.blocks[had:]):
+        for begins, _, stop in exchanges(self.content.blocks[had:]):
             check_count("messages of one turn", stop - begins, "MAX_BLOCKS", MAX_BLOCKS)
             if had + stop - start > PART and had + begins > start:
                 start = had + begins
                 ends.append(start)
         ends.append(len(self.texts))
         if len(ends) == 2 and not had:  # noqa: PLR2004 - one part
-            return [Part(self.given, self.key)]
+            return [Part(self.content, self.key)]
         keys = self._digests(ends) if self.key is None else _keys_of_parts(self.key, len(ends) - 1)
-        return [Part(self.given.part(*places), key) for places, key in zip(pairwise(ends), keys, strict=True)]
+        return [Part(self.content.part(*places), key) for places, key in zip(pairwise(ends), keys, strict=True)]
 
     def begins_with(self, had: int, digest: str) -> bool:
         """Return whether its first blocks have this digest, and what follows is turns of their own."""
-        return 0 < had <= len(self.texts) and self._digests([0, had]) == [digest] and goes_on(self.given.blocks, had)
+        return 0 < had <= len(self.texts) and self._digests([0, had]) == [digest] and goes_on(self.content.blocks, had)
 
     def _digests(self, ends: Sequence[int]) -> list[str]:
         """Return a digest of all texts up to each end but the first one."""
-        whole, digests, wanted = hashlib.sha256(), [], set(ends[1:])
-        for at, text in enumerate(self.texts[: ends[-1]], 1):
+        whole, digests, digest_ends = hashlib.sha256(), [], set(ends[1:])
+        for count, text in enumerate(self.texts[: ends[-1]], 1):
             whole.update(f"{text}\n".encode())
-            if at in wanted:
+            if count in digest_ends:
                 digests.append(whole.hexdigest())
         return digests
 

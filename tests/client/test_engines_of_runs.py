@@ -59,11 +59,11 @@ class Manager:
 
 async def said(store: Any, session_id: str) -> dict[str, str]:
     """Return what was answered, by run id."""
-    found: dict[str, str] = {}
+    answers: dict[str, str] = {}
     for turn in await store.turns(SessionKey(session_id)):
         for block in await store.blocks(turn.output):
-            found[turn.run_id] = Text.model_validate_json(block).text
-    return found
+            answers[turn.run_id] = Text.model_validate_json(block).text
+    return answers
 
 
 async def approve(hosting: Hosting, session_id: str, run_id: str) -> None:
@@ -82,9 +82,9 @@ async def test_each_of_two_managers_that_alternate_has_its_engine_at_one_call_fo
         manager = managers[number % 2]
         await manager.start("a", f"{manager.engine_id}-{number}")
         await hosting.ask("a", verbs.wait(None, f"{manager.engine_id}-{number}", ()))
-    found = await said(store, "a")
-    assert len(found) == 20
-    assert all(run_id.startswith(answer) for run_id, answer in found.items())
+    answers = await said(store, "a")
+    assert len(answers) == 20
+    assert all(run_id.startswith(answer) for run_id, answer in answers.items())
     assert [manager.calls for manager in managers] == [10, 11], "an engine is sent once"
 
 
@@ -107,8 +107,8 @@ def test_managers_that_start_runs_at_once_have_their_engines_for_them() -> None:
         await asyncio.gather(*map(client, managers))
         while (await hosting.ask("a", verbs.info())).active_run_id:
             await asyncio.sleep(1)
-        found = await said(store.inner, "a")
-        assert len(found) == 16 and all(run_id.startswith(answer) for run_id, answer in found.items())
+        answers = await said(store.inner, "a")
+        assert len(answers) == 16 and all(run_id.startswith(answer) for run_id, answer in answers.items())
 
     assert explore(share(60, 4), life)
 
@@ -123,16 +123,16 @@ async def test_a_run_that_waits_and_one_behind_it_have_the_engines_of_their_mana
     for engine_id in ("second", "third", "first"):
         await Manager(hosting, engine_id, Asking(engine_id)).start("a", engine_id, if_busy="enqueue")
     if lost:
-        others = {name: Asking(name) for name in ("second", "third")}
-        hosting = Hosting(store, Asking("first"), others=others, overrides=hosting.overrides)
+        other_engines = {name: Asking(name) for name in ("second", "third")}
+        hosting = Hosting(store, Asking("first"), other_engines=other_engines, overrides=hosting.overrides)
         await hosting.ask("a", verbs.warm())
         await Manager(hosting, "fourth", Named("fourth")).start("a", "fourth", if_busy="enqueue")
     for engine_id in ("second", "third", "first"):
         await approve(hosting, "a", engine_id)
     if lost:
         await hosting.ask("a", verbs.wait(None, "fourth", ()))
-    found = await said(store, "a")
-    assert [found[name] for name in ("second", "third", "first")] == ["second", "third", "first"]
+    answers = await said(store, "a")
+    assert [answers[name] for name in ("second", "third", "first")] == ["second", "third", "first"]
 
 
 async def test_a_session_that_is_loaded_again_keeps_the_engines_of_its_waiting_runs() -> None:

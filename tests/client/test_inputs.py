@@ -131,10 +131,10 @@ class World:
         ids = (REF, None) if issubclass(family, Session | AsyncSession) else (REF, RUN, 0)
         return family(self.client, *ids)
 
-    def call(self, verb: Verb, **given: Any) -> Any:
+    def call(self, verb: Verb, **arguments: Any) -> Any:
         if verb.family not in self.subjects:
             self.subjects[verb.family] = self.subject(verb.family)
-        return verb.call(self.subjects[verb.family], given)
+        return verb.call(self.subjects[verb.family], arguments)
 
     def check_that_it_works(self) -> None:
         assert self.run("still there?", if_busy="enqueue").text == "still there?"
@@ -163,19 +163,21 @@ class Verb:
         self.family = family
         self.name = name
         self.parameters = []
-        for each in list(inspect.signature(getattr(family, name)).parameters.values())[1:]:
-            self.parameters += [each] if each.kind is not each.VAR_KEYWORD else OPTIONS[each.annotation]
+        for parameter in list(inspect.signature(getattr(family, name)).parameters.values())[1:]:
+            self.parameters += (
+                [parameter] if parameter.kind is not parameter.VAR_KEYWORD else OPTIONS[parameter.annotation]
+            )
 
     def __str__(self) -> str:
         return f"{self.family.__name__}.{self.name}"
 
-    def call(self, subject: Any, given: dict[str, Any]) -> Any:
+    def call(self, subject: Any, arguments: dict[str, Any]) -> Any:
         positional: list[Any] = []
         named: dict[str, Any] = {}
         for parameter in self.parameters:
-            if parameter.name not in given and parameter.default is not parameter.empty:
+            if parameter.name not in arguments and parameter.default is not parameter.empty:
                 continue
-            value = given.get(parameter.name, VALID.get(parameter.name))
+            value = arguments.get(parameter.name, VALID.get(parameter.name))
             if parameter.kind is parameter.KEYWORD_ONLY:
                 named[parameter.name] = value
             elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
@@ -198,16 +200,18 @@ async def _awaited(answer: Any) -> Any:
 
 
 async def _all(answer: AsyncGenerator[Any]) -> list[Any]:
-    return [each async for each in answer]
+    return [item async for item in answer]
 
 
 VERBS = [
     Verb(family, name)
     for family in FAMILIES
-    for name, found in inspect.getmembers(family, inspect.isfunction)
+    for name, method in inspect.getmembers(family, inspect.isfunction)
     if not name.startswith("_") and name != "close"
 ]
-PARAMETERS = [pytest.param(verb, each, id=f"{verb}-{each.name}") for verb in VERBS for each in verb.parameters]
+PARAMETERS = [
+    pytest.param(verb, parameter, id=f"{verb}-{parameter.name}") for verb in VERBS for parameter in verb.parameters
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -303,7 +307,7 @@ WRONG: dict[str, list[Any]] = {
 def wrong_values(annotation: str) -> Iterator[Any]:
     """Yield values that a parameter of this type refuses."""
     kinds = annotation.removesuffix(" | None")
-    yield from (each for each in NEVER if kinds != "EventSink" or not callable(each))
+    yield from (value for value in NEVER if kinds != "EventSink" or not callable(value))
     if not annotation.endswith("None") and kinds != "Any":
         yield None
     kinds = kinds.removesuffix(" | bool")
@@ -398,18 +402,18 @@ def test_limits_of_metadata_and_labels_can_be_set() -> None:
     world.client.config = SessionConfig(max_labels=1, max_label_chars=3)
     world.client.residents.clear()
     chat = world.subject(Session)
-    for labels, why in (
+    for labels, reason in (
         ({"a": "b", "c": "d"}, "at most 1"),
         ({"a": "1234"}, "at most 3"),
         ({"1234": "a"}, "at most 3"),
     ):
-        with pytest.raises(InvalidInputError, match=f"labels=.*{why}"):
+        with pytest.raises(InvalidInputError, match=f"labels=.*{reason}"):
             chat.run("hello", labels=labels)
     world.run("hello", labels={"abc": "def"})
 
 
-def _called(verb: Callable[..., Any], **given: Any) -> None:
-    answer = verb(**given)
+def _called(verb: Callable[..., Any], **arguments: Any) -> None:
+    answer = verb(**arguments)
     if inspect.isawaitable(answer):
         PORTAL.run(_awaited(answer))
 
@@ -576,10 +580,10 @@ def test_a_second_thread_may_make_a_request_while_the_first_one_is_prepared() ->
     def request(fields: Any, text: inputs.Text) -> str:
         return text
 
-    made = inputs.checked(fields=fields_type, text=inputs.Text)(request)
+    wrapped = inputs.checked(fields=fields_type, text=inputs.Text)(request)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(made, fields_type(1), "first")
+        first = pool.submit(wrapped, fields_type(1), "first")
         assert reached.wait(30)
-        second = pool.submit(made, fields_type(2), "second")
+        second = pool.submit(wrapped, fields_type(2), "second")
         second.add_done_callback(lambda _: answered.set())
         assert (first.result(), second.result()) == ("first", "second")

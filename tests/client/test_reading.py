@@ -161,11 +161,11 @@ async def test_a_wait_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
     stored = SessionReads(StoredSource(SessionKey("chat", "ada"), store, None))
     assert (await stored.wait("run", 0.01)).run.is_open
     waiting = asyncio.create_task(SessionReads(StoredSource(SessionKey("chat", "ada"), store, None)).wait("run"))
-    after, done, seen = 0, False, []
+    after, done, events = 0, False, []
     while not done:
         page, after, done = await stored.events(after, run_id="run", timeout_s=20.0)
-        seen += page
-    assert isinstance(seen[-1], RunCompleted)
+        events += page
+    assert isinstance(events[-1], RunCompleted)
     ended = await waiting
     assert ended.run.state == "completed"
     assert (await store.get(SessionKey("chat", "ada"))).epoch == 1
@@ -206,10 +206,10 @@ async def test_a_follower_sees_the_end_of_a_run_that_is_repaired_while_the_store
     store = TakenOverMeanwhile()
     owner = await owned(store)
     started = await owner.admission.start(["slow 1000"], run_id="run-1")
-    seen = (await owner.reads.events(run_id=started.run_id))[1]
+    last_seq = (await owner.reads.events(run_id=started.run_id))[1]
     store.is_taken_over = False
     stored = SessionReads(StoredSource(SessionKey("chat", "ada"), store, None))
-    events, _, done = await stored.events(seen, run_id=started.run_id)
+    events, _, done = await stored.events(last_seq, run_id=started.run_id)
     assert done and [event.kind for event in events] == ["run_interrupted"]
 
 

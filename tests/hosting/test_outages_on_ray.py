@@ -37,8 +37,8 @@ FROZEN_S = 3.0
 """Longer than a statement may take here, and than a silent server is borne with."""
 
 
-def ends(told: Acknowledged) -> int:
-    return sum(note.kind == "end" for note in told)
+def ends(acknowledged: Acknowledged) -> int:
+    return sum(note.kind == "end" for note in acknowledged)
 
 
 def freeze(server: PostgresServer | RedisServer) -> None:
@@ -94,20 +94,20 @@ async def asked(manager: AsyncSessionManager) -> int:
 
 def outlive(outages: Outages, url: str, placement: Placement, folder: Path) -> None:
     namespace = f"test-{folder.name}"  # whose actors end with the test
-    told = Acknowledged(folder / "told.jsonl")
+    acknowledged = Acknowledged(folder / "told.jsonl")
 
     def strikes() -> Iterator[str]:
         for kind in [*outages] * EACH:
-            seen, deadline = ends(told), time.monotonic() + 60
-            while ends(told) < seen + 3:  # a server that nobody asks may be away and no caller knows
+            ended, deadline = ends(acknowledged), time.monotonic() + 60
+            while ends(acknowledged) < ended + 3:  # a server that nobody asks may be away and no caller knows
                 assert time.monotonic() < deadline, "the sessions do not go on"
                 time.sleep(0.02)
             outages[kind]()
             yield kind
 
     def killers(*_: object) -> Iterator[tuple[Killer, float]]:
-        left = strikes()
-        yield Doing("outage", lambda: next(left, None)), 0.7
+        remaining = strikes()
+        yield Doing("outage", lambda: next(remaining, None)), 0.7
 
     async def story() -> None:
         config = SessionConfig(cancel_grace_s=0.2, store_retry_s=5.0)
@@ -118,7 +118,7 @@ def outlive(outages: Outages, url: str, placement: Placement, folder: Path) -> N
             report = await chaos(
                 manager,
                 lambda: open_store(url),
-                told,
+                acknowledged,
                 killers=killers,
                 workload=Workload(sessions=3, callers=2, run_timeout_s=30.0),
                 bounds=Bounds(faults=EACH * len(outages) + 2, most_s=120.0, settle_s=120.0),

@@ -155,11 +155,13 @@ def call_of(verb: Verb[..., Any], world: World) -> VerbCall[Any]:
         own = {"spans": world.core.state.head.prompt}
     args: list[Any] = []
     options: dict[str, Any] = {}
-    for one in [*inspect.signature(verb.carry_out).parameters.values()][2 if verb.holds_engine else 1 :]:
-        if one.name in own or (one.default is one.empty and one.kind is not one.VAR_KEYWORD):
-            value = own[one.name] if one.name in own else VALID[one.name]
-            if one.kind is one.KEYWORD_ONLY:
-                options[one.name] = value
+    for parameter in [*inspect.signature(verb.carry_out).parameters.values()][2 if verb.holds_engine else 1 :]:
+        if parameter.name in own or (
+            parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        ):
+            value = own[parameter.name] if parameter.name in own else VALID[parameter.name]
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                options[parameter.name] = value
             else:
                 args.append(value)
     return verb(*args, **options)
@@ -193,7 +195,7 @@ def strings_together(path: Path) -> Iterator[tuple[int, set[str]]]:
             members = node.keys if isinstance(node, ast.Dict) else node.elts
             yield (
                 node.lineno,
-                {one.value for one in members if isinstance(one, ast.Constant) and isinstance(one.value, str)},
+                {node.value for node in members if isinstance(node, ast.Constant) and isinstance(node.value, str)},
             )
 
 
@@ -218,7 +220,9 @@ def test_a_verb_says_what_it_does_and_of_which_types_its_arguments_are() -> None
     for verb in VERBS.values():
         signature = inspect.signature(verb.carry_out)
         assert verb.carry_out.__doc__ and signature.return_annotation is not inspect.Signature.empty, verb.name
-        assert all(one.annotation is not one.empty for one in [*signature.parameters.values()][1:]), verb.name
+        assert all(parameter.annotation is not parameter.empty for parameter in [*signature.parameters.values()][1:]), (
+            verb.name
+        )
         if verb.waits:
             assert [*signature.parameters][1] == "timeout_s", f"{verb.name}: its time comes first"
 

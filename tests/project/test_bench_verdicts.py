@@ -74,5 +74,5 @@ def test_one_part_that_met_other_work_hardly_moves_the_line_through_all() -> Non
     assert ends([1.0, 2.0, 3.0, 4.0]) == (1.0, 4.0)
     assert ends([5.0] * 9 + [1.0]) == (5.0, 5.0)
     assert ends([1.0, *[5.0] * 9]) == (5.0, 5.0)
-    first, last = ends([10.0 - at for at in range(10)])
+    first, last = ends([10.0 - index for index in range(10)])
     assert last / first == pytest.approx(0.1), "a rate that falls all the way is seen"

@@ -116,14 +116,14 @@ OF_OTHERS = {"Runner.run", "agent.run", "canceled"}
 def test_what_other_systems_are_mapped_to_exists_and_takes_these_arguments() -> None:
     wrong: dict[str, list[str]] = {}
     for line in (DOCS / "coming-from.md").read_text(encoding="utf-8").splitlines():
-        ours = line.strip("|").split(" | ")[-1] if line.startswith("| ") else ""
-        shown = set(re.findall("`([^`]+)`", ours)) - OF_OTHERS
-        wrong |= {code: why for code in shown if (why := problems(code))}
+        last_cell = line.strip("|").split(" | ")[-1] if line.startswith("| ") else ""
+        shown = set(re.findall("`([^`]+)`", last_cell)) - OF_OTHERS
+        wrong |= {code: reasons for code in shown if (reasons := problems(code))}
     assert not wrong
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
+    ("code", "reason"),
     [
         ("manager.opens(id)", "there is no manager.opens"),
         ("session.fork(after=1)", "session.fork does not take these arguments"),
@@ -133,8 +133,8 @@ def test_what_other_systems_are_mapped_to_exists_and_takes_these_arguments() -> 
         ("overfow=Trim()", "nothing is called overfow"),
     ],
 )
-def test_a_name_or_an_argument_that_does_not_exist_is_found(code: str, why: str) -> None:
-    assert problems(code) == [why]
+def test_a_name_or_an_argument_that_does_not_exist_is_found(code: str, reason: str) -> None:
+    assert problems(code) == [reason]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
@@ -157,8 +157,8 @@ def test_each_example_is_listed() -> None:
 @pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=lambda page: page.name)
 def test_no_table_of_the_reference_is_empty(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
-    rules = [at for at, line in enumerate(lines) if line.startswith("|---")]
-    assert all(lines[at + 1].startswith("|") for at in rules)
+    rules = [index for index, line in enumerate(lines) if line.startswith("|---")]
+    assert all(lines[index + 1].startswith("|") for index in rules)
 
 
 def test_the_environment_variables_that_the_code_names_are_listed() -> None:
@@ -177,7 +177,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "page").mkdir()
     (tmp_path / "index.html").write_text('<a href="page/#there">1</a><a href="page/#gone">2</a><a href="no/">3</a>')
     (tmp_path / "page/index.html").write_text('<h1 id="there">x</h1><img src="../no.png"><a href="https://x.org">4</a>')
-    assert [found.split(": ")[1] for found in docs_site.broken_links(tmp_path)] == [
+    assert [link.split(": ")[1] for link in docs_site.broken_links(tmp_path)] == [
         "page/#gone",
         "no/ is not there",
         "../no.png is not there",
@@ -195,11 +195,11 @@ def test_a_broken_link_or_reference_stops_the_build(tmp_path: Path) -> None:
 def test_the_site_loads_nothing_from_elsewhere_and_draws_its_diagrams(site: Path) -> None:
     """In a browser, which gets what it asks this site for and nothing else."""
     drawn = {page: sum(block.kind == "mermaid" for block in blocks_of(page)) for page in PAGES}
-    asked, errors = set(), []
+    hosts, errors = set(), []
 
     def answer(route: Route) -> None:
         url = urlsplit(route.request.url)
-        asked.add(url.hostname)
+        hosts.add(url.hostname)
         file = site / unquote(url.path).lstrip("/")
         route.fulfill(path=file / "index.html" if file.is_dir() else file)
 
@@ -214,4 +214,4 @@ def test_the_site_loads_nothing_from_elsewhere_and_draws_its_diagrams(site: Path
             shown.goto(f"http://site.test/{'' if name == 'index' else name.removesuffix('/index') + '/'}")
             expect(shown.locator("div.diagram svg")).to_have_count(drawn[page], timeout=60_000)
         browser.close()
-    assert asked == {"site.test"} and not errors
+    assert hosts == {"site.test"} and not errors

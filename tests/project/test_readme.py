@@ -66,7 +66,9 @@ def test_it_is_short_and_its_links_lead_somewhere() -> None:
         path, _, anchor = target.partition("#")
         assert (ROOT / path).is_file(), target
         headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
-        assert not anchor or anchor in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]
+        assert not anchor or anchor in [
+            re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings
+        ]
 
 
 def test_its_first_program_prints_what_it_shows(snippets: SnippetRunner, tmp_path: Path) -> None:
@@ -81,15 +83,15 @@ def test_the_numbers_of_its_table_are_those_of_the_benchmarks() -> None:
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     growth = {row[0]: row for row in rows_of(page[page.index("**Growth") :].partition("\n## ")[0])}
     stored, slower = (
-        next(row[1:] for row in rows_of(README.read_text(encoding="utf-8")) if row[0].startswith(what))
-        for what in ("2,000 turns of", "the last 100 of these turns")
+        next(row[1:] for row in rows_of(README.read_text(encoding="utf-8")) if row[0].startswith(start))
+        for start in ("2,000 turns of", "the last 100 of these turns")
     )
-    for at, name in enumerate(("turnwise, dedicated", "LangGraph", "OpenAI Agents SDK")):
+    for column, name in enumerate(("turnwise, dedicated", "LangGraph", "OpenAI Agents SDK")):
         _, turns, _, times, megabytes, _ = growth[name]
         after = "" if turns == "2,000" else f", after {turns.partition(' ')[0]}"
-        assert stored[at] == megabytes + after
-        assert slower[at].partition(" ")[2] == "times as long"
-        assert float(slower[at].partition(" ")[0]) == pytest.approx(float(times), rel=0.01)
+        assert stored[column] == megabytes + after
+        assert slower[column].partition(" ")[2] == "times as long"
+        assert float(slower[column].partition(" ")[0]) == pytest.approx(float(times), rel=0.01)
 
 
 def test_its_costs_are_those_of_the_benchmarks() -> None:
@@ -99,12 +101,12 @@ def test_its_costs_are_those_of_the_benchmarks() -> None:
     starts = {row[0]: row[2] for row in rows_of(page[page.index("## From the start") :].partition("\n## ")[0])}
     measured = (starts["turnwise, dedicated"], starts["turnwise, dedicated, Ray runs"], adds["turnwise, dedicated"])
     text = README.read_text(encoding="utf-8")
-    said = re.search(r"takes (\d+) s on 2 cores, (\d+) s if a Ray runs", text), re.search(r"takes (\d+) MB", text)
-    assert said[0] and said[1]
-    for number, exact in zip((*said[0].groups(), said[1][1]), measured, strict=True):
+    costs = re.search(r"takes (\d+) s on 2 cores, (\d+) s if a Ray runs", text), re.search(r"takes (\d+) MB", text)
+    assert costs[0] and costs[1]
+    for number, exact in zip((*costs[0].groups(), costs[1][1]), measured, strict=True):
         assert int(number) == pytest.approx(float(exact.split(" ")[0].replace(",", "")) / 1000, rel=0.2)
-    for other in ("concepts/placement.md", "guides/packed.md", "deployment.md"):
-        assert f"{said[1][1]} MB" in (ROOT / "docs" / other).read_text(encoding="utf-8")
+    for name in ("concepts/placement.md", "guides/packed.md", "deployment.md"):
+        assert f"{costs[1][1]} MB" in (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 def rows_of(text: str) -> list[list[str]]:

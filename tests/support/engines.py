@@ -144,10 +144,10 @@ class Researcher:
         return ToolLoop(self, ToolRegistry(search_db))
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
-        if found := [block for block in turn.output if isinstance(block, ToolResult)]:
+        if results := [block for block in turn.output if isinstance(block, ToolResult)]:
             context.emit("I found ")
-            context.annotate(sources=len(found))
-            return [Text(text=f"I found {found[-1].text}")]
+            context.annotate(sources=len(results))
+            return [Text(text=f"I found {results[-1].text}")]
         context.note("search first")
         return [
             Thinking(text="Let me search for that...", signature="cHJvdmlkZXItc2ln"),

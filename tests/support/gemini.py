@@ -61,9 +61,9 @@ def call(name: str, **args: Any) -> dict[str, Any]:
 def _events(parts: Sequence[Mapping[str, Any]]) -> list[str]:
     usage = {"promptTokenCount": 7, "candidatesTokenCount": 3, "thoughtsTokenCount": 2, "totalTokenCount": 12}
     events = []
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         candidate: dict[str, Any] = {"content": {"role": "model", "parts": [part]}, "index": 0}
-        if at == len(parts) - 1:
+        if index == len(parts) - 1:
             candidate["finishReason"] = "STOP"
         chunk = {"candidates": [candidate], "usageMetadata": usage, "modelVersion": "gemini", "responseId": "r1"}
         events.append(f"data: {json.dumps(chunk)}\r\n\r\n")

@@ -37,8 +37,8 @@ def manager_of(folder: Path, provider_url: str | None = None, **settings: Any) -
         engines["agent"] = OpenAIEngine("local", base_url=provider_url, api_key="none", tools=tools, max_retries=0)
         settings["memory"] = [LexicalMemory(folder / "facts.db", name="facts")]
         settings["working_memory"] = WorkingMemory(f"sqlite:///{folder}/notes.db")
-    given: dict[str, Any] = {"placement": Packed(hosts=1), **settings}
-    return AsyncSessionManager(f"sqlite:///{folder}/chats.db", engine=engines, **given)
+    arguments: dict[str, Any] = {"placement": Packed(hosts=1), **settings}
+    return AsyncSessionManager(f"sqlite:///{folder}/chats.db", engine=engines, **arguments)
 
 
 @asynccontextmanager

@@ -73,6 +73,6 @@ def copied(saver: InMemorySaver) -> InMemorySaver:
     for thread, spaces in saver.storage.items():
         for space, held in spaces.items():
             twin.storage[thread][space] = dict(held)
-    twin.writes.update({at: dict(held) for at, held in saver.writes.items()})
+    twin.writes.update({key: dict(held) for key, held in saver.writes.items()})
     twin.blobs.update(saver.blobs)
     return twin

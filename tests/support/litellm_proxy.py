@@ -57,8 +57,8 @@ class LiteLLM:
         trap: str | None = None,
     ) -> None:
         self._folder = folder
-        asked = {f"{name}/*": {"model": f"{name}/*", "api_base": url} for name, url in upstreams.items()}
-        self._models = {**asked, **(models or {})}
+        defaults = {f"{name}/*": {"model": f"{name}/*", "api_base": url} for name, url in upstreams.items()}
+        self._models = {**defaults, **(models or {})}
         self._trap = trap
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()

@@ -156,9 +156,9 @@ class Box:
 
     async def ask(self, chat: AsyncSession, prompt: str, **settings: Any) -> AsyncExecutionHandle:
         """Start a run, and note that it was acknowledged."""
-        asked = self.told.clock()
+        asked_at = self.told.clock()
         run = await chat.run(prompt, **settings)
-        self.told.stored(chat.id, [prompt], asked, run_id=run.run_id, turn_index=run.turn_index)
+        self.told.stored(chat.id, [prompt], asked_at, run_id=run.run_id, turn_index=run.turn_index)
         return run
 
     async def end(self, run: AsyncExecutionHandle) -> str:
@@ -182,10 +182,10 @@ class Box:
         store = SQLStore(self.urls.format(namespace))
         try:
             ids = [name for name in self.told.session_ids if name.startswith(tag)]
-            found = await audit(store, ids, self.told)
+            report = await audit(store, ids, self.told)
         finally:
             await store.close()
-        return {"violations": list(map(str, found.violations)), "counts": dict(found.counts)}
+        return {"violations": list(map(str, report.violations)), "counts": dict(report.counts)}
 
 
 def node_of(namespace: str, name: str) -> str:
@@ -197,8 +197,8 @@ def node_of(namespace: str, name: str) -> str:
 
 def names_of(namespace: str, prefix: str) -> list[str]:
     named = ray.util.list_named_actors(all_namespaces=True)
-    found = [each["name"] for each in named if each["namespace"] == namespace]
-    return sorted(name for name in found if name.startswith(prefix))
+    names = [actor["name"] for actor in named if actor["namespace"] == namespace]
+    return sorted(name for name in names if name.startswith(prefix))
 
 
 @asynccontextmanager
@@ -249,7 +249,7 @@ async def a_node_joins(box: Box) -> dict[str, Any]:
                 pass
         except ConfigError as error:
             refused[name] = str(error)
-    found = {
+    outcome = {
         "texts": texts,
         "is_all_on_head": nodes == {box.head},
         "lost": (await held.info()).state,
@@ -259,7 +259,7 @@ async def a_node_joins(box: Box) -> dict[str, Any]:
     for manager in (dedicated, packed):
         await manager.close()
     end_actors("file", "file-packed")
-    return found
+    return outcome
 
 
 async def placement(box: Box) -> dict[str, Any]:
@@ -344,15 +344,15 @@ async def a_node_dies(box: Box) -> dict[str, Any]:
     except LongTermMemoryError as error:
         why_not = str(error)
     return {
-        "broken": [str(each) for report in reports for each in (*report.unsettled, *report.audit.violations)],
+        "broken": [str(violation) for report in reports for violation in (*report.unsettled, *report.audit.violations)],
         "faults": [report.total for report in reports],
         "prompts": [report.audit.counts["acknowledged prompt"] for report in reports],
         "followers": [report.audit.counts["acknowledged followed"] for report in reports],
         "settling_s": [report.settling_s for report in reports],
         "states": states,
         "after": after,
-        "resumed": [seen.count("run_resumed") for seen in kinds],
-        "ends": [[kind for kind in seen if kind.startswith("run_")][-1] for seen in kinds],
+        "resumed": [run_kinds.count("run_resumed") for run_kinds in kinds],
+        "ends": [[kind for kind in run_kinds if kind.startswith("run_")][-1] for run_kinds in kinds],
         "audit": [await box.audit("d", "d-held"), await box.audit("p", "p-on")],
         "left": victim not in {(await chat.info()).node_id for chat in (alone, shared)},
         "memory_moved": was_on == victim != node_of("d", memory),
@@ -408,11 +408,11 @@ async def drivers_leave(box: Box) -> dict[str, Any]:
     ready = await line_of(attached)
     box.open_gate("leave")
     texts = [(await run.wait(60)).text for run in runs]
-    seen = json.loads(await line_of(attached))
+    results = json.loads(await line_of(attached))
     codes.append(await attached.wait())
     for manager in managers.values():
         await manager.close()
-    return {"codes": codes, "before": before, "attached": json.loads(ready), "texts": texts, "seen": seen}
+    return {"codes": codes, "before": before, "attached": json.loads(ready), "texts": texts, "seen": results}
 
 
 async def driver(box: Box, *words: str) -> asyncio.subprocess.Process:
@@ -462,12 +462,12 @@ async def hosts_change(box: Box) -> dict[str, Any]:
     again = [await second.get(chat.id) for chat in chats]
     later = [await box.ask(chat, f"later {chat.id}", if_busy="enqueue") for chat in again]
     unmoved = [process_of(await chat.info()) for chat in again] == pids
-    lost = [at for at, pid in enumerate(pids) if pid == pids[0]]
+    lost = [index for index, pid in enumerate(pids) if pid == pids[0]]
     os.kill(pids[0], signal.SIGKILL)
     store = SQLStore(box.urls.format("p"))
 
     async def has_outcome() -> bool:
-        return all([(await store.run(runs[at].run_id)).state != "running" for at in lost])
+        return all([(await store.run(runs[index].run_id)).state != "running" for index in lost])
 
     try:
         await until(has_outcome)  # nobody asks for them meanwhile
@@ -487,8 +487,8 @@ async def hosts_change(box: Box) -> dict[str, Any]:
     await second.close()
     return {
         "unmoved": unmoved,
-        "lost": [states[at] for at in lost],
-        "kept": [state for at, state in enumerate(states) if at not in lost],
+        "lost": [states[index] for index in lost],
+        "kept": [state for index, state in enumerate(states) if index not in lost],
         "after": after,
         "last": last,
         "hosts": len(now),
@@ -508,14 +508,14 @@ async def a_program_goes_with_its_node(box: Box) -> dict[str, Any]:
     }
     for _, _, folder, _ in places.values():
         folder.mkdir()
-    made = {placed: await program.remote(*map(str, where), 20.0) for placed, where in places.items()}
+    reports = {placed: await program.remote(*map(str, where), 20.0) for placed, where in places.items()}
     os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
 
     async def is_dead() -> bool:
-        return not any(each["Alive"] for each in ray.nodes() if each["NodeID"] == node.node_id)
+        return not any(entry["Alive"] for entry in ray.nodes() if entry["NodeID"] == node.node_id)
 
     await until(is_dead)
-    return {placed: await large_settings.back(*where, made[placed]) for placed, where in places.items()}
+    return {placed: await large_settings.back(*where, reports[placed]) for placed, where in places.items()}
 
 
 CHECKS = (a_node_joins, placement, a_node_dies, drivers_leave, hosts_change, a_program_goes_with_its_node)
@@ -534,11 +534,11 @@ def main(urls: str, folder: str) -> None:
         for check in CHECKS:
             began = time.monotonic()
             try:
-                said: dict[str, Any] = {"found": asyncio.run(asyncio.wait_for(check(box), 300))}
+                outcome: dict[str, Any] = {"found": asyncio.run(asyncio.wait_for(check(box), 300))}
             except Exception:  # noqa: BLE001 - the test that asks for it shall say so
-                said = {"error": traceback.format_exc()}
+                outcome = {"error": traceback.format_exc()}
             seconds = round(time.monotonic() - began, 1)
-            print(json.dumps({"check": check.__name__, "seconds": seconds, **said}), flush=True)
+            print(json.dumps({"check": check.__name__, "seconds": seconds, **outcome}), flush=True)
     finally:
         ray.shutdown()
         box.cluster.shutdown()

@@ -28,8 +28,8 @@ class Mirror:
     async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         prompt = next(block.text for block in reversed(turn.blocks) if isinstance(block, User))
         recalled = [block.text for block in turn.blocks if isinstance(block, Recalled)]
-        asked = prompt.startswith(("When", "Where"))
-        return [Text(text="\n".join(recalled) if asked and recalled else "noted")]
+        is_question = prompt.startswith(("When", "Where"))
+        return [Text(text="\n".join(recalled) if is_question and recalled else "noted")]
 
 
 class BrokenMemory:

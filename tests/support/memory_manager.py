@@ -48,10 +48,10 @@ def extracting(messages: list[Message]) -> str:
     Where something of the same is known it is superseded, also where it says just the same.
     """
     rows = [json.loads(line) for line in texts_of(messages[-1])[0].splitlines() if line.startswith("{")]
-    known = {row["text"].split()[1]: row["known"] for row in rows if row.get("text", "").startswith("My ")}
+    known_facts = {row["text"].split()[1]: row["known"] for row in rows if row.get("text", "").startswith("My ")}
     facts = []
     for line in (row["user"] for row in rows if row.get("user", "").startswith("My ")):
-        of = known.get(line.split()[1])
+        of = known_facts.get(line.split()[1])
         facts.append(
             {"text": line, "type": "facts", "topic": line.split()[1], "evidence": line}
             | {"action": "supersede" if of else "add", "of": of}
@@ -158,8 +158,8 @@ def told(chat: Session, kind: type[Any]) -> list[Any]:
 
 def results(turn: Turn) -> list[Any]:
     """Return what each tool gave, errors as text."""
-    found = [block for block in turn.output if isinstance(block, ToolResult)]
-    return [block.text if block.is_error else json.loads(block.text) for block in found]
+    results = [block for block in turn.output if isinstance(block, ToolResult)]
+    return [block.text if block.is_error else json.loads(block.text) for block in results]
 
 
 SECTION = re.compile(r"<(\w+)_memory>\n(.*?)\n</\1_memory>", re.DOTALL)
@@ -175,10 +175,10 @@ def files_with(folder: Path, words: Iterable[str]) -> list[str]:
 
     Another process reads them: a process that has a database open, and its file otherwise, loses its locks.
     """
-    asked = [part for word in words for part in ("-e", word)]
-    found = subprocess.run(["grep", "-rlaiF", *asked, str(folder)], capture_output=True, text=True, check=False)
-    assert found.returncode in (0, 1) or "No such file" in found.stderr, found.stderr
-    return found.stdout.splitlines()
+    patterns = [part for word in words for part in ("-e", word)]
+    process = subprocess.run(["grep", "-rlaiF", *patterns, str(folder)], capture_output=True, text=True, check=False)
+    assert process.returncode in (0, 1) or "No such file" in process.stderr, process.stderr
+    return process.stdout.splitlines()
 
 
 class Chroma:

@@ -65,14 +65,16 @@ class Hosting:
         limits: Packed | None = None,
         *,
         config: SessionConfig | None = None,
-        others: Mapping[str, EngineBuilder] | None = None,
+        other_engines: Mapping[str, EngineBuilder] | None = None,
         previous_hosts: Sequence[PreviousHost] = (),
         overrides: dict[SessionKey, EngineOverride] | None = None,
     ) -> None:
         self.store = store
         self.config = config or SessionConfig(idle_s=1e9, cancel_grace_s=0.5)
-        engines = {"first": engine, **(others or {})}
-        setups: dict[str, SessionSetup] = {name: (each, self.config, None, (), None) for name, each in engines.items()}
+        engines = {"first": engine, **(other_engines or {})}
+        setups: dict[str, SessionSetup] = {
+            name: (engine_of_name, self.config, None, (), None) for name, engine_of_name in engines.items()
+        }
         self.overrides: dict[SessionKey, EngineOverride] = overrides if overrides is not None else {}
         self.has_left = asyncio.Event()
         self._resources = OpenResources(store, setups, "first")
@@ -130,16 +132,16 @@ class Hosting:
 
 def answer_of(answer: bytes) -> Any:
     """Return what a host has answered, without whether the wait is over; raise what was refused."""
-    found = pickle.loads(answer)
-    if isinstance(found, Refused):
-        raise found.error
-    return found.answer if isinstance(found, Waited) else found
+    unpickled = pickle.loads(answer)
+    if isinstance(unpickled, Refused):
+        raise unpickled.error
+    return unpickled.answer if isinstance(unpickled, Waited) else unpickled
 
 
 async def refused(kind: type[TurnwiseError], answer: Any) -> TurnwiseError:
     """Return the error of this kind that an answer is."""
     try:
-        found = await answer
+        outcome = await answer
     except kind as error:
         return error
-    raise AssertionError(f"{kind.__name__} expected, and not {found}")
+    raise AssertionError(f"{kind.__name__} expected, and not {outcome}")

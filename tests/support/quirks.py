@@ -46,7 +46,7 @@ class Quirk:
 
 def events(*objects: Any, done: bool = True) -> bytes:
     """Return a stream of events: objects as JSON, texts as they are."""
-    lines = [f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n" for one in objects]
+    lines = [f"data: {item if isinstance(item, str) else json.dumps(item)}\n\n" for item in objects]
     return "".join([*lines, *["data: [DONE]\n\n"] * done]).encode()
 
 
@@ -65,10 +65,10 @@ def function(name: str | None = None, arguments: Any = None) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
-def message(finish: str | None = "stop", /, **said: Any) -> dict[str, Any]:
+def message(finish: str | None = "stop", /, **fields: Any) -> dict[str, Any]:
     """Return a completion that is not streamed."""
-    said = {"role": "assistant", **said}
-    return {"object": "chat.completion", "choices": [{"index": 0, "message": said, "finish_reason": finish}]}
+    fields = {"role": "assistant", **fields}
+    return {"object": "chat.completion", "choices": [{"index": 0, "message": fields, "finish_reason": finish}]}
 
 
 def item(kind: str, **fields: Any) -> dict[str, Any]:

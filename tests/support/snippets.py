@@ -135,7 +135,7 @@ def service_of(snippets: SnippetRunner) -> Iterator[str]:
 
 def check_imports(block: Block, *also: str) -> None:
     """See that it imports only what is installed with turnwise, and these packages."""
-    needed = {re.split(r"[^\w-]", each)[0] for each in PROJECT["dependencies"]}
+    needed = {re.split(r"[^\w-]", requirement)[0] for requirement in PROJECT["dependencies"]}
     nodes = list(ast.walk(compile(block.text, "block", "exec", ast.PyCF_ONLY_AST | _AWAITS)))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -169,8 +169,8 @@ def check_command(command: str) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     words = [word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=", word)]
     match words:
-        case ["make", *wanted]:
-            assert set(wanted) <= set(targets), command
+        case ["make", *goals]:
+            assert set(goals) <= set(targets), command
         case ["pip" | "uv", "install" | "add", package]:
             name, _, chosen = package.removesuffix("]").partition("[")
             assert name in ("turnwise", ".", "ray"), command

@@ -35,9 +35,9 @@ class Refusal:
 
     def answer(self, body: Body) -> Answer | None:
         """Return how a request is refused for this; None if it is not."""
-        if not (found := self.find(body)):
+        if not (faults := self.find(body)):
             return None
-        error = {"error": {"message": self.words.replace("{found}", str(found[0])), "code": None, "param": None}}
+        error = {"error": {"message": self.words.replace("{found}", str(faults[0])), "code": None, "param": None}}
         return self.status, JSON, json.dumps(error).encode()
 
 
@@ -76,8 +76,13 @@ class StrictServer:
             ]
             return 200, EVENTS, events(completed(*output))
         pieces = [
-            call(index=at, id=call_id, function=function("look", arguments), **(self.attached or {} if at == 0 else {}))
-            for at, (call_id, arguments) in enumerate(zip(ids, (PARIS, ROME), strict=True))
+            call(
+                index=index,
+                id=call_id,
+                function=function("look", arguments),
+                **(self.attached or {} if index == 0 else {}),
+            )
+            for index, (call_id, arguments) in enumerate(zip(ids, (PARIS, ROME), strict=True))
         ]
         thoughts = [chunk(reasoning_content=self.thought)] if self.thought else []
         return 200, EVENTS, events(*thoughts, *pieces, chunk("tool_calls"))
@@ -99,9 +104,9 @@ def fields(*names: str) -> Callable[[Body], Sequence[object]]:
     return lambda body: [name for name in names if name in body]
 
 
-def unknown_fields(*known: str) -> Callable[[Body], Sequence[object]]:
+def unknown_fields(*extra_fields: str) -> Callable[[Body], Sequence[object]]:
     """Find fields of the request that are none of these."""
-    return lambda body: sorted(set(body) - {"model", "messages", "stream", "tools", *known})
+    return lambda body: sorted(set(body) - {"model", "messages", "stream", "tools", *extra_fields})
 
 
 def fields_of_messages(*names: str) -> Callable[[Body], Sequence[object]]:
@@ -128,8 +133,8 @@ def null_contents(body: Body) -> Sequence[object]:
 def calls_without_thoughts(body: Body) -> Sequence[object]:
     """Find a message that calls tools and has no thoughts, which may be empty."""
     return [
-        at
-        for at, message in enumerate(messages(body))
+        index
+        for index, message in enumerate(messages(body))
         if "tool_calls" in message and "reasoning_content" not in message
     ]
 
@@ -140,7 +145,7 @@ def ids_longer_than(limit: int) -> Callable[[Body], Sequence[object]]:
     def find(body: Body) -> Sequence[object]:
         calls = [call for message in messages(body) for call in message.get("tool_calls", ())]
         ids = [call["id"] for call in calls] + [item["call_id"] for item in body.get("input", ()) if "call_id" in item]
-        return [each for each in ids if len(each) > limit]
+        return [call_id for call_id in ids if len(call_id) > limit]
 
     return find
 
@@ -149,24 +154,28 @@ def long_ids(body: Body) -> Sequence[object]:
     """Find ids of calls that are not nine letters and digits."""
     ids = [call["id"] for message in messages(body) for call in message.get("tool_calls", ())]
     ids += [message["tool_call_id"] for message in messages(body, "tool")]
-    return [each for each in ids if not re.fullmatch("[a-zA-Z0-9]{9}", each)]
+    return [call_id for call_id in ids if not re.fullmatch("[a-zA-Z0-9]{9}", call_id)]
 
 
 def users_after_tools(body: Body) -> Sequence[object]:
     """Find a prompt right after the results of calls."""
     roles = [message["role"] for message in messages(body)]
-    return [at for at in range(1, len(roles)) if roles[at - 1 : at + 1] == ["tool", "user"]]
+    return [index for index in range(1, len(roles)) if roles[index - 1 : index + 1] == ["tool", "user"]]
 
 
 def roles_in_a_row(body: Body) -> Sequence[object]:
     """Find two messages of one side with nothing between them but calls and results, as chat templates count."""
-    said = [message["role"] for message in messages(body, "user", "assistant") if "tool_calls" not in message]
-    return [at for at in range(1, len(said)) if said[at] == said[at - 1]] + [0] * (said[:1] == ["assistant"])
+    roles = [message["role"] for message in messages(body, "user", "assistant") if "tool_calls" not in message]
+    return [index for index in range(1, len(roles)) if roles[index] == roles[index - 1]] + [0] * (
+        roles[:1] == ["assistant"]
+    )
 
 
 def late_systems(body: Body) -> Sequence[object]:
     """Find a system message that is not the first."""
-    return [True for at, message in enumerate(messages(body)) if message["role"] in ("system", "developer") and at]
+    return [
+        True for index, message in enumerate(messages(body)) if message["role"] in ("system", "developer") and index
+    ]
 
 
 def unsigned_calls(body: Body) -> Sequence[object]:
@@ -186,16 +195,16 @@ def keywords(*refused: str) -> Callable[[Body], Sequence[object]]:
 
     def find(schema: object) -> Iterator[str]:
         if isinstance(schema, list):
-            for each in schema:
-                yield from find(each)
+            for item in schema:
+                yield from find(item)
         if isinstance(schema, dict):
             yield from (keyword for keyword in refused if keyword in schema)
             for keyword, value in schema.items():
                 inner = value.values() if keyword in ("properties", "$defs") else [value]
-                for each in inner:
-                    yield from find(each)
+                for part in inner:
+                    yield from find(part)
 
-    return lambda body: [found for tool in body.get("tools", ()) for found in find(tool["function"]["parameters"])]
+    return lambda body: [keyword for tool in body.get("tools", ()) for keyword in find(tool["function"]["parameters"])]
 
 
 def image_addresses(body: Body) -> Sequence[object]:

@@ -65,32 +65,32 @@ def answer(number: int) -> str:
 
 
 def exchanges(start: int, stop: int) -> list[Fact]:
-    return [fact for at in range(start, stop) for fact in (("user", ask(at)), ("assistant", answer(at)))]
+    return [fact for number in range(start, stop) for fact in (("user", ask(number)), ("assistant", answer(number)))]
 
 
 def shown(messages: Sequence[Message]) -> tuple[str | None, list[Fact]]:
     """Return the earlier summary that a summarizer was shown, if there was one, and all else that it was."""
     lines = text_of(messages[-1]).partition("\n\n")[0].splitlines()
-    told = [next(iter(json.loads(line).items())) for line in lines]
-    earlier = [text for who, text in told if who.startswith("summary")]
-    assert len(earlier) <= 1 and all(who.startswith("summary") for who, _ in told[: len(earlier)]), "it comes first"
-    return next(iter(earlier), None), told[len(earlier) :]
+    records = [next(iter(json.loads(line).items())) for line in lines]
+    earlier = [text for who, text in records if who.startswith("summary")]
+    assert len(earlier) <= 1 and all(who.startswith("summary") for who, _ in records[: len(earlier)]), "it comes first"
+    return next(iter(earlier), None), records[len(earlier) :]
 
 
 def respond(messages: list[Message]) -> str | Message:
     """Sum up, if that is asked for; do as a prompt of `agent_tools.prompt` says; else answer."""
-    told = text_of(messages[0])
-    if told.startswith(PROMPT[:40]):
-        if CALL in told:
+    prompt = text_of(messages[0])
+    if prompt.startswith(PROMPT[:40]):
+        if CALL in prompt:
             return {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "dig", "arguments": "{}"}}]}
-        if RAMBLE in told:
+        if RAMBLE in prompt:
             return "so " * 100
         earlier, facts = shown(messages)
         names = [text.split()[0][:3] for who, text in facts if who == "user"]
         return f"Talked of {earlier.split()[2] if earlier else names[0]} to {names[-1]}"
     content = next(message["content"] for message in reversed(messages) if message["role"] == "user")
-    asked = (content if isinstance(content, str) else content[-1]["text"]).split(PARAGRAPH)[-1]
-    return obey(messages) if asked.startswith("{") else f"as to {asked.split()[0]} {'y' * 30}"
+    question = (content if isinstance(content, str) else content[-1]["text"]).split(PARAGRAPH)[-1]
+    return obey(messages) if question.startswith("{") else f"as to {question.split()[0]} {'y' * 30}"
 
 
 class Bench:
@@ -150,14 +150,14 @@ def parted(block: Block) -> list[Block]:
 
 def facts(messages: Sequence[Message]) -> list[Fact]:
     """Return what was said in a request, the system prompt left out; a summary is `summary`."""
-    found: list[Fact] = []
+    texts: list[Fact] = []
     for block in decode(messages):
         for part in parted(block):
             if isinstance(part, User) and part.text.startswith(SUMMARY):
-                found.append(("summary", part.text.removeprefix(SUMMARY)))
+                texts.append(("summary", part.text.removeprefix(SUMMARY)))
             elif isinstance(part, User | Text):
-                found.append(("user" if isinstance(part, User) else "assistant", part.text))
-    return found
+                texts.append(("user" if isinstance(part, User) else "assistant", part.text))
+    return texts
 
 
 def facts_of(blocks: Iterable[Block]) -> list[Fact]:
@@ -186,9 +186,9 @@ def told(chat: Session, kind: type[Any]) -> list[Any]:
 def compacted(chat: Session, count: int) -> list[WindowCompacted]:
     """Wait until the window has been compacted so often."""
     until(lambda: len(told(chat, WindowCompacted)) >= count)
-    found = told(chat, WindowCompacted)
-    assert len(found) == count
-    return found
+    compactions = told(chat, WindowCompacted)
+    assert len(compactions) == count
+    return compactions
 
 
 def noted(gate: Gate, *notes: str) -> None:

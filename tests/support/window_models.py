@@ -66,9 +66,9 @@ class Gate:
         path = Path(self.path)
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
-    def _note(self, what: str) -> None:
+    def _note(self, note: str) -> None:
         with Path(self.path).open("a", encoding="utf-8") as notes:
-            notes.write(f"{what}\n")
+            notes.write(f"{note}\n")
 
 
 class Notebook:

@@ -48,11 +48,11 @@ async def work(options: argparse.Namespace) -> dict[str, object]:
     async with AsyncSessionManager(options.store, engine=engine, memory=memory, placement=placement) as manager:
         held = await asyncio.gather(*(converse(manager, number) for number in range(options.chats)))
         nodes = Counter([(await chat.info()).node_id for chat, _ in held])
-        found: dict[str, object] = {"turns": [turns for _, turns in held], "sessions by node": sorted(nodes.values())}
+        report: dict[str, object] = {"turns": [turns for _, turns in held], "sessions by node": sorted(nodes.values())}
         if options.recalled:
             await held[0][0].memory.wait()
-            found["recalled"] = [item.text for item in await held[0][0].memory.recall(options.recalled, limit=2)]
-    return found
+            report["recalled"] = [item.text for item in await held[0][0].memory.recall(options.recalled, limit=2)]
+    return report
 
 
 def main() -> None:

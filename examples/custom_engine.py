@@ -47,8 +47,8 @@ class LocalModel:
 
     def not_taken(self, model: str | None, params: Mapping[str, object]) -> dict[str, str]:
         """Return the parameters of a run that the engine does not take, with the reasons: such a run is refused."""
-        known = {"seed", "max_output_tokens"}
-        wrong = {name: f"this engine takes {', '.join(sorted(known))}" for name in params.keys() - known}
+        names = {"seed", "max_output_tokens"}
+        wrong = {name: f"this engine takes {', '.join(sorted(names))}" for name in params.keys() - names}
         return wrong | ({"model": "there is one model"} if model else {})
 
 
@@ -80,12 +80,12 @@ def main() -> None:
         print(f"{turn.text!r}: {turn.usage and turn.usage.output_tokens} tokens, stopped by {turn.stop_reason}")
 
         run = chat.run("And for how long?", params={"max_output_tokens": 1000})
-        seen = list(islice(pieces(run), 5))
+        shown = list(islice(pieces(run), 5))
         run.cancel("that is enough")
         try:
             run.wait()
         except RunCancelledError as cancelled:
-            print(f"cancelled after {''.join(seen)!r}; kept: {bool(cancelled.turn and cancelled.turn.text)}")
+            print(f"cancelled after {''.join(shown)!r}; kept: {bool(cancelled.turn and cancelled.turn.text)}")
         print(f"and the next turn: {chat.run('Once more.').wait().text!r}")
 
 

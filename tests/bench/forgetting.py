@@ -20,12 +20,12 @@ CHATTERS = 4
 
 def forgets(table: Table, manage: Callable[..., SessionManager], folder: Path, users: int, rounds: int) -> None:
     """Measure turns while users with 100 items each are forgotten, alternating with as many turns without that."""
-    each = 100
+    items_each = 100
     memory = vector_memory(folder, "crowded")
 
     async def fill() -> None:
         for user in range(users):
-            texts = [prompt_of(200, user * each + number) for number in range(each)]
+            texts = [prompt_of(200, user * items_each + number) for number in range(items_each)]
             items = [MemoryItem(id=str(number), text=text) for number, text in enumerate(texts)]
             await memory.remember(Scope(user_id=f"user-{user}"), items)
         await memory.close()
@@ -44,7 +44,7 @@ def forgets(table: Table, manage: Callable[..., SessionManager], folder: Path, u
             _chat(chats, alone, partial(time.sleep, taken[-1]))
         for chat in chats:
             retire(chat)
-    several = f"{users * each:,} items of {users} users"
+    several = f"{users * items_each:,} items of {users} users"
     table.line(
         f"turn beside {CHATTERS - 1} others, {several}", alone, f"floor, p95 {alone.percentile(95) * 1000:.1f} ms"
     )
@@ -74,5 +74,5 @@ def _chat(chats: list[Session], samples: Samples, work: Callable[[], object]) ->
             work()
         finally:
             done.set()
-        for each in talks:
-            each.result()
+        for task in talks:
+            task.result()

@@ -65,7 +65,7 @@ async def main(turns: int) -> None:
     for _ in range(ROUNDS + 2):
         for name, config in configs.items():
             taken[name].append(await turn_s(turns, config))
-    medians = {name: statistics.median(each[2:]) for name, each in taken.items()}
+    medians = {name: statistics.median(samples[2:]) for name, samples in taken.items()}
     for name, seconds in medians.items():
         print(f"{name:>8} telemetry: {seconds * 1e6:6.0f} us of CPU a turn")
     print(f"   ratio: {medians['with'] / medians['without']:.2f}")

@@ -19,9 +19,9 @@ def printed(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -
 
 def section(printed: str, prompt: str) -> str:
     """Return the output from a prompt up to the next one."""
-    found = re.search(rf"^\[\S+] > {prompt}.*?(?=^\[|^What it has cost)", printed, re.MULTILINE | re.DOTALL)
-    assert found, printed
-    return found[0]
+    match = re.search(rf"^\[\S+] > {prompt}.*?(?=^\[|^What it has cost)", printed, re.MULTILINE | re.DOTALL)
+    assert match, printed
+    return match[0]
 
 
 def test_the_program_prints_plain_lines_and_succeeds(printed: str) -> None:

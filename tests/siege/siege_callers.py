@@ -306,7 +306,7 @@ async def misuse(caller: Caller, manager: AsyncSessionManager, ledger: Ledger, u
 HOSTILE: Sequence[Any] = (2**63 - 1, -1, 1e308, "", "\ud800", None, True, [], {}, [["l0", 0, 9_000_000]], "x" * 70_000)
 
 
-async def mutate(url: str, whose: tuple[str, str], number: int, dice: random.Random, ledger: Ledger) -> str | None:
+async def mutate(url: str, session: tuple[str, str], number: int, dice: random.Random, ledger: Ledger) -> str | None:
     """Import a damaged archive of a session; return the session's id if it was accepted.
 
     Its user is not changed, since an archive decides whose session it is.
@@ -314,18 +314,18 @@ async def mutate(url: str, whose: tuple[str, str], number: int, dice: random.Ran
     store = open_store(url)
     try:
         lines: list[str] = []
-        await export_session(store, SessionKey(whose[1], whose[0]), lines.append)
-        at = dice.randrange(len(lines))
-        value = json.loads(lines[at])
+        await export_session(store, SessionKey(session[1], session[0]), lines.append)
+        index = dice.randrange(len(lines))
+        value = json.loads(lines[index])
         match dice.randrange(4):
             case 0:
-                del lines[at]
+                del lines[index]
             case 1:
-                lines.insert(at, lines[at])
+                lines.insert(index, lines[index])
             case 2:
-                lines[at] = lines[at][: dice.randrange(len(lines[at]))]
+                lines[index] = lines[index][: dice.randrange(len(lines[index]))]
             case _:
-                lines[at] = json.dumps(_damaged(value, dice)) + "\n"
+                lines[index] = json.dumps(_damaged(value, dice)) + "\n"
         name = f"{IMPORTED}-{number}"
         await import_session(store, lines, session_id=name)
         ledger.deeds["damaged archive taken"] += 1
@@ -343,8 +343,8 @@ def _damaged(value: Any, dice: random.Random) -> Any:
         key = dice.choice(sorted(key for key in value if key != "user_id") or [""])
         return {**value, key: _damaged(value.get(key), dice)}
     if isinstance(value, list) and value and dice.random() < 0.9:
-        at = dice.randrange(len(value))
-        return [*value[:at], _damaged(value[at], dice), *value[at + 1 :]]
+        index = dice.randrange(len(value))
+        return [*value[:index], _damaged(value[index], dice), *value[index + 1 :]]
     if isinstance(value, str) and value.startswith("{") and dice.random() < 0.9:
         return json.dumps(_damaged(json.loads(value), dice))
     return dice.choice(HOSTILE)

@@ -86,7 +86,7 @@ async def turns(site: Site, hosts: int, seconds: float, callers: int = CALLERS, 
         with counted_calls() as calls:
             await (kill_hosts(manager, kills) if kills else asyncio.sleep(seconds))
         done, lasted, at_last = sorted(taken), time.perf_counter() - began, site.count()
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "hosts": hosts,
             "callers": callers,
             "rate": len(done) / lasted,
@@ -95,23 +95,23 @@ async def turns(site: Site, hosts: int, seconds: float, callers: int = CALLERS, 
             "calls": calls[0] / len(done),
         }
         if kills:
-            found |= {"kill_every_s": KILL_EVERY_S, "interrupted": len(errors), "turns": len(done)}
+            result |= {"kill_every_s": KILL_EVERY_S, "interrupted": len(errors), "turns": len(done)}
         else:
-            found["cpu_s"] = {name: sum(spent(of, before[name]).values()) / len(done) for name, of in counted.items()}
-            found |= {
+            result["cpu_s"] = {name: sum(spent(of, before[name]).values()) / len(done) for name, of in counted.items()}
+            result |= {
                 name: (at_last[name] - at_first[name]) / len(done)
                 for name in ("transactions", "bytes")
                 if name in at_last
             }
-            found |= {name: at_last[name] for name in ("connections",) if name in at_last}
+            result |= {name: at_last[name] for name in ("connections",) if name in at_last}
         ends.set()
         await asyncio.gather(*talks)
         if hosts == 1:
-            found |= await recovered(sessions[0])
+            result |= await recovered(sessions[0])
         await retire(manager)
     if errors and not kills:
         raise errors[0]
-    return found
+    return result
 
 
 async def kill_hosts(manager: AsyncSessionManager, times: int) -> None:
@@ -173,12 +173,12 @@ def of_sqlite(url: str) -> Mapping[str, float]:
 
 def spent(processes: Sequence[psutil.Process], since: Mapping[int, float] | None = None) -> dict[int, float]:
     """Return the processor time of each process that is still there, by its id; beyond what is given."""
-    found = {}
+    seconds_of = {}
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # such as one that PostgreSQL has for a while
             times = process.cpu_times()
-            found[process.pid] = times.user + times.system - (since or {}).get(process.pid, 0.0)
-    return found
+            seconds_of[process.pid] = times.user + times.system - (since or {}).get(process.pid, 0.0)
+    return seconds_of
 
 
 def ray_processes() -> list[psutil.Process]:

@@ -25,11 +25,13 @@ class Measure:
 
     def ahead_of(self, name: str) -> list[str]:
         """Return who is clearly better than a peer, the best first, each with its number."""
-        ours, sign = self.values[name], -1 if self.most_is_best else 1
-        others = {other: value for other, value in self.values.items() if not other.startswith("turnwise")}
-        better = [other for other, value in others.items() if sign * (ours - value) > CLEARLY * max(ours, value)]
-        better.sort(key=lambda other: sign * others[other])
-        return [f"{other} {self.show(others[other])}" for other in better]
+        own_value, sign = self.values[name], -1 if self.most_is_best else 1
+        peer_values = {peer: value for peer, value in self.values.items() if not peer.startswith("turnwise")}
+        better = [
+            peer for peer, value in peer_values.items() if sign * (own_value - value) > CLEARLY * max(own_value, value)
+        ]
+        better.sort(key=lambda peer: sign * peer_values[peer])
+        return [f"{peer} {self.show(peer_values[peer])}" for peer in better]
 
 
 def measures(results: Mapping[str, Any]) -> Iterator[Measure]:

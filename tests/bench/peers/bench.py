@@ -23,9 +23,9 @@ class Working(Protocol):
     @property
     def pid(self) -> int: ...
 
-    def do(self, what: str, **given: Any) -> Any: ...
+    def do(self, verb: str, **arguments: Any) -> Any: ...
 
-    def ask(self, what: str, **given: Any) -> None: ...
+    def ask(self, verb: str, **arguments: Any) -> None: ...
 
     def answer(self) -> Any: ...
 
@@ -75,10 +75,10 @@ class Bench:
                 list(threads.map(lambda worker: worker.close(), workers.values()))
 
 
-def ask_all(workers: Mapping[str, Working], what: str, **given: Any) -> dict[str, Any]:
+def ask_all(workers: Mapping[str, Working], verb: str, **arguments: Any) -> dict[str, Any]:
     """Have all carry out the same at the same time, which is not for what is timed; return what each returns."""
     for worker in workers.values():
-        worker.ask(what, **given)
+        worker.ask(verb, **arguments)
     return {name: worker.answer() for name, worker in workers.items()}
 
 

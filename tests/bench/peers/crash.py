@@ -35,10 +35,10 @@ async def ray_of(peer: Peer) -> dict[str, str]:
 
 
 def ask(bench: Bench) -> dict[str, Any]:
-    left = left_by(bench, "crash", {name: {} for name in bench.names})
+    histories = left_by(bench, "crash", {name: {} for name in bench.names})
     with bench.all("keeper", TALKING, bench.ours) as keepers:
         stay = left_by(bench, "stays", ask_all(keepers, "crash.ray_of"))
-    return left | {f"{name}, Ray stays": history for name, history in stay.items()}
+    return histories | {f"{name}, Ray stays": history for name, history in stay.items()}
 
 
 def left_by(bench: Bench, where: str, envs: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:

@@ -58,8 +58,10 @@ def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
     late = f" (stopped after {result['limit_s']} s)"
     for end in (window, turns // 2, turns):
         there = {name: values[end - window : end] for name, values in result["taken"].items() if len(values) >= end}
-        gone = [name for name, values in result["taken"].items() if len(values) < end]
-        stopped = f", before which {' and '.join(gone)} stopped after {result['limit_s']} s" if gone else ""
+        stopped_names = [name for name, values in result["taken"].items() if len(values) < end]
+        stopped = (
+            f", before which {' and '.join(stopped_names)} stopped after {result['limit_s']} s" if stopped_names else ""
+        )
         yield f"Turns {end - window + 1:,} to {end:,}{stopped}", times_table(there)
     yield (
         f"Growth: the last {window} turns, to the first {window}",

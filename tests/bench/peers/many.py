@@ -28,7 +28,7 @@ async def at_once(peer: Peer, count: int) -> tuple[float, dict[str, int]]:
     began = time.perf_counter()
     turns = (peer.one_of_many(f"chat-{number}", PROMPT) for number in range(count))
     done = await asyncio.gather(*turns, return_exceptions=True)
-    return time.perf_counter() - began, Counter(type(each).__name__ for each in done if each is not None)
+    return time.perf_counter() - began, Counter(type(error).__name__ for error in done if error is not None)
 
 
 def ask(bench: Bench) -> dict[str, Any]:

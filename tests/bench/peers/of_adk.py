@@ -54,8 +54,8 @@ class ADK:
                 if await self.found(chat) is None:
                     await self.service.create_session(app_name="peers", user_id=USER, session_id=chat)
                 self.chats.add(chat)
-        asked = self.content("user", prompt)
-        async for event in self.runner.run_async(user_id=USER, session_id=chat, new_message=asked, **config):
+        message = self.content("user", prompt)
+        async for event in self.runner.run_async(user_id=USER, session_id=chat, new_message=message, **config):
             yield event
 
     async def turn(self, chat: str, prompt: str) -> None:

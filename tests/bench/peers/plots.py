@@ -34,8 +34,8 @@ def growth(pyplot: Any, result: Mapping[str, Any]) -> Any:
         ends = range(AT_ONCE, len(taken) + 1, AT_ONCE)
         times.plot(ends, [statistics.median(taken[end - AT_ONCE : end]) * 1000 for end in ends], label=name)
         bytes_.plot(ends, [count / 1e6 for count in result["stored"][name]], label=name)
-    for axes, what in ((times, "ms for a turn"), (bytes_, "MB stored")):
-        axes.set(xlabel="turn", ylabel=what, yscale="log")
+    for axes, label in ((times, "ms for a turn"), (bytes_, "MB stored")):
+        axes.set(xlabel="turn", ylabel=label, yscale="log")
         axes.grid(alpha=0.3)
     times.legend(fontsize=7)
     return figure
@@ -46,8 +46,8 @@ def recall(pyplot: Any, result: Mapping[str, Any]) -> Any:
     shares = result["shares"]
     kinds = [kind for kind in KINDS if kind in next(iter(shares.values()))]
     width = 0.8 / len(shares)
-    for at, (name, of_kinds) in enumerate(shares.items()):
-        places = [place + at * width for place in range(len(kinds))]
+    for index, (name, of_kinds) in enumerate(shares.items()):
+        places = [place + index * width for place in range(len(kinds))]
         axes.bar(places, [statistics.fmean(of_kinds[kind]) for kind in kinds], width, label=name)
     axes.set_xticks(
         [place + 0.4 - width / 2 for place in range(len(kinds))], [KINDS[kind] for kind in kinds], fontsize=7

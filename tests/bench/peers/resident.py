@@ -68,11 +68,11 @@ def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
     rows = [
         (
             name,
-            megabytes(each["before"]),
-            f"{each['count']:,}",
-            megabytes(each["after"]),
-            f"{(each['after'] - each['before']) / (each['count'] - 1) / 1000:,.0f} KB",
+            megabytes(sizes["before"]),
+            f"{sizes['count']:,}",
+            megabytes(sizes["after"]),
+            f"{(sizes['after'] - sizes['before']) / (sizes['count'] - 1) / 1000:,.0f} KB",
         )
-        for name, each in result.items()
+        for name, sizes in result.items()
     ]
     yield "", [("", "with one", "conversations", "with all", "each adds"), *rows]

@@ -26,11 +26,11 @@ def ask(bench: Bench) -> dict[str, Any]:
     taken: dict[str, list[float]] = {}
     with bench.all("started", Model(), bench.ours) as keepers:
         rays = ask_all(keepers, "crash.ray_of")
-        for at in range(QUICK_ROUNDS if bench.quick else ROUNDS):
+        for number in range(QUICK_ROUNDS if bench.quick else ROUNDS):
             for name in bench.names:
-                taken.setdefault(name, []).append(started(bench, name, f"new-{at}", {}))
+                taken.setdefault(name, []).append(started(bench, name, f"new-{number}", {}))
                 if ray := rays.get(name):
-                    taken.setdefault(f"{name}, Ray runs", []).append(started(bench, name, f"runs-{at}", ray))
+                    taken.setdefault(f"{name}, Ray runs", []).append(started(bench, name, f"runs-{number}", ray))
     return {"taken": taken}
 
 

@@ -66,7 +66,7 @@ async def work(store: str, engine: OpenAIEngine, count: int) -> None:
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task("conversations", total=count, completed=len(done))
 
-            async def one(number: int) -> None:
+            async def converse_once(number: int) -> None:
                 async with places:
                     try:
                         await converse(manager, number)
@@ -80,7 +80,7 @@ async def work(store: str, engine: OpenAIEngine, count: int) -> None:
             async with asyncio.TaskGroup() as group:
                 for number in range(count):
                     if f"review-{number:04}" not in done:
-                        group.create_task(one(number))
+                        group.create_task(converse_once(number))
         used = await manager.usage()
         turns = [await (await manager.get(name)).latest() for name in sorted(await ended(manager))[:3]]
         print(

@@ -62,15 +62,15 @@ class Runner:
         prompts = [block.text for block in turn.blocks if block.kind == "user"]  # the whole conversation, if wanted
         most = int(context.params.get("max_output_tokens") or 12)
         words = self._model.say(prompts[-1], seed=int(context.params.get("seed") or 0), most=most)
-        said: list[str] = []
+        emitted: list[str] = []
         # A blocking model runs on a thread. A cancel arrives at the await; what was emitted until then is kept.
         while word := await asyncio.to_thread(next, words, ""):
             context.emit(word)
-            said.append(word)
+            emitted.append(word)
             await asyncio.sleep(0.02)
-        context.report(usage=Usage(input_tokens=len(" ".join(prompts).split()), output_tokens=len(said)))
-        context.report(stop_reason="length" if len(said) == most else "stop")
-        return [blocks.Text(text="".join(said).strip())]
+        context.report(usage=Usage(input_tokens=len(" ".join(prompts).split()), output_tokens=len(emitted)))
+        context.report(stop_reason="length" if len(emitted) == most else "stop")
+        return [blocks.Text(text="".join(emitted).strip())]
 
 
 def main() -> None:

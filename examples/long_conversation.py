@@ -87,8 +87,8 @@ class Outcome:
 
     strategy: str
     compactions: int
-    given: tuple[blocks.AnyBlock, ...]
-    """What the model was given with the last question, without what memory recalled."""
+    request: tuple[blocks.AnyBlock, ...]
+    """What the model got with the last question, without what memory recalled."""
     recalled: int
     """How many items memory added to that."""
     answer: str
@@ -99,14 +99,14 @@ class Outcome:
 
     @property
     def tokens(self) -> int:
-        return sum(map(COUNTER.count, self.given))
+        return sum(map(COUNTER.count, self.request))
 
     @property
     def source(self) -> str:
         """Where the model knows it from."""
         if "29 May" not in self.answer:
             return "-"
-        return "memory" if self.recalled else next(block.kind for block in self.given if "29 May" in str(block))
+        return "memory" if self.recalled else next(block.kind for block in self.request if "29 May" in str(block))
 
 
 async def converse(manager: AsyncSessionManager, strategy: str, prompts: list[str]) -> Outcome:
@@ -124,7 +124,7 @@ async def converse(manager: AsyncSessionManager, strategy: str, prompts: list[st
     return Outcome(
         strategy=strategy,
         compactions=len([event for event in await every_event(chat) if event.kind == "window_compacted"]),
-        given=request_blocks,
+        request=request_blocks,
         recalled=recalled[-1] if recalled else 0,
         answer=last.text,
         readable=len([turn for turn in await every_turn(chat) if turn.asked and turn.text]),
@@ -174,7 +174,7 @@ def show(outcomes: list[Outcome]) -> None:
     rows: dict[str, list[object]] = {
         "": [outcome.strategy for outcome in outcomes],
         "compactions": [outcome.compactions for outcome in outcomes],
-        "blocks in the last request": [len(outcome.given) for outcome in outcomes],
+        "blocks in the last request": [len(outcome.request) for outcome in outcomes],
         "  of tokens": [f"{outcome.tokens:,}" for outcome in outcomes],
         "the model knows it from": [outcome.source for outcome in outcomes],
         "turns still readable": [outcome.readable for outcome in outcomes],

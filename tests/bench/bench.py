@@ -628,8 +628,8 @@ class Bench:
             for began, ended in sorted(taken, key=lambda times: times[1] - times[0])
         ]
         slowest = max(2, len(parts) // 100)
-        self.table.line("  ms of the faster half, on average", result=cancelling.told(parts[: len(parts) // 2]))
-        self.table.line(f"  ms of the slowest {slowest}", result=cancelling.told(parts[-slowest:]))
+        self.table.line("  ms of the faster half, on average", result=cancelling.means_text(parts[: len(parts) // 2]))
+        self.table.line(f"  ms of the slowest {slowest}", result=cancelling.means_text(parts[-slowest:]))
 
     def hang_ups(self) -> None:
         """Measure from the call of `cancel` until the provider notices that its client has disconnected."""

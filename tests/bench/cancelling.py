@@ -112,7 +112,7 @@ def parts_of(began: float, ended: float, stamps: Sequence[Stamp]) -> dict[str, f
     return dict(zip(PARTS, seconds, strict=True)) | {"garbage": sum(end - start for start, end in of("gc"))}
 
 
-def told(cancels: Sequence[Mapping[str, float]]) -> str:
+def means_text(cancels: Sequence[Mapping[str, float]]) -> str:
     """Return the mean of each part, in milliseconds."""
     means = {name: statistics.fmean(seconds_of[name] for seconds_of in cancels) * 1000 for name in (*PARTS, "garbage")}
     return ", ".join(f"{name} {mean:.2g}" for name, mean in means.items())

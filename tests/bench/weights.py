@@ -158,16 +158,16 @@ class Trials:
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._trials = trials
-        self._found: dict[Choice, list[tuple[float, float, float]]] = {}
+        self._answers: dict[Choice, list[tuple[float, float, float]]] = {}
         goals = {str(kind): goal for kind, goal in GOALS.items()}
         goals |= {"facts": fact_set.PRECISION, "whole": fact_set.WHOLE}
         self.goals = {name: goals[kind] for name in self.values(DEFAULTS) if (kind := name.partition(",")[0]) in goals}
 
     def values(self, choice: Choice, quarters: Sequence[int] = range(QUARTERS)) -> Values:
         """Return each measure of a choice on the trials of these quarters."""
-        answers = self._found.get(choice)
+        answers = self._answers.get(choice)
         if answers is None:
-            answers = self._found[choice] = [trial.answer(choice) for trial in self._trials]
+            answers = self._answers[choice] = [trial.answer(choice) for trial in self._trials]
         sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for trial, (above, below, whole) in zip(self._trials, answers, strict=True):
             if trial.quarter in quarters:

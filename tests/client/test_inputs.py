@@ -116,7 +116,7 @@ class World:
         core = self.client._resident(REF.key).core
         PORTAL.run(core.admission.start(["hello"], run_id=RUN))
         PORTAL.run(core.reads.wait(RUN))
-        self.client.asked.clear()
+        self.client.verbs.clear()
         self.subjects: dict[Any, Any] = {}
 
     def subject(self, family: Any) -> Any:
@@ -323,7 +323,7 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
     monkeypatch.setattr(inputs.json_object, "__defaults__", (inputs.MAX_JSON_BYTES // 200,))
     for module in (provided_result, session_memory, blocking_session_memory):
         monkeypatch.setattr(module, "MAX_JSON_BYTES", inputs.MAX_JSON_BYTES // 200)
-    world.client.asked.clear()
+    world.client.verbs.clear()
     for value in wrong_values(parameter.annotation):
         with pytest.raises(InvalidInputError) as refused:
             world.call(verb, **{parameter.name: value})
@@ -332,7 +332,7 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
         if not isinstance(refused.value, InvalidPromptError):
             name = parameter.name.removesuffix("_id").replace("_", " ")
             assert name in str(refused.value).replace("_", " ")
-            assert not world.client.asked
+            assert not world.client.verbs
 
 
 OUT_OF_RANGE = [
@@ -545,14 +545,14 @@ def test_no_argument_breaks_a_verb_or_its_session(data: st.DataObject) -> None:
 @pytest.mark.parametrize("verb", ["run", "start"])
 def test_a_misspelt_option_of_a_run_is_a_type_error_and_starts_nothing(world: World, verb: str) -> None:
     session = world.subject(Session)
-    world.client.asked.clear()
+    world.client.verbs.clear()
     with pytest.raises(TypeError, match="unexpected keyword argument 'iff_busy'"):
         getattr(session, verb)(iff_busy="enqueue", timeout_s="soon")
     with pytest.raises(TypeError, match=r"Session\.run\(\) got .* 'iff_busy'; did you mean 'if_busy'\?"):
         getattr(session, verb)(iff_busy="enqueue")
     with pytest.raises(TypeError, match=r"'temprature'; did you mean params=\{'temperature': \.\.\.\}\?"):
         getattr(session, verb)(temprature=0.5)
-    assert not world.client.asked
+    assert not world.client.verbs
 
 
 @pytest.mark.parametrize("manager", [SessionManager, AsyncSessionManager])

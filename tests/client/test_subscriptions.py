@@ -66,9 +66,9 @@ class Chats:
         return [event for event in events if not event.live]  # type: ignore[misc]
 
     def feed(self, cursor: str | None = None, **settings: Any) -> AsyncEventFeed:
-        return AsyncEventFeed(**self.asked(cursor, **settings))
+        return AsyncEventFeed(**self.feed_arguments(cursor, **settings))
 
-    def asked(self, cursor: str | None = None, **settings: Any) -> dict[str, Any]:
+    def feed_arguments(self, cursor: str | None = None, **settings: Any) -> dict[str, Any]:
         """Return the arguments of a feed of either family."""
         query: Any = {name: settings.pop(name) for name in ("user_id", "agent") if name in settings}
         where = {"session": None, "kinds": None, "at": self.clock(), **settings}
@@ -88,7 +88,7 @@ async def take(feed: AsyncEventFeed, most: int = 10**6) -> list[AnyEvent]:
     return events
 
 
-def told(events: Sequence[AnyEvent], name: str) -> list[AnyEvent]:
+def events_of(events: Sequence[AnyEvent], name: str) -> list[AnyEvent]:
     return [event for event in events if event.session_id == name]
 
 
@@ -104,8 +104,8 @@ async def test_events_from_now_on_come_once_also_of_sessions_that_were_there_bef
     await chats.say("old", "after")
     await chats.say("new", "after")
     events = await take(feed)
-    assert told(events, "old") == (await chats.stored("old"))[before:] and not told(events, "idle")
-    assert told(events, "new") == await chats.stored("new")
+    assert events_of(events, "old") == (await chats.stored("old"))[before:] and not events_of(events, "idle")
+    assert events_of(events, "new") == await chats.stored("new")
     assert await take(feed) == []
     await chats.cores["idle"].admission.append(["and"], "key")
     assert [event.kind for event in await take(feed)] == ["prompt_appended"]
@@ -131,7 +131,7 @@ async def test_each_event_comes_once_wherever_a_subscription_stops_and_goes_on(
             feed = chats.feed(json.loads(json.dumps(feed.cursor)))
     handed_out += await take(feed)
     for name in chats.cores:
-        assert told(handed_out, name) == await chats.stored(name), name
+        assert events_of(handed_out, name) == await chats.stored(name), name
 
 
 async def test_filters_choose_sessions_and_kinds() -> None:
@@ -203,7 +203,7 @@ async def test_a_function_or_a_store_that_fails_ends_nothing(monkeypatch: pytest
 
 async def test_a_subscription_can_be_closed_by_its_own_function() -> None:
     chats = Chats()
-    feed = EventFeed(**chats.asked())
+    feed = EventFeed(**chats.feed_arguments())
     await chats.say("one", "hello")
     kinds: list[str] = []
     is_made = threading.Event()

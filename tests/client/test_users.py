@@ -51,7 +51,7 @@ class Case(NamedTuple):
     verb: str
     args: tuple[Any, ...]
     owner: Any
-    other: Any
+    other_user: Any
     default: Any
     nobody: Any
 

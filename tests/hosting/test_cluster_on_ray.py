@@ -77,7 +77,7 @@ def checks(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {line["check"]: line for line in lines}
 
 
-def found(checks: dict[str, Any], name: str) -> dict[str, Any]:
+def outcome_of(checks: dict[str, Any], name: str) -> dict[str, Any]:
     report = checks[name]
     assert "error" not in report, report["error"]
     outcome: dict[str, Any] = report["found"]
@@ -86,7 +86,7 @@ def found(checks: dict[str, Any], name: str) -> dict[str, Any]:
 
 def test_files_are_used_on_the_node_that_has_them_also_when_others_have_joined(checks: dict[str, Any]) -> None:
     """Sessions of a SQLite file, killed or new, and a memory in one, stay where the manager was opened."""
-    outcome = found(checks, "a_node_joins")
+    outcome = outcome_of(checks, "a_node_joins")
     assert outcome["is_all_on_head"]
     assert outcome["texts"] == ["done: again"] * 4 and outcome["lost"] == "interrupted"
     assert outcome["recalled"] == ["Ada keeps bees."]
@@ -96,19 +96,19 @@ def test_files_are_used_on_the_node_that_has_them_also_when_others_have_joined(c
 def test_on_several_nodes_a_file_of_sessions_events_or_notes_is_refused_with_the_remedy(
     checks: dict[str, Any], argument: str
 ) -> None:
-    refused = found(checks, "a_node_joins")["refused"][argument]
+    refused = outcome_of(checks, "a_node_joins")["refused"][argument]
     assert refused.startswith(f"{argument}=") and "belongs to one node" in refused and "postgresql://" in refused
 
 
 def test_packed_hosts_and_sessions_of_their_own_are_on_all_nodes(checks: dict[str, Any]) -> None:
-    assert found(checks, "placement") == {"hosts": 3, "sessions": 3}
+    assert outcome_of(checks, "placement") == {"hosts": 3, "sessions": 3}
 
 
 def test_under_load_a_nodes_death_loses_and_doubles_nothing_and_leaves_no_run_without_outcome(
     checks: dict[str, Any],
 ) -> None:
     """Case 47, with a node in the place of a process: callers append, run, cancel and follow on both placements."""
-    outcome = found(checks, "a_node_dies")
+    outcome = outcome_of(checks, "a_node_dies")
     assert outcome["broken"] == []
     assert outcome["faults"] == [1, 0]
     assert outcome["prompts"][0] > 0 and outcome["prompts"][1] > 0 and outcome["followers"][0] > 0, "there was a load"
@@ -116,7 +116,7 @@ def test_under_load_a_nodes_death_loses_and_doubles_nothing_and_leaves_no_run_wi
 
 def test_what_was_on_a_node_that_died_comes_back_elsewhere_and_its_runs_go_on_or_end(checks: dict[str, Any]) -> None:
     """One session with `on_lost="resume"`, one of a packed host without; each with a follower and one queued."""
-    outcome = found(checks, "a_node_dies")
+    outcome = outcome_of(checks, "a_node_dies")
     assert outcome["left"]
     assert outcome["states"] == ["completed", "interrupted"] and outcome["after"] == ["completed"] * 2
     assert outcome["resumed"] == [1, 0] and outcome["ends"] == ["run_completed", "run_interrupted"]
@@ -127,7 +127,7 @@ def test_what_was_on_a_node_that_died_comes_back_elsewhere_and_its_runs_go_on_or
 def test_a_memory_in_a_database_comes_back_elsewhere_and_one_in_files_says_that_they_are_lost(
     checks: dict[str, Any],
 ) -> None:
-    outcome = found(checks, "a_node_dies")
+    outcome = outcome_of(checks, "a_node_dies")
     assert outcome["memory_moved"] and outcome["recalled"] == ["Ada keeps bees."]
     before, reason = outcome["kept_in_files"]
     assert before == ["Ada fears wasps."]
@@ -137,14 +137,14 @@ def test_a_memory_in_a_database_comes_back_elsewhere_and_one_in_files_says_that_
 def test_runs_go_on_when_their_driver_ends_or_is_killed_and_are_found_by_id_and_by_handle(
     checks: dict[str, Any],
 ) -> None:
-    outcome = found(checks, "drivers_leave")
+    outcome = outcome_of(checks, "drivers_leave")
     assert outcome["codes"] == [0, -9, 0]
     assert outcome["before"] == outcome["attached"] == ["running"] * 4
     assert outcome["texts"] == ["done: hold leave"] * 4 and outcome["seen"] == [["done: hold leave", True]] * 4
 
 
 def test_another_number_of_hosts_interrupts_no_run_and_loses_and_doubles_nothing(checks: dict[str, Any]) -> None:
-    outcome = found(checks, "hosts_change")
+    outcome = outcome_of(checks, "hosts_change")
     assert outcome["unmoved"], "each stays where it runs, whoever asks"
     assert outcome["kept"] and set(outcome["kept"]) == {"completed"}
     assert outcome["after"] == outcome["last"] == ["completed"] * 9
@@ -154,12 +154,12 @@ def test_another_number_of_hosts_interrupts_no_run_and_loses_and_doubles_nothing
 
 def test_a_host_that_dies_after_others_have_followed_leaves_no_run_without_outcome(checks: dict[str, Any]) -> None:
     """Nobody asks for its sessions: only the store was looked at."""
-    outcome = found(checks, "hosts_change")
+    outcome = outcome_of(checks, "hosts_change")
     assert outcome["lost"] and set(outcome["lost"]) == {"interrupted"}
 
 
 def test_a_program_with_large_settings_goes_with_its_node_and_processes_come_back(checks: dict[str, Any]) -> None:
-    assert found(checks, "a_program_goes_with_its_node") == {"dedicated": "came back", "packed": "came back"}
+    assert outcome_of(checks, "a_program_goes_with_its_node") == {"dedicated": "came back", "packed": "came back"}
 
 
 def test_the_job_runs_on_nodes_that_ray_start_has_joined(database: str, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_sessions_outlive_crashes_and_freezes_of_their_redis(
     outlive(outages, f"{server.url}?socket_timeout=1.5", placement, tmp_path)
 
 
-async def asked(manager: AsyncSessionManager) -> int:
+async def read_until_cancelled(manager: AsyncSessionManager) -> int:
     """Read from the store, again and again, until it is cancelled; return how often the store was away.
 
     What a session stores is tried again for a while, so that callers of sessions may notice nothing of a short outage.
@@ -114,7 +114,7 @@ def outlive(outages: Outages, url: str, placement: Placement, folder: Path) -> N
         async with AsyncSessionManager(
             url, engine=EchoEngine(token_delay_s=0.01), config=config, namespace=namespace, placement=placement
         ) as manager:
-            asking = asyncio.create_task(asked(manager))
+            asking = asyncio.create_task(read_until_cancelled(manager))
             report = await chaos(
                 manager,
                 lambda: open_store(url),

@@ -153,9 +153,9 @@ def test_the_page_has_how_much_each_long_term_memory_finds(small: Bench) -> None
 
 
 def test_a_share_is_how_much_of_the_evidence_was_found(small: Bench) -> None:
-    worker = small.one("turnwise, packed", "recall", Model())
-    worker.do("recall.saved", user="u", items=[["1", "The parcel is in Ghent."], ["2", "Rain fell on Sunday."]])
-    ids, seconds = worker.do("recall.found", user="u", prompts=["Where is the parcel?"])
+    worker = small.start_one("turnwise, packed", "recall", Model())
+    worker.do("recall.save", user="u", items=[["1", "The parcel is in Ghent."], ["2", "Rain fell on Sunday."]])
+    ids, seconds = worker.do("recall.find", user="u", prompts=["Where is the parcel?"])
     assert ids == ["1"] and seconds > 0
     assert recall.share(ids, ["1"]) == 1 and recall.share(ids, ["1", "2"]) == 0.5 and recall.share(ids, ["2"]) == 0
     assert recall.share([], []) == 1 and recall.share(ids, []) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import verdicts
-from cancelling import PARTS, parts_of, told
+from cancelling import PARTS, parts_of, means_text
 from harness import Samples, Table
 from packing import ends
 
@@ -65,7 +65,7 @@ def test_the_parts_of_a_cancel_are_all_its_time() -> None:
     assert parts == pytest.approx(
         dict(zip((*PARTS, "garbage"), (0.001, 0.003, 0.003, 0.002, 0.003, 0.0005), strict=True))
     )
-    assert told([parts, parts]).startswith(
+    assert means_text([parts, parts]).startswith(
         "to the process 1, in it 3, its thread 3, SQLite 2, to the waiter 3, garbage 0.5"
     )
 

@@ -87,9 +87,9 @@ def test_the_environment_configures_recall(tmp_path: Path, monkeypatch: pytest.M
     lines = [f"TURNWISE_MEMORY_{name}={value}\n" for name, value in settings.items()]
     (tmp_path / ".env").write_text("".join(lines), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    found = SessionConfig().memory
-    assert (found.enabled, found.max_results, found.agent_scope) == (True, 5, False)
-    assert found.categories == (MemoryCategory.SEMANTIC, MemoryCategory.EPISODIC)
+    memory = SessionConfig().memory
+    assert (memory.enabled, memory.max_results, memory.agent_scope) == (True, 5, False)
+    assert memory.categories == (MemoryCategory.SEMANTIC, MemoryCategory.EPISODIC)
 
 
 def test_flat_memories_are_migrated_to_their_categories(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_flat_memories_are_migrated_to_their_categories(tmp_path: Path) -> None:
         report: dict[str, int] = json.loads(ran.stdout)
         return report
 
-    async def kept() -> list[tuple[str, str]]:
+    async def stored() -> list[tuple[str, str]]:
         memory = LexicalMemory(SQLItems(target))
         pages = [await memory.list_items(Scope(user_id=user)) for user in ("user-123", "user-456", "user-789")]
         await memory.close()
@@ -116,7 +116,7 @@ def test_flat_memories_are_migrated_to_their_categories(tmp_path: Path) -> None:
 
     assert migrate("--dry-run")["written"] == 4 and not Path(target.removeprefix("sqlite:///")).exists()
     assert migrate("--user-ids", "user-123", "user-456")["written"] == 3
-    assert sorted(asyncio.run(kept())) == [
+    assert sorted(asyncio.run(stored())) == [
         ("Always run tests before committing", "procedural"),
         ("Discussed deployment pipeline improvements", "episodic"),
         ("Lives in Warsaw, Poland", "semantic"),

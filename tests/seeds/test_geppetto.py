@@ -179,15 +179,15 @@ async def test_the_same_awaited(manager: SessionManager, ray_session: ModuleType
         session = await opened.open()
         turn = await session.append("What's the weather in Paris?")
         assert turn == await session.latest() == await session.turn(0)
-        seen: list[str] = []
+        event_kinds: list[str] = []
 
         async def sink(event: AnyEvent) -> None:
-            seen.append(event.kind)
+            event_kinds.append(event.kind)
             raise ValueError("the sink broke")
 
         handle = await session.start(on_event=sink)
         result = await handle.wait()
-        assert seen[0] == "run_started" and seen[-1] == "run_completed"
+        assert event_kinds[0] == "run_started" and event_kinds[-1] == "run_completed"
         assert (await handle.input()).blocks == turn.blocks != result.blocks
         assert await handle.is_done() and not await handle.is_running()
         kinds: asyncio.Queue[str] = asyncio.Queue()

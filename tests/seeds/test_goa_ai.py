@@ -90,7 +90,7 @@ def test_tool_results_carry_images_and_documents_in_the_providers_format() -> No
     blocks = [User(text="status?"), *ledger.blocks()]
     assert blocks[-1] == result and result.data == {"results": ("item1",)}
     (part,) = encode(blocks, provider="anthropic")["messages"][-1]["content"]
-    assert [each["type"] for each in part["content"]] == ["text", "image", "document"]
+    assert [content["type"] for content in part["content"]] == ["text", "image", "document"]
     output = encode(blocks, provider="responses")["input"][-1]["output"]
     assert [part["type"] for part in output] == ["input_text", "input_image", "input_file"]
     tool_message, shown = encode(blocks, provider="chat")["messages"][-2:]

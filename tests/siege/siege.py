@@ -131,7 +131,7 @@ class Siege:
         """Return the process that hosts one of the sessions."""
         caller = self._dice.choice(self._callers)
         with contextlib.suppress(TurnwiseError):
-            return (await caller.asked((await caller.session()).info())).pid
+            return (await caller.result_of((await caller.session()).info())).pid
         return None
 
     async def _kill(self) -> None:
@@ -240,11 +240,11 @@ class Siege:
         self.ledger.deeds["damaged archive"] += 1
         caller = next(candidate for candidate in self._callers if (candidate.user, candidate.chat) == (user, chat))
         try:
-            name = await caller.asked(mutate(self._store.url, (user, chat), number, self._dice, self.ledger))
+            name = await caller.result_of(mutate(self._store.url, (user, chat), number, self._dice, self.ledger))
             if name:
-                session = await caller.asked(self._manager.get(name, user_id=user))
-                handle = await caller.asked(session.run("say", if_busy="enqueue"))
-                await caller.asked(handle.wait(ANSWER_S))
+                session = await caller.result_of(self._manager.get(name, user_id=user))
+                handle = await caller.result_of(session.run("say", if_busy="enqueue"))
+                await caller.result_of(handle.wait(ANSWER_S))
         except NotFoundError:
             self.ledger.deeds["imported session that a restore took"] += 1
         except RunEndedError as error:

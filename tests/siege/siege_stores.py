@@ -49,10 +49,8 @@ class Found:
 
     def add_log(self, name: str, positions: Iterable[int], size: int) -> None:
         """Check that a log has each position up to its size."""
-        if (sorted_positions := sorted(positions)) != list(range(size)):
-            self.broken.append(
-                f"{name}: its log of {size} has {len(sorted_positions)} blocks, {sorted_positions[:3]} to {sorted_positions[-3:]}"
-            )
+        if (ordered := sorted(positions)) != list(range(size)):
+            self.broken.append(f"{name}: its log of {size} has {len(ordered)} blocks, {ordered[:3]} to {ordered[-3:]}")
 
 
 class Store(Protocol):

@@ -120,14 +120,14 @@ class WildModel:
     def __init__(self, random: random.Random, processes: Processes) -> None:
         self._random = random
         self._processes = processes
-        self.asked = 0
+        self.requests = 0
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         check_request(turn.blocks)
-        self.asked += 1
+        self.requests += 1
         if REFUSED in turn.blocks:
             raise RequestRefusedError("the provider refuses a picture")
-        dice, number = self._random.random, self.asked
+        dice, number = self._random.random, self.requests
         output: list[AnyBlock] = []
         if dice() < 0.4:
             signature = self._random.choice((None, "signed", responses.pack_reasoning(f"rs_{number}", "secret")))

@@ -92,11 +92,11 @@ class Frames:
     """Reads server-sent events from bytes; what is incomplete waits for the rest, and is lost with it."""
 
     def __init__(self) -> None:
-        self._left = b""
+        self._incomplete = b""
 
     def feed(self, chunk: bytes) -> list[dict[str, Any]]:
         """Return the events that are complete: `id`, `event` and `data`."""
-        *whole, self._left = (self._left + chunk).split(b"\n\n")
+        *whole, self._incomplete = (self._incomplete + chunk).split(b"\n\n")
         return list(filter(None, map(_frame, whole)))
 
 

@@ -105,7 +105,7 @@ class ScriptedChat(BaseChatModel):
     """Answers with what a function makes of the messages, word by word."""
 
     reply: Reply
-    asked: list[list[BaseMessage]] = []  # noqa: RUF012 - pydantic copies it
+    requests: list[list[BaseMessage]] = []  # noqa: RUF012 - pydantic copies it
 
     @property
     def _llm_type(self) -> str:
@@ -115,7 +115,7 @@ class ScriptedChat(BaseChatModel):
         return self
 
     def _answer(self, messages: list[BaseMessage]) -> AIMessage:
-        self.asked.append(messages)
+        self.requests.append(messages)
         return self.reply(messages)
 
     def _generate(

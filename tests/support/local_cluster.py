@@ -120,7 +120,7 @@ class Box:
     """Of databases, with `{}` for their names: one for each namespace, as sessions have one placement at a time."""
     folder: Path
     cluster: Cluster = field(default_factory=Cluster)
-    told: Acknowledged = field(default_factory=Acknowledged)
+    acknowledged: Acknowledged = field(default_factory=Acknowledged)
     head: str = ""
     victim: Any = None
     """The node that dies."""
@@ -156,9 +156,9 @@ class Box:
 
     async def ask(self, chat: AsyncSession, prompt: str, **settings: Any) -> AsyncExecutionHandle:
         """Start a run, and note that it was acknowledged."""
-        asked_at = self.told.clock()
+        asked_at = self.acknowledged.clock()
         run = await chat.run(prompt, **settings)
-        self.told.stored(chat.id, [prompt], asked_at, run_id=run.run_id, turn_index=run.turn_index)
+        self.acknowledged.stored(chat.id, [prompt], asked_at, run_id=run.run_id, turn_index=run.turn_index)
         return run
 
     async def end(self, run: AsyncExecutionHandle) -> str:
@@ -168,21 +168,21 @@ class Box:
             turn, state = await run.wait(60), "completed"
         except RunEndedError as error:
             turn, state = error.turn, str((await run.info()).state)
-        self.told.ended(run.session_id, run.run_id, state, None if turn is None else turn.blocks)
+        self.acknowledged.ended(run.session_id, run.run_id, state, None if turn is None else turn.blocks)
         return state
 
     async def follow(self, run: AsyncExecutionHandle) -> list[str]:
         """Follow a run to its end, and note what was seen; return the kinds."""
         events = [event async for event in run.events()]
-        self.told.followed(run.session_id, run.run_id, [event.seq for event in events])
+        self.acknowledged.followed(run.session_id, run.run_id, [event.seq for event in events])
         return [event.kind for event in events]
 
     async def audit(self, namespace: str, tag: str) -> dict[str, Any]:
-        """Hold a store to what was told of sessions whose names begin so."""
+        """Hold a store to what was acknowledged of sessions whose names begin so."""
         store = SQLStore(self.urls.format(namespace))
         try:
-            ids = [name for name in self.told.session_ids if name.startswith(tag)]
-            report = await audit(store, ids, self.told)
+            ids = [name for name in self.acknowledged.session_ids if name.startswith(tag)]
+            report = await audit(store, ids, self.acknowledged)
         finally:
             await store.close()
         return {"violations": list(map(str, report.violations)), "counts": dict(report.counts)}

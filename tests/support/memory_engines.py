@@ -56,12 +56,12 @@ class SlowMemory(BrokenMemory):
 
     def __init__(self, name: str = "slow") -> None:
         self.name = name
-        self.asked = 0
+        self.requests = 0
 
     async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
-        self.asked += 1
+        self.requests += 1
         await asyncio.sleep(float(query))
-        return [MemoryItem(id=str(self.asked), text=str(os.getpid()))]
+        return [MemoryItem(id=str(self.requests), text=str(os.getpid()))]
 
 
 def pid_of(_: object) -> int:

@@ -65,14 +65,14 @@ def problems(shown: str) -> list[str]:
     messages = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            functions = _found(node.func, is_called=True)
+            functions = _values_of(node.func, is_called=True)
             if functions and not any(_takes(function, node) for function in functions):
                 messages.append(f"{ast.unparse(node.func)} does not take these arguments")
             elif not functions:
                 messages.append(f"there is no {ast.unparse(node.func)}")
-        elif (isinstance(node, ast.Attribute) or (isinstance(node, ast.Name) and node.id[0].isupper())) and not _found(
-            node
-        ):
+        elif (
+            isinstance(node, ast.Attribute) or (isinstance(node, ast.Name) and node.id[0].isupper())
+        ) and not _values_of(node):
             messages.append(f"there is no {ast.unparse(node)}")
     word: ast.AST | None = tree.body[0] if len(tree.body) == 1 else None
     if isinstance(word, ast.Assign):
@@ -84,11 +84,11 @@ def problems(shown: str) -> list[str]:
     return list(dict.fromkeys(messages))
 
 
-def _found(node: ast.AST, *, is_called: bool = False) -> list[Any]:
+def _values_of(node: ast.AST, *, is_called: bool = False) -> list[Any]:
     """Return what an expression may be; empty if there is nothing of this name."""
     if isinstance(node, ast.Name):
         objects = [_public()[node.id]] if node.id in _public() else []
-        return objects + [held for cls in _CLASSES if (held := _held(cls, node.id)) is not None] * is_called
+        return objects + [held for cls in _CLASSES if (held := _attribute(cls, node.id)) is not None] * is_called
     if not isinstance(node, ast.Attribute):
         return []
     owner = node.value
@@ -97,13 +97,13 @@ def _found(node: ast.AST, *, is_called: bool = False) -> list[Any]:
     elif isinstance(owner, ast.Attribute) and owner.attr in _PARTS:
         owners = (_PARTS[owner.attr],)
     elif isinstance(owner, ast.Attribute) and ast.unparse(owner).startswith("turnwise."):
-        owners = tuple(_found(owner))
+        owners = tuple(_values_of(owner))
     else:
         owners = _CLASSES  # of what a function returns
-    return [held for owner in owners if (held := _held(owner, node.attr)) is not None]
+    return [held for owner in owners if (held := _attribute(owner, node.attr)) is not None]
 
 
-def _held(owner: Any, name: str) -> Any:
+def _attribute(owner: Any, name: str) -> Any:
     """Return an attribute, or its name if only instances have it; None if there is none."""
     if hasattr(owner, name) or not inspect.isclass(owner):
         return getattr(owner, name, None)

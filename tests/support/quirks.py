@@ -28,7 +28,7 @@ JSON = "application/json"
 class Quirk:
     """One thing that a server does. What comes out is `blocks`, or an error that `error` (a regular expression) finds.
 
-    `provider` is the profile that the engine has, `told` what of the answer's text was streamed before an error.
+    `provider` is the profile that the engine has, `streamed` what of the answer's text was streamed before an error.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Quirk:
     provider: str | None = None
     blocks: Sequence[Block] = ()
     error: str | None = None
-    told: str = ""
+    streamed: str = ""
 
 
 def events(*objects: Any, done: bool = True) -> bytes:
@@ -399,7 +399,7 @@ QUIRKS = [
         source="https://docs.ollama.com/api/errors",
         served=events(*STREAM, {"error": "an error was encountered while running the model"}),
         error="reported an error within its answer: an error was encountered while running the model",
-        told="Hi there",
+        streamed="Hi there",
     ),
     Quirk(
         name="an error within the stream",
@@ -407,7 +407,7 @@ QUIRKS = [
         source=VLLM,
         served=events(*STREAM, {"object": "error", "message": "CUDA out of memory", "code": 500}),
         error="reported an error within its answer: CUDA out of memory",
-        told="Hi there",
+        streamed="Hi there",
     ),
     Quirk(
         name="a finish reason that is an error",
@@ -415,7 +415,7 @@ QUIRKS = [
         source=OPENROUTER,
         served=events(*STREAM, {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error"}]}),
         error="reported an error within its answer: without a reason",
-        told="Hi there",
+        streamed="Hi there",
     ),
     Quirk(
         name="a choice with an error",

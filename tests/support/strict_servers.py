@@ -23,7 +23,7 @@ Answer = tuple[int, str, bytes]
 class Refusal:
     """One thing that a server refuses."""
 
-    what: str
+    title: str
     source: str
     words: str
     """Its message; `{found}` in it is what was found."""
@@ -230,7 +230,7 @@ STRICT = [
         takes_images=False,
         refusals=[
             Refusal(
-                what="a content that is a list",
+                title="a content that is a list",
                 source="https://github.com/BerriAI/litellm/issues/6642",
                 words="Failed to deserialize the JSON body into the target type: messages[2]: invalid type: sequence,"
                 " expected a string at line 1 column 13946",
@@ -238,7 +238,7 @@ STRICT = [
                 find=lists,
             ),
             Refusal(
-                what="calls without the thoughts behind them",
+                title="calls without the thoughts behind them",
                 source="https://github.com/decolua/9router/issues/773",
                 words="The `reasoning_content` in the thinking mode must be passed back to the API.",
                 find=calls_without_thoughts,
@@ -252,7 +252,7 @@ STRICT = [
         thought="Hm.",
         refusals=[
             Refusal(
-                what="calls without the thoughts behind them",
+                title="calls without the thoughts behind them",
                 source="https://github.com/mastra-ai/mastra/issues/12592",
                 words="thinking is enabled but reasoning_content is missing in assistant tool call message at index"
                 " {found}",
@@ -268,33 +268,33 @@ STRICT = [
         settings={"max_output_tokens": 900},
         refusals=[
             Refusal(
-                what="fields that it does not know",
+                title="fields that it does not know",
                 source="https://github.com/dnakov/anon-kode/issues/53",
                 words=_EXTRA,
                 status=422,
                 find=unknown_fields("max_tokens", "random_seed", *_SAMPLING),
             ),
             Refusal(
-                what="thoughts in a field of the message",
+                title="thoughts in a field of the message",
                 source="https://github.com/charmbracelet/crush/issues/1590",
                 words=_EXTRA,
                 status=422,
                 find=fields_of_messages("reasoning_content", "reasoning_details", "name"),
             ),
             Refusal(
-                what="ids that are not nine letters and digits",
+                title="ids that are not nine letters and digits",
                 source="https://github.com/anomalyco/opencode/issues/1680",
                 words="Tool call id was {found} but must be a-z, A-Z, 0-9, with a length of 9.",
                 find=long_ids,
             ),
             Refusal(
-                what="a prompt right after results",
+                title="a prompt right after results",
                 source="https://github.com/avante-corp/avante.nvim/pull/2695",
                 words="Unexpected role 'user' after role 'tool'",
                 find=users_after_tools,
             ),
             Refusal(
-                what="an empty list of tools",
+                title="an empty list of tools",
                 source="https://github.com/partITech/php-mistral/issues/76",
                 words=_EXTRA,
                 status=422,
@@ -308,14 +308,14 @@ STRICT = [
         attached=_GOOGLE,
         refusals=[
             Refusal(
-                what="a call without its signature",
+                title="a call without its signature",
                 source="https://github.com/lbjlaq/Antigravity-Manager/issues/938",
                 words="Function call is missing a thought_signature in functionCall parts. Additional data, function"
                 " call `default_api:{found}`, position 2.",
                 find=unsigned_calls,
             ),
             *(
-                Refusal(what=f"the keyword {keyword}", source=source, words=_KEYWORD, find=keywords(keyword))
+                Refusal(title=f"the keyword {keyword}", source=source, words=_KEYWORD, find=keywords(keyword))
                 for keyword, source in (
                     ("$schema", "https://github.com/router-for-me/CLIProxyAPI/issues/97"),
                     ("const", "https://github.com/zed-industries/zed/issues/44875"),
@@ -324,7 +324,7 @@ STRICT = [
                 )
             ),
             Refusal(
-                what="fields that it does not know",
+                title="fields that it does not know",
                 source="https://github.com/MinLL/SkyrimNet-GamePlugin/issues/77",
                 words=_UNKNOWN,
                 find=fields("reasoning", "top_k", "frequency_penalty", "extra_body", "store"),
@@ -337,19 +337,19 @@ STRICT = [
         ids=(None, None),
         refusals=[
             Refusal(
-                what="calls without content",
+                title="calls without content",
                 source="https://github.com/pydantic/pydantic-ai/issues/5206",
                 words="invalid message content type: <nil>",
                 find=null_contents,
             ),
             Refusal(
-                what="a list of texts",
+                title="a list of texts",
                 source="https://github.com/OpenCoworkAI/open-cowork/pull/254",
                 words="invalid message format",
                 find=lists_of_texts,
             ),
             Refusal(
-                what="a picture by its address",
+                title="a picture by its address",
                 source="https://github.com/ollama/ollama/issues/6753",
                 words="invalid image input",
                 find=image_addresses,
@@ -362,14 +362,14 @@ STRICT = [
         thought="Hm.",
         refusals=[
             Refusal(
-                what="thoughts in a field of the message",
+                title="thoughts in a field of the message",
                 source="https://github.com/janhq/jan/issues/8136",
                 words="'messages.1' : for 'role:assistant' the following must be satisfied[('messages.1' : property"
                 " '{found}' is unsupported)]",
                 find=fields_of_messages("reasoning_content"),
             ),
             Refusal(
-                what="the field `store`",
+                title="the field `store`",
                 source="https://github.com/fanenr/chatbot/issues/21",
                 words="property '{found}' is unsupported, did you mean 'stop'?",
                 find=fields("store"),
@@ -382,7 +382,7 @@ STRICT = [
         ids=("", ""),
         refusals=[
             Refusal(
-                what="roles that do not alternate",
+                title="roles that do not alternate",
                 source="https://github.com/vllm-project/vllm/issues/6862",
                 words="After the optional system message, conversation roles must alternate user/assistant/user/...",
                 find=roles_in_a_row,
@@ -396,7 +396,7 @@ STRICT = [
         ids=("", ""),
         refusals=[
             Refusal(
-                what="a system message that is not the first",
+                title="a system message that is not the first",
                 source="https://github.com/lemonade-sdk/lemonade/issues/2674",
                 words="System message must be at the beginning.",
                 find=late_systems,
@@ -409,7 +409,7 @@ STRICT = [
         takes_images=False,
         refusals=[
             Refusal(
-                what="the field `stream_options`",
+                title="the field `stream_options`",
                 source="https://github.com/openai/openai-python/issues/1469",
                 words="Unrecognized request argument supplied: {found}",
                 find=fields("stream_options"),
@@ -423,21 +423,21 @@ STRICT = [
         settings={"max_output_tokens": 900},
         refusals=[
             Refusal(
-                what="the older name of the limit",
+                title="the older name of the limit",
                 source="https://github.com/decolua/9router/issues/560",
                 words="Unsupported parameter: '{found}' is not supported with this model. Use 'max_completion_tokens'"
                 " instead.",
                 find=fields("max_tokens"),
             ),
             Refusal(
-                what="ids of more than 40 characters",
+                title="ids of more than 40 characters",
                 source="https://github.com/openclaw/openclaw/pull/875",
                 words="Invalid 'messages[2].tool_calls[0].id': string too long. Expected a string with maximum length"
                 " 40, but got a string with length 83 instead.",
                 find=ids_longer_than(40),
             ),
             Refusal(
-                what="a temperature",
+                title="a temperature",
                 source="https://github.com/QwenLM/qwen-code/issues/921",
                 words="Unsupported value: '{found}' does not support 0 with this model. Only the default (1) value is"
                 " supported.",
@@ -451,14 +451,14 @@ STRICT = [
         api="responses",
         refusals=[
             Refusal(
-                what="that encrypted reasoning is asked for",
+                title="that encrypted reasoning is asked for",
                 source="https://github.com/pydantic/pydantic-ai/issues/2865",
                 words="Encrypted content is not supported with this model.",
                 find=fields("include"),
                 is_known=False,
             ),
             Refusal(
-                what="ids of more than 64 characters",
+                title="ids of more than 64 characters",
                 source="https://github.com/BerriAI/litellm/issues/41534",
                 words="Invalid 'input[3].call_id': string too long. Expected a string with maximum length 64, but got a"
                 " string with length 949 instead.",

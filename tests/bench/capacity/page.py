@@ -192,11 +192,11 @@ class Compared:
     """A measurement, and what the model says of it."""
 
     run: Mapping[str, Any]
-    said: Outcome
+    outcome: Outcome
 
     @property
     def off(self) -> float:
-        return self.said.rate / float(self.run["rate"]) - 1
+        return self.outcome.rate / float(self.run["rate"]) - 1
 
     @property
     def is_prediction(self) -> bool:
@@ -232,7 +232,7 @@ def checked(comparisons: Sequence[Compared]) -> Table:
         )
     ]
     for comparison in comparisons:
-        run, outcome = comparison.run, comparison.said
+        run, outcome = comparison.run, comparison.outcome
         durations = (f"{run['p50_s'] * 1000:.0f} ms", f"{outcome.p50_s * 1000:.0f} ms")
         shown = (f"{run['rate']:,.0f}", f"{outcome.rate:,.0f}", f"{comparison.off:+.0%}", comparison.verdict)
         kills = every(run.get("kill_every_s"))

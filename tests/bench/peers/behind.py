@@ -17,7 +17,7 @@ CLEARLY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    what: str
+    title: str
     values: Mapping[str, float]
     """Of each peer, by its name."""
     show: Callable[[float], str]
@@ -74,5 +74,5 @@ def table(results: Mapping[str, Any]) -> Table:
     for measure in measures(results):
         for name, value in measure.values.items():
             if name.startswith("turnwise") and (ahead := measure.ahead_of(name)):
-                rows.append((measure.what, name, measure.show(value), ", ".join(ahead)))
+                rows.append((measure.title, name, measure.show(value), ", ".join(ahead)))
     return rows

@@ -50,11 +50,11 @@ class Bench:
     quick: bool = False
 
     @property
-    def ours(self) -> dict[str, Mapping[str, str]]:
+    def turnwise_envs(self) -> dict[str, Mapping[str, str]]:
         """Those of the peers that are turnwise, with no environment variables."""
         return {name: {} for name in self.names if name.startswith("turnwise")}
 
-    def one(self, name: str, where: str, model: Model, env: Mapping[str, str] | None = None) -> Working:
+    def start_one(self, name: str, where: str, model: Model, env: Mapping[str, str] | None = None) -> Working:
         """Start the process of a peer; processes of one peer in the same place share a store."""
         folder = self.folder / where / re.sub(r"\W+", "-", name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ class Bench:
         workers = {}
         try:
             for name in self.names if envs is None else envs:
-                workers[name] = self.one(name, where, model, (envs or {}).get(name))
+                workers[name] = self.start_one(name, where, model, (envs or {}).get(name))
             yield workers
         finally:
             with ThreadPoolExecutor() as threads:
@@ -119,6 +119,6 @@ def megabytes(count: float) -> str:
     return f"{value:,.0f} MB" if value >= 100 else f"{value:.3g} MB"
 
 
-def said(history: Sequence[Sequence[Any]]) -> str:
+def history_text(history: Sequence[Sequence[Any]]) -> str:
     """Return a history as it is shown in a table."""
     return "; ".join(f"{who}: {text.strip()}" for who, text in history) or "nothing"

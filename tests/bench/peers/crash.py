@@ -13,7 +13,7 @@ import importlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
-from peers.bench import Bench, Table, ask_all, said
+from peers.bench import Bench, Table, ask_all, history_text
 from peers.peer import PROMPT, READ, TALKING, Peer
 
 
@@ -36,7 +36,7 @@ async def ray_of(peer: Peer) -> dict[str, str]:
 
 def ask(bench: Bench) -> dict[str, Any]:
     histories = left_by(bench, "crash", {name: {} for name in bench.names})
-    with bench.all("keeper", TALKING, bench.ours) as keepers:
+    with bench.all("keeper", TALKING, bench.turnwise_envs) as keepers:
         stay = left_by(bench, "stays", ask_all(keepers, "crash.ray_of"))
     return histories | {f"{name}, Ray stays": history for name, history in stay.items()}
 
@@ -54,4 +54,4 @@ def left_by(bench: Bench, where: str, envs: Mapping[str, Mapping[str, str]]) -> 
 
 
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
-    yield "", [("", "the history then"), *((name, said(history)) for name, history in result.items())]
+    yield "", [("", "the history then"), *((name, history_text(history)) for name, history in result.items())]

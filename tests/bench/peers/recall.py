@@ -59,14 +59,14 @@ async def material(_: Peer, data: str | None, sample: int | None) -> dict[str, A
     }
 
 
-async def saved(peer: Peer, user: str, items: Sequence[Sequence[str]]) -> float:
+async def save(peer: Peer, user: str, items: Sequence[Sequence[str]]) -> float:
     """Save a user's texts; return the seconds that it takes for each."""
     began = time.perf_counter()
     await cast(Memory, peer).save(user, [(key, text) for key, text in items])
     return (time.perf_counter() - began) / len(items)
 
 
-async def found(peer: Peer, user: str, prompts: Sequence[str]) -> tuple[list[str], float]:
+async def find(peer: Peer, user: str, prompts: Sequence[str]) -> tuple[list[str], float]:
     began = time.perf_counter()
     ids = await cast(Memory, peer).find(user, prompts)
     return ids, time.perf_counter() - began
@@ -74,7 +74,7 @@ async def found(peer: Peer, user: str, prompts: Sequence[str]) -> tuple[list[str
 
 def ask(bench: Bench) -> dict[str, Any]:
     data = os.environ.get("DATA")
-    maker = bench.one(bench.names[0], "material", Model())
+    maker = bench.start_one(bench.names[0], "material", Model())
     try:
         texts = maker.do(
             "recall.material", data=data and str(Path(data).resolve()), sample=QUICK_SAMPLE if bench.quick else SAMPLE
@@ -89,14 +89,14 @@ def ask(bench: Bench) -> dict[str, Any]:
         for name, worker in workers.items():
             result["versions"][name] = worker.do("versions")
             first = [(user, items[:TIMED]) for user, items in texts["items"].items()]
-            result["saved"][name] = [worker.do("recall.saved", user=user, items=items) for user, items in first]
+            result["saved"][name] = [worker.do("recall.save", user=user, items=items) for user, items in first]
             result["taken"][name], result["shares"][name] = [], {}
         for user, items in texts["items"].items():
             if items[TIMED:]:
-                ask_all(workers, "recall.saved", user=user, items=items[TIMED:])
+                ask_all(workers, "recall.save", user=user, items=items[TIMED:])
         for kind, user, prompts, evidence in texts["asked"]:
             for name, worker in workers.items():
-                ids, seconds = worker.do("recall.found", user=user, prompts=prompts)
+                ids, seconds = worker.do("recall.find", user=user, prompts=prompts)
                 result["taken"][name].append(seconds)
                 result["shares"][name].setdefault(kind, []).append(share(ids, evidence))
     return result

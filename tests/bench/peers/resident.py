@@ -34,7 +34,7 @@ def ask(bench: Bench) -> dict[str, Any]:
     result = {}
     for name in bench.names:
         count = FEWER.get(name, COUNT)
-        worker = bench.one(name, "resident", Model())
+        worker = bench.start_one(name, "resident", Model())
         try:
             count = min(count, QUICK_COUNT) if bench.quick else count
             worker.do("resident.fill", first=0, last=1)

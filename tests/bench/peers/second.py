@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from peers.bench import Bench, Table, ask_all, said
+from peers.bench import Bench, Table, ask_all, history_text
 from peers.peer import TALKING, Peer
 
 
@@ -31,7 +31,7 @@ def ask(bench: Bench) -> dict[str, Any]:
 
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
     rows = [
-        (name, ", ".join(f"`{error}`" for error in outcome["errors"]) or "none", said(outcome["history"]))
+        (name, ", ".join(f"`{error}`" for error in outcome["errors"]) or "none", history_text(outcome["history"]))
         for name, outcome in result.items()
     ]
     yield "", [("", "errors", "the history then"), *rows]

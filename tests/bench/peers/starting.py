@@ -24,7 +24,7 @@ async def first(peer: Peer) -> bool:
 
 def ask(bench: Bench) -> dict[str, Any]:
     taken: dict[str, list[float]] = {}
-    with bench.all("started", Model(), bench.ours) as keepers:
+    with bench.all("started", Model(), bench.turnwise_envs) as keepers:
         rays = ask_all(keepers, "crash.ray_of")
         for number in range(QUICK_ROUNDS if bench.quick else ROUNDS):
             for name in bench.names:
@@ -36,7 +36,7 @@ def ask(bench: Bench) -> dict[str, Any]:
 
 def started(bench: Bench, name: str, where: str, env: Mapping[str, str]) -> float:
     began = time.perf_counter()
-    worker = bench.one(name, f"starting/{where}", Model(), env)
+    worker = bench.start_one(name, f"starting/{where}", Model(), env)
     try:
         worker.do("starting.first")
         return time.perf_counter() - began

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from peers.bench import Bench, Table, ask_all, said, times_table
+from peers.bench import Bench, Table, ask_all, history_text, times_table
 from peers.peer import READ, TALKING, Peer
 
 ROUNDS, QUICK_ROUNDS = 20, 3
@@ -38,5 +38,5 @@ def ask(bench: Bench) -> dict[str, Any]:
 
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
     yield "From the call that stops to its outcome", times_table(result["taken"])
-    rows = [(name, said(history)) for name, history in result["left"].items()]
+    rows = [(name, history_text(history)) for name, history in result["left"].items()]
     yield "What the history holds then", [("", "history"), *rows]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import verdicts
-from cancelling import PARTS, parts_of, means_text
+from cancelling import PARTS, means_text, parts_of
 from harness import Samples, Table
 from packing import ends
 

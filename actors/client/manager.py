@@ -44,8 +44,8 @@ from turnwise.actors.client.shared.arguments import (
     Title,
     UserId,
     checked,
+    checks_init,
     json_object,
-    named,
 )
 from turnwise.actors.client.shared.cluster_client import DEFAULT_STORE, ClusterClient, HistoryArgument, StoreArgument
 from turnwise.actors.client.shared.hosts import find_hosts
@@ -136,7 +136,7 @@ class AsyncSessionManager:
         StoreURLError, ConfigError: an argument cannot be used.
     """
 
-    @named
+    @checks_init
     def __init__(
         self,
         store: StoreArgument = DEFAULT_STORE,
@@ -290,7 +290,7 @@ class AsyncSessionManager:
         if agent not in (None, session.agent):
             raise SessionOwnerError(session_id, "agent", agent)
         if if_exists != "keep":
-            session = await self._adapt(session, title, names, engine, if_exists)
+            session = await self._update_existing(session, title, names, engine, if_exists)
         return self._session(session)
 
     def _session(self, record: SessionRecord) -> AsyncSession:
@@ -310,7 +310,7 @@ class AsyncSessionManager:
         self._client.warm(SessionRef.of(created))
         return created, True
 
-    async def _adapt(
+    async def _update_existing(
         self,
         session: SessionRecord,
         title: str | None,
@@ -491,8 +491,8 @@ class AsyncSessionManager:
         filters = SessionFilter(title=title, metadata=names, since=since, until=until)
         await self._start.done()
         if filters.is_empty:
-            return self._store.shown(await self._store.ask("query", **query))
-        return self._store.shown(await self._store.run(lambda store: find_sessions(store, filters, **query)))
+            return self._store.checked(await self._store.ask("query", **query))
+        return self._store.checked(await self._store.run(lambda store: find_sessions(store, filters, **query)))
 
     @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None)
     async def count(
@@ -678,19 +678,19 @@ class AsyncSessionManager:
         return AsyncExecutionHandle(client, SessionRef(run.session_key), run_id, run.turn_index)
 
     async def _find_run(self, run_id: str, user_id: str) -> tuple[ClusterClient, RunRecord]:
-        missing = RunNotFoundError(run_id, "the store")
+        not_found = RunNotFoundError(run_id, "the store")
         try:
             run: RunRecord = await self._store.ask("run", run_id)
         except (KeyMissingError, WrongKeyError) as error:
             if user_id == error.user_id:
                 raise
-            raise missing from None
+            raise not_found from None
         except RunNotFoundError:
             if not self._client.read_only and (once := await self._once.find(run_id, user_id)):
                 return once
             raise
         if run.user_id != user_id:
-            raise missing
+            raise not_found
         check_session(await self._store.ask("get", run.session_key))
         return self._client, run
 

@@ -281,8 +281,8 @@ class AsyncSession:
         """
         settings = checked_options(options)
         records = partial(with_records, settings, options)
-        whole = await steps.in_thread(records) if takes_long(settings) else records()
-        started = await self._host.start(plain_prompts(self.id, prompts), whole)
+        run_options = await steps.in_thread(records) if takes_long(settings) else records()
+        started = await self._host.start(plain_prompts(self.id, prompts), run_options)
         run = self._ref, started.run_id, started.turn_index
         if started.dropped:  # it is another caller's run
             return AsyncExecutionHandle(self._client, *run, started.outcome, dropped=True)
@@ -532,8 +532,8 @@ class AsyncSession:
             raise InvalidInputError("blocks", high[0], f"it has {len(own)} blocks, numbered from 0")
         if what.session_id != self.id:
             raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
-        chosen = join(union([own[number] for number in blocks] if blocks else own))
-        return await self._host.ask(verbs.remove(index, chosen, new_id()))
+        removed_spans = join(union([own[number] for number in blocks] if blocks else own))
+        return await self._host.ask(verbs.remove(index, removed_spans, new_id()))
 
     @checked(keep_last=Count, memory=bool, verify=bool, updated_at=Time | None)
     async def clear(

@@ -180,7 +180,7 @@ class PackedActor:
                 spec.place.open_history,
                 spec.engine_id,
                 spec.engine,
-                more=engines,
+                other_engines=engines,
             ),
             assignment.limits,
             node_id=self._node_id,

@@ -49,12 +49,12 @@ class WorkerResources:
         engine_id: str,
         engine: bytes,
         *,
-        more: Mapping[str, bytes] | None = None,
+        other_engines: Mapping[str, bytes] | None = None,
     ) -> None:
         self.engine_id = engine_id
         self.in_use: Callable[[], Collection[str]] = lambda: ()
         """Returns the ids of the setups that open runs use, which are never evicted."""
-        self._pickled = {**(more or {}), engine_id: engine}
+        self._pickled = {**(other_engines or {}), engine_id: engine}
         self._open_store = open_store
         self._open_history = open_history
         self._opening: asyncio.Task[None] | None = None
@@ -158,8 +158,8 @@ class WorkerResources:
     async def _open(self) -> None:
         if self._loading is None or (self._loading.done() and self._loading.exception()):
             self._loading = asyncio.create_task(self._load_setups())
-        done, _ = await asyncio.wait({self._loading}, timeout=LOAD_S)
-        if not done:
+        finished, _ = await asyncio.wait({self._loading}, timeout=LOAD_S)
+        if not finished:
             raise TimeoutError(f"the engine and what it imports have not been loaded within {LOAD_S:g} s")
         self._loading.result()
         store = await asyncio.to_thread(self._open_store)

@@ -41,7 +41,7 @@ ACTORS = Path(verbs.__file__).parents[1]
 REF = SessionRef(SessionKey("chat", "ann"))
 
 VALID: dict[str, Any] = {
-    "held": (),
+    "cached": (),
     "index": 1,
     "after": -1,
     "limit": 10,

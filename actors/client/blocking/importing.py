@@ -76,11 +76,11 @@ def send_conversation(
     parts = conversation.parts()
     if len(parts) > 1:
         if conversation.key is None:
-            had, digest, newest = ask(verbs.stored_prefix(len(conversation.texts)))
-            if conversation.begins_with(had, digest):
-                if had == len(conversation.texts):
+            stored_count, digest, newest = ask(verbs.stored_prefix(len(conversation.texts)))
+            if conversation.begins_with(stored_count, digest):
+                if stored_count == len(conversation.texts):
                     return int(newest)
-                parts = conversation.parts(had)
+                parts = conversation.parts(stored_count)
             after = newest if after is None else after
         for part in reversed(parts):
             assert part.key is not None  # noqa: S101 - each of several parts has one

@@ -47,8 +47,8 @@ from turnwise.actors.client.shared.arguments import (
     Title,
     UserId,
     checked,
+    checks_init,
     json_object,
-    named,
 )
 from turnwise.actors.client.shared.cluster_client import DEFAULT_STORE, ClusterClient, HistoryArgument, StoreArgument
 from turnwise.actors.client.shared.hosts import find_hosts
@@ -142,7 +142,7 @@ class SessionManager:
         StoreURLError, ConfigError: an argument cannot be used, or another Ray has the SQLite file of the store open.
     """
 
-    @named
+    @checks_init
     def __init__(
         self,
         store: StoreArgument = DEFAULT_STORE,
@@ -296,7 +296,7 @@ class SessionManager:
         if agent not in (None, session.agent):
             raise SessionOwnerError(session_id, "agent", agent)
         if if_exists != "keep":
-            session = self._adapt(session, title, names, engine, if_exists)
+            session = self._update_existing(session, title, names, engine, if_exists)
         return self._session(session)
 
     def _session(self, record: SessionRecord) -> Session:
@@ -316,7 +316,7 @@ class SessionManager:
         self._client.warm(SessionRef.of(created))
         return created, True
 
-    def _adapt(
+    def _update_existing(
         self,
         session: SessionRecord,
         title: str | None,
@@ -497,8 +497,8 @@ class SessionManager:
         filters = SessionFilter(title=title, metadata=names, since=since, until=until)
         self._start.done()
         if filters.is_empty:
-            return self._store.shown(self._store.ask("query", **query))
-        return self._store.shown(self._store.run(lambda store: find_sessions(store, filters, **query)))
+            return self._store.checked(self._store.ask("query", **query))
+        return self._store.checked(self._store.run(lambda store: find_sessions(store, filters, **query)))
 
     @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None)
     def count(
@@ -682,19 +682,19 @@ class SessionManager:
         return ExecutionHandle(client, SessionRef(run.session_key), run_id, run.turn_index)
 
     def _find_run(self, run_id: str, user_id: str) -> tuple[ClusterClient, RunRecord]:
-        missing = RunNotFoundError(run_id, "the store")
+        not_found = RunNotFoundError(run_id, "the store")
         try:
             run: RunRecord = self._store.ask("run", run_id)
         except (KeyMissingError, WrongKeyError) as error:
             if user_id == error.user_id:
                 raise
-            raise missing from None
+            raise not_found from None
         except RunNotFoundError:
             if not self._client.read_only and (once := self._once.find(run_id, user_id)):
                 return once
             raise
         if run.user_id != user_id:
-            raise missing
+            raise not_found
         check_session(self._store.ask("get", run.session_key))
         return self._client, run
 

@@ -282,8 +282,8 @@ class Session:
         """
         settings = checked_options(options)
         records = partial(with_records, settings, options)
-        whole = steps.in_thread(records) if takes_long(settings) else records()
-        started = self._host.start(plain_prompts(self.id, prompts), whole)
+        run_options = steps.in_thread(records) if takes_long(settings) else records()
+        started = self._host.start(plain_prompts(self.id, prompts), run_options)
         run = self._ref, started.run_id, started.turn_index
         if started.dropped:  # it is another caller's run
             return ExecutionHandle(self._client, *run, started.outcome, dropped=True)
@@ -531,8 +531,8 @@ class Session:
             raise InvalidInputError("blocks", high[0], f"it has {len(own)} blocks, numbered from 0")
         if what.session_id != self.id:
             raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
-        chosen = join(union([own[number] for number in blocks] if blocks else own))
-        return self._host.ask(verbs.remove(index, chosen, new_id()))
+        removed_spans = join(union([own[number] for number in blocks] if blocks else own))
+        return self._host.ask(verbs.remove(index, removed_spans, new_id()))
 
     @checked(keep_last=Count, memory=bool, verify=bool, updated_at=Time | None)
     def clear(

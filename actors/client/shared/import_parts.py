@@ -34,35 +34,39 @@ class Conversation:
     key: str | None
     """The idempotency key of the whole conversation; None if its content tells what is stored already."""
 
-    def parts(self, had: int = 0) -> list[Part]:
-        """Return what follows the first `had` blocks in parts, which end where turns end.
+    def parts(self, stored_count: int = 0) -> list[Part]:
+        """Return what follows the first `stored_count` blocks in parts, which end where turns end.
 
         Raises:
             TooManyError: there are too many blocks in one turn.
         """
-        ends, start = [had], had
-        for begins, _, stop in exchanges(self.content.blocks[had:]):
+        ends, start = [stored_count], stored_count
+        for begins, _, stop in exchanges(self.content.blocks[stored_count:]):
             check_count("messages of one turn", stop - begins, "MAX_BLOCKS", MAX_BLOCKS)
-            if had + stop - start > PART and had + begins > start:
-                start = had + begins
+            if stored_count + stop - start > PART and stored_count + begins > start:
+                start = stored_count + begins
                 ends.append(start)
         ends.append(len(self.texts))
-        if len(ends) == 2 and not had:  # noqa: PLR2004 - one part
+        if len(ends) == 2 and not stored_count:  # noqa: PLR2004 - one part
             return [Part(self.content, self.key)]
         keys = self._digests(ends) if self.key is None else _keys_of_parts(self.key, len(ends) - 1)
         return [Part(self.content.part(*places), key) for places, key in zip(pairwise(ends), keys, strict=True)]
 
-    def begins_with(self, had: int, digest: str) -> bool:
+    def begins_with(self, stored_count: int, digest: str) -> bool:
         """Return whether its first blocks have this digest, and what follows is turns of their own."""
-        return 0 < had <= len(self.texts) and self._digests([0, had]) == [digest] and goes_on(self.content.blocks, had)
+        return (
+            0 < stored_count <= len(self.texts)
+            and self._digests([0, stored_count]) == [digest]
+            and goes_on(self.content.blocks, stored_count)
+        )
 
     def _digests(self, ends: Sequence[int]) -> list[str]:
         """Return a digest of all texts up to each end but the first one."""
-        whole, digests, digest_ends = hashlib.sha256(), [], set(ends[1:])
+        running_hash, digests, digest_ends = hashlib.sha256(), [], set(ends[1:])
         for count, text in enumerate(self.texts[: ends[-1]], 1):
-            whole.update(f"{text}\n".encode())
+            running_hash.update(f"{text}\n".encode())
             if count in digest_ends:
-                digests.append(whole.hexdigest())
+                digests.append(running_hash.hexdigest())
         return digests
 
 

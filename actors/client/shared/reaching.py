@@ -55,7 +55,7 @@ def is_away(error: NoProcessError | RayError) -> bool:
     return not error.actor_init_failed
 
 
-def lost(session_id: str, verb: Verb[..., Any], error: NoProcessError | RayError) -> SessionLostError:
+def lost_error(session_id: str, verb: Verb[..., Any], error: NoProcessError | RayError) -> SessionLostError:
     """Return the error of a call that would fail in any process of the session, or for which there is none."""
     if isinstance(error, NoProcessError):
         reason = "Ray's logs of this actor say why its processes end, or what it waits for"

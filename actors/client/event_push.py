@@ -52,7 +52,7 @@ class AsyncEventPush:
         self._work.start(self._deliver)
 
     async def drain(self) -> None:
-        """Wait up to `DRAIN_S` seconds until the function has had all events; not at all in a call of it."""
+        """Wait up to `DRAIN_S` seconds until the function has had all events; return at once in a call of it."""
         await self._work.ended(DRAIN_S)
 
     async def _deliver(self) -> None:

@@ -58,10 +58,10 @@ async def send_conversation(
 ) -> int:
     """Store a conversation; return the index of its last turn.
 
-    Of one without a key that begins with all that the session has, only what follows is stored. All parts are checked
+    If a conversation without a key begins with all that the session has, only the rest is stored. All parts are checked
     before the first one is stored, so a message that cannot be stored leaves nothing. Each part must follow the one
     before, and the first one of several without a key must follow the turn up to which it was compared with the
-    session. What was cut off by a kill is continued when the call is repeated.
+    session. After a kill, a repeated call stores the rest.
 
     Args:
         ask: calls a verb of the session.

@@ -415,7 +415,7 @@ class AsyncSessionManager:
 
         Args:
             prompts: what the model is given.
-            user_id: the user whom the engine and its tools are told; see `open`.
+            user_id: the user whose id the engine and its tools get; see `open`.
             agent: the agent, likewise.
             metadata: a JSON object that the engine and its tools get; it is not kept either.
             engine: the name of the engine, if the manager has several; its first if omitted.
@@ -482,8 +482,8 @@ class AsyncSessionManager:
             order_by: the time by which they are ordered: `created_at`, or `updated_at` for the last change.
             title: a part of the title, in upper or lower case, or the whole id.
             metadata: names with values that the session's metadata has too.
-            since: only if that time is not before this one, in seconds since the epoch.
-            until: only if that time is before this one.
+            since: only sessions with that time at or after this one, in seconds since the epoch.
+            until: only sessions with that time before this one.
         """
         query: dict[str, Any] = {"user_id": user_id, "agent": agent, "status": status}
         query |= {"order_by": order_by, "cursor": cursor, "limit": limit}

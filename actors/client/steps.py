@@ -68,7 +68,7 @@ async def finish(answer: object) -> None:
 
 
 class Start:
-    """What has to be done once before a manager's first call: by that call, in a thread."""
+    """Work that has to be done once before a manager's first call: that call does it, in a thread."""
 
     def __init__(self, start: Callable[[], None]) -> None:
         self._start = start

@@ -227,7 +227,7 @@ class AsyncSubscription:
         return self._feed.cursor
 
     async def close(self) -> None:
-        """Stop, after the call that is under way. Closing twice is fine."""
+        """Stop after the call that is running. Closing twice is fine."""
         self._work.stop()
         await self._work.ended()
 

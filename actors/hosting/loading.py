@@ -1,7 +1,7 @@
 """`Loading`: loads what an actor hosts, at the first call, for both placements.
 
-A constructor does none of it: Ray would start an actor whose constructor fails again and again, or never again, and say
-little of why. What fails here is an answer that names the cause, and the next call tries again.
+A constructor loads nothing: Ray would restart an actor whose constructor fails for ever, or never, and hardly say why.
+A failure here is answered with its cause, and the next call tries again.
 
 This module imports nothing heavy, since every new session process waits for its imports.
 """
@@ -40,7 +40,7 @@ class Starts(Protocol):
         """Count this process; return how many before it have died while they loaded. Blocks."""
 
     def clear(self) -> None:
-        """Begin anew, since this process has loaded everything. Blocks."""
+        """Reset the count, since this process has loaded everything. Blocks."""
 
 
 class StartsInRay:
@@ -124,7 +124,7 @@ class Loading(Generic[Host]):
         self._may_load_at = 0.0
 
     async def settle(self) -> None:
-        """Take note that this process has loaded everything, so that the count begins anew."""
+        """Record that this process has loaded everything, which resets the count."""
         if self._starts is not None:
             await asyncio.to_thread(self._starts.clear)
 

@@ -39,7 +39,7 @@ class WorkerResources:
     Args:
         engine_id: identifies the setup of the manager that created the process.
         engine: that setup, pickled.
-        more: the pickled setups of other managers, by id.
+        other_engines: the pickled setups of other managers, by id.
     """
 
     def __init__(

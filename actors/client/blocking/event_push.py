@@ -53,7 +53,7 @@ class EventPush:
         self._work.start(self._deliver)
 
     def drain(self) -> None:
-        """Wait up to `DRAIN_S` seconds until the function has had all events; not at all in a call of it."""
+        """Wait up to `DRAIN_S` seconds until the function has had all events; return at once in a call of it."""
         self._work.ended(DRAIN_S)
 
     def _deliver(self) -> None:

@@ -228,7 +228,7 @@ class Subscription:
         return self._feed.cursor
 
     def close(self) -> None:
-        """Stop, after the call that is under way. Closing twice is fine."""
+        """Stop after the call that is running. Closing twice is fine."""
         self._work.stop()
         self._work.ended()
 

@@ -198,7 +198,7 @@ def _item_id(value: str) -> str:
 
 
 def few(value: Any, limit: str = "MAX_NAMES", most: int = MAX_NAMES) -> Any:
-    """Return an argument, unless it has more members than a bound allows. It stands before what checks each member.
+    """Return an argument, unless it has more members than a bound allows. Use it before the check of each member.
 
     Raises:
         PydanticCustomError: `checked` makes a TooManyError of it.

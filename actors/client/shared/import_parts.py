@@ -1,4 +1,4 @@
-"""`Conversation`: one from elsewhere that was read and checked, and is stored in parts."""
+"""`Conversation`: a conversation from elsewhere, read and checked, which is stored in parts."""
 
 from __future__ import annotations
 

@@ -80,12 +80,12 @@ def main() -> None:
         print(f"{turn.text!r}: {turn.usage and turn.usage.output_tokens} tokens, stopped by {turn.stop_reason}")
 
         run = chat.run("And for how long?", params={"max_output_tokens": 1000})
-        shown = list(islice(pieces(run), 5))
+        first_pieces = list(islice(pieces(run), 5))
         run.cancel("that is enough")
         try:
             run.wait()
         except RunCancelledError as cancelled:
-            print(f"cancelled after {''.join(shown)!r}; kept: {bool(cancelled.turn and cancelled.turn.text)}")
+            print(f"cancelled after {''.join(first_pieces)!r}; kept: {bool(cancelled.turn and cancelled.turn.text)}")
         print(f"and the next turn: {chat.run('Once more.').wait().text!r}")
 
 

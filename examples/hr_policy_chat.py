@@ -306,8 +306,8 @@ def show_report(report: Forgotten) -> None:
 
 def traces(folder: Path, texts: Sequence[str]) -> list[str]:
     """Return the texts that occur in the bytes of a file."""
-    held = b"\n".join(file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file())
-    return [text for text in texts if text.encode() in held]
+    stored_bytes = b"\n".join(file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file())
+    return [text for text in texts if text.encode() in stored_bytes]
 
 
 def play(data: Path, engine: OpenAIEngine, story: Story, set_days: Callable[[float], None], days: float) -> None:

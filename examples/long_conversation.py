@@ -74,11 +74,11 @@ CONFIG = SessionConfig(
 
 def conversation(turns: int) -> list[str]:
     """Return her prompts: the facts about her, then questions about the handbook."""
-    asks = (
+    questions = (
         f"A colleague in {CITIES[number % 7]} would like to know: {RULES[number * 3 % 7][0]}?"
         for number in range(turns)
     )
-    return [*FACTS, *asks][:turns]
+    return [*FACTS, *questions][:turns]
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ async def every_turn(chat: AsyncSession) -> list[Turn]:
 
 async def every_event(chat: AsyncSession) -> list[AnyEvent]:
     """Return all stored events, page by page."""
-    stored: list[AnyEvent] = []
-    while page := await chat.events(stored[-1].seq if stored else 0):
-        stored += page
-    return stored
+    all_events: list[AnyEvent] = []
+    while page := await chat.events(all_events[-1].seq if all_events else 0):
+        all_events += page
+    return all_events
 
 
 async def side_by_side(folder: str, engine: OpenAIEngine, prompts: list[str]) -> list[Outcome]:

@@ -173,18 +173,18 @@ class Verb:
 
     def call(self, subject: Any, arguments: dict[str, Any]) -> Any:
         positional: list[Any] = []
-        named: dict[str, Any] = {}
+        keywords: dict[str, Any] = {}
         for parameter in self.parameters:
             if parameter.name not in arguments and parameter.default is not parameter.empty:
                 continue
             value = arguments.get(parameter.name, VALID.get(parameter.name))
             if parameter.kind is parameter.KEYWORD_ONLY:
-                named[parameter.name] = value
+                keywords[parameter.name] = value
             elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
                 positional.append(value)
             else:
-                named[parameter.name] = value
-        answer = getattr(subject, self.name)(*positional, **named)
+                keywords[parameter.name] = value
+        answer = getattr(subject, self.name)(*positional, **keywords)
         if isinstance(answer, AsyncGenerator):
             return PORTAL.run(_all(answer))
         if inspect.isawaitable(answer):
@@ -421,9 +421,9 @@ def _called(verb: Callable[..., Any], **arguments: Any) -> None:
 def test_an_unknown_keyword_is_a_type_error_as_for_any_function(world: World) -> None:
     for verb in VERBS:
         # of `SessionMemory.update`, whose other arguments are looked at by itself
-        needed = {"id": "1"} if verb.name == "update" and "id" in {p.name for p in verb.parameters} else {}
+        required = {"id": "1"} if verb.name == "update" and "id" in {p.name for p in verb.parameters} else {}
         with pytest.raises(TypeError, match="unknown"):
-            _called(getattr(world.subject(verb.family), verb.name), **needed, unknown=1)
+            _called(getattr(world.subject(verb.family), verb.name), **required, unknown=1)
 
 
 def test_an_error_shows_a_value_shortened_whatever_its_repr_does() -> None:
@@ -522,8 +522,8 @@ NEVER_RAISED = (SessionLostError, StoreError, LongTermMemoryError, EngineError, 
 @given(st.data())
 def test_no_argument_breaks_a_verb_or_its_session(data: st.DataObject) -> None:
     verb = data.draw(st.sampled_from([verb for verb in VERBS if verb.parameters]))
-    chosen = data.draw(st.lists(st.sampled_from(verb.parameters), min_size=1, max_size=2, unique_by=str))
-    values = {parameter.name: data.draw(VALUES, label=parameter.name) for parameter in chosen}
+    varied = data.draw(st.lists(st.sampled_from(verb.parameters), min_size=1, max_size=2, unique_by=str))
+    values = {parameter.name: data.draw(VALUES, label=parameter.name) for parameter in varied}
     if verb.name == "sweep":
         values.pop("archive", None)  # folders of such names would be made
     world = World()
@@ -565,13 +565,13 @@ def test_a_manager_names_a_missing_or_misspelt_argument_and_itself(manager: Any)
 
 def test_a_second_thread_may_make_a_request_while_the_first_one_is_prepared() -> None:
     """Pydantic resolves names in the module of the type that it looks at, also the names of another thread's call."""
-    reached, answered = Event(), Event()
+    reached, has_answered = Event(), Event()
 
     class Slow:
         @classmethod
         def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
             reached.set()
-            answered.wait(0.5)
+            has_answered.wait(0.5)
             return any_schema()
 
     fields_type = make_dataclass("Fields", [("slow", Slow)])
@@ -585,5 +585,5 @@ def test_a_second_thread_may_make_a_request_while_the_first_one_is_prepared() ->
         first = pool.submit(wrapped, fields_type(1), "first")
         assert reached.wait(30)
         second = pool.submit(wrapped, fields_type(2), "second")
-        second.add_done_callback(lambda _: answered.set())
+        second.add_done_callback(lambda _: has_answered.set())
         assert (first.result(), second.result()) == ("first", "second")

@@ -438,8 +438,8 @@ def test_events_have_no_gap_and_no_duplicate_however_often_a_reader_comes_back(m
     manager = make_manager()
     chat = manager.open("chat")
     execution = chat.run("slow 60")
-    whole: list[Any] = []
-    reader = threading.Thread(target=lambda: whole.extend(execution.events()))
+    all_events: list[Any] = []
+    reader = threading.Thread(target=lambda: all_events.extend(execution.events()))
     slow = execution.events()
     next(slow)
     reader.start()
@@ -450,15 +450,15 @@ def test_events_have_no_gap_and_no_duplicate_however_often_a_reader_comes_back(m
             if len(pieces) % 3 == 0:
                 break
     reader.join(30)
-    assert pieces == whole and isinstance(whole[0], RunStarted) and isinstance(whole[-1], RunCompleted)
-    assert [event.seq for event in whole] == sorted({event.seq for event in whole})
-    assert "".join(event.text for event in whole if isinstance(event, TextDelta)).startswith("0 1 2 3 ")
-    assert [*slow][-1] == whole[-1]
-    assert chat.events(limit=2) == whole[:2]
+    assert pieces == all_events and isinstance(all_events[0], RunStarted) and isinstance(all_events[-1], RunCompleted)
+    assert [event.seq for event in all_events] == sorted({event.seq for event in all_events})
+    assert "".join(event.text for event in all_events if isinstance(event, TextDelta)).startswith("0 1 2 3 ")
+    assert [*slow][-1] == all_events[-1]
+    assert chat.events(limit=2) == all_events[:2]
     kill(chat)
     replayed = list(execution.events())
     assert [event.kind for event in replayed] == ["run_started", "run_completed"]
-    assert replayed[-1] == whole[-1], "the stored end has the text too"
+    assert replayed[-1] == all_events[-1], "the stored end has the text too"
 
 
 def test_a_session_is_followed_live_across_its_runs_by_pages(make_manager: MakeManager) -> None:

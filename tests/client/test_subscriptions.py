@@ -71,8 +71,8 @@ class Chats:
     def feed_arguments(self, cursor: str | None = None, **settings: Any) -> dict[str, Any]:
         """Return the arguments of a feed of either family."""
         query: Any = {name: settings.pop(name) for name in ("user_id", "agent") if name in settings}
-        where = {"session": None, "kinds": None, "at": self.clock(), **settings}
-        return {"client": self.client, "query": query, "cursor": cursor, **where}
+        filters = {"session": None, "kinds": None, "start_time": self.clock(), **settings}
+        return {"client": self.client, "query": query, "cursor": cursor, **filters}
 
 
 async def take(feed: AsyncEventFeed, most: int = 10**6) -> list[AnyEvent]:

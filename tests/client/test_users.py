@@ -127,8 +127,8 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(make_manager
                 error = isinstance(answer, BaseException)
                 assert (type(answer) if error else answer) == expected, f"{case.verb}{args} for {user}: {answer!r}"
                 if isinstance(answer, SessionNotFoundError | RunNotFoundError):
-                    there = await outcome(verb, "no such id", **user)
-                    assert str(answer).replace(repr(args[0]), repr("no such id")) == str(there)
+                    unknown = await outcome(verb, "no such id", **user)
+                    assert str(answer).replace(repr(args[0]), repr("no such id")) == str(unknown)
                     assert not answer.__cause__, "the error of a store would tell them apart"
         verbs = {name for name, _ in inspect.getmembers(type(manager), inspect.isfunction) if not name.startswith("_")}
         assert {case.verb for case in CASES} == verbs - {"close"}
@@ -148,11 +148,11 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(make_manager
     assert chat.latest() == handle.wait()
     bobs = manager.get("of-bob", user_id="bob")
     stolen = ExecutionHandle(bobs._client, bobs._ref, run_id, 0)
-    asks: list[Callable[[], object]] = [
+    calls: list[Callable[[], object]] = [
         *(stolen.wait, stolen.cancel, stolen.info, stolen.pending, stolen.steps),
         *(lambda: list(stolen.events()), lambda: stolen.reject("call"), lambda: bobs.execution(run_id)),
     ]
-    for ask in asks:
+    for ask in calls:
         with pytest.raises(RunNotFoundError):
             ask()
     bobs_run = bobs.run("hello", idempotency_key="key")

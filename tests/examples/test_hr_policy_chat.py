@@ -158,12 +158,12 @@ def test_files_have_nothing_of_the_forgotten_user_and_everything_of_the_other(ra
     files = list(bytes_of(ran.files))
     names = {name for name, _ in files}
     assert {"chats.db", "facts.db", "said.db", "notes.db"} <= names and "chroma.sqlite3" not in names
-    for name, held in files:
+    for name, content in files:
         for trace in [*TRACES, "sarah-1", "sarah-2", "sarah-3", "One more thing"]:
             for encoded in (trace.encode(), trace.lower().encode(), trace.encode("utf-16-le")):
-                assert encoded not in held, f"{trace} in {name}"
+                assert encoded not in content, f"{trace} in {name}"
     for file in ("chats.db", "facts.db", "said.db"):
-        assert any(b"Porto" in held for name, held in files if name.startswith(file)), file
+        assert any(b"Porto" in content for name, content in files if name.startswith(file)), file
     assert stored(ran.files, "notes.db", "SELECT * FROM turnwise_items") == []
 
 

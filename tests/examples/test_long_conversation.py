@@ -54,9 +54,9 @@ def test_trimmed_and_deleted_turns_are_not_known_any_more(printed: str) -> None:
 
 def test_summarized_turns_are_known_and_the_summary_expands_to_them(printed: str) -> None:
     assert row(printed, "the model knows it from")["Summarize"] == "summary"
-    shown = section(printed, "Summarize")
-    assert f"You told me: {FACTS[1]}\n" in shown
-    assert re.search(rf"The summary stands for \d+ blocks; .*: {re.escape(FACTS[0])}\n", shown)
+    output = section(printed, "Summarize")
+    assert f"You told me: {FACTS[1]}\n" in output
+    assert re.search(rf"The summary stands for \d+ blocks; .*: {re.escape(FACTS[0])}\n", output)
 
 
 def test_flushed_turns_are_recalled(printed: str) -> None:

@@ -163,6 +163,6 @@ def test_an_example_is_one_file_that_says_first_what_it_shows_and_what_to_instal
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in imports if isinstance(node, ast.ImportFrom)}
-    brought = INSTALLED | FRAMEWORKS if file.name.startswith("adapters_") else INSTALLED
-    assert {name.partition(".")[0] for name in names} <= brought | sys.stdlib_module_names
+    available = INSTALLED | FRAMEWORKS if file.name.startswith("adapters_") else INSTALLED
+    assert {name.partition(".")[0] for name in names} <= available | sys.stdlib_module_names
     assert f"`{file.name}`" in (EXAMPLES.parent / "docs/examples.md").read_text(encoding="utf-8")

@@ -84,11 +84,11 @@ def test_a_run_can_be_followed_by_its_id(printed: str) -> None:
 
 
 def test_the_store_has_all_sessions_at_the_end(printed: str) -> None:
-    shown = printed[printed.index("In the store") :]
+    listing = printed[printed.index("In the store") :]
     for talk in (
         "ada/rivers of user ada",
         "grace/whales of user grace",
         "alan/glass of user alan",
         "ada/sky of user ada",
     ):
-        assert f"  {talk}: " in shown
+        assert f"  {talk}: " in listing

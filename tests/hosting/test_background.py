@@ -216,8 +216,8 @@ def test_a_session_that_ray_started_again_is_seen_to_however_often_that_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:
-        lost, has_left, store = await session_host(Patient(), idle_s=1e9)
-        await lost.call(verbs.start((SECRET,), {"run_id": "run"}, ()).to(SessionRef(SessionKey("s"))).pickled())
+        lost_host, has_left, store = await session_host(Patient(), idle_s=1e9)
+        await lost_host.call(verbs.start((SECRET,), {"run_id": "run"}, ()).to(SessionRef(SessionKey("s"))).pickled())
         host = host_of(store, EchoEngine(), has_left, 1e9)
         fail_once(store, "activate", StoreError("away"))
         fail_once(store, "activate")
@@ -262,10 +262,10 @@ def test_lost_sessions_are_seen_to_though_the_store_and_ray_raise_errors_of_thei
 ) -> None:
     async def story() -> None:
         store, calls = InMemoryStore(), [0]
-        lost = Hosting(store, Patient())
-        await lost.create("a", "b")
+        lost_host = Hosting(store, Patient())
+        await lost_host.create("a", "b")
         for name in "ab":
-            await lost.start(name, SECRET, f"run-{name}")
+            await lost_host.start(name, SECRET, f"run-{name}")
         fail_once(store, "unsettled", number=2)
         fail_once(store, "blocks", RuntimeError("somebody else's"))
 

@@ -120,8 +120,8 @@ def test_what_was_on_a_node_that_died_comes_back_elsewhere_and_its_runs_go_on_or
     assert outcome["left"]
     assert outcome["states"] == ["completed", "interrupted"] and outcome["after"] == ["completed"] * 2
     assert outcome["resumed"] == [1, 0] and outcome["ends"] == ["run_completed", "run_interrupted"]
-    for held in outcome["audit"]:
-        assert held["violations"] == [] and held["counts"]["acknowledged followed"] == 1
+    for report in outcome["audit"]:
+        assert report["violations"] == [] and report["counts"]["acknowledged followed"] == 1
 
 
 def test_a_memory_in_a_database_comes_back_elsewhere_and_one_in_files_says_that_they_are_lost(

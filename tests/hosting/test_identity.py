@@ -132,9 +132,9 @@ def test_a_global_that_a_function_does_not_use_does_not_count() -> None:
 
 
 def test_a_name_that_a_user_sets_wins() -> None:
-    named = Plain(engine_name="support-3", options=1)
-    assert identity(named) == identity(Plain(engine_name="support-3", options=2))
-    assert identity(named) != identity(Plain(engine_name="support-4", options=1))
+    plain = Plain(engine_name="support-3", options=1)
+    assert identity(plain) == identity(Plain(engine_name="support-3", options=2))
+    assert identity(plain) != identity(Plain(engine_name="support-4", options=1))
     assert identity(Plain(engine_name="")) != identity(Plain(engine_name="", options=1)), "an empty one is none"
 
 

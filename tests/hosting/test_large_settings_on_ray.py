@@ -112,9 +112,9 @@ def test_a_process_that_cannot_start_is_an_error_in_time(
         url = f"sqlite:///{tmp_path}/chats.db"
         async with AsyncSessionManager(url, engine=ScriptedEngine(), namespace="large-dedicated") as manager:
             chat = await manager.open("never")
-            with pytest.raises(SessionLostError) as lost:
+            with pytest.raises(SessionLostError) as caught:
                 await chat.run("Hello")
-            return str(lost.value)
+            return str(caught.value)
 
     message = asyncio.run(asyncio.wait_for(ask(), BACK_S))
     assert "'never'" in message and cause in message and "turnwise/" in message

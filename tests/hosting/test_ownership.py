@@ -129,8 +129,8 @@ def test_an_owner_that_was_frozen_is_refused_and_changes_nothing(url: str) -> No
         frozen.into.write("".join(f"{word}\n" for word in words))
         frozen.into.flush()
         os.kill(frozen.pid, signal.SIGCONT)
-        heard = [await asyncio.to_thread(frozen.out.readline) for _ in words]
-        assert heard == ["release done\n", *(f"{word} SessionFencedError\n" for word in words[1:])]
+        lines = [await asyncio.to_thread(frozen.out.readline) for _ in words]
+        assert lines == ["release done\n", *(f"{word} SessionFencedError\n" for word in words[1:])]
         assert await all_of(store) == before
         await core.admission.start(["fourth"], run_id="fourth")
         outcome = await core.reads.wait("fourth")

@@ -511,10 +511,10 @@ async def test_an_unreadable_session_does_not_keep_a_host_from_leaving(caplog: p
     """Case 63: the key of a user was deleted while a run was active."""
 
     store = InMemoryStore()
-    lost = Hosting(store, Patient())
-    await lost.create("deleted", "chat")
+    lost_host = Hosting(store, Patient())
+    await lost_host.create("deleted", "chat")
     for name in ("deleted", "chat"):
-        await lost.start(name, "hello", f"run-{name}")
+        await lost_host.start(name, "hello", f"run-{name}")
     activate = store.activate
 
     async def keyless(key: SessionKey) -> Activation:
@@ -537,11 +537,11 @@ def test_the_next_process_sees_to_the_runs_of_its_sessions_and_to_no_others() ->
 
     async def life(seed: int) -> None:
         store, engine = DawdlingStore(random.Random(seed)), Patient()
-        lost = Hosting(store, engine)
+        lost_host = Hosting(store, engine)
         names = [f"chat{number}" for number in range(30)]
-        await lost.create(*names)
+        await lost_host.create(*names)
         for name in names[:20]:
-            await lost.start(name, "hello", f"run-{name}")
+            await lost_host.start(name, "hello", f"run-{name}")
         store.fail_rate = 0.05
         again = Hosting(store, EchoEngine())
         await again.host.recover(lambda key: key.session_id != "chat0")

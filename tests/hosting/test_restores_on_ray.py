@@ -42,12 +42,12 @@ def test_a_restore_under_live_sessions_mixes_no_users_and_bricks_no_session(
     copy(saved, live)
 
     # Alice's process still has her session. The next ones get nothing of it, under another id or her own.
-    bobs, same = manager.open("bob's", user_id="bob"), manager.open("alice's", user_id="bob")
-    assert (bobs.latest(), same.latest(), same.turns()) == (None, None, [])
+    bobs, bobs_alices = manager.open("bob's", user_id="bob"), manager.open("alice's", user_id="bob")
+    assert (bobs.latest(), bobs_alices.latest(), bobs_alices.turns()) == (None, None, [])
     assert prompts_of(bobs.run("hello").wait(WAIT_S).blocks) == ["hello"]
     with pytest.raises(SessionNotFoundError):
         alice.run("another secret")
-    assert prompts_of(same.run("hello again").wait(WAIT_S).blocks) == ["hello again"]
+    assert prompts_of(bobs_alices.run("hello again").wait(WAIT_S).blocks) == ["hello again"]
     for ask in (alice.latest, alice.turns, alice.info):
         with pytest.raises(SessionNotFoundError):
             ask()

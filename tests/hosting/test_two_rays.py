@@ -169,8 +169,8 @@ def test_to_read_in_another_namespace_interrupts_no_run(
     with SessionManager(f"sqlite:///{tmp_path}/chats.db", engine=ScriptedEngine(), namespace="elsewhere") as manager:
         report = reading(manager)
         assert report["states"] == ["running"] * 3 and report["running"] and report["found"]
-        named = ray_session.util.list_named_actors(all_namespaces=True)
-        assert not [actor for actor in named if actor["namespace"] == "elsewhere"]
+        named_actors = ray_session.util.list_named_actors(all_namespaces=True)
+        assert not [actor for actor in named_actors if actor["namespace"] == "elsewhere"]
     assert run.is_running()
     run.cancel()
 
@@ -207,9 +207,9 @@ for url in sys.argv[1:]:
             print(type(error).__name__)
 assert not ray.is_initialized()
 """
-    there, missing = f"sqlite:///{tmp_path}/chats.db", f"sqlite:///{tmp_path}/missing.db"
-    assert run_with(open_store(there), lambda store: store.count()) == 0
-    command = [sys.executable, "-c", script, there, missing]
+    existing, absent = f"sqlite:///{tmp_path}/chats.db", f"sqlite:///{tmp_path}/missing.db"
+    assert run_with(open_store(existing), lambda store: store.count()) == 0
+    command = [sys.executable, "-c", script, existing, absent]
     done = subprocess.run(command, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["SessionNotFoundError", "StoreError"]

@@ -114,10 +114,10 @@ OF_A_CANCEL = ["ms of the faster half, on average", "ms of the slowest 2"]
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_the_bench_prints_every_measurement_and_whether_each_goal_is_met(tmp_path: Path) -> None:
-    here = os.environ | {"PYTHONPATH": str(BENCH.parents[1] / "support")}
+    env = os.environ | {"PYTHONPATH": str(BENCH.parents[1] / "support")}
     goals_file = tmp_path / "goals.json"
     command = [sys.executable, str(BENCH), "--quick", "--json", str(goals_file)]
-    ran = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=580, check=False, env=here)
+    ran = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=580, check=False, env=env)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = ran.stdout.splitlines()
     for name in MEASURED:

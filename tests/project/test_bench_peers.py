@@ -212,8 +212,8 @@ def test_the_process_of_turnwise_answers_and_is_killed_with_its_ray(tmp_path: Pa
     worker = Worker(sys.executable, "turnwise, packed", tmp_path, Model(), {})
     try:
         assert worker.do("versions")["turnwise"]
-        taken = worker.do("growth.turns", count=2, chat="t")
-        assert len(taken) == 2
+        seconds = worker.do("growth.turns", count=2, chat="t")
+        assert len(seconds) == 2
         assert worker.do("crash.history") == [["user", PROMPT], ["assistant", PROMPT]] * 2
         processes = descendants(worker.pid)
     finally:

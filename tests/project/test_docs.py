@@ -117,8 +117,8 @@ def test_what_other_systems_are_mapped_to_exists_and_takes_these_arguments() -> 
     wrong: dict[str, list[str]] = {}
     for line in (DOCS / "coming-from.md").read_text(encoding="utf-8").splitlines():
         last_cell = line.strip("|").split(" | ")[-1] if line.startswith("| ") else ""
-        shown = set(re.findall("`([^`]+)`", last_cell)) - OF_OTHERS
-        wrong |= {code: reasons for code in shown if (reasons := problems(code))}
+        codes = set(re.findall("`([^`]+)`", last_cell)) - OF_OTHERS
+        wrong |= {code: reasons for code in codes if (reasons := problems(code))}
     assert not wrong
 
 
@@ -139,8 +139,8 @@ def test_a_name_or_an_argument_that_does_not_exist_is_found(code: str, reason: s
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_the_tests_that_a_page_names_exist(page: Path) -> None:
-    named = set(re.findall(r"`(?:tests/)?(?:\w+/)?(test_\w+\.py)`", page.read_text(encoding="utf-8")))
-    assert not [name for name in sorted(named) if not list((ROOT / "tests").rglob(name))]
+    names = set(re.findall(r"`(?:tests/)?(?:\w+/)?(test_\w+\.py)`", page.read_text(encoding="utf-8")))
+    assert not [name for name in sorted(names) if not list((ROOT / "tests").rglob(name))]
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "concepts").glob("*.md")), ids=lambda page: page.name)
@@ -149,9 +149,9 @@ def test_each_concept_has_a_diagram(page: Path) -> None:
 
 
 def test_each_example_is_listed() -> None:
-    there = {path.name for path in (ROOT / "examples").iterdir() if path.is_file()}
+    file_names = {path.name for path in (ROOT / "examples").iterdir() if path.is_file()}
     page = (DOCS / "examples.md").read_text(encoding="utf-8")
-    assert not [name for name in sorted(there) if f"`{name}`" not in page]
+    assert not [name for name in sorted(file_names) if f"`{name}`" not in page]
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=lambda page: page.name)
@@ -165,8 +165,8 @@ def test_the_environment_variables_that_the_code_names_are_listed() -> None:
     page = (DOCS / "reference/environment.md").read_text(encoding="utf-8")
     for path in (file for folder in ("src", "actors", "memory") for file in (ROOT / folder).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        named = set(re.findall(r"\b(?:TURNWISE|OPENAI|OTEL|RAY_AUTH)_[A-Z][A-Z_]*[A-Z]\b", text))
-        assert not [name for name in sorted(named) if name not in page], path
+        names = set(re.findall(r"\b(?:TURNWISE|OPENAI|OTEL|RAY_AUTH)_[A-Z][A-Z_]*[A-Z]\b", text))
+        assert not [name for name in sorted(names) if name not in page], path
 
 
 def test_the_site_is_built_without_a_warning_and_its_links_lead_somewhere(site: Path) -> None:
@@ -205,13 +205,13 @@ def test_the_site_loads_nothing_from_elsewhere_and_draws_its_diagrams(site: Path
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path_to("chromium"), args=["--no-sandbox"])
-        shown = browser.new_page()
-        shown.on("pageerror", lambda error: errors.append(str(error)))
-        shown.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        shown.route("**/*", answer)
+        browser_page = browser.new_page()
+        browser_page.on("pageerror", lambda error: errors.append(str(error)))
+        browser_page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        browser_page.route("**/*", answer)
         for page in [DOCS / "index.md", *(page for page in PAGES if drawn[page])]:
             name = page.relative_to(DOCS).with_suffix("").as_posix()
-            shown.goto(f"http://site.test/{'' if name == 'index' else name.removesuffix('/index') + '/'}")
-            expect(shown.locator("div.diagram svg")).to_have_count(drawn[page], timeout=60_000)
+            browser_page.goto(f"http://site.test/{'' if name == 'index' else name.removesuffix('/index') + '/'}")
+            expect(browser_page.locator("div.diagram svg")).to_have_count(drawn[page], timeout=60_000)
         browser.close()
     assert hosts == {"site.test"} and not errors

@@ -129,15 +129,15 @@ def test_imports_run_from_actors_to_strategies_to_memory_to_errors_and_only_acto
         only_types = source_of(path).only_types if floor == "errors" else set()
         for line, name in source_of(path).imports:
             top, _, rest = name.partition(".")
-            where = f"{path.relative_to(ROOT)}:{line} imports {name}"
-            assert top != "", f"{where}, relatively: write turnwise.<module>"
+            place = f"{path.relative_to(ROOT)}:{line} imports {name}"
+            assert top != "", f"{place}, relatively: write turnwise.<module>"
             assert top != "ray" or floor in ("actors", "telemetry", "testing") or path.name == "serve.py", (
-                f"{where}: Ray is for actors/"
+                f"{place}: Ray is for actors/"
             )
-            assert top != "opentelemetry" or floor == "telemetry", f"{where}: OpenTelemetry is for telemetry/"
-            assert top not in FLOORS, f"{where}: its import name begins with turnwise"
+            assert top != "opentelemetry" or floor == "telemetry", f"{place}: OpenTelemetry is for telemetry/"
+            assert top not in FLOORS, f"{place}: its import name begins with turnwise"
             if top == "turnwise" and line not in only_types:
-                assert rest.partition(".")[0] in below, f"{where}: {floor} may import from {below}"
+                assert rest.partition(".")[0] in below, f"{place}: {floor} may import from {below}"
 
 
 @pytest.mark.parametrize("floor", ROOMS)
@@ -151,8 +151,8 @@ def test_a_room_imports_only_from_the_rooms_before_it(floor: str) -> None:
         for line, name in source_of(path).imports:
             if name.startswith(f"turnwise.{floor}.") and line not in source_of(path).only_types:
                 imported_room = name.split(".")[2]
-                where = f"{path.relative_to(ROOT)}:{line} imports {name}"
-                assert imported_room in rooms[: rooms.index(room) + 1], f"{where}: {room} comes before {imported_room}"
+                place = f"{path.relative_to(ROOT)}:{line} imports {name}"
+                assert imported_room in rooms[: rooms.index(room) + 1], f"{place}: {room} comes before {imported_room}"
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -174,10 +174,10 @@ def test_each_room_says_what_is_in_it_and_from_where_to_import(floor: str) -> No
     assert rooms
     for path in rooms:
         doc = source_of(path).doc
-        where = path.relative_to(ROOT)
-        assert len(doc.split("\n")) >= 3, f"{where}: say in two or three lines what is in it"
+        place = path.relative_to(ROOT)
+        assert len(doc.split("\n")) >= 3, f"{place}: say in two or three lines what is in it"
         assert re.search(r"\b[Ii]mport", doc), (
-            f"{where}: say who may import from it, or from where its names are imported"
+            f"{place}: say who may import from it, or from where its names are imported"
         )
 
 
@@ -212,9 +212,9 @@ def test_nobody_imports_from_the_package_root() -> None:
     for path in [*(ROOT / "src/turnwise").glob("*.py"), *(path for floor in FLOORS for path in files_of(floor))]:
         for line, name in source_of(path).imports:
             top, _, rest = name.partition(".")
-            where = f"{path.relative_to(ROOT)}:{line} imports {name}"
+            place = f"{path.relative_to(ROOT)}:{line} imports {name}"
             assert top != "turnwise" or "." in rest or rest == "__version__", (
-                f"{where}: import from the module that owns the name"
+                f"{place}: import from the module that owns the name"
             )
 
 
@@ -319,8 +319,8 @@ def sample(cls: type[errors.TurnwiseError]) -> errors.TurnwiseError:
 
 def test_the_blocking_family_is_what_the_asynchronous_one_makes() -> None:
     modules = blocking_family.family()
-    there = {*blocking_family.BLOCKING.glob("*.py")}
-    assert {path.name for path in there - modules.keys()} == {"__init__.py", "steps.py"}
+    existing = {*blocking_family.BLOCKING.glob("*.py")}
+    assert {path.name for path in existing - modules.keys()} == {"__init__.py", "steps.py"}
     for path, text in modules.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make blocking`"
 
@@ -333,8 +333,8 @@ def test_neither_family_of_clients_imports_from_the_other_and_what_they_share_fr
         for line, name in source_of(path).imports:
             if name.startswith(client) and not name.startswith(f"{client}shared."):
                 is_other = room == "client" and name.startswith(f"{client}blocking.")
-                where = f"{path.relative_to(ROOT)}:{line} imports {name}"
-                assert name.startswith(allowed) and not is_other, where
+                place = f"{path.relative_to(ROOT)}:{line} imports {name}"
+                assert name.startswith(allowed) and not is_other, place
 
 
 def test_both_families_have_the_same_steps() -> None:
@@ -409,9 +409,9 @@ print([n for n in {names} if n in sys.modules], [c for c in classes if c.__pydan
 def test_each_page_of_the_docs_is_in_the_navigation_of_the_site() -> None:
     nav = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
     listed = list(pages_in(nav))
-    there = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
-    assert not there - set(listed), "give each a place in `nav` in zensical.toml"
-    assert sorted(listed) == sorted(there)
+    existing = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert not existing - set(listed), "give each a place in `nav` in zensical.toml"
+    assert sorted(listed) == sorted(existing)
 
 
 def test_each_page_of_the_design_has_at_most_120_lines() -> None:
@@ -437,10 +437,10 @@ def test_no_frozen_dataclass_with_a_public_name_has_slots() -> None:
 
 
 def test_the_reference_is_made_from_the_code_as_it_is() -> None:
-    pages, there = reference_pages.pages(), {page.name: page for page in (ROOT / "docs/reference").glob("*.md")}
-    assert set(pages) == set(there)
+    pages, existing = reference_pages.pages(), {page.name: page for page in (ROOT / "docs/reference").glob("*.md")}
+    assert set(pages) == set(existing)
     for name, text in pages.items():
-        assert there[name].read_text(encoding="utf-8") == text, f"{name}: run `make reference`"
+        assert existing[name].read_text(encoding="utf-8") == text, f"{name}: run `make reference`"
 
 
 def pages_in(nav: Iterable[dict[str, Any]]) -> Iterator[str]:

@@ -73,23 +73,23 @@ def test_it_is_short_and_its_links_lead_somewhere() -> None:
 
 def test_its_first_program_prints_what_it_shows(snippets: SnippetRunner, tmp_path: Path) -> None:
     """`...` stands for any text: how much of an answer is there when it is stopped depends on the machine."""
-    program, shown = [block for block in BLOCKS if block.kind in ("python", "text")][:2]
+    program, output = [block for block in BLOCKS if block.kind in ("python", "text")][:2]
     printed = snippets.run(program.text, tmp_path)
     of_ray = r"(\x1b\[\d+m)?\((\w+ pid=\d+|raylet)\).*?\n"  # what its processes log, at any place
-    assert fnmatchcase(re.sub(of_ray, "", printed).strip("\n"), shown.text.strip().replace("...", "*")), printed
+    assert fnmatchcase(re.sub(of_ray, "", printed).strip("\n"), output.text.strip().replace("...", "*")), printed
 
 
 def test_the_numbers_of_its_table_are_those_of_the_benchmarks() -> None:
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     growth = {row[0]: row for row in rows_of(page[page.index("**Growth") :].partition("\n## ")[0])}
-    stored, slower = (
+    stored_sizes, slower = (
         next(row[1:] for row in rows_of(README.read_text(encoding="utf-8")) if row[0].startswith(start))
         for start in ("2,000 turns of", "the last 100 of these turns")
     )
     for column, name in enumerate(("turnwise, dedicated", "LangGraph", "OpenAI Agents SDK")):
         _, turns, _, times, megabytes, _ = growth[name]
         after = "" if turns == "2,000" else f", after {turns.partition(' ')[0]}"
-        assert stored[column] == megabytes + after
+        assert stored_sizes[column] == megabytes + after
         assert slower[column].partition(" ")[2] == "times as long"
         assert float(slower[column].partition(" ")[0]) == pytest.approx(float(times), rel=0.01)
 

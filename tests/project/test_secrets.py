@@ -275,8 +275,8 @@ def test_store_readers_import_nothing_that_could_execute_stored_data() -> None:
                     names = [(node.module or "").partition(".")[0], *(alias.name for alias in node.names)]
                 case ast.Call(func=ast.Name(id=name)) if name in CODE_CALLS:
                     names = [name]
-            taken = (CODE_MODULES | CODE_CALLS).intersection(names) - BETWEEN_PROCESSES.get(path.name, set())
-            assert not taken, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} uses {taken}"
+            used_names = (CODE_MODULES | CODE_CALLS).intersection(names) - BETWEEN_PROCESSES.get(path.name, set())
+            assert not used_names, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} uses {used_names}"
 
 
 class Touch:

@@ -93,8 +93,8 @@ def test_tool_results_carry_images_and_documents_in_the_providers_format() -> No
     assert [content["type"] for content in part["content"]] == ["text", "image", "document"]
     output = encode(blocks, provider="responses")["input"][-1]["output"]
     assert [part["type"] for part in output] == ["input_text", "input_image", "input_file"]
-    tool_message, shown = encode(blocks, provider="chat")["messages"][-2:]
-    assert (tool_message["role"], shown["role"]) == ("tool", "user"), "a tool's message takes text only"
+    tool_message, user_message = encode(blocks, provider="chat")["messages"][-2:]
+    assert (tool_message["role"], user_message["role"]) == ("tool", "user"), "a tool's message takes text only"
 
 
 def test_streamed_parts_have_an_index_and_say_which_is_final(manager: SessionManager) -> None:

@@ -220,9 +220,9 @@ class Siege:
         while outcome == "could not begin" and not self._over.is_set():
             number = sum(count for deed, count in self.ledger.deeds.items() if deed.startswith("orphan"))
             placement = "dedicated" if self._stage.name == "sqlite" else "packed"
-            where = self._store.url, f"orphan-{number}", self._folder / f"orphan-{number}", placement
+            arguments = self._store.url, f"orphan-{number}", self._folder / f"orphan-{number}", placement
             try:
-                outcome = await orphan(*where)
+                outcome = await orphan(*arguments)
             except AssertionError as error:
                 outcome = "did not come back"
                 self.ledger.violate(str(error))
@@ -286,10 +286,10 @@ class Siege:
             if not entry.told_s:
                 continue
             ledger.deeds["acknowledged prompt"] += 1
-            there = entry.token in records.tokens and (not entry.run_id or entry.run_id in records.runs)
-            if not there and not ledger.may_be_gone(entry):
+            is_stored = entry.token in records.tokens and (not entry.run_id or entry.run_id in records.runs)
+            if not is_stored and not ledger.may_be_gone(entry):
                 ledger.violate(f"prompt {entry.token} of run {entry.run_id} was acknowledged and is lost")
-            elif not there:
+            elif not is_stored:
                 ledger.deeds["prompt that a restore took"] += 1
                 await self._check_told(entry.run_id, entry.user)
             elif entry.run_id and records.runs[entry.run_id] not in SETTLED:
@@ -369,15 +369,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", nargs="+", default=list(STORES), choices=list(STORES))
     parser.add_argument("--out", type=Path, default=HERE / "LAST.md")
-    chosen = parser.parse_args(arguments)
-    seconds = chosen.minutes * 60 / len(chosen.store)
+    options = parser.parse_args(arguments)
+    seconds = options.minutes * 60 / len(options.store)
     ledgers: dict[str, Ledger] = {}
-    for name in chosen.store:
+    for name in options.store:
         small = name == "sqlite"
-        stage = Stage(name, chosen.seed, seconds, users=4 if small else 6, chats=1 if small else 2)
+        stage = Stage(name, options.seed, seconds, users=4 if small else 6, chats=1 if small else 2)
         ledgers[name] = besiege(stage)
-        chosen.out.write_text(page(ledgers, chosen.minutes, chosen.seed), encoding="utf-8")
-    print(chosen.out.read_text(encoding="utf-8"))
+        options.out.write_text(page(ledgers, options.minutes, options.seed), encoding="utf-8")
+    print(options.out.read_text(encoding="utf-8"))
     return 1 if any(ledger.violations for ledger in ledgers.values()) else 0
 
 

@@ -147,9 +147,9 @@ def nodes_on_postgres(setting: Setting) -> Report:
     workers: list[Any] = []
 
     async def lose_a_node() -> None:  # on the main thread, since a node sets up signals
-        lost = workers.pop(0)
-        os.kill(lost.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-        cluster.worker_nodes.discard(lost)
+        worker = workers.pop(0)
+        os.kill(worker.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        cluster.worker_nodes.discard(worker)
         workers.append(cluster.add_node(wait=False, **NODE))
 
     def killers(manager: AsyncSessionManager, session_ids: Sequence[str]) -> Iterator[tuple[Killer, float]]:

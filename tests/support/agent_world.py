@@ -66,12 +66,12 @@ def check_request(blocks: Sequence[Block]) -> None:
 
     Pictures and files that it does not take are sent as engines send those of turns that have ended.
     """
-    sent = {rules.name: rules.spare(blocks) for rules in (CHAT, RESPONSES, ANTHROPIC)}
+    requests = {rules.name: rules.spare(blocks) for rules in (CHAT, RESPONSES, ANTHROPIC)}
     for rules in (CHAT, RESPONSES, ANTHROPIC):
-        check(messages_of(sent[rules.name]), rules)
-    check_chat(chat.encode(sent[CHAT.name]))
-    check_responses(responses.encode(sent[RESPONSES.name])[1])
-    wire = anthropic.encode(sent[ANTHROPIC.name])[1]
+        check(messages_of(requests[rules.name]), rules)
+    check_chat(chat.encode(requests[CHAT.name]))
+    check_responses(responses.encode(requests[RESPONSES.name])[1])
+    wire = anthropic.encode(requests[ANTHROPIC.name])[1]
     kinds = [message["content"][0]["type"] for message in wire if message["role"] == "assistant"]
     # Thinking can be on only for a conversation in which the model has always thought.
     check_anthropic(wire, thinking=all(kind in ("thinking", "redacted_thinking") for kind in kinds))

@@ -38,8 +38,12 @@ def build_wheel(*options: str, into: Path) -> zipfile.ZipFile:
 def hidden_modules() -> set[str]:
     """Return the modules that are here, and not where only requirements.lock was installed."""
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-    needed = {_normal(name) for name in re.findall(r"^[\w.-]+", lock, re.MULTILINE)} | {"pip", "setuptools", "turnwise"}
-    modules = {name for name, homes in packages_distributions().items() if needed.isdisjoint(map(_normal, homes))}
+    required = {_normal(name) for name in re.findall(r"^[\w.-]+", lock, re.MULTILINE)} | {
+        "pip",
+        "setuptools",
+        "turnwise",
+    }
+    modules = {name for name, homes in packages_distributions().items() if required.isdisjoint(map(_normal, homes))}
     return modules - {"psutil", "setproctitle"}  # Ray brings its own
 
 

@@ -89,19 +89,19 @@ def broken_links(site: Path) -> Iterator[str]:
     """Yield the links of all pages that lead to no file or no place of the site, and what is loaded from elsewhere."""
     pages = {page: Links(page.read_text(encoding="utf-8")) for page in sorted(site.rglob("*.html"))}
     for page, document in pages.items():
-        here = page.relative_to(site).as_posix()
-        if here == "404.html":
+        page_path = page.relative_to(site).as_posix()
+        if page_path == "404.html":
             continue  # its links begin at the root of the server
         for link in document.links:
-            target = urlsplit(urljoin(f"http://site/{here}", link))
+            target = urlsplit(urljoin(f"http://site/{page_path}", link))
             if target.hostname != "site":
                 continue
             file = site / unquote(target.path).lstrip("/")
             file = file / "index.html" if file.is_dir() else file
             if not file.is_file():
-                yield f"{here}: {link} is not there"
+                yield f"{page_path}: {link} is not there"
             elif target.fragment and file in pages and unquote(target.fragment) not in pages[file].ids:
-                yield f"{here}: {link}: no such place in {file.relative_to(site)}"
+                yield f"{page_path}: {link}: no such place in {file.relative_to(site)}"
 
 
 if __name__ == "__main__":

@@ -32,14 +32,14 @@ class ScriptedEngine:
 
     async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:  # noqa: PLR0911 - one a case
         prompt: str = turn.new_blocks[-1].text  # type: ignore[union-attr, assignment]
-        word, _, rest = prompt.partition(" ")
+        word, _, arguments = prompt.partition(" ")
         match word:
             case "slow":
-                for number in range(int(rest)):
+                for number in range(int(arguments)):
                     context.emit(f"{number} ")
                     await asyncio.sleep(0.02)
             case "raise":
-                raise ValueError(rest or "the engine broke")
+                raise ValueError(arguments or "the engine broke")
             case "exit":
                 raise SystemExit(3)
             case "nothing":

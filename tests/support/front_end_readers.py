@@ -78,9 +78,9 @@ class UiMessage:
                 pass
             case _:
                 assert kind.startswith("data-"), data
-                same = [part for part in self.parts if part["type"] == kind and part.get("id") == data["id"]]
-                if same:
-                    same[0]["data"] = data["data"]
+                earlier_parts = [part for part in self.parts if part["type"] == kind and part.get("id") == data["id"]]
+                if earlier_parts:
+                    earlier_parts[0]["data"] = data["data"]
                 else:
                     self.parts.append(dict(data))
 

@@ -42,10 +42,10 @@ class OpenAIChat(BaseChatModel):
     async def _agenerate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **arguments: Any
     ) -> ChatResult:
-        whole = AIMessageChunk(content="")
+        message = AIMessageChunk(content="")
         async for chunk in self._astream(messages, stop, None, **arguments):
-            whole += chunk.message  # type: ignore[assignment]
-        return ChatResult(generations=[ChatGeneration(message=whole)])
+            message += chunk.message  # type: ignore[assignment]
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
     async def _astream(
         self,
@@ -140,7 +140,9 @@ class ScriptedChat(BaseChatModel):
             if run_manager:
                 run_manager.on_llm_new_token(word, chunk=piece)
             yield piece
-        rest = message.model_dump(exclude={"type", "content", "tool_calls", "invalid_tool_calls"}, exclude_none=True)
+        extra_fields = message.model_dump(
+            exclude={"type", "content", "tool_calls", "invalid_tool_calls"}, exclude_none=True
+        )
         calls: list[Any] = [
             {
                 "name": call["name"],
@@ -152,7 +154,7 @@ class ScriptedChat(BaseChatModel):
             for index, call in enumerate(message.tool_calls)
         ]
         content = message.content if isinstance(message.content, list) else ""
-        yield ChatGenerationChunk(message=AIMessageChunk(content=content, tool_call_chunks=calls, **rest))
+        yield ChatGenerationChunk(message=AIMessageChunk(content=content, tool_call_chunks=calls, **extra_fields))
 
 
 def calls(*named: tuple[str, dict[str, Any]], text: str = "", first: int = 1) -> AIMessage:

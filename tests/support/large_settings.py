@@ -117,8 +117,10 @@ def end_all(namespace: str) -> None:
 
 def named_in(namespace: str, prefix: str = "") -> list[str]:
     """Return the names of a namespace's actors that begin so."""
-    named = ray.util.list_named_actors(all_namespaces=True)
-    return [actor["name"] for actor in named if actor["namespace"] == namespace and actor["name"].startswith(prefix)]
+    named_actors = ray.util.list_named_actors(all_namespaces=True)
+    return [
+        actor["name"] for actor in named_actors if actor["namespace"] == namespace and actor["name"].startswith(prefix)
+    ]
 
 
 async def orphan(store: str, namespace: str, folder: Path, placement: str) -> str:

@@ -196,8 +196,8 @@ def node_of(namespace: str, name: str) -> str:
 
 
 def names_of(namespace: str, prefix: str) -> list[str]:
-    named = ray.util.list_named_actors(all_namespaces=True)
-    names = [actor["name"] for actor in named if actor["namespace"] == namespace]
+    named_actors = ray.util.list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in named_actors if actor["namespace"] == namespace]
     return sorted(name for name in names if name.startswith(prefix))
 
 
@@ -229,7 +229,7 @@ async def a_node_joins(box: Box) -> dict[str, Any]:
     await before.memory.save("Ada keeps bees.", id="bees")
     await (await before.run("hello")).wait(60)
     host = await packed.open("packed")
-    held = await host.run("hold join")
+    run = await host.run("hold join")
     box.add_two()
     after = [await dedicated.open(f"after{number}") for number in range(2)]
     await kill(before, host)
@@ -252,7 +252,7 @@ async def a_node_joins(box: Box) -> dict[str, Any]:
     outcome = {
         "texts": texts,
         "is_all_on_head": nodes == {box.head},
-        "lost": (await held.info()).state,
+        "lost": (await run.info()).state,
         "recalled": [item.text for item in await before.memory.recall("bees")],
         "refused": refused,
     }
@@ -462,12 +462,12 @@ async def hosts_change(box: Box) -> dict[str, Any]:
     again = [await second.get(chat.id) for chat in chats]
     later = [await box.ask(chat, f"later {chat.id}", if_busy="enqueue") for chat in again]
     unmoved = [process_of(await chat.info()) for chat in again] == pids
-    lost = [index for index, pid in enumerate(pids) if pid == pids[0]]
+    lost_indexes = [index for index, pid in enumerate(pids) if pid == pids[0]]
     os.kill(pids[0], signal.SIGKILL)
     store = SQLStore(box.urls.format("p"))
 
     async def has_outcome() -> bool:
-        return all([(await store.run(runs[index].run_id)).state != "running" for index in lost])
+        return all([(await store.run(runs[index].run_id)).state != "running" for index in lost_indexes])
 
     try:
         await until(has_outcome)  # nobody asks for them meanwhile
@@ -487,8 +487,8 @@ async def hosts_change(box: Box) -> dict[str, Any]:
     await second.close()
     return {
         "unmoved": unmoved,
-        "lost": [states[index] for index in lost],
-        "kept": [state for index, state in enumerate(states) if index not in lost],
+        "lost": [states[index] for index in lost_indexes],
+        "kept": [state for index, state in enumerate(states) if index not in lost_indexes],
         "after": after,
         "last": last,
         "hosts": len(now),
@@ -500,22 +500,22 @@ async def hosts_change(box: Box) -> dict[str, Any]:
 async def a_program_goes_with_its_node(box: Box) -> dict[str, Any]:
     """With large settings; then the processes that it made elsewhere are killed, too."""
     node = box.cluster.add_node(**NODE)
-    here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    program: Any = ray.remote(num_cpus=0)(large_settings.make).options(scheduling_strategy=here)
+    on_node = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    program: Any = ray.remote(num_cpus=0)(large_settings.make).options(scheduling_strategy=on_node)
     places = {
         placed: (box.urls.format("away"), f"gone-{placed}", box.folder / f"gone-{placed}", placed)
         for placed in large_settings.PLACEMENTS
     }
     for _, _, folder, _ in places.values():
         folder.mkdir()
-    reports = {placed: await program.remote(*map(str, where), 20.0) for placed, where in places.items()}
+    reports = {placed: await program.remote(*map(str, place), 20.0) for placed, place in places.items()}
     os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
 
     async def is_dead() -> bool:
         return not any(entry["Alive"] for entry in ray.nodes() if entry["NodeID"] == node.node_id)
 
     await until(is_dead)
-    return {placed: await large_settings.back(*where, reports[placed]) for placed, where in places.items()}
+    return {placed: await large_settings.back(*place, reports[placed]) for placed, place in places.items()}
 
 
 CHECKS = (a_node_joins, placement, a_node_dies, drivers_leave, hosts_change, a_program_goes_with_its_node)

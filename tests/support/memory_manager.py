@@ -104,8 +104,10 @@ class House:
     def manager(self, *memory: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> SessionManager:
         """Return a manager whose runs wait for memories as long as it takes, unless the config says how long."""
         settings.setdefault("engine", self.engine())
-        chosen = SessionConfig(**{"memory": MemoryConfig(timeout_s=WAIT_S), **(config or {})})
-        manager = SessionManager(self.url("chats"), namespace=self.namespace, memory=memory, config=chosen, **settings)
+        session_config = SessionConfig(**{"memory": MemoryConfig(timeout_s=WAIT_S), **(config or {})})
+        manager = SessionManager(
+            self.url("chats"), namespace=self.namespace, memory=memory, config=session_config, **settings
+        )
         self._managers.append(manager)
         return manager
 

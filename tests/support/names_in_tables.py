@@ -50,14 +50,14 @@ _MODULES = ("adapters", "blocks", "conformance", "engines", "errors", "events", 
 _MORE_MODULES = ("testing", "transcripts")
 
 
-def problems(shown: str) -> list[str]:
+def problems(code_text: str) -> list[str]:
     """Return what is wrong with code: names that do not exist, and arguments that a function does not take.
 
     What is no code, such as a command, an address or an environment variable, has no problems.
     """
-    if re.fullmatch(r"[A-Z_]{2,}", shown):
+    if re.fullmatch(r"[A-Z_]{2,}", code_text):
         return []
-    code = re.sub(r"=(?=\s*[,)]|$)", "=...", shown.removeprefix("@")).replace("...", "Ellipsis")
+    code = re.sub(r"=(?=\s*[,)]|$)", "=...", code_text.removeprefix("@")).replace("...", "Ellipsis")
     try:
         tree = ast.parse(f"{code}: pass" if code.startswith("for ") else code)
     except SyntaxError:
@@ -88,7 +88,9 @@ def _values_of(node: ast.AST, *, is_called: bool = False) -> list[Any]:
     """Return what an expression may be; empty if there is nothing of this name."""
     if isinstance(node, ast.Name):
         objects = [_public()[node.id]] if node.id in _public() else []
-        return objects + [held for cls in _CLASSES if (held := _attribute(cls, node.id)) is not None] * is_called
+        return (
+            objects + [attribute for cls in _CLASSES if (attribute := _attribute(cls, node.id)) is not None] * is_called
+        )
     if not isinstance(node, ast.Attribute):
         return []
     owner = node.value
@@ -100,7 +102,7 @@ def _values_of(node: ast.AST, *, is_called: bool = False) -> list[Any]:
         owners = tuple(_values_of(owner))
     else:
         owners = _CLASSES  # of what a function returns
-    return [held for owner in owners if (held := _attribute(owner, node.attr)) is not None]
+    return [attribute for owner in owners if (attribute := _attribute(owner, node.attr)) is not None]
 
 
 def _attribute(owner: Any, name: str) -> Any:
@@ -150,9 +152,18 @@ def _words() -> set[str]:
     """Return the words that may stand alone: names of methods, parameters, kinds of events, and policies."""
     methods = [getattr(cls, name) for cls in _CLASSES for name in dir(cls) if name[0] != "_"]
     parameters = {name for item in [*_public().values(), *methods] for name in _parameters(item)}
-    held = {name for cls in _CLASSES for name in dir(cls)}
+    attributes = {name for cls in _CLASSES for name in dir(cls)}
     fields = {name for event in KINDS.values() for name in event.model_fields}
-    return {*_public(), *OBJECTS, *parameters, *held, *fields, *KINDS, *get_args(IfBusy), *RunOptions.__annotations__}
+    return {
+        *_public(),
+        *OBJECTS,
+        *parameters,
+        *attributes,
+        *fields,
+        *KINDS,
+        *get_args(IfBusy),
+        *RunOptions.__annotations__,
+    }
 
 
 def _parameters(function: Any) -> list[str]:

@@ -93,8 +93,8 @@ def spoken(text: str) -> dict[str, Any]:
 
 def completed(*output: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Return the last event of a response."""
-    whole = {"id": "resp_1", "created_at": 0, "object": "response", "status": "completed", "output": output}
-    return item("response.completed", response={**whole, **fields})
+    response = {"id": "resp_1", "created_at": 0, "object": "response", "status": "completed", "output": output}
+    return item("response.completed", response={**response, **fields})
 
 
 HI = [Text(text="Hi there")]
@@ -589,8 +589,8 @@ class QuirkServer:
                 server.requests.append(json.loads(self.rfile.read(int(headers["content-length"]))))
                 if refused := server.refuse and server.refuse(server.requests[-1]):
                     server.refused.append(refused)
-                answered = len(server.requests) - len(server.refused)
-                answer = refused or server.answers[min(answered, len(server.answers)) - 1]
+                answered_count = len(server.requests) - len(server.refused)
+                answer = refused or server.answers[min(answered_count, len(server.answers)) - 1]
                 status, content_type, body = answer() if callable(answer) else answer
                 head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\nconnection: close\r\n\r\n"
                 with suppress(OSError):  # the client has left

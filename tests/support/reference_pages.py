@@ -114,8 +114,10 @@ def module_pages() -> Iterator[tuple[str, str]]:
     """Yield a page for each public module. A name that several modules have is described in the first one."""
     described: dict[str, str] = {}
     for module, about in MODULES.items():
-        here = package() if module == "turnwise" else package()[module.partition(".")[2]]
-        homes = {name: alias.target_path for name, alias in here.members.items() if isinstance(alias, griffe.Alias)}
+        module_object = package() if module == "turnwise" else package()[module.partition(".")[2]]
+        homes = {
+            name: alias.target_path for name, alias in module_object.members.items() if isinstance(alias, griffe.Alias)
+        }
         homes = {name: home for name, home in homes.items() if not home.startswith(ELSEWHERE)}
         links = [f"[`{name}`][{described[home]}]" for name, home in homes.items() if home in described]
         own = [name for name, home in homes.items() if home not in described]
@@ -169,9 +171,9 @@ def events_page() -> str:
     def rows() -> Iterator[tuple[str, ...]]:
         for cls in sorted(kinds, key=lambda cls: str(cls.model_fields["kind"].default)):
             own = [name for name in cls.model_fields if name not in everywhere]
-            stored = "live only" if cls.live else "stored, the run's last" if cls.terminal else "stored"
+            kind_of_storage = "live only" if cls.live else "stored, the run's last" if cls.terminal else "stored"
             kind = str(cls.model_fields["kind"].default)
-            yield f"`{kind}`", stored, cell(cls.__doc__), ", ".join(f"`{name}`" for name in own)
+            yield f"`{kind}`", kind_of_storage, cell(cls.__doc__), ", ".join(f"`{name}`" for name in own)
 
     shared = (
         (f"`{field.name}`", f"`{cell(field.annotation)}`", about or SHARED[field.name])

@@ -72,8 +72,10 @@ def shown(messages: Sequence[Message]) -> tuple[str | None, list[Fact]]:
     """Return the earlier summary that a summarizer was shown, if there was one, and all else that it was."""
     lines = text_of(messages[-1]).partition("\n\n")[0].splitlines()
     records = [next(iter(json.loads(line).items())) for line in lines]
-    earlier = [text for who, text in records if who.startswith("summary")]
-    assert len(earlier) <= 1 and all(who.startswith("summary") for who, _ in records[: len(earlier)]), "it comes first"
+    earlier = [text for role, text in records if role.startswith("summary")]
+    assert len(earlier) <= 1 and all(role.startswith("summary") for role, _ in records[: len(earlier)]), (
+        "it comes first"
+    )
     return next(iter(earlier), None), records[len(earlier) :]
 
 
@@ -86,7 +88,7 @@ def respond(messages: list[Message]) -> str | Message:
         if RAMBLE in prompt:
             return "so " * 100
         earlier, facts = shown(messages)
-        names = [text.split()[0][:3] for who, text in facts if who == "user"]
+        names = [text.split()[0][:3] for role, text in facts if role == "user"]
         return f"Talked of {earlier.split()[2] if earlier else names[0]} to {names[-1]}"
     content = next(message["content"] for message in reversed(messages) if message["role"] == "user")
     question = (content if isinstance(content, str) else content[-1]["text"]).split(PARAGRAPH)[-1]
@@ -238,19 +240,21 @@ def audit(manager: SessionManager, session_id: str, *, user_id: str = DEFAULT_US
         before: list[Block] = []
         for turn in turns:
             check_chat(encode([*turn.blocks, User(text="next")]))
-            held: list[Block] = []
+            blocks: list[Block] = []
             for block in turn.blocks:
                 if isinstance(block, Summary):
-                    held += await read(await originals(block, read))
+                    blocks += await read(await originals(block, read))
                 elif not isinstance(block, System):
-                    held.append(block)
+                    blocks.append(block)
             new = [block for block in turn.new_blocks if not isinstance(block, System)]
-            assert held[len(held) - len(new) :] == new, f"{turn} has lost what is its own"
-            rest = iter(before)
+            assert blocks[len(blocks) - len(new) :] == new, f"{turn} has lost what is its own"
+            remaining = iter(before)
             if drops:
-                assert all(block in rest for block in held[: len(held) - len(new)]), f"{turn} holds something twice"
+                assert all(block in remaining for block in blocks[: len(blocks) - len(new)]), (
+                    f"{turn} holds something twice"
+                )
             else:
-                assert held == [*before, *new], f"{turn} does not stand for all that was said"
+                assert blocks == [*before, *new], f"{turn} does not stand for all that was said"
             before += new
         await store.close()
         return turns

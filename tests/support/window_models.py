@@ -88,9 +88,9 @@ class Notebook:
         self.held = Switch(path.with_suffix(".held"))
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
-        taken = self._write(scope, items)
+        accepted = self._write(scope, items)
         await self.held.wait()
-        return taken
+        return accepted
 
     async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> Sequence[MemoryItem]:
         return []
@@ -112,12 +112,12 @@ class Notebook:
                 raise AssertionError("a memory that is read-only was written")
             if self.broken.is_on:
                 raise OSError("the disk is full")
-            taken = items[: self.most]
+            accepted = items[: self.most]
             with database:
                 database.executemany(
-                    "INSERT OR IGNORE INTO kept VALUES (?, ?, ?, ?, ?, ?)", [_row(scope, item) for item in taken]
+                    "INSERT OR IGNORE INTO kept VALUES (?, ?, ?, ?, ?, ?)", [_row(scope, item) for item in accepted]
                 )
-            return [item.id for item in taken]
+            return [item.id for item in accepted]
 
     def given(self) -> list[str]:
         """Return the id of each item, once for each time that it was given."""

@@ -41,8 +41,8 @@ async def weather(city: str) -> str:
 
 def own(turn: Turn) -> list[AnyBlock]:
     """Answer as the frameworks' models do: with a call of a tool, if the prompt asks for one, then with a text."""
-    asks = any(block.kind == "user" and "tool" in block.text for block in turn.asked)
-    if asks and not turn.output:
+    asks_for_tool = any(block.kind == "user" and "tool" in block.text for block in turn.asked)
+    if asks_for_tool and not turn.output:
         return [ToolUse(call_id=f"c{turn.index}", name="weather", input={"city": "Oslo"})]
     return [Text(text="It is sunny.")]
 
@@ -180,7 +180,7 @@ async def cancel(table: Table, cancels: int) -> None:
 
     engines = {"anthropic": anthropic, "agents-sdk": sdk, "langgraph": graph, "pydantic-ai": pydantic}
     for name, make in engines.items():
-        taken = Samples()
+        durations = Samples()
         with (
             LocalProvider(reply="word " * 2000, token_delay_s=0.02) as provider,
             tempfile.TemporaryDirectory() as folder,
@@ -197,10 +197,10 @@ async def cancel(table: Table, cancels: int) -> None:
                 await core.admission.cancel("enough")
                 await asyncio.to_thread(record.ended.wait, 30)
                 assert record.hung_up_at, record
-                taken.append(record.hung_up_at - began)
+                durations.append(record.hung_up_at - began)
             await store.close()
-        table.line(f"{name}: from cancel to the closed connection", taken)
-        table.judge(f"{name}: the slowest of {cancels}, of 50 ms", max(taken) / CANCEL_S, 1)
+        table.line(f"{name}: from cancel to the closed connection", durations)
+        table.judge(f"{name}: the slowest of {cancels}, of 50 ms", max(durations) / CANCEL_S, 1)
 
 
 async def _streams(core: SessionCore, number: int) -> bool:

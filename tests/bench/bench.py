@@ -300,7 +300,7 @@ class Bench:
 
     def turns(self) -> None:
         """Measure a durable turn, compared with a bare call."""
-        calls, turns, alone, rows, both, prompt = Samples(), Samples(), Samples(), Samples(), 20, prompt_of(200)
+        calls, turns, alone, rows, rounds, prompt = Samples(), Samples(), Samples(), Samples(), 20, prompt_of(200)
         path = self.folder / "rows.db"
         with (
             self.manager("turn", EchoEngine()) as manager,
@@ -310,36 +310,36 @@ class Bench:
             session = manager.open()
             core, store = runner.run(self._core_of("alone", EchoEngine()))
             connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; CREATE TABLE t (a, b)")
-            for _ in range(both):
+            for _ in range(rounds):
                 self.call(Samples(), 10)
                 session.run(prompt).wait()
-            runner.run(self._turns_of(core, prompt, both, Samples()))
+            runner.run(self._turns_of(core, prompt, rounds, Samples()))
             for _ in range(self.scale.rounds):
-                self.call(calls, both)
-                for _ in range(both):
+                self.call(calls, rounds)
+                for _ in range(rounds):
                     with turns.timed():
                         session.run(prompt).wait()
-                runner.run(self._turns_of(core, prompt, both, alone))
-                for _ in range(both):
+                runner.run(self._turns_of(core, prompt, rounds, alone))
+                for _ in range(rounds):
                     with rows.timed():
                         write_rows(connection, prompt)
             runner.run(core.ownership.leave())
             runner.run(store.close())
             with counted_calls() as count:
-                for _ in range(both):
+                for _ in range(rounds):
                     session.run(prompt).wait()
             retire(session)
         self.call_s = calls.median
         self.table.line("bare call of an empty async actor", calls, "floor")
         self.table.judge("durable turn: run + wait, on SQLite", turns.median / calls.median, 2.5, samples=turns)
-        self.table.line("  actor calls a turn, counted in this process", result=f"{count[0] / both:g}")
+        self.table.line("  actor calls a turn, counted in this process", result=f"{count[0] / rounds:g}")
         self.table.line(
             "  its session core alone, in one process", alone, f"{alone.median / turns.median:.0%} of the turn"
         )
         self.table.line(
             "  2 transactions of 5 rows each, by sqlite3", rows, f"{rows.median / turns.median:.0%} of the turn"
         )
-        transactions, statements = asyncio.run(self._sql_of_a_turn("traced", EchoEngine(), prompt, both))
+        transactions, statements = asyncio.run(self._sql_of_a_turn("traced", EchoEngine(), prompt, rounds))
         self.table.line(
             "  transactions a turn, counted at SQLite", result=f"{transactions:g}, of {statements:g} statements"
         )

@@ -149,8 +149,8 @@ def report(crowd: Crowd, users: int, seconds: float) -> int:
         ("turn that recalls and is saved", crowd.with_memory),
         ("recall by a program", crowd.recalls),
     ):
-        shown = "  ".join(f"p{percent} {1000 * samples.percentile(percent):7.1f} ms" for percent in (50, 95, 99))
-        print(f"  {name:32} n {len(samples):6}  {shown}")
+        percentiles = "  ".join(f"p{percent} {1000 * samples.percentile(percent):7.1f} ms" for percent in (50, 95, 99))
+        print(f"  {name:32} n {len(samples):6}  {percentiles}")
     added = 1000 * (crowd.with_memory.percentile(95) - crowd.without.percentile(95))
     verdict = "met" if added <= ADDED_MS else "MISSED"
     print(f"  memory adds at p95 {added:.1f} ms, goal at most {ADDED_MS} ms: {verdict}")

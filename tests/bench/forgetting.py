@@ -31,7 +31,7 @@ def forgets(table: Table, manage: Callable[..., SessionManager], folder: Path, u
         await memory.close()
 
     asyncio.run(fill())
-    alone, beside, taken = Samples(), Samples(), Samples()
+    alone, beside, turn_samples = Samples(), Samples(), Samples()
     verified = []
     with manage("crowded", Model(), memories=[vector_memory(folder, "crowded")]) as manager:
         chats = [manager.open(user_id=f"user-{number}") for number in range(CHATTERS)]
@@ -39,9 +39,9 @@ def forgets(table: Table, manage: Callable[..., SessionManager], folder: Path, u
             chat.run(prompt_of(60)).wait()
         leavers = iter(range(CHATTERS, users))
         for _ in range(rounds):
-            with taken.timed():
+            with turn_samples.timed():
                 _chat(chats, beside, lambda: verified.append(manager.forget(f"user-{next(leavers)}").verified))
-            _chat(chats, alone, partial(time.sleep, taken[-1]))
+            _chat(chats, alone, partial(time.sleep, turn_samples[-1]))
         for chat in chats:
             retire(chat)
     several = f"{users * items_each:,} items of {users} users"
@@ -54,7 +54,7 @@ def forgets(table: Table, manage: Callable[..., SessionManager], folder: Path, u
         1.5,
         samples=beside,
     )
-    table.line("manager.forget() of a user, verified", taken, f"{sum(verified)} of {len(verified)} verified")
+    table.line("manager.forget() of a user, verified", turn_samples, f"{sum(verified)} of {len(verified)} verified")
 
 
 def _chat(chats: list[Session], samples: Samples, work: Callable[[], object]) -> None:

@@ -164,18 +164,18 @@ def _typo(question: str, conversation: Conversation, half: Half, random: Random)
 def _follow_up(question: str, conversation: Conversation, half: Half, random: Random) -> _Way:
     """Return a follow-up: the prompt before names the subject that the newest leaves out, or only the person."""
     match = _ASKED.match(question)
-    named = [name for name in conversation.speakers if re.search(rf"\b{name}\b", question)]
-    if match and not any(name in match["wh"] for name in named) and random.choice((True, not named)):
+    named_speakers = [name for name in conversation.speakers if re.search(rf"\b{name}\b", question)]
+    if match and not any(name in match["wh"] for name in named_speakers) and random.choice((True, not named_speakers)):
         before, newest = random.choice(half_of(WORDS["follow_up_same_matter"], half))
         verb, rest = match["verb"], match["rest"]
         is_being = verb in ("is", "are", "was", "were")
         statement = f"I was thinking of {rest}." if is_being else f"{verb.capitalize()} {rest}?"
         return (before.format(said=statement), _filled(newest, "{wh}", match["wh"].lower())), "matter"
-    if named:
+    if named_speakers:
         before, newest = random.choice(half_of(WORDS["follow_up_same_person"], half))
-        for name in named:
+        for name in named_speakers:
             question = _without(question, name)
-        return (before.format(who=" and ".join(named)), _filled(newest, "{q}", question)), "person"
+        return (before.format(who=" and ".join(named_speakers)), _filled(newest, "{q}", question)), "person"
     return (question, random.choice(half_of(_MORE, half))), "more"
 
 

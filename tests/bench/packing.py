@@ -89,13 +89,16 @@ def residents(table: Table, manage: Manage, count: int, bare_s: float) -> None:
             await in_batches(open_one, range(count))
             opened = time.perf_counter()
             await in_batches(AsyncSession.latest, sessions)
-            answered = time.perf_counter()
+            answered_at = time.perf_counter()
             await in_batches(one_turn, sessions)
             above = memory_of(os.getpid()) - idle
-            rate, whole = count / (opened - began), count / (answered - began)
+            rate, rate_with_turns = count / (opened - began), count / (answered_at - began)
             table.judge(f"{count:,} packed sessions: open(), to bare actors", rate * bare_s, 300, bound="least")
             table.line("  a second", result=f"{rate:,.0f}; bare actors {1 / bare_s:.3g}")
-            table.line("  the same with the first verb, active", result=f"{whole * bare_s:.3g}x; {whole:,.0f} a second")
+            table.line(
+                "  the same with the first verb, active",
+                result=f"{rate_with_turns * bare_s:.3g}x; {rate_with_turns:,.0f} a second",
+            )
             goal = 1024 * count / 10_000 if count >= 10_000 else 1024
             title = f"{count:,} of them resident, with a turn each"
             table.judge(f"{title}: MB above idle Ray", above / 2**20, goal, " MB")

@@ -131,16 +131,16 @@ async def scores(
     """Return the score of each kind of messages."""
     results: dict[Kind, Score] = {}
     for kind in kinds:
-        sent = messages.messages_of(conversations, kind, half, sample=sample, seed=seed)
-        results[kind] = score(sent, [await finder.find(message) for message in sent])
+        sent_messages = messages.messages_of(conversations, kind, half, sample=sample, seed=seed)
+        results[kind] = score(sent_messages, [await finder.find(message) for message in sent_messages])
     return results
 
 
-def score(sent: Sequence[Message], answers: Sequence[Sequence[str]]) -> Score:
+def score(sent_messages: Sequence[Message], answers: Sequence[Sequence[str]]) -> Score:
     """Return the score of these answers to these messages."""
     values, precisions = [], []
     groups: dict[str, list[float]] = defaultdict(list)
-    for message, answer in zip(sent, answers, strict=True):
+    for message, answer in zip(sent_messages, answers, strict=True):
         hits = len(message.evidence.intersection(answer[:LIMIT]))
         values.append(hits / len(message.evidence) if message.evidence else float(not answer))
         groups[message.group].append(values[-1])
@@ -291,8 +291,8 @@ async def print_messages(
             await memory.close()
 
 
-def _line(name: str, values: Iterable[object], rest: str = "") -> None:
-    print(f"  {name:{WIDTH}}" + "".join(f"{value!s:>10}" for value in values) + rest, flush=True)
+def _line(name: str, values: Iterable[object], suffix: str = "") -> None:
+    print(f"  {name:{WIDTH}}" + "".join(f"{value!s:>10}" for value in values) + suffix, flush=True)
 
 
 # Facts
@@ -342,9 +342,11 @@ def paraphrases() -> Conversation:
 async def print_meaning(minilm: EmbeddingFunction | None) -> None:
     """Print what an embedding adds for questions that share no word with their answer."""
     meaning = paraphrases()
-    sent = messages.messages_of([meaning], "bare")
+    sent_messages = messages.messages_of([meaning], "bare")
     needless = [message for half in HALVES for message in messages.messages_of([meaning], "nothing", half)]
-    print(f"\nMeaning: {len(sent)} questions without a word of what answers them, among {len(meaning.items)} items")
+    print(
+        f"\nMeaning: {len(sent_messages)} questions without a word of what answers them, among {len(meaning.items)} items"
+    )
     _line("", ["first", f"among {LIMIT}", "answered", "nothing"])
     with tempfile.TemporaryDirectory() as folder:
         finders = floors_of([meaning], minilm)
@@ -353,11 +355,11 @@ async def print_meaning(minilm: EmbeddingFunction | None) -> None:
             await fill(memory, [meaning])
             finders[name] = Remembering(memory)
         for name, finder in finders.items():
-            answers = [await finder.find(message) for message in sent]
+            answers = [await finder.find(message) for message in sent_messages]
             first = mean(
-                [float(message.evidence.issubset(ids[:1])) for message, ids in zip(sent, answers, strict=True)]
+                [float(message.evidence.issubset(ids[:1])) for message, ids in zip(sent_messages, answers, strict=True)]
             )
-            result = score(sent, answers)
+            result = score(sent_messages, answers)
             silent = score(needless, [await finder.find(message) for message in needless])
             _line(name, [f"{value:.3f}" for value in (first, result.value, result.answered, silent.value)])
         for memory in opened.values():
@@ -375,7 +377,7 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half, se
     from turnwise import MemoryConfig, Packed, SessionConfig, SessionManager
 
     count = -(-THROUGH // len(KINDS))
-    sent = [
+    sent_messages = [
         message
         for kind in KINDS
         for message in messages.messages_of(conversations, kind, half, sample=count, seed=seed)
@@ -393,12 +395,12 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half, se
         async def directly() -> list[Sequence[str]]:
             direct_memory = memory()
             await fill(direct_memory, conversations)
-            answers: list[Sequence[str]] = [await Remembering(direct_memory).find(message) for message in sent]
+            answers: list[Sequence[str]] = [await Remembering(direct_memory).find(message) for message in sent_messages]
             await direct_memory.close()
             return answers
 
         alone = asyncio.run(directly())
-        shown: list[Sequence[str]] = []
+        recalled_ids: list[Sequence[str]] = []
         with SessionManager(
             f"sqlite:///{folder}/sessions.db",
             engine=standing.Showing(),
@@ -407,11 +409,11 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half, se
             placement=Packed(hosts=1),
             namespace="bench-memory",
         ) as manager:
-            for message in sent:
+            for message in sent_messages:
                 session = manager.open(user_id=message.user)
                 turns = [session.run(prompt).wait() for prompt in message.prompts]
                 answer = turns[-1].blocks[-1]
-                shown.append(
+                recalled_ids.append(
                     [
                         name
                         for (user, name), quoted in texts.items()
@@ -420,11 +422,11 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half, se
                 )
     print(f"\nThrough sessions, {half}: what stands in the requests, and what the memory returns")
     _line("", [kind[:9] for kind in KINDS])
-    for name, answers in (("VectorMemory, in requests", shown), ("VectorMemory, returned", alone)):
+    for name, answers in (("VectorMemory, in requests", recalled_ids), ("VectorMemory, returned", alone)):
         values = [
-            score([sent[index] for index in places], [answers[index] for index in places]).value
+            score([sent_messages[index] for index in places], [answers[index] for index in places]).value
             for kind in KINDS
-            for places in [[index for index, message in enumerate(sent) if message.kind == kind]]
+            for places in [[index for index, message in enumerate(sent_messages) if message.kind == kind]]
         ]
         _line(name, [f"{value:.3f}" for value in values])
 
@@ -436,7 +438,8 @@ def print_standing() -> None:
     for half in HALVES:
         result = standing.ask_standing(half)
         _line(
-            f"ExtractiveMemory, {half}", [result.n, *(f"{v:.3f}" for v in (result.there, result.whole, result.others))]
+            f"ExtractiveMemory, {half}",
+            [result.n, *(f"{v:.3f}" for v in (result.share, result.exact_share, result.surplus))],
         )
 
 
@@ -477,11 +480,11 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     vectors = index.embed_queries([query for _, query in queries])
     cold = [await timed(memory.recall(Scope(user_id=user), random.choice(questions))) for user in users]
     warm, chroma = [], []
-    stored: Any = index._vectors
+    vector_store: Any = index._vectors
     for place, (user, query) in enumerate(queries):
         warm.append(await timed(memory.recall(Scope(user_id=user), query)))
         began = time.perf_counter()
-        with stored._opened() as collection:
+        with vector_store._opened() as collection:
             of_user = {"user": collection_module._alias(user)}
             assert collection.query(
                 query_embeddings=vectors[place : place + 1], n_results=10, where=of_user, include=[]

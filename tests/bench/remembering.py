@@ -76,15 +76,15 @@ def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folde
             (rememberer.open(), whole),
         ]
         for round_index in range(-2, rounds):
-            for session, taken in talks:
+            for session, samples in talks:
                 for number in range(turns_each):
                     began = time.perf_counter()
                     session.run(message_of(200, round_index * turns_each + number)).wait()
-                    taken.append(time.perf_counter() - began - MODEL_S)
+                    samples.append(time.perf_counter() - began - MODEL_S)
                     session.memory.wait()  # a person reads the answer for longer than saving takes
             if round_index < 0:
-                for _, taken in talks:
-                    taken.clear()
+                for _, samples in talks:
+                    samples.clear()
             talks = [*talks[1:], talks[0]]
         for session, _ in talks:
             retire(session)
@@ -106,7 +106,9 @@ def recalls(table: Table, namespace: str, folder: Path, rounds: int) -> None:
     alone, by_ray, together = Samples(), Samples(), Samples()
 
     async def ask() -> None:
-        memory, same = (kind(vector_memory(folder, "asked"), namespace=namespace) for kind in (RemoteMemory, ByRay))
+        memory, same_by_ray = (
+            kind(vector_memory(folder, "asked"), namespace=namespace) for kind in (RemoteMemory, ByRay)
+        )
         scopes = [Scope(user_id=f"user-{number}") for number in range(USERS)]
         for index, scope in enumerate(scopes):
             texts = [message_of(200, index * ITEMS_EACH + number) for number in range(ITEMS_EACH)]
@@ -120,7 +122,7 @@ def recalls(table: Table, namespace: str, folder: Path, rounds: int) -> None:
                 with alone.timed():
                     await recall(round_index * AT_ONCE + number)
                 with by_ray.timed():
-                    await recall(round_index * AT_ONCE + number, same)
+                    await recall(round_index * AT_ONCE + number, same_by_ray)
             began = time.perf_counter()
             await asyncio.gather(*(recall(round_index * AT_ONCE + number) for number in range(AT_ONCE)))
             together.append((time.perf_counter() - began) / AT_ONCE)

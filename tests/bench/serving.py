@@ -138,15 +138,15 @@ async def first_tokens(table: Table, url: str, provider_url: str, count: int) ->
 
 async def turns(table: Table, url: str, manager: AsyncSessionManager, rounds: int) -> None:
     """Measure a turn of one request, alternating with one of the Python API, on the same host."""
-    bare, of_service, both = Samples(), Samples(), 5
+    bare, of_service, turns_each = Samples(), Samples(), 5
     session = await manager.open("python")
     async with httpx.AsyncClient(base_url=url, timeout=60) as service:
         await service.post("/v1/sessions", json={"id": "http"})
         for number in range(-2, rounds):
-            for _ in range(both):
+            for _ in range(turns_each):
                 with bare.timed():
                     await (await session.run(PROMPT)).wait()
-            for _ in range(both):
+            for _ in range(turns_each):
                 with of_service.timed():
                     answer = await service.post("/v1/sessions/http/runs?wait_s=60", json={"prompt": PROMPT})
                 assert answer.json()["text"] == PROMPT, answer.text

@@ -31,8 +31,8 @@ class Showing:
         return self
 
     async def run(self, turn: Any, context: Any) -> Sequence[AnyBlock]:
-        shown = "\n".join(block.text for block in turn.blocks if isinstance(block, Recalled))
-        return [Text(text=shown or "nothing")]
+        recalled_text = "\n".join(block.text for block in turn.blocks if isinstance(block, Recalled))
+        return [Text(text=recalled_text or "nothing")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Standing:
     """The scores of requests for prompts that share no word with any fact."""
 
     n: int
-    there: float
+    share: float
     """The share of these facts that a request had, averaged over all requests."""
-    whole: float
+    exact_share: float
     """The share of requests that had all of them, and no other item."""
-    others: float
+    surplus: float
     """The number of other facts in a request, averaged over all requests."""
 
 
@@ -66,7 +66,7 @@ def ask_standing(half: Half) -> Standing:
     from turnwise import MemoryConfig, Packed, SessionConfig, SessionManager
 
     quotes = {item.id: (scope.user_id, quote(item.text)) for scope, item in fact_set.facts()}
-    there, whole, surplus = [], [], []
+    shares, is_exact, surplus = [], [], []
     with tempfile.TemporaryDirectory() as folder:
 
         def memory(model: object) -> ExtractiveMemory:
@@ -87,12 +87,14 @@ def ask_standing(half: Half) -> Standing:
                 for prompt in half_of(WORDS["standing"], half):
                     answer = session.run(prompt).wait().blocks[-1]
                     assert isinstance(answer, Text)
-                    shown = {name for name, (owner, text) in quotes.items() if owner == user and text in answer.text}
-                    there.append(len(expected & shown) / len(expected))
-                    whole.append(expected == shown)
-                    surplus.append(len(shown - expected))
-    count = len(there)
-    return Standing(count, sum(there) / count, sum(whole) / count, sum(surplus) / count)
+                    shown_ids = {
+                        name for name, (owner, text) in quotes.items() if owner == user and text in answer.text
+                    }
+                    shares.append(len(expected & shown_ids) / len(expected))
+                    is_exact.append(expected == shown_ids)
+                    surplus.append(len(shown_ids - expected))
+    count = len(shares)
+    return Standing(count, sum(shares) / count, sum(is_exact) / count, sum(surplus) / count)
 
 
 async def _fill(make: Callable[[], ExtractiveMemory]) -> None:

@@ -191,16 +191,16 @@ class Trials:
         for _ in range(ROUNDS):
             before = stands
             for name, grid in GRID.items():
-                tried = {value: stands.with_({name: value}) for value in grid}
-                worths = {value: self.worth(choice, quarters) for value, choice in tried.items()}
+                choices = {value: stands.with_({name: value}) for value in grid}
+                worths = {value: self.worth(choice, quarters) for value, choice in choices.items()}
                 if tell is not None:
-                    for value, choice in tried.items():
+                    for value, choice in choices.items():
                         tell(f"{name} {value:g}", choice)
                 best = max(worths.values())
                 if best > self.worth(stands, quarters) + GAIN:
                     good = [value for value, worth in worths.items() if worth > best - GAIN]
                     was = stands.value(name)
-                    stands = tried[min(good, key=lambda value: abs(value - was))]
+                    stands = choices[min(good, key=lambda value: abs(value - was))]
             if stands == before:
                 break
         return stands
@@ -259,10 +259,10 @@ def trials_of(
     trials: list[Trial] = []
     user_indexes = {conversation.user: maker.user_index(conversation.items) for conversation in conversations}
     for kind in GOALS:
-        sent = messages.messages_of(conversations, kind)
+        sent_messages = messages.messages_of(conversations, kind)
         trials += [
             maker.trial(kind + by, index % QUARTERS, user_indexes[message.user], message.prompts, message.evidence)
-            for index, message in enumerate(sent)
+            for index, message in enumerate(sent_messages)
         ]
     trials += _few(conversations, maker, by)
     trials += asyncio.run(_facts(maker, by))
@@ -283,8 +283,8 @@ def _few(conversations: Sequence[Conversation], maker: _Maker, by: str) -> list[
         answer = next(place for place, item in enumerate(conversation.items) if item.id in evidence)
         start = max(0, answer - random.randrange(20))
         items = conversation.items[start : start + 20]
-        there = evidence & {item.id for item in items}
-        trials.append(maker.trial(f"few turns{by}", index % QUARTERS, maker.user_index(items), (question,), there))
+        answer_ids = evidence & {item.id for item in items}
+        trials.append(maker.trial(f"few turns{by}", index % QUARTERS, maker.user_index(items), (question,), answer_ids))
     return trials
 
 
@@ -330,6 +330,6 @@ class _Maker:
 
     def _embed(self, texts: Sequence[str]) -> None:
         assert self._embedding is not None
-        if missing := [text for text in dict.fromkeys(texts) if text not in self._vectors]:
-            vectors = np.asarray(self._embedding(missing), np.float32)
-            self._vectors.update(zip(missing, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), strict=True))
+        if new_texts := [text for text in dict.fromkeys(texts) if text not in self._vectors]:
+            vectors = np.asarray(self._embedding(new_texts), np.float32)
+            self._vectors.update(zip(new_texts, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), strict=True))

@@ -64,7 +64,7 @@ async def turns(site: Site, hosts: int, seconds: float, callers: int = CALLERS, 
     async with AsyncSessionManager(site.url, engine=EchoEngine(), placement=placement, namespace=namespace) as manager:
         sessions = [await manager.open(f"session-{number}") for number in range(callers)]
         await in_batches(one_turn, sessions)  # which starts the hosts
-        taken: list[float] = []
+        durations: list[float] = []
         errors: list[TurnwiseError] = []
         ends = asyncio.Event()
 
@@ -73,7 +73,7 @@ async def turns(site: Site, hosts: int, seconds: float, callers: int = CALLERS, 
                 began = time.perf_counter()
                 try:
                     await one_turn(session)
-                    taken.append(time.perf_counter() - began)
+                    durations.append(time.perf_counter() - began)
                 except TurnwiseError as error:  # its host was killed meanwhile
                     errors.append(error)
 
@@ -82,10 +82,10 @@ async def turns(site: Site, hosts: int, seconds: float, callers: int = CALLERS, 
         counted = {"host": await processes_of(manager), "caller": [psutil.Process()]}
         counted |= {name: find() for name, find in site.processes.items()}
         before, at_first, began = {name: spent(of) for name, of in counted.items()}, site.count(), time.perf_counter()
-        taken.clear()
+        durations.clear()
         with counted_calls() as calls:
             await (kill_hosts(manager, kills) if kills else asyncio.sleep(seconds))
-        done, lasted, at_last = sorted(taken), time.perf_counter() - began, site.count()
+        done, lasted, at_last = sorted(durations), time.perf_counter() - began, site.count()
         result: dict[str, Any] = {
             "hosts": hosts,
             "callers": callers,

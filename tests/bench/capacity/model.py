@@ -99,7 +99,7 @@ def simulate(costs: Costs, load: Load, seed: int = 0) -> Outcome:
     hosts = [simpy.PriorityResource(env, 1) for _ in range(load.hosts)]
     threads = [simpy.Resource(env, 1) for _ in range(load.hosts)]
     connections = [simpy.Resource(env, costs.connections) for _ in range(load.hosts)]
-    taken: list[float] = []
+    durations: list[float] = []
     warm_s = load.seconds / 5
 
     def work(seconds: float) -> Steps:
@@ -131,7 +131,7 @@ def simulate(costs: Costs, load: Load, seed: int = 0) -> Outcome:
             began = env.now
             yield from turn(number % load.hosts)
             if env.now > warm_s:
-                taken.append(env.now - began)
+                durations.append(env.now - began)
 
     def fail() -> Steps:
         while load.kill_every_s:
@@ -148,5 +148,7 @@ def simulate(costs: Costs, load: Load, seed: int = 0) -> Outcome:
         env.process(talk(number))
     env.process(fail())
     env.run(until=load.seconds)
-    taken.sort()
-    return Outcome(len(taken) / (load.seconds - warm_s), taken[len(taken) // 2], taken[len(taken) * 99 // 100])
+    durations.sort()
+    return Outcome(
+        len(durations) / (load.seconds - warm_s), durations[len(durations) // 2], durations[len(durations) * 99 // 100]
+    )

@@ -129,12 +129,12 @@ def ones_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
 
 def connections_of(runs: Sequence[Mapping[str, Any]]) -> int:
     """Return how many connections to PostgreSQL one more host adds: the callers have some, too."""
-    those = [run for run in runs if "connections" in run and run["nodes"] == 1]
+    counted_runs = [run for run in runs if "connections" in run and run["nodes"] == 1]
     counts: dict[int, int] = {
         run["hosts"]: max(
-            run_of_hosts["connections"] for run_of_hosts in those if run_of_hosts["hosts"] == run["hosts"]
+            run_of_hosts["connections"] for run_of_hosts in counted_runs if run_of_hosts["hosts"] == run["hosts"]
         )
-        for run in those
+        for run in counted_runs
     }
     most = max(counts)
     return math.ceil((counts[most] - counts[1]) / (most - 1))
@@ -234,10 +234,10 @@ def checked(comparisons: Sequence[Compared]) -> Table:
     for comparison in comparisons:
         run, outcome = comparison.run, comparison.outcome
         durations = (f"{run['p50_s'] * 1000:.0f} ms", f"{outcome.p50_s * 1000:.0f} ms")
-        shown = (f"{run['rate']:,.0f}", f"{outcome.rate:,.0f}", f"{comparison.off:+.0%}", comparison.verdict)
+        cells = (f"{run['rate']:,.0f}", f"{outcome.rate:,.0f}", f"{comparison.off:+.0%}", comparison.verdict)
         kills = every(run.get("kill_every_s"))
         rows.append(
-            (run["store"], str(run["nodes"]), str(run["hosts"]), str(run["callers"]), kills, *shown, *durations)
+            (run["store"], str(run["nodes"]), str(run["hosts"]), str(run["callers"]), kills, *cells, *durations)
         )
     return rows
 
@@ -326,9 +326,10 @@ def main() -> int:
     (ROOT / "docs/scale.md").write_text(text, encoding="utf-8")
     missed = [comparison for comparison in comparisons if comparison.verdict == "MISSED"]
     for comparison in missed:
-        where = f"{comparison.run['store']}, nodes={comparison.run['nodes']}, hosts={comparison.run['hosts']}"
+        run_text = f"{comparison.run['store']}, nodes={comparison.run['nodes']}, hosts={comparison.run['hosts']}"
         print(
-            f"the model is off by {comparison.off:+.0%}, which is more than {OFF_AT_MOST:.0%}: {where}", file=sys.stderr
+            f"the model is off by {comparison.off:+.0%}, which is more than {OFF_AT_MOST:.0%}: {run_text}",
+            file=sys.stderr,
         )
     return 1 if missed else 0
 

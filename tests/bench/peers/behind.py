@@ -48,10 +48,10 @@ def measures(results: Mapping[str, Any]) -> Iterator[Measure]:
         }
         yield Measure(f"a turn, of the first {window}", medians(first), ms)
         yield Measure(f"a turn, of the last {window}", medians(last), ms)
-        stored = {name: sizes[-1] / len(growth["taken"][name]) for name, sizes in growth["stored"].items()}
-        yield Measure("stored for a turn", stored, lambda count: f"{count:,.0f} bytes")
-    for count, taken in results.get("many", {}).get("taken", {}).items():
-        yield Measure(f"a turn, of {int(count):,} at once", medians(taken), ms)
+        bytes_of_turn = {name: sizes[-1] / len(growth["taken"][name]) for name, sizes in growth["stored"].items()}
+        yield Measure("stored for a turn", bytes_of_turn, lambda count: f"{count:,.0f} bytes")
+    for count, durations in results.get("many", {}).get("taken", {}).items():
+        yield Measure(f"a turn, of {int(count):,} at once", medians(durations), ms)
     if stopping := results.get("stopping"):
         yield Measure("a stop", medians(stopping["taken"]), ms)
     if resident := results.get("resident"):

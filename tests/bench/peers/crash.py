@@ -41,15 +41,15 @@ def ask(bench: Bench) -> dict[str, Any]:
     return histories | {f"{name}, Ray stays": history for name, history in stay.items()}
 
 
-def left_by(bench: Bench, where: str, envs: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+def left_by(bench: Bench, place: str, envs: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """Kill a reader of each peer, one after the other, and return what new programs find."""
-    with bench.all(where, TALKING, envs) as readers:
+    with bench.all(place, TALKING, envs) as readers:
         for name, reader in readers.items():
             reader.ask("crash.read")
             for _ in range(READ):
                 reader.answer()
             reader.kill(all_of_it=not envs[name])
-    with bench.all(where, TALKING, envs) as workers:
+    with bench.all(place, TALKING, envs) as workers:
         return ask_all(workers, "crash.history", wait_s=2.0 if any(envs.values()) else 0.0)
 
 

@@ -27,13 +27,13 @@ async def history(peer: Peer) -> Any:
 
 
 def ask(bench: Bench) -> dict[str, Any]:
-    taken: dict[str, list[float]] = {name: [] for name in bench.names}
+    durations: dict[str, list[float]] = {name: [] for name in bench.names}
     with bench.all("stopping", TALKING) as workers:
         histories = ask_all(workers, "stopping.history")
         for number in range(QUICK_ROUNDS if bench.quick else ROUNDS):
             for name, worker in workers.items():
-                taken[name].append(worker.do("stopping.stop", number=number))
-    return {"taken": taken, "left": histories}
+                durations[name].append(worker.do("stopping.stop", number=number))
+    return {"taken": durations, "left": histories}
 
 
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:

@@ -54,10 +54,18 @@ class Worker:
         self.folder = folder
         self.log = folder / "log.txt"
         command = [python, "-m", "peers.worker", name, str(folder), model.text, str(model.pause_s)]
-        here = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *_paths()])} | dict(env)
+        worker_env = (
+            os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *_paths()])} | dict(env)
+        )
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=here, cwd=folder
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=worker_env,
+                cwd=folder,
             )
 
     @property

@@ -344,9 +344,8 @@ async def print_meaning(minilm: EmbeddingFunction | None) -> None:
     meaning = paraphrases()
     sent_messages = messages.messages_of([meaning], "bare")
     needless = [message for half in HALVES for message in messages.messages_of([meaning], "nothing", half)]
-    print(
-        f"\nMeaning: {len(sent_messages)} questions without a word of what answers them, among {len(meaning.items)} items"
-    )
+    count = len(sent_messages)
+    print(f"\nMeaning: {count} questions without a word of what answers them, among {len(meaning.items)} items")
     _line("", ["first", f"among {LIMIT}", "answered", "nothing"])
     with tempfile.TemporaryDirectory() as folder:
         finders = floors_of([meaning], minilm)

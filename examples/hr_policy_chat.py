@@ -144,8 +144,8 @@ class Recorder:
 class Story:
     """Asks questions, reads the requests that were sent, and checks claims about them."""
 
-    def __init__(self, sent: Callable[[], list[list[Message]]]) -> None:
-        self._sent = sent
+    def __init__(self, sent_requests: Callable[[], list[list[Message]]]) -> None:
+        self._sent_requests = sent_requests
         self.messages: list[Message] = []
         """The request for the last answer."""
         self.recalled: dict[str, list[Memory]] = {}
@@ -155,7 +155,7 @@ class Story:
     def ask(self, chat: Session, prompt: str, **options: Any) -> None:
         """Ask, print question and answer, and read the request that was sent."""
         self.answer = chat.run(prompt, **options).wait(120).text
-        requests = [messages for messages in self._sent() if texts_of(messages[-1])[-1:] == [prompt]]
+        requests = [messages for messages in self._sent_requests() if texts_of(messages[-1])[-1:] == [prompt]]
         self.messages = requests[-1]
         self.recalled = sections_of(self.messages)
         tell(f"> {prompt}")
@@ -358,7 +358,7 @@ def main() -> None:
             os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}  # sessions inherit it
         tell(f"An HR assistant, with {model} at {base_url or 'OpenAI'}")
 
-        def sent() -> list[list[Message]]:
+        def sent_requests() -> list[list[Message]]:
             if provider:
                 return [record.body["messages"] for record in provider.requests]
             return list(map(json.loads, requests.read_text(encoding="utf-8").splitlines()))
@@ -382,9 +382,9 @@ def main() -> None:
         engine = OpenAIEngine(
             model, base_url=base_url, api_key=key, system=SYSTEM, middleware=[] if provider else [Recorder(requests)]
         )
-        play(data, engine, Story(sent), set_days, options.days)
+        play(data, engine, Story(sent_requests), set_days, options.days)
         if provider and options.keep:
-            requests.write_text("\n".join(map(json.dumps, sent())), encoding="utf-8")
+            requests.write_text("\n".join(map(json.dumps, sent_requests())), encoding="utf-8")
     tell(f"\nAll of this has happened, in {time.monotonic() - began:.0f} s")
 
 

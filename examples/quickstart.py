@@ -111,7 +111,7 @@ async def follow(
             screen.say(run.session_id, event.text)
             if len(pieces_shown) == pieces:
                 break
-    screen.answered(run.session_id, pieces_shown)
+    screen.show_answer(run.session_id, pieces_shown)
     return after, "".join(pieces_shown)
 
 
@@ -131,7 +131,7 @@ class Screen:
     def say(self, talk: str, piece: str) -> None:
         self._talks[talk].append(piece)
 
-    def answered(self, talk: str, pieces: list[str]) -> None:
+    def show_answer(self, talk: str, pieces: list[str]) -> None:
         if not self.is_live:
             print(f"[{talk}] {''.join(pieces).strip()} (streamed in {len(pieces)} pieces)", flush=True)
 

@@ -185,7 +185,7 @@ class Trials:
         lacking = sum(max(0.0, goal - values[name]) for name, goal in self.goals.items())
         return (sum(values.values()) - SHORT * lacking) / len(values)
 
-    def chosen(self, quarters: Sequence[int], tell: Callable[[str, Choice], None] | None = None) -> Choice:
+    def best_choice(self, quarters: Sequence[int], tell: Callable[[str, Choice], None] | None = None) -> Choice:
         """Return the choice for the trials of these quarters; prints each choice that it tries."""
         stands = START
         for _ in range(ROUNDS):
@@ -228,13 +228,13 @@ def print_weights(
     for name, changes in ABLATIONS.items():
         tell(name, DEFAULTS.with_(changes))
     print("Each choice that is tried")
-    whole = range(QUARTERS)
-    best = trials.chosen(whole, tell)
+    all_quarters = range(QUARTERS)
+    best = trials.best_choice(all_quarters, tell)
     tell("chosen", best)
     print(f"  that is: {_changes(best)}")
     print("Chosen without a quarter, and measured on it; then the defaults there")
-    for quarter in whole:
-        choice = trials.chosen([part for part in whole if part != quarter])
+    for quarter in all_quarters:
+        choice = trials.best_choice([part for part in all_quarters if part != quarter])
         tell(f"without quarter {quarter + 1}", choice, [quarter])
         tell("  defaults", DEFAULTS, [quarter])
         print(f"    that is: {_changes(choice)}", flush=True)

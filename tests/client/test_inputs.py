@@ -448,7 +448,7 @@ EDGES: dict[str, list[Any]] = {
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "redis"])
-def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+def stored_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     """A session in a store of each kind, with its memories there too; its notes are in SQLite if that is a Redis."""
     fixtures = {"postgresql": "database", "redis": "redis_url"}
     url = of_notes = f"sqlite:///{tmp_path}/all.db"
@@ -464,31 +464,31 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         PORTAL.run(part.close())
 
 
-def test_every_store_takes_what_verbs_let_through(stored: World) -> None:
+def test_every_store_takes_what_verbs_let_through(stored_world: World) -> None:
     """Those of one family, whose requests are also the other's."""
     for verb in (verb for verb in VERBS if not verb.family.__name__.startswith("Async")):
         for parameter in verb.parameters:
             for value in EDGES.get(parameter.annotation.removesuffix(" | None"), []):
                 try:
-                    stored.call(verb, **{parameter.name: value})
+                    stored_world.call(verb, **{parameter.name: value})
                 except NEVER_RAISED as error:
                     raise AssertionError(f"{verb}({parameter.name}={value!r}) failed") from error
                 except TurnwiseError:
                     pass  # it is refused, or what it names is not there
-    stored.check_that_it_works()
+    stored_world.check_that_it_works()
 
 
-def test_a_run_ends_for_a_reason_with_a_null_character_in_every_store(stored: World) -> None:
-    stored.client.engine = ScriptedEngine()
-    stored.client.residents.clear()
-    chat = stored.subject(Session)
+def test_a_run_ends_for_a_reason_with_a_null_character_in_every_store(stored_world: World) -> None:
+    stored_world.client.engine = ScriptedEngine()
+    stored_world.client.residents.clear()
+    chat = stored_world.subject(Session)
     run = chat.run("slow 400")
     assert run.cancel("a\0b")
     with pytest.raises(RunCancelledError, match="a\N{REPLACEMENT CHARACTER}b"):
         run.wait(10)
     with pytest.raises(RunFailedError, match="c\N{REPLACEMENT CHARACTER}d"):
-        stored.run("raise c\0d")
-    assert stored.run("still there?").text
+        stored_world.run("raise c\0d")
+    assert stored_world.run("still there?").text
 
 
 SURROGATES = st.text(st.characters(), max_size=5)

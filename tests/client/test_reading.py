@@ -70,7 +70,7 @@ async def owned(store: SessionStore, history: HistoryStore | None = None) -> Ses
     return SessionCore(SessionKey("chat", "ada"), store, ScriptedEngine(), history=history)
 
 
-def shown(turn: Turn | None) -> Any:
+def values_of(turn: Turn | None) -> Any:
     return turn and (turn.record, turn.blocks)
 
 
@@ -92,9 +92,9 @@ async def all_that_is_read(reads: SessionReads) -> dict[str, Any]:
     ended = [run.run_id for run in runs if not run.is_open]
     return {
         "session": session,
-        "latest": shown(await reads.latest()),
-        "turns": list(map(shown, await reads.turns())),
-        "turn": [shown(await reads.turn(turn.index)) for turn in await reads.turns()],
+        "latest": values_of(await reads.latest()),
+        "turns": list(map(values_of, await reads.turns())),
+        "turn": [values_of(await reads.turn(turn.index)) for turn in await reads.turns()],
         "no turn": await outcome(lambda: reads.turn(10_000)),
         "messages": [await reads.messages(None, 5), (await reads.messages(None, 1000))[0]],
         "runs": runs,
@@ -102,7 +102,7 @@ async def all_that_is_read(reads: SessionReads) -> dict[str, Any]:
         "no run": await outcome(lambda: reads.run("nobody's")),
         "pending": [await reads.pending(run.run_id) for run in runs],
         "active": (reads.active_run_id, reads.queued_run_ids),
-        "ends": [shown(end.turn) for name in ended if isinstance(end := await reads.wait(name), Outcome)],
+        "ends": [values_of(end.turn) for name in ended if isinstance(end := await reads.wait(name), Outcome)],
         "events": events,
         "of runs": [[e for e in (await reads.events(run_id=name))[0] if e.kind != "text_delta"] for name in ended],
     }
@@ -148,7 +148,7 @@ async def test_the_last_turn_that_has_ended_is_found_behind_a_long_queue() -> No
     for number in range(2 * TAIL + 3):
         await core.admission.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
     reads = SessionReads(StoredSource(SessionKey("chat"), store, None))
-    assert shown(await reads.latest()) == shown(await core.reads.latest())
+    assert values_of(await reads.latest()) == values_of(await core.reads.latest())
     assert reads.queued_run_ids == core.reads.queued_run_ids
     await core.admission.end_session()
 

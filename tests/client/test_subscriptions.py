@@ -61,7 +61,7 @@ class Chats:
         run = await self.cores[name].admission.start([prompt], run_id=f"{name} {prompt}")
         await self.cores[name].reads.wait(run.run_id)
 
-    async def stored(self, name: str) -> list[AnyEvent]:
+    async def stored_events(self, name: str) -> list[AnyEvent]:
         events = (await self.cores[name].reads.events(limit=10_000))[0]
         return [event for event in events if not event.live]  # type: ignore[misc]
 
@@ -98,14 +98,14 @@ async def test_events_from_now_on_come_once_also_of_sessions_that_were_there_bef
     for number in range(5):
         await chats.say("old", f"before {number}")
         await chats.say("idle", f"before {number}")
-    before = len(await chats.stored("old"))
+    before = len(await chats.stored_events("old"))
     feed = chats.feed()
     assert await take(feed) == []
     await chats.say("old", "after")
     await chats.say("new", "after")
     events = await take(feed)
-    assert events_of(events, "old") == (await chats.stored("old"))[before:] and not events_of(events, "idle")
-    assert events_of(events, "new") == await chats.stored("new")
+    assert events_of(events, "old") == (await chats.stored_events("old"))[before:] and not events_of(events, "idle")
+    assert events_of(events, "new") == await chats.stored_events("new")
     assert await take(feed) == []
     await chats.cores["idle"].admission.append(["and"], "key")
     assert [event.kind for event in await take(feed)] == ["prompt_appended"]
@@ -131,7 +131,7 @@ async def test_each_event_comes_once_wherever_a_subscription_stops_and_goes_on(
             feed = chats.feed(json.loads(json.dumps(feed.cursor)))
     handed_out += await take(feed)
     for name in chats.cores:
-        assert events_of(handed_out, name) == await chats.stored(name), name
+        assert events_of(handed_out, name) == await chats.stored_events(name), name
 
 
 async def test_filters_choose_sessions_and_kinds() -> None:
@@ -198,7 +198,7 @@ async def test_a_function_or_a_store_that_fails_ends_nothing(monkeypatch: pytest
         await ended.wait()
     await subscription.close()
     assert kinds == ["run_started", "run_completed"] and failures < 0
-    assert await take(chats.feed(subscription.cursor)) in ([], (await chats.stored("one"))[-1:])
+    assert await take(chats.feed(subscription.cursor)) in ([], (await chats.stored_events("one"))[-1:])
 
 
 async def test_a_subscription_can_be_closed_by_its_own_function() -> None:

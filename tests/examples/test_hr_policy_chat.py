@@ -71,7 +71,7 @@ def ran(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Ra
     return Ran(printed, files, sent, f"{began:%Y-%m-%d}")
 
 
-def stored(files: Path, file: str, query: str) -> list[Any]:
+def rows_of(files: Path, file: str, query: str) -> list[Any]:
     """Return the rows of a query of one of the SQLite files."""
     with closing(sqlite3.connect(files / "data" / file)) as database:
         return database.execute(query).fetchall()
@@ -164,7 +164,7 @@ def test_files_have_nothing_of_the_forgotten_user_and_everything_of_the_other(ra
                 assert encoded not in content, f"{trace} in {name}"
     for file in ("chats.db", "facts.db", "said.db"):
         assert any(b"Porto" in content for name, content in files if name.startswith(file)), file
-    assert stored(ran.files, "notes.db", "SELECT * FROM turnwise_items") == []
+    assert rows_of(ran.files, "notes.db", "SELECT * FROM turnwise_items") == []
 
 
 def test_the_report_is_printed(ran: Ran) -> None:

@@ -120,7 +120,7 @@ class World:
         answer = await self.service.carry_out(call.to(REF))
         return answer.answer if isinstance(answer, Waited) else answer
 
-    async def stored(self) -> Any:
+    async def stored_state(self) -> Any:
         """Return what is stored of all sessions and memories, once nothing is under way."""
         contents: list[Any] = []
         for session in await self.store.query(user_id="ann"):
@@ -172,10 +172,10 @@ async def test_a_verb_that_is_carried_out_twice_changes_no_more_than_once(verb: 
     world = await World(waits=verb.name in ("cancel", "decide")).begin()
     call = call_of(verb, world)
     await world.ask(call)
-    once = await world.stored()
+    once = await world.stored_state()
     with suppress(SessionNotFoundError):  # what was deleted
         await world.ask(call)
-    assert (await world.stored() == once) is verb.repeatable
+    assert (await world.stored_state() == once) is verb.repeatable
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS.values() if verb.reads], ids=lambda verb: verb.name)

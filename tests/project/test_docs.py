@@ -47,7 +47,7 @@ ALSO_INSTALLED = {
 }  # with extras of turnwise
 
 
-def those(*kinds: str) -> list[Any]:
+def blocks_of_kind(*kinds: str) -> list[Any]:
     """Return the blocks of these kinds, with their pages."""
     return [
         pytest.param(page, block, id=f"{page.relative_to(DOCS)}:{block.line}")
@@ -79,12 +79,12 @@ def test_every_code_block_is_tested_or_plain_text(page: Path) -> None:
     assert kinds <= KINDS | OWN_TESTS.get(page.relative_to(DOCS).as_posix(), set()), page
 
 
-@pytest.mark.parametrize(("page", "block"), those("python", "python no-run"))
+@pytest.mark.parametrize(("page", "block"), blocks_of_kind("python", "python no-run"))
 def test_a_python_block_imports_only_what_is_installed_with_turnwise(page: Path, block: Block) -> None:
     check_imports(block, *ALSO_INSTALLED)
 
 
-@pytest.mark.parametrize(("page", "block"), those("python"))
+@pytest.mark.parametrize(("page", "block"), blocks_of_kind("python"))
 def test_a_python_block_runs_by_itself(
     page: Path, block: Block, snippets: SnippetRunner, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -94,12 +94,12 @@ def test_a_python_block_runs_by_itself(
     snippets.run(text, tmp_path)
 
 
-@pytest.mark.parametrize(("page", "block"), those("python no-run", "json", "toml", "yaml"))
+@pytest.mark.parametrize(("page", "block"), blocks_of_kind("python no-run", "json", "toml", "yaml"))
 def test_a_block_that_is_not_run_can_be_read(page: Path, block: Block) -> None:
     check_syntax(block, page)
 
 
-@pytest.mark.parametrize(("page", "block"), those("console"))
+@pytest.mark.parametrize(("page", "block"), blocks_of_kind("console"))
 def test_a_console_block_shows_commands_that_exist(page: Path, block: Block, request: pytest.FixtureRequest) -> None:
     for command in commands_of(block):
         if command.startswith("curl "):

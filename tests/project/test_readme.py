@@ -26,7 +26,7 @@ pytestmark = pytest.mark.ray
 BLOCKS = blocks_of(README)
 
 
-def those(kind: str) -> list[object]:
+def blocks_of_kind(kind: str) -> list[object]:
     return [pytest.param(block, id=f"line-{block.line}") for block in BLOCKS if block.kind == kind]
 
 
@@ -41,19 +41,19 @@ def test_the_python_blocks_import_only_what_is_installed_with_turnwise() -> None
             check_imports(block)
 
 
-@pytest.mark.parametrize("block", those("python"))
+@pytest.mark.parametrize("block", blocks_of_kind("python"))
 def test_a_python_block_runs_by_itself(block: Block, snippets: SnippetRunner, tmp_path: Path) -> None:
     text = block.at_its_lines
     with service_of(snippets) if SERVICE in text else nullcontext(SERVICE) as url:
         snippets.run(text.replace(SERVICE, url), tmp_path)
 
 
-@pytest.mark.parametrize("block", those("python no-run"))
+@pytest.mark.parametrize("block", blocks_of_kind("python no-run"))
 def test_a_python_block_that_is_not_run_compiles(block: Block) -> None:
     check_syntax(block, README)
 
 
-@pytest.mark.parametrize("block", those("console"))
+@pytest.mark.parametrize("block", blocks_of_kind("console"))
 def test_a_console_block_shows_commands_that_exist(block: Block) -> None:
     for command in commands_of(block):
         check_command(command)

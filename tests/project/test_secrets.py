@@ -79,7 +79,7 @@ def echo() -> Iterator[str]:
         server.server_close()
 
 
-def shown(value: object) -> str:
+def texts_of(value: object) -> str:
     """Return all texts by which a value can be shown, for errors with their causes."""
     texts = [str(value), repr(value), repr(pickle.dumps(value)), repr(pickle.loads(pickle.dumps(value)))]
     if isinstance(value, BaseException):
@@ -111,7 +111,7 @@ async def run(file: Path, engine: OpenAIEngine) -> str:
     raw = [await asyncio.to_thread(Path(f"{file}{more}").read_bytes) for more in ("", "-wal")]
     await core.ownership.leave()
     await store.close()
-    return "\n".join([*map(shown, records), b"".join(raw).decode(errors="replace")])
+    return "\n".join([*map(texts_of, records), b"".join(raw).decode(errors="replace")])
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
@@ -168,7 +168,7 @@ def test_settings_do_not_show_a_password() -> None:
     url = "ftp://user:{}@host/v1".format("hunter2")
     with pytest.raises(ConfigError) as caught:
         OpenAIEngine("local", base_url=url)
-    assert "hunter2" not in shown(caught.value) and "user" in str(caught.value)
+    assert "hunter2" not in texts_of(caught.value) and "user" in str(caught.value)
     assert_hidden(repr(OpenAIEngine("local", api_key=KEY)))
 
 
@@ -223,7 +223,7 @@ def test_no_error_shows_the_password_of_a_store_url(
     for make in MAKERS[kind]:
         with pytest.raises((StoreError, StoreURLError)) as caught:
             asyncio.run(check(make))
-        assert "4711" not in shown(caught.value), make
+        assert "4711" not in texts_of(caught.value), make
     assert "4711" not in redact(url) + caplog.text
 
 
@@ -240,13 +240,13 @@ def test_names_handles_and_errors_have_no_key_and_no_url(
             handle.wait()
         names = repr(ray_session.util.list_named_actors(all_namespaces=True))
         assert "turnwise" in names
-        text = "\n".join([names, *map(shown, (caught.value, chat, handle, chat.info(), chat.runs(), chat.events()))])
+        text = "\n".join([names, *map(texts_of, (caught.value, chat, handle, chat.info(), chat.runs(), chat.events()))])
         assert_hidden(text)
         assert str(tmp_path) + "/chats.db" not in text
     for url in ("postgresql://user:hunter2@127.0.0.1:port/x", "mysql://user:hunter2@h/x"):
         with pytest.raises(StoreURLError) as refused:
             make_manager(store=url).count()
-        assert "hunter2" not in shown(refused.value)
+        assert "hunter2" not in texts_of(refused.value)
 
 
 # Nothing stored is code

@@ -108,7 +108,7 @@ def test_flat_memories_are_migrated_to_their_categories(tmp_path: Path) -> None:
         report: dict[str, int] = json.loads(ran.stdout)
         return report
 
-    async def stored() -> list[tuple[str, str]]:
+    async def stored_texts() -> list[tuple[str, str]]:
         memory = LexicalMemory(SQLItems(target))
         pages = [await memory.list_items(Scope(user_id=user)) for user in ("user-123", "user-456", "user-789")]
         await memory.close()
@@ -116,7 +116,7 @@ def test_flat_memories_are_migrated_to_their_categories(tmp_path: Path) -> None:
 
     assert migrate("--dry-run")["written"] == 4 and not Path(target.removeprefix("sqlite:///")).exists()
     assert migrate("--user-ids", "user-123", "user-456")["written"] == 3
-    assert sorted(asyncio.run(stored())) == [
+    assert sorted(asyncio.run(stored_texts())) == [
         ("Always run tests before committing", "procedural"),
         ("Discussed deployment pipeline improvements", "episodic"),
         ("Lives in Warsaw, Poland", "semantic"),

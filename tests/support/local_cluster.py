@@ -374,7 +374,7 @@ async def kept_in_files_of(box: Box, node_id: str) -> AsyncSession:
     """Return a session whose memory is in a file of a node, and that lives elsewhere; no manager of it is open here."""
 
     @ray.remote(num_cpus=0)
-    def there(url: str, folder: str) -> bytes:
+    def start_on_node(url: str, folder: str) -> bytes:
         manager = SessionManager(
             url, engine=Gated(folder), namespace="away", memory=[memory_at(f"sqlite:///{folder}/away.db")]
         )
@@ -383,9 +383,9 @@ async def kept_in_files_of(box: Box, node_id: str) -> AsyncSession:
         manager.close()
         return pickle.dumps(("away", chat._client.name))
 
-    pickled = await there.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(
-        box.urls.format("away"), str(box.folder)
-    )
+    pickled = await start_on_node.options(
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+    ).remote(box.urls.format("away"), str(box.folder))
     from turnwise.actors.client.shared.cluster_client import ClusterClient
 
     namespace, name = pickle.loads(pickled)

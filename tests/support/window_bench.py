@@ -68,7 +68,7 @@ def exchanges(start: int, stop: int) -> list[Fact]:
     return [fact for number in range(start, stop) for fact in (("user", ask(number)), ("assistant", answer(number)))]
 
 
-def shown(messages: Sequence[Message]) -> tuple[str | None, list[Fact]]:
+def shown_parts(messages: Sequence[Message]) -> tuple[str | None, list[Fact]]:
     """Return the earlier summary that a summarizer was shown, if there was one, and all else that it was."""
     lines = text_of(messages[-1]).partition("\n\n")[0].splitlines()
     records = [next(iter(json.loads(line).items())) for line in lines]
@@ -87,7 +87,7 @@ def respond(messages: list[Message]) -> str | Message:
             return {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "dig", "arguments": "{}"}}]}
         if RAMBLE in prompt:
             return "so " * 100
-        earlier, facts = shown(messages)
+        earlier, facts = shown_parts(messages)
         names = [text.split()[0][:3] for role, text in facts if role == "user"]
         return f"Talked of {earlier.split()[2] if earlier else names[0]} to {names[-1]}"
     content = next(message["content"] for message in reversed(messages) if message["role"] == "user")
@@ -113,24 +113,24 @@ class Bench:
         settings.setdefault("engine", self.engine())
         return self._make_manager(overflow=overflow, config=configured(**(config or {})), **settings)
 
-    def sent(self, model: str = MODEL) -> list[Message]:
+    def sent_requests(self, model: str = MODEL) -> list[Message]:
         """Return what the model was sent, request for request."""
         return [record.body for record in self.provider.requests if record.body["model"] == model]
 
     def last(self) -> list[Message]:
         """Return the last conversation that was sent."""
-        messages: list[Message] = self.sent()[-1]["messages"]
+        messages: list[Message] = self.sent_requests()[-1]["messages"]
         return messages
 
     def summed_up(self) -> list[tuple[str | None, list[Fact]]]:
         """Return what was shown for each summary."""
-        return [shown(body["messages"]) for body in self.sent(SMALL)]
+        return [shown_parts(body["messages"]) for body in self.sent_requests(SMALL)]
 
     def check(self, limit: int = LIMIT) -> None:
         """Check that each request fits, is valid, and has one system prompt at most."""
-        for body in self.sent():
+        for body in self.sent_requests():
             check_chat(body["messages"])
-            assert taken(body) <= limit
+            assert tokens_taken(body) <= limit
             assert [message["role"] for message in body["messages"]].count("system") <= 1
 
 
@@ -139,7 +139,7 @@ def configured(**settings: Any) -> SessionConfig:
     return SessionConfig(**{**window, **settings})
 
 
-def taken(body: Message) -> int:
+def tokens_taken(body: Message) -> int:
     """Return what a request takes, counted anew from what was sent."""
     blocks = [part for block in decode(body["messages"]) for part in parted(block)]
     return sum(map(COUNTER.count, blocks)) + COUNTER.overhead(None, body.get("tools") or ())
@@ -173,22 +173,22 @@ def talk(chat: Session, start: int, stop: int) -> None:
 
 def talk_until_due(chat: Session, start: int = 0) -> int:
     """Talk until something is to go, and return the number of the next prompt; it may be under way, or done."""
-    number, before = start, len(told(chat, WindowCompacted))
-    while number == start or (chat.compact(explain=True) is None and len(told(chat, WindowCompacted)) == before):
+    number, before = start, len(events_of(chat, WindowCompacted))
+    while number == start or (chat.compact(explain=True) is None and len(events_of(chat, WindowCompacted)) == before):
         talk(chat, number, number + 1)
         number += 1
         assert number < start + 20
     return number
 
 
-def told(chat: Session, kind: type[Any]) -> list[Any]:
+def events_of(chat: Session, kind: type[Any]) -> list[Any]:
     return [event for event in chat.events() if isinstance(event, kind)]
 
 
 def compacted(chat: Session, count: int) -> list[WindowCompacted]:
     """Wait until the window has been compacted so often."""
-    until(lambda: len(told(chat, WindowCompacted)) >= count)
-    compactions = told(chat, WindowCompacted)
+    until(lambda: len(events_of(chat, WindowCompacted)) >= count)
+    compactions = events_of(chat, WindowCompacted)
     assert len(compactions) == count
     return compactions
 

@@ -119,12 +119,12 @@ class Notebook:
                 )
             return [item.id for item in accepted]
 
-    def given(self) -> list[str]:
+    def received_ids(self) -> list[str]:
         """Return the id of each item, once for each time that it was given."""
         with closing(self._open()) as database:
             return [name for (name,) in database.execute("SELECT id FROM given ORDER BY rowid")]
 
-    def kept(self) -> list[dict[str, Any]]:
+    def stored_items(self) -> list[dict[str, Any]]:
         """Return the items that it has, in the order in which it got them."""
         with closing(self._open()) as database:
             database.row_factory = sqlite3.Row

@@ -54,9 +54,9 @@ def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
     if any(result["failed"].values()):
         yield (
             "Errors",
-            [("", "errors"), *((name, of(errors)) for name, errors in result["failed"].items() if errors)],
+            [("", "errors"), *((name, counts_text(errors)) for name, errors in result["failed"].items() if errors)],
         )
 
 
-def of(errors: Mapping[str, int]) -> str:
+def counts_text(errors: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} `{error}`" for error, count in errors.items())

@@ -15,7 +15,7 @@ from peers.bench import Bench, Table, ask_all, history_text
 from peers.peer import TALKING, Peer
 
 
-async def both(peer: Peer) -> dict[str, Any]:
+async def run_twice(peer: Peer) -> dict[str, Any]:
     turns = (peer.one_of_many("t", prompt) for prompt in ("first", "second"))
     done = await asyncio.gather(*turns, return_exceptions=True)
     errors = [type(error).__name__ for error in done if error is not None]
@@ -26,7 +26,7 @@ async def both(peer: Peer) -> dict[str, Any]:
 
 def ask(bench: Bench) -> dict[str, Any]:
     with bench.all("second", TALKING) as workers:
-        return ask_all(workers, "second.both")
+        return ask_all(workers, "second.run_twice")
 
 
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:

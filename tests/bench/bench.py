@@ -264,7 +264,7 @@ def import_s(first: str, then: str) -> float:
 
 
 def memory_after(statement: str) -> float:
-    """Return the memory of a process that has run a statement, in bytes; of what it shares, its part."""
+    """Return the memory of a process that has run a statement, in bytes, with its part of shared memory."""
     command = [sys.executable, "-c", f"import sys; {statement}; print(flush=True); sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline()

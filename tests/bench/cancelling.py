@@ -1,4 +1,4 @@
-"""Where the time of a cancel goes: stamps from the caller and from the session's process, whose clock is the same."""
+"""Where the time of a cancel goes: stamps from the caller and from the session's process, which share a clock."""
 
 import gc
 import json

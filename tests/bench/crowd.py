@@ -138,7 +138,7 @@ async def live_together(folder: Path, users: int, seconds: float, pause_s: float
 
 
 def report(crowd: Crowd, users: int, seconds: float) -> int:
-    """Print what came of it; return 1 if anybody saw what is another's, too few saw their own, or it took too long."""
+    """Print the results; return 1 if a user saw another's key, too few saw their own, or it took too long."""
     turns = len(crowd.with_memory) + len(crowd.without) + crowd.counts["noted"]
     if not (crowd.with_memory and crowd.without and crowd.recalls):
         print("too short: nobody had the time to ask")

@@ -123,7 +123,7 @@ def memory_of(root: int) -> int:
 
 
 def pss_of(pid: int) -> int:
-    """Return the memory of a process, in bytes; of what it shares, its part. 0 if it has ended."""
+    """Return the memory of a process, in bytes, with its part of shared memory; 0 if it has ended."""
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

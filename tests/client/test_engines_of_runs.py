@@ -58,7 +58,7 @@ class Manager:
 
 
 async def answers_by_run(store: Any, session_id: str) -> dict[str, str]:
-    """Return what was answered, by run id."""
+    """Return the answer of each run, by run id."""
     answers: dict[str, str] = {}
     for turn in await store.turns(SessionKey(session_id)):
         for block in await store.blocks(turn.output):
@@ -271,7 +271,7 @@ class Building:
 
 
 async def stage_of(engine: Building) -> Stage:
-    """Return a stage whose engines are built when they are let."""
+    """Return a stage whose engines wait until the test lets them be built."""
     stage = Stage(engine)
     await stage.store.create(SessionRecord(session_id="session"))
 

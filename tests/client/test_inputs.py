@@ -465,7 +465,7 @@ def stored_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wor
 
 
 def test_every_store_takes_what_verbs_let_through(stored_world: World) -> None:
-    """Those of one family, whose requests are also the other's."""
+    """The verbs of one family; the other family sends the same requests."""
     for verb in (verb for verb in VERBS if not verb.family.__name__.startswith("Async")):
         for parameter in verb.parameters:
             for value in EDGES.get(parameter.annotation.removesuffix(" | None"), []):

@@ -416,7 +416,7 @@ def test_fork_end_and_delete(make_manager: MakeManager) -> None:
 
 
 def test_an_id_that_is_deleted_and_opened_again_is_another_session(make_manager: MakeManager) -> None:
-    """Though the process of the one that is gone may be there a moment longer."""
+    """Though the process of the deleted session may live a moment longer."""
     manager = make_manager()
 
     def life(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Subscriptions hand out each stored event once, in order within its session, from where they were told to begin."""
+"""Subscriptions hand out each stored event once, in order within its session, from the place where they begin."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ async def outcome(verb: Callable[..., Any], *args: str, **user: str) -> Any:
 
 
 def test_every_method_of_a_manager_reaches_only_records_of_its_user(make_manager: MakeManager, tmp_path: Path) -> None:
-    """In both families; what is another's looks the same as what is not there."""
+    """In both families; another user's record looks the same as a missing one."""
     manager = make_manager(placement=Packed(hosts=1))
     run_id = manager.open("of-alice", user_id="alice").run("slow 3").run_id  # which takes a time that counts
     manager.execution(run_id, user_id="alice").wait()

@@ -235,7 +235,7 @@ _values = st.recursive(
 
 
 def shuffled(value: Any, dice: random.Random) -> Any:
-    """Return an equal value made anew, with another order in its mappings."""
+    """Return an equal copy of a value, with another order in its mappings."""
     if isinstance(value, dict):
         items = list(value.items())
         dice.shuffle(items)

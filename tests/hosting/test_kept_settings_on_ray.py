@@ -21,7 +21,7 @@ BACK_S = 100.0
 
 
 class KeptSettings:
-    """What is kept since the test began."""
+    """The settings that were stored since the test began."""
 
     def __init__(self) -> None:
         self._before = self._all()
@@ -35,7 +35,7 @@ class KeptSettings:
         return self._all() - self._before
 
     def sweep(self) -> set[str]:
-        """Sweep as if nobody had asked for any of it for a long time; return what is left."""
+        """Sweep as if nobody had used any settings for a long time; return the keys that are left."""
         for key in self.keys:
             kept_settings._put(key, "asked", b"0")
         sweep_settings()

@@ -65,7 +65,7 @@ def test_sessions_outlive_crashes_restarts_and_freezes_of_their_postgresql(
 def test_sessions_outlive_crashes_and_freezes_of_their_redis(
     placement: Placement, own_server: Callable[..., RedisServer], tmp_path: Path
 ) -> None:
-    """The same, of a Redis that has on disk what it acknowledges."""
+    """The same with a Redis that writes to disk before it acknowledges."""
     server = own_server()
 
     def crash() -> None:

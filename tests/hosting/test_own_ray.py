@@ -94,7 +94,7 @@ def program(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def own_ray(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    """What that program found, started as by `&` in a script; and what it logged."""
+    """The report and the log of that program, which is started as by `&` in a script."""
     folder = tmp_path_factory.mktemp("own")
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env |= {"RAY_ADDRESS": "local", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

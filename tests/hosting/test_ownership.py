@@ -1,4 +1,4 @@
-"""Case 64: who owns a session, when the one that did is frozen and wakes up, and when many ask at once.
+"""Case 64: who owns a session, when its owner is frozen and wakes up, and when many ask at once.
 
 Run as a program it drives two sessions through Ray: `python test_ownership.py ADDRESS FOLDER NUMBER`.
 """
@@ -59,7 +59,7 @@ PLACEMENTS: dict[str, Placement] = {"dedicated": Dedicated(), "packed": Packed(h
 
 
 class HeldEngine:
-    """Answers when it is told to."""
+    """Answers when the test says so."""
 
     def __init__(self) -> None:
         self.goes_on = asyncio.Event()

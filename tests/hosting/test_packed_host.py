@@ -137,7 +137,7 @@ class Asking:
 
 
 class Closed:
-    """Answers, and does what it is told when it is closed."""
+    """Answers; when it is closed, it does what `how` says."""
 
     def __init__(self, how: str) -> None:
         self.how = how
@@ -646,7 +646,7 @@ async def test_an_earlier_host_that_is_frozen_keeps_no_session(monkeypatch: pyte
 async def test_a_session_that_cannot_leave_stays_with_the_replaced_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Case 64: an error of the earlier host's does not travel: its callers are asked there, and told there."""
+    """Case 64: an error of the earlier host stays there: callers ask that host and get its error."""
 
     old = Hosting(InMemoryStore(), EchoEngine())
     await old.create("a")

@@ -44,7 +44,7 @@ WAIT_S = 120.0
 
 
 class Patient:
-    """Echoes what it is told, as soon as a file is there."""
+    """Echoes the prompt as soon as a file is there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -295,7 +295,7 @@ def test_the_async_family_runs_a_thousand_sessions_at_once(make_manager: MakeMan
 def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
     make_manager: MakeManager, tmp_path: Path
 ) -> None:
-    """Cases 15 and 63: what went to it together is asked again, each by itself, and no caller can tell."""
+    """Cases 15 and 63: requests of one batch are sent again one by one, and no caller notices."""
     shown = make_manager(placement=Packed(hosts=2))
     names, acknowledged = [f"chat-{number}" for number in range(200)], Acknowledged()
 

@@ -1,4 +1,4 @@
-"""A session's process that is started again goes on by itself."""
+"""A session's process that is restarted continues without a request."""
 
 from __future__ import annotations
 

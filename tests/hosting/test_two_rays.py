@@ -1,4 +1,4 @@
-"""Two Rays on one store: the second is told, and reads without disturbing the first.
+"""Two Rays on one store: the second gets an error or a warning, and reads without disturbing the first.
 
 Run as a program it is the second Ray: `python test_two_rays.py URL...` prints what it found in each as JSON.
 """

@@ -121,7 +121,7 @@ class World:
         return answer.answer if isinstance(answer, Waited) else answer
 
     async def stored_state(self) -> Any:
-        """Return what is stored of all sessions and memories, once nothing is under way."""
+        """Return the stored records of all sessions and memories, once nothing runs."""
         contents: list[Any] = []
         for session in await self.store.query(user_id="ann"):
             if session.key == REF.key:

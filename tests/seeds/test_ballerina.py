@@ -46,7 +46,7 @@ SARAH = (
 
 
 def answering(messages: list[Message]) -> str:
-    """Play all models: extract what begins with "I am" or "I work"; otherwise say what is known of the request."""
+    """Play all models: extract what begins with "I am" or "I work"; otherwise repeat the recalled items."""
     prompt = [texts_of(message)[-1] for message in messages if message["role"] == "user"][-1]
     if "Answer with the facts now" not in prompt:
         return "Submit Form HR-101."

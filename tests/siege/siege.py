@@ -162,7 +162,7 @@ class Siege:
         self.ledger.deeds["freeze of the store"] += 1
 
     async def _cut(self) -> None:
-        """Lose the answers to all commits under way: some are stored, and nobody is told."""
+        """Lose the answers to all commits under way: some are stored, and no caller learns of it."""
         with contextlib.suppress(Exception):  # another attack has the server down
             if cut := await asyncio.to_thread(self._store.cut):
                 self.ledger.deeds["cut of all connections"] += 1

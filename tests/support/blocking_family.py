@@ -130,7 +130,7 @@ def replaced(text: str) -> str:
 
 
 def edits(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int], str]]:
-    """Yield what is to be replaced, by its start and end in a line, in the order of the text."""
+    """Yield the replacements, with their places in the lines, in the order of the text."""
     unwrapped: list[bool] = []
     """Whether each open bracket is that of a type that stands for its argument."""
     before = ""

@@ -1,4 +1,4 @@
-"""The wheel where only what it needs is installed: what a user has after `pip install turnwise`."""
+"""The wheel with its requirements and nothing else: what a user has after `pip install turnwise`."""
 
 import re
 import subprocess
@@ -48,7 +48,7 @@ def hidden_modules() -> set[str]:
 
 
 def clean_install(folder: Path) -> str:
-    """Unpack the wheel in a folder; return the PYTHONPATH of a Python that has it, and what it needs, and no more."""
+    """Unpack the wheel in a folder; return the PYTHONPATH of a Python that has the wheel and its requirements only."""
     build_wheel("--wheel", into=folder).extractall(folder / "installed")
     (folder / "installed/sitecustomize.py").write_text(GUARD.format(hidden=hidden_modules()), encoding="utf-8")
     return str(folder / "installed")

@@ -89,7 +89,7 @@ async def served(
 
 
 class Frames:
-    """Reads server-sent events from bytes; what is incomplete waits for the rest, and is lost with it."""
+    """Reads server-sent events from bytes; an incomplete event waits for the rest of its bytes."""
 
     def __init__(self) -> None:
         self._incomplete = b""

@@ -229,7 +229,7 @@ def bench_graph() -> StateGraph[Any]:
 
 
 def graph_that_asks() -> StateGraph[Any]:
-    """Return a graph that asks whether to go on, and says what it got."""
+    """Return a graph that asks whether to go on, and answers with the reply."""
 
     def ask(state: State) -> dict[str, Any]:
         return {"messages": [AIMessage(f"got {interrupt({'ask': 'go on?'})}")]}

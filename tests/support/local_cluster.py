@@ -1,7 +1,7 @@
-"""A cluster of three nodes on this machine, and what is tried on it, in a process of its own.
+"""A cluster of three nodes on this machine, and checks of it, in a process of its own.
 
-`python local_cluster.py <URLs> <folder>` prints one line of JSON for each check: what was found, or why it failed. What
-that has to be, `test_cluster_on_ray.py` says. `leave` and `attach` are drivers that come and go.
+`python local_cluster.py <URLs> <folder>` prints one line of JSON for each check: its outcome, or why it failed.
+`test_cluster_on_ray.py` has the expected outcomes. `leave` and `attach` are drivers that come and go.
 """
 
 from __future__ import annotations
@@ -172,13 +172,13 @@ class Box:
         return state
 
     async def follow(self, run: AsyncExecutionHandle) -> list[str]:
-        """Follow a run to its end, and note what was seen; return the kinds."""
+        """Follow a run to its end, and note its events; return their kinds."""
         events = [event async for event in run.events()]
         self.acknowledged.followed(run.session_id, run.run_id, [event.seq for event in events])
         return [event.kind for event in events]
 
     async def audit(self, namespace: str, tag: str) -> dict[str, Any]:
-        """Hold a store to what was acknowledged of sessions whose names begin so."""
+        """Compare a store with what was acknowledged, for sessions whose ids begin with a tag."""
         store = SQLStore(self.urls.format(namespace))
         try:
             ids = [name for name in self.acknowledged.session_ids if name.startswith(tag)]
@@ -445,7 +445,7 @@ def leave(urls: str, folder: str, how: str) -> None:
 
 
 def attach(handles: Sequence[str]) -> None:
-    """Say that runs are there, follow them to their end, and say what was seen."""
+    """Print the states of runs, follow them to their end, and print their texts."""
     ray.init(configure_logging=False, log_to_driver=False)
     runs: list[ExecutionHandle] = [pickle.loads(base64.b64decode(handle)) for handle in handles]
     print(json.dumps([run.status() for run in runs]), flush=True)

@@ -20,7 +20,7 @@ from window_models import Switch
 
 
 class Mirror:
-    """Answers a question of when or where with what was recalled for it; notes all else."""
+    """Answers a prompt that asks when or where with the recalled texts, any other with "noted"."""
 
     def build(self, session: SessionView) -> InferenceRunner:
         return self

@@ -1,4 +1,4 @@
-"""A house for tests on Ray: a manager whose sessions have memories, and the provider that plays all models."""
+"""For tests on Ray: a manager whose sessions have memories, and the provider that plays all models."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ WANTED = "Answer with the facts now"
 
 
 def extracting(messages: list[Message]) -> str:
-    """Play a model that is asked for facts: takes what begins with "My" for one; what it is about is the second word.
+    """Play a model that extracts facts: each prompt that begins with "My" is a fact; its second word is the topic.
 
-    Where something of the same is known it is superseded, also where it says just the same.
+    A known fact of the same topic is superseded, even if it says the same.
     """
     rows = [json.loads(line) for line in texts_of(messages[-1])[0].splitlines() if line.startswith("{")]
     known_facts = {row["text"].split()[1]: row["known"] for row in rows if row.get("text", "").startswith("My ")}
@@ -123,7 +123,7 @@ class House:
             os.kill(pid, signal.SIGKILL)
 
     def sent(self, word: str) -> list[str]:
-        """Return what the model was sent in each request whose last prompt has the word; requests for facts aside."""
+        """Return the text of each request whose last prompt has the word, except requests for facts."""
         conversations = [record.body["messages"] for record in self.provider.requests if "messages" in record.body]
         return [
             "\n".join(text for message in messages for text in (*texts_of(message), *_called(message)))

@@ -56,7 +56,7 @@ class OpenResources(WorkerResources):
 
 
 class Hosting:
-    """A packed host, what callers ask of it, and what it has noted for its next process."""
+    """A packed host, the requests of callers, and the overrides that it has noted for its next process."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Hosting:
     async def ask(
         self, session: str | SessionRef, call: VerbCall[Any], engine_id: str = "", engine: bytes = b""
     ) -> Any:
-        """Return the answer, or raise what was refused. A session is named by its id, or with its user and log."""
+        """Return the answer, or raise the error of a refusal. A session has an id, or also a user and a log."""
         ref = SessionRef(SessionKey(session)) if isinstance(session, str) else session
         return answer_of(await self.host.call(call.to(ref, engine_id, engine).pickled()))
 
@@ -131,7 +131,7 @@ class Hosting:
 
 
 def answer_of(answer: bytes) -> Any:
-    """Return what a host has answered, without whether the wait is over; raise what was refused."""
+    """Return the answer of a host, without whether the wait is over; raise the error of a refusal."""
     unpickled = pickle.loads(answer)
     if isinstance(unpickled, Refused):
         raise unpickled.error

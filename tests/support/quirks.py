@@ -1,7 +1,7 @@
-"""What real servers send in place of what OpenAI sends, as data; and a server that sends it, byte for byte.
+"""What real servers send where they differ from OpenAI, as data; and a server that sends it, byte for byte.
 
-Each quirk names the server that does so and where that is told. `served` are the bytes of the body; what must come out
-is an answer (its blocks), or an error that says what it says.
+Each quirk names the server that does so and its source. `served` are the bytes of the body; what must come out is an
+answer (its blocks), or an error that says what it says.
 """
 
 from __future__ import annotations
@@ -557,7 +557,7 @@ QUIRKS = [
 
 
 class QuirkServer:
-    """A server of raw sockets that answers each request with what it is told to, and keeps what it was asked.
+    """A server of raw sockets that answers each request with the given answers, and keeps the requests.
 
     Args:
         answers: status, content type and body, one a request, or what returns them and may wait first; the last is
@@ -604,7 +604,7 @@ class QuirkServer:
         *answers: Reply | Callable[[], Reply],
         refuse: Callable[[dict[str, Any]], Reply | None] | None = None,
     ) -> None:
-        """Answer like this from now on, and forget what was asked."""
+        """Give these answers from now on, and forget the requests."""
         self.answers, self.refuse = answers, refuse
         self.requests, self.refused, self.heads = [], [], []
 

@@ -134,7 +134,7 @@ def service_of(snippets: SnippetRunner) -> Iterator[str]:
 
 
 def check_imports(block: Block, *also: str) -> None:
-    """See that it imports only what is installed with turnwise, and these packages."""
+    """Check that a block imports only turnwise, its requirements and these packages."""
     required = {re.split(r"[^\w-]", requirement)[0] for requirement in PROJECT["dependencies"]}
     nodes = list(ast.walk(compile(block.text, "block", "exec", ast.PyCF_ONLY_AST | _AWAITS)))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -164,7 +164,7 @@ def commands_of(block: Block) -> list[str]:
 
 
 def check_command(command: str) -> None:
-    """See that it exists, and takes these arguments."""
+    """Check that a command exists, and takes these arguments."""
     extras = PROJECT["optional-dependencies"]
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     words = [word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=", word)]

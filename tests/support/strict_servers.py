@@ -1,6 +1,6 @@
-"""What real servers refuse, as data; and a server that refuses it, and else answers as it is told to.
+"""What real servers refuse, as data; and a server that refuses it, and otherwise gives the given answers.
 
-Each row names the server, where it is told that it refuses this, and in which words.
+Each row names the server, the source that says that it refuses this, and its words.
 """
 
 from __future__ import annotations

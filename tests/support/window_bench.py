@@ -69,7 +69,7 @@ def exchanges(start: int, stop: int) -> list[Fact]:
 
 
 def shown_parts(messages: Sequence[Message]) -> tuple[str | None, list[Fact]]:
-    """Return the earlier summary that a summarizer was shown, if there was one, and all else that it was."""
+    """Return the earlier summary that a summarizer got, if there was one, and the messages after it."""
     lines = text_of(messages[-1]).partition("\n\n")[0].splitlines()
     records = [next(iter(json.loads(line).items())) for line in lines]
     earlier = [text for role, text in records if role.startswith("summary")]
@@ -114,7 +114,7 @@ class Bench:
         return self._make_manager(overflow=overflow, config=configured(**(config or {})), **settings)
 
     def sent_requests(self, model: str = MODEL) -> list[Message]:
-        """Return what the model was sent, request for request."""
+        """Return the bodies of the requests to the model, in order."""
         return [record.body for record in self.provider.requests if record.body["model"] == model]
 
     def last(self) -> list[Message]:
@@ -123,7 +123,7 @@ class Bench:
         return messages
 
     def summed_up(self) -> list[tuple[str | None, list[Fact]]]:
-        """Return what was shown for each summary."""
+        """Return the earlier summary and the messages of each request for a summary."""
         return [shown_parts(body["messages"]) for body in self.sent_requests(SMALL)]
 
     def check(self, limit: int = LIMIT) -> None:
@@ -140,7 +140,7 @@ def configured(**settings: Any) -> SessionConfig:
 
 
 def tokens_taken(body: Message) -> int:
-    """Return what a request takes, counted anew from what was sent."""
+    """Return how many tokens a request takes, counted from its body."""
     blocks = [part for block in decode(body["messages"]) for part in parted(block)]
     return sum(map(COUNTER.count, blocks)) + COUNTER.overhead(None, body.get("tools") or ())
 
@@ -151,7 +151,7 @@ def parted(block: Block) -> list[Block]:
 
 
 def facts(messages: Sequence[Message]) -> list[Fact]:
-    """Return what was said in a request, the system prompt left out; a summary is `summary`."""
+    """Return the messages of a request without the system prompt; the role of a summary is `summary`."""
     texts: list[Fact] = []
     for block in decode(messages):
         for part in parted(block):
@@ -186,7 +186,7 @@ def events_of(chat: Session, kind: type[Any]) -> list[Any]:
 
 
 def compacted(chat: Session, count: int) -> list[WindowCompacted]:
-    """Wait until the window has been compacted so often."""
+    """Wait until the window has been compacted `count` times."""
     until(lambda: len(events_of(chat, WindowCompacted)) >= count)
     compactions = events_of(chat, WindowCompacted)
     assert len(compactions) == count
@@ -225,8 +225,8 @@ class _Runs:
 def audit(manager: SessionManager, session_id: str, *, user_id: str = DEFAULT_USER, drops: bool = False) -> list[Turn]:
     """Check what is in the store, without the session; return its turns.
 
-    Events and runs are as ever. Each turn could be sent to a provider. With its summaries expanded it holds all that
-    was said before, once and in order, then what is new; with `drops`, some of the former.
+    Events and runs are as ever. Each turn could be sent to a provider. With its summaries expanded it holds all earlier
+    messages, once and in order, then the new ones; with `drops`, some of the earlier ones.
     """
 
     async def check() -> list[Turn]:

@@ -67,7 +67,7 @@ def read(window: Window) -> list[Block]:
 
 
 class Memory:
-    """A long-term memory in a dict, which may be told to fail."""
+    """A long-term memory in a dict, which a test can make fail."""
 
     def __init__(self, name: str = "memory", *, read_only: bool = False) -> None:
         self.name = name

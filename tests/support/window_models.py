@@ -1,7 +1,7 @@
 """Models that can be delayed and memories in SQLite files, for compactions in other processes.
 
-A test steers them by files, so that an order of events is an order and not a matter of time: what is `held` stands
-still until the test lets it go.
+A test steers them by files, so that an order of events is an order and not a matter of time: a model or memory that is
+`held` waits until the test releases it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Gate:
 
 
 class Notebook:
-    """A long-term memory in an SQLite file: what it was given, and what it has kept of that.
+    """A long-term memory in an SQLite file: the items that it received, and those that it has stored.
 
     `broken`, it refuses all; `held`, it has kept what it was given and does not say so.
 

@@ -172,7 +172,7 @@ def of_sqlite(url: str) -> Mapping[str, float]:
 
 
 def spent(processes: Sequence[psutil.Process], since: Mapping[int, float] | None = None) -> dict[int, float]:
-    """Return the processor time of each process that is still there, by its id; beyond what is given."""
+    """Return the processor seconds of each process that still runs, by its id, less those in `since`."""
     seconds_of = {}
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # such as one that PostgreSQL has for a while

@@ -1,4 +1,4 @@
-"""Makes docs/scale.md of what was measured: `python -m capacity.page FILE`."""
+"""Makes docs/scale.md from the measurements: `python -m capacity.page FILE`."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def connections_of(runs: Sequence[Mapping[str, Any]]) -> int:
 
 
 def limits(costs: Costs) -> list[str]:
-    """Return what is said of each limit, the lowest first."""
+    """Return a text about each limit, the lowest limit first."""
     hosts = CONNECTIONS_EACH // costs.connections
     rates = {
         "caller": 1 / costs.caller,
@@ -243,7 +243,7 @@ def checked(comparisons: Sequence[Compared]) -> Table:
 
 
 def predicted(results: Mapping[str, Any], run: Mapping[str, Any]) -> Outcome:
-    """Simulate a run, with what was measured at one host."""
+    """Simulate a run with the costs that were measured at one host."""
     alone = [single for single in results["runs"] if single["hosts"] == 1 and single["store"] == run["store"]]
     measured = {1 / single["calls"]: Costs.of(single, connections_of(results["runs"])) for single in alone}
     together = 1 / run["calls"] if run in alone else run["callers"] / run["hosts"] / GROUPS

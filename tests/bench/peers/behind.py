@@ -35,7 +35,7 @@ class Measure:
 
 
 def measures(results: Mapping[str, Any]) -> Iterator[Measure]:
-    """Yield what was measured, of the questions that were asked."""
+    """Yield the measures of the questions that were asked."""
 
     def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:
         return {name: statistics.median(values) for name, values in samples.items() if values}

@@ -76,7 +76,7 @@ class Bench:
 
 
 def ask_all(workers: Mapping[str, Working], verb: str, **arguments: Any) -> dict[str, Any]:
-    """Have all carry out the same at the same time, which is not for what is timed; return what each returns."""
+    """Have all workers do the same at the same time, without timing them; return the answer of each."""
     for worker in workers.values():
         worker.ask(verb, **arguments)
     return {name: worker.answer() for name, worker in workers.items()}

@@ -1,4 +1,4 @@
-"""Makes docs/benchmarks.md of what was measured."""
+"""Makes docs/benchmarks.md from the measurements."""
 
 from __future__ import annotations
 

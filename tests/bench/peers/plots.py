@@ -1,4 +1,4 @@
-"""Draws what was measured, in SVG."""
+"""Draws the measurements, in SVG."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ TOO_LONG_S = 900
 
 
 class WorkerError(Exception):
-    """The process of a peer failed; what it printed last is in the message."""
+    """The process of a peer failed; the message has the end of its output."""
 
 
 class Worker:
@@ -73,7 +73,7 @@ class Worker:
         return self.process.pid
 
     def do(self, verb: str, **arguments: Any) -> Any:
-        """Have a coroutine of a question carried out; return what it returns."""
+        """Run a coroutine of a question in the process; return its answer."""
         self.ask(verb, **arguments)
         return self.answer()
 
@@ -121,7 +121,7 @@ def _paths() -> list[str]:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the processes that a process started, and those that these started."""
+    """Return the processes that a process started, directly or through others."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

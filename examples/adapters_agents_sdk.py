@@ -29,9 +29,11 @@ def main() -> None:
 
         with SessionManager("memory://clerks", engine=AgentsSDKEngine(make)) as manager:
             run = manager.open("hotel", user_id="sarah").run("Pay the hotel.")
-            asked = next(event for event in run.events() if event.kind == "approval_requested")
-            print(f"waits for {asked.name}({dict(asked.input)})")
-            manager.execution(run.run_id, user_id="sarah").approve(asked.call_id)  # from any process, after any restart
+            request = next(event for event in run.events() if event.kind == "approval_requested")
+            print(f"waits for {request.name}({dict(request.input)})")
+            manager.execution(run.run_id, user_id="sarah").approve(
+                request.call_id
+            )  # from any process, after any restart
             print(run.wait().text)
 
 

@@ -2,7 +2,7 @@
 
     pip install 'turnwise[openai-agents]'; python examples/adapters_agents_sdk_session.py
 
-A simulated model answers.
+A simulated model runs.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ async def chat(url: str) -> None:
         history = TurnwiseSession(await manager.open("sarah"))
         print((await Runner.run(agent, "Do whales sleep?", session=history)).final_output)
 
-        both = [Runner.run(agent, question, session=history) for question in ("For how long?", "And dolphins?")]
-        for done in await asyncio.gather(*both, return_exceptions=True):
-            print(f"refused: {done}" if isinstance(done, BaseException) else done.final_output)
+        runs = [Runner.run(agent, question, session=history) for question in ("For how long?", "And dolphins?")]
+        for result in await asyncio.gather(*runs, return_exceptions=True):
+            print(f"refused: {result}" if isinstance(result, BaseException) else result.final_output)
         print([item["role"] for item in await history.get_items()])
 
 

@@ -33,8 +33,8 @@ async def main() -> None:
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://app") as client:
             lines = (await client.post("/api/chat", json=BODY)).text.splitlines()
             after = {"Last-Event-ID": next(line for line in lines if line.startswith("id: "))[4:]}
-            rest = (await client.post("/api/chat", json=BODY, headers=after)).text.splitlines()
-            print(*lines, "--- behind the first frame, after a reconnect:", *rest, sep="\n")
+            following_lines = (await client.post("/api/chat", json=BODY, headers=after)).text.splitlines()
+            print(*lines, "--- behind the first frame, after a reconnect:", *following_lines, sep="\n")
 
 
 asyncio.run(main())

@@ -30,9 +30,9 @@ def main() -> None:
     url = "sqlite:///clerks.db"
     with SessionManager(url, engine=LangGraphEngine(make_graph, checkpointer=TurnwiseSaver(url))) as manager:
         run = manager.open("trip").run("Pay the hotel.")
-        asked = next(event for event in run.events() if event.kind == "approval_requested")
-        print(f"waits for {asked.name}({dict(asked.input['value'])})")
-        run.approve(asked.call_id)  # from any process, after any restart: manager.execution(run.run_id)
+        request = next(event for event in run.events() if event.kind == "approval_requested")
+        print(f"waits for {request.name}({dict(request.input['value'])})")
+        run.approve(request.call_id)  # from any process, after any restart: manager.execution(run.run_id)
         print(run.wait().text)
 
 

@@ -1,4 +1,4 @@
-"""A LangGraph node that keeps what it learns in TurnwiseStore: for each user, found by meaning, and gone in time.
+"""A LangGraph node that keeps facts in TurnwiseStore: by user, found by meaning, and deleted after a time.
 
     pip install 'turnwise[langgraph]'; python examples/adapters_langgraph_memory.py
 
@@ -19,18 +19,18 @@ from turnwise.testing.embedding import HashEmbedding
 
 
 def model(state: MessagesState, config: RunnableConfig) -> dict[str, list[AIMessage]]:
-    """Note what the user says, and tell what is known that fits."""
-    store, notes, said = get_store(), ("notes", config["configurable"]["user"]), state["messages"][-1].text
-    known = [item.value["text"] for item in store.search(notes, query=said, limit=1)]
-    store.put(notes, str(uuid.uuid4()), {"text": said}, ttl=60 * 24 * 30)  # minutes: a month
-    return {"messages": [AIMessage(f"I know: {known}")]}
+    """Store the user's text, and answer with the stored text that fits best."""
+    store, notes, message = get_store(), ("notes", config["configurable"]["user"]), state["messages"][-1].text
+    memories = [item.value["text"] for item in store.search(notes, query=message, limit=1)]
+    store.put(notes, str(uuid.uuid4()), {"text": message}, ttl=60 * 24 * 30)  # minutes: a month
+    return {"messages": [AIMessage(f"I know: {memories}")]}
 
 
 file = Path(tempfile.mkdtemp(), "notes.db")
-for user, said in [("sarah", "I eat no meat."), ("sarah", "What meat?"), ("tom", "What meat?")]:
+for user, text in [("sarah", "I eat no meat."), ("sarah", "What meat?"), ("tom", "What meat?")]:
     with TurnwiseStore(f"sqlite:///{file}", embedding=HashEmbedding(), fields=["text"]) as store:  # as after a restart
         builder = StateGraph(MessagesState).add_node("model", model).add_edge(START, "model")
         answer = builder.compile(store=store).invoke(
-            {"messages": [HumanMessage(said)]}, {"configurable": {"user": user}}
+            {"messages": [HumanMessage(text)]}, {"configurable": {"user": user}}
         )
         print(f"{user}: {answer['messages'][-1].text}")

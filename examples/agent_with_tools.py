@@ -90,11 +90,11 @@ ask_driver = external_tool(
 )
 
 
-def done(what: str) -> int:
+def done(action: str) -> int:
     """Write a tool's action to a file, so that it survives the process; return the number of such actions."""
     with Path(os.environ["AGENT_NOTES"]).open("a", encoding="utf-8") as file:
-        file.write(f"{what}\n")
-    return notes().count(what)
+        file.write(f"{action}\n")
+    return notes().count(action)
 
 
 def notes() -> list[str]:
@@ -136,15 +136,15 @@ def killed_midway(manager: SessionManager) -> None:
     """The session's process is killed between two results. The run continues in a new one, after the first result."""
     run = ask(manager, "alan/trip", PAY)
     chat = manager.get("alan/trip", user_id="alan")
-    seen = run.events()
-    next(event for event in seen if isinstance(event, events.ToolEnded) and event.name == "charge")
+    run_events = run.events()
+    next(event for event in run_events if isinstance(event, events.ToolEnded) and event.name == "charge")
     while "search" not in notes():
         time.sleep(0.02)
     pid = chat.info().pid
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
     tell(f"* charged; process {pid} was killed while it searched")
-    resumed = next(event for event in seen if isinstance(event, events.RunResumed))
+    resumed = next(event for event in run_events if isinstance(event, events.RunResumed))
     tell(f"* resumed by process {chat.info().pid}: {resumed.why}")
     tell(run.wait(60).text)
     charges, searches = notes().count("charge 80 for alan"), notes().count("search")
@@ -170,15 +170,15 @@ def ask(manager: SessionManager, chat: str, prompt: str) -> ExecutionHandle:
 
 def waiting_call(run: ExecutionHandle) -> PendingCall:
     """Wait until the run waits for a decision; return its call."""
-    asked = next(event for event in run.events() if isinstance(event, events.ApprovalRequested))
+    request = next(event for event in run.events() if isinstance(event, events.ApprovalRequested))
     while run.status() != "awaiting_approval":
         time.sleep(0.02)
-    return next(call for call in run.pending() if call.call_id == asked.call_id)
+    return next(call for call in run.pending() if call.call_id == request.call_id)
 
 
 def stand_in(messages: list[Message]) -> Message:
     """Simulate a model: make the calls for this prompt, then report their results."""
-    last = max(at for at, message in enumerate(messages) if message["role"] == "user")
+    last = max(index for index, message in enumerate(messages) if message["role"] == "user")
     results = [message["content"] for message in messages[last:] if message["role"] == "tool"]
     return tool_script([CALLS[messages[last]["content"]], f"What I found out: {'; '.join(results)}"])(messages)
 

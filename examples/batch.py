@@ -34,10 +34,10 @@ async def converse(manager: AsyncSessionManager, number: int) -> None:
     """
     chat = await manager.open(f"review-{number:04}")
     failed = [run.run_id for run in await chat.runs() if run.state in ("failed", "interrupted")]
-    for at, prompt in enumerate(PROMPTS):
+    for index, prompt in enumerate(PROMPTS):
         for attempt in range(len(failed) + 1):
             words = prompt.format(number=number, what=WHATS[number % len(WHATS)])
-            run = await chat.run(words, idempotency_key=f"prompt-{at}-{attempt}")
+            run = await chat.run(words, idempotency_key=f"prompt-{index}-{attempt}")
             if run.run_id not in failed:
                 await run
                 break
@@ -46,13 +46,13 @@ async def converse(manager: AsyncSessionManager, number: int) -> None:
 
 async def ended(manager: AsyncSessionManager) -> set[str]:
     """Return the ids of the conversations that are done, page by page."""
-    found: set[str] = set()
+    session_ids: set[str] = set()
     page = await manager.list(status="ended", limit=1000)
-    found |= {session.session_id for session in page}
+    session_ids |= {session.session_id for session in page}
     while page.cursor:
         page = await manager.list(status="ended", limit=1000, cursor=page.cursor)
-        found |= {session.session_id for session in page}
-    return found
+        session_ids |= {session.session_id for session in page}
+    return session_ids
 
 
 async def work(store: str, engine: OpenAIEngine, count: int) -> None:
@@ -66,7 +66,7 @@ async def work(store: str, engine: OpenAIEngine, count: int) -> None:
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task("conversations", total=count, completed=len(done))
 
-            async def one(number: int) -> None:
+            async def converse_once(number: int) -> None:
                 async with places:
                     try:
                         await converse(manager, number)
@@ -80,7 +80,7 @@ async def work(store: str, engine: OpenAIEngine, count: int) -> None:
             async with asyncio.TaskGroup() as group:
                 for number in range(count):
                     if f"review-{number:04}" not in done:
-                        group.create_task(one(number))
+                        group.create_task(converse_once(number))
         used = await manager.usage()
         turns = [await (await manager.get(name)).latest() for name in sorted(await ended(manager))[:3]]
         print(

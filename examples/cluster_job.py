@@ -46,13 +46,18 @@ async def work(options: argparse.Namespace) -> dict[str, object]:
     placement = Packed(hosts=options.packed) if options.packed else Dedicated()
     engine = EchoEngine(0.01)
     async with AsyncSessionManager(options.store, engine=engine, memory=memory, placement=placement) as manager:
-        held = await asyncio.gather(*(converse(manager, number) for number in range(options.chats)))
-        nodes = Counter([(await chat.info()).node_id for chat, _ in held])
-        found: dict[str, object] = {"turns": [turns for _, turns in held], "sessions by node": sorted(nodes.values())}
+        conversations = await asyncio.gather(*(converse(manager, number) for number in range(options.chats)))
+        nodes = Counter([(await chat.info()).node_id for chat, _ in conversations])
+        report: dict[str, object] = {
+            "turns": [turns for _, turns in conversations],
+            "sessions by node": sorted(nodes.values()),
+        }
         if options.recalled:
-            await held[0][0].memory.wait()
-            found["recalled"] = [item.text for item in await held[0][0].memory.recall(options.recalled, limit=2)]
-    return found
+            await conversations[0][0].memory.wait()
+            report["recalled"] = [
+                item.text for item in await conversations[0][0].memory.recall(options.recalled, limit=2)
+            ]
+    return report
 
 
 def main() -> None:

@@ -47,8 +47,8 @@ class LocalModel:
 
     def not_taken(self, model: str | None, params: Mapping[str, object]) -> dict[str, str]:
         """Return the parameters of a run that the engine does not take, with the reasons: such a run is refused."""
-        known = {"seed", "max_output_tokens"}
-        wrong = {name: f"this engine takes {', '.join(sorted(known))}" for name in params.keys() - known}
+        names = {"seed", "max_output_tokens"}
+        wrong = {name: f"this engine takes {', '.join(sorted(names))}" for name in params.keys() - names}
         return wrong | ({"model": "there is one model"} if model else {})
 
 
@@ -62,15 +62,15 @@ class Runner:
         prompts = [block.text for block in turn.blocks if block.kind == "user"]  # the whole conversation, if wanted
         most = int(context.params.get("max_output_tokens") or 12)
         words = self._model.say(prompts[-1], seed=int(context.params.get("seed") or 0), most=most)
-        said: list[str] = []
+        emitted: list[str] = []
         # A blocking model runs on a thread. A cancel arrives at the await; what was emitted until then is kept.
         while word := await asyncio.to_thread(next, words, ""):
             context.emit(word)
-            said.append(word)
+            emitted.append(word)
             await asyncio.sleep(0.02)
-        context.report(usage=Usage(input_tokens=len(" ".join(prompts).split()), output_tokens=len(said)))
-        context.report(stop_reason="length" if len(said) == most else "stop")
-        return [blocks.Text(text="".join(said).strip())]
+        context.report(usage=Usage(input_tokens=len(" ".join(prompts).split()), output_tokens=len(emitted)))
+        context.report(stop_reason="length" if len(emitted) == most else "stop")
+        return [blocks.Text(text="".join(emitted).strip())]
 
 
 def main() -> None:
@@ -80,12 +80,12 @@ def main() -> None:
         print(f"{turn.text!r}: {turn.usage and turn.usage.output_tokens} tokens, stopped by {turn.stop_reason}")
 
         run = chat.run("And for how long?", params={"max_output_tokens": 1000})
-        seen = list(islice(pieces(run), 5))
+        first_pieces = list(islice(pieces(run), 5))
         run.cancel("that is enough")
         try:
             run.wait()
         except RunCancelledError as cancelled:
-            print(f"cancelled after {''.join(seen)!r}; kept: {bool(cancelled.turn and cancelled.turn.text)}")
+            print(f"cancelled after {''.join(first_pieces)!r}; kept: {bool(cancelled.turn and cancelled.turn.text)}")
         print(f"and the next turn: {chat.run('Once more.').wait().text!r}")
 
 

@@ -28,7 +28,7 @@ def masked(text: str) -> str:
 
 
 class CarefulMemory:
-    """Masks card numbers in what it is to keep, and in what it is asked.
+    """Masks card numbers in the items that it keeps, and in queries.
 
     It is pickled to an actor that all sessions share, so it holds settings only and opens its file there. The scope
     says whose items they are; it comes from the session, never from a model.

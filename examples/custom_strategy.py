@@ -27,11 +27,11 @@ class KeepTheTask:
             return None
         newest_first = list(window.exchanges())
         task = window.without(newest_first[-1], blocks.System, blocks.Summary) if len(newest_first) > 1 else ()
-        for kept in (task, ()):  # if even the newest exchange does not fit beside the task, the task goes too
-            room = budget.max_tokens - sum(window.tokens(*part) for part in kept)
-            later = newest_first[:-1] if kept else newest_first
-            if cuts := [each.start for each in later if window.tokens_from(each.start, budget) <= room]:
-                keep = tuple(sorted([*kept, *window.kept_from(min(cuts))]))
+        for first_parts in (task, ()):  # if even the newest exchange does not fit beside the task, the task goes too
+            room = budget.max_tokens - sum(window.tokens(*part) for part in first_parts)
+            later = newest_first[:-1] if first_parts else newest_first
+            if cuts := [part.start for part in later if window.tokens_from(part.start, budget) <= room]:
+                keep = tuple(sorted([*first_parts, *window.kept_from(min(cuts))]))
                 return plan_for(window, budget, strategy="KeepTheTask", keep=keep, reason="it is neither first nor new")
         raise window.overflow(budget)
 

@@ -144,8 +144,8 @@ class Recorder:
 class Story:
     """Asks questions, reads the requests that were sent, and checks claims about them."""
 
-    def __init__(self, sent: Callable[[], list[list[Message]]]) -> None:
-        self._sent = sent
+    def __init__(self, sent_requests: Callable[[], list[list[Message]]]) -> None:
+        self._sent_requests = sent_requests
         self.messages: list[Message] = []
         """The request for the last answer."""
         self.recalled: dict[str, list[Memory]] = {}
@@ -155,8 +155,8 @@ class Story:
     def ask(self, chat: Session, prompt: str, **options: Any) -> None:
         """Ask, print question and answer, and read the request that was sent."""
         self.answer = chat.run(prompt, **options).wait(120).text
-        asked = [messages for messages in self._sent() if texts_of(messages[-1])[-1:] == [prompt]]
-        self.messages = asked[-1]
+        requests = [messages for messages in self._sent_requests() if texts_of(messages[-1])[-1:] == [prompt]]
+        self.messages = requests[-1]
         self.recalled = sections_of(self.messages)
         tell(f"> {prompt}")
         tell(textwrap.indent(textwrap.fill(self.answer, 110), "  "))
@@ -164,12 +164,12 @@ class Story:
     def show(self, *sections: str) -> None:
         """Print these sections of the last request."""
         for name in sections:
-            for one in self.recalled.get(name, []):
-                tell(f"    <{name}_memory> [{one.when}] {textwrap.shorten(one.text, 90, placeholder=' ...')}")
+            for item in self.recalled.get(name, []):
+                tell(f"    <{name}_memory> [{item.when}] {textwrap.shorten(item.text, 90, placeholder=' ...')}")
 
     def has(self, section: str, text: str) -> bool:
         """Return whether the last request has the text in this section."""
-        return any(text in one.text for one in self.recalled.get(section, []))
+        return any(text in item.text for item in self.recalled.get(section, []))
 
     @property
     def conversation(self) -> str:
@@ -182,12 +182,12 @@ class Story:
         """All texts of the last request."""
         return json.dumps(self.messages, ensure_ascii=False)
 
-    def claim(self, is_so: bool, what: str) -> None:
+    def claim(self, is_so: bool, sentence: str) -> None:
         """Print a claim; end the program if it is false."""
         if not is_so:
             tell(json.dumps(self.messages, indent=2, ensure_ascii=False))
-            sys.exit(f"This is not so: {what}")
-        tell(f"  * {what}")
+            sys.exit(f"This is not so: {sentence}")
+        tell(f"  * {sentence}")
 
 
 def first_conversation(manager: SessionManager, story: Story) -> None:
@@ -210,9 +210,9 @@ def first_conversation(manager: SessionManager, story: Story) -> None:
     chat.memory.wait(120)
     story.ask(chat, HAIKU)
     story.show("profile")
-    wanted = ("Sarah Okonkwo", "Ghent", "one sentence")
+    texts = ("Sarah Okonkwo", "Ghent", "one sentence")
     story.claim(
-        all(story.has("profile", text) for text in wanted), "who she is stands in each request, whatever it asks"
+        all(story.has("profile", text) for text in texts), "who she is stands in each request, whatever it asks"
     )
 
 
@@ -222,7 +222,7 @@ def second_conversation(manager: SessionManager, story: Story, day: str) -> None
     story.ask(chat, LEAVE)
     story.show("profile", "static")
     story.claim(not story.conversation, "it is a new conversation: the request has no message but the question")
-    dated = [one for one in story.recalled["profile"] if "2 March to 29 May" in one.text]
+    dated = [item for item in story.recalled["profile"] if "2 March to 29 May" in item.text]
     story.claim(bool(dated), "extractive memory knows when the leave is")
     story.claim(dated[0].when.startswith(day), f"and that she said so on {day}")
     story.claim(story.has("static", "Parental leave is paid by the state"), "static memory knows how it is paid")
@@ -230,9 +230,9 @@ def second_conversation(manager: SessionManager, story: Story, day: str) -> None
     story.claim(FORM in story.request, "working memory knows what is to be done")
     story.ask(chat, SAID, memory="read")
     story.show("vector")
-    said = [one for one in story.recalled["vector"] if "Lisbon" in one.text]
-    story.claim(bool(said), "vector memory has what was talked about")
-    story.claim(said[0].when.startswith(day), f"and that it was on {day}")
+    quotes = [item for item in story.recalled["vector"] if "Lisbon" in item.text]
+    story.claim(bool(quotes), "vector memory has what was talked about")
+    story.claim(quotes[0].when.startswith(day), f"and that it was on {day}")
 
     tell("\nSarah, as people write")
     chat.memory.save(PORTAL, type=MemoryType.WORKFLOW, name=PORTAL_NAME, aliases=[PORTAL_ALIAS])
@@ -266,8 +266,8 @@ def another_user(manager: SessionManager, story: Story) -> Session:
     chat = manager.open("sam-1", user_id="sam")
     for prompt in (LEAVE, SAID):
         story.ask(chat, prompt)
-        found = [word for word in TRACES if word in story.request + story.answer]
-        story.claim(not found, "nothing that is Sarah's is in the request, nor in the answer")
+        words = [word for word in TRACES if word in story.request + story.answer]
+        story.claim(not words, "nothing that is Sarah's is in the request, nor in the answer")
     story.claim(story.has("static", "limited to 30 days"), "the handbook is")
     story.ask(chat, "I work in the Porto office.")
     chat.memory.wait(120)
@@ -282,13 +282,17 @@ def forget(manager: SessionManager, sam: Session, story: Story, data: Path) -> N
     story.claim(report.sessions == 3 and report.notes == 1, "all of her sessions are gone, and the notes about her")
     story.claim(all(report.items.values()), "each memory had something of hers")
     story.claim(report.verified, "each memory has searched what it deleted from, and found nothing")
-    found = traces(data, TRACES)
-    story.claim(not found, f"neither is there in any file here{', but for ' * bool(found)}{', '.join(found)}")
+    traces_left = traces(data, TRACES)
+    story.claim(
+        not traces_left, f"neither is there in any file here{', but for ' * bool(traces_left)}{', '.join(traces_left)}"
+    )
 
     chat = manager.open("sarah-4", user_id="sarah")
     story.ask(chat, LEAVE)
-    found = [word for word in TRACES if word in story.request + story.answer]
-    story.claim(story.recalled.keys() == {"static"} and not found, "she is a stranger now, and has the handbook only")
+    traces_left = [word for word in TRACES if word in story.request + story.answer]
+    story.claim(
+        story.recalled.keys() == {"static"} and not traces_left, "she is a stranger now, and has the handbook only"
+    )
     story.ask(sam, OFFICE)
     story.show("profile")
     story.claim(story.has("profile", "Porto"), "what Sam has said is still there")
@@ -302,8 +306,8 @@ def show_report(report: Forgotten) -> None:
 
 def traces(folder: Path, texts: Sequence[str]) -> list[str]:
     """Return the texts that occur in the bytes of a file."""
-    held = b"\n".join(file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file())
-    return [text for text in texts if text.encode() in held]
+    stored_bytes = b"\n".join(file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file())
+    return [text for text in texts if text.encode() in stored_bytes]
 
 
 def play(data: Path, engine: OpenAIEngine, story: Story, set_days: Callable[[float], None], days: float) -> None:
@@ -354,7 +358,7 @@ def main() -> None:
             os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}  # sessions inherit it
         tell(f"An HR assistant, with {model} at {base_url or 'OpenAI'}")
 
-        def sent() -> list[list[Message]]:
+        def sent_requests() -> list[list[Message]]:
             if provider:
                 return [record.body["messages"] for record in provider.requests]
             return list(map(json.loads, requests.read_text(encoding="utf-8").splitlines()))
@@ -378,9 +382,9 @@ def main() -> None:
         engine = OpenAIEngine(
             model, base_url=base_url, api_key=key, system=SYSTEM, middleware=[] if provider else [Recorder(requests)]
         )
-        play(data, engine, Story(sent), set_days, options.days)
+        play(data, engine, Story(sent_requests), set_days, options.days)
         if provider and options.keep:
-            requests.write_text("\n".join(map(json.dumps, sent())), encoding="utf-8")
+            requests.write_text("\n".join(map(json.dumps, sent_requests())), encoding="utf-8")
     tell(f"\nAll of this has happened, in {time.monotonic() - began:.0f} s")
 
 

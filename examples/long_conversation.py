@@ -74,8 +74,11 @@ CONFIG = SessionConfig(
 
 def conversation(turns: int) -> list[str]:
     """Return her prompts: the facts about her, then questions about the handbook."""
-    asks = (f"A colleague in {CITIES[at % 7]} would like to know: {RULES[at * 3 % 7][0]}?" for at in range(turns))
-    return [*FACTS, *asks][:turns]
+    questions = (
+        f"A colleague in {CITIES[number % 7]} would like to know: {RULES[number * 3 % 7][0]}?"
+        for number in range(turns)
+    )
+    return [*FACTS, *questions][:turns]
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,8 @@ class Outcome:
 
     strategy: str
     compactions: int
-    given: tuple[blocks.AnyBlock, ...]
-    """What the model was given with the last question, without what memory recalled."""
+    request: tuple[blocks.AnyBlock, ...]
+    """What the model got with the last question, without what memory recalled."""
     recalled: int
     """How many items memory added to that."""
     answer: str
@@ -96,14 +99,14 @@ class Outcome:
 
     @property
     def tokens(self) -> int:
-        return sum(map(COUNTER.count, self.given))
+        return sum(map(COUNTER.count, self.request))
 
     @property
     def source(self) -> str:
         """Where the model knows it from."""
         if "29 May" not in self.answer:
             return "-"
-        return "memory" if self.recalled else next(block.kind for block in self.given if "29 May" in str(block))
+        return "memory" if self.recalled else next(block.kind for block in self.request if "29 May" in str(block))
 
 
 async def converse(manager: AsyncSessionManager, strategy: str, prompts: list[str]) -> Outcome:
@@ -116,12 +119,12 @@ async def converse(manager: AsyncSessionManager, strategy: str, prompts: list[st
             print(f"  {strategy}: {number} turns", flush=True)
     run = await chat.run(ASKED)
     recalled = [sum(event.sent.values()) async for event in run.events() if event.kind == "memory_recalled"]
-    last, given = await run, (await run.input()).blocks
-    summary = next((block for block in given if block.kind == "summary"), None)
+    last, request_blocks = await run, (await run.input()).blocks
+    summary = next((block for block in request_blocks if block.kind == "summary"), None)
     return Outcome(
         strategy=strategy,
         compactions=len([event for event in await every_event(chat) if event.kind == "window_compacted"]),
-        given=given,
+        request=request_blocks,
         recalled=recalled[-1] if recalled else 0,
         answer=last.text,
         readable=len([turn for turn in await every_turn(chat) if turn.asked and turn.text]),
@@ -139,10 +142,10 @@ async def every_turn(chat: AsyncSession) -> list[Turn]:
 
 async def every_event(chat: AsyncSession) -> list[AnyEvent]:
     """Return all stored events, page by page."""
-    found: list[AnyEvent] = []
-    while page := await chat.events(found[-1].seq if found else 0):
-        found += page
-    return found
+    all_events: list[AnyEvent] = []
+    while page := await chat.events(all_events[-1].seq if all_events else 0):
+        all_events += page
+    return all_events
 
 
 async def side_by_side(folder: str, engine: OpenAIEngine, prompts: list[str]) -> list[Outcome]:
@@ -169,21 +172,21 @@ async def side_by_side(folder: str, engine: OpenAIEngine, prompts: list[str]) ->
 
 def show(outcomes: list[Outcome]) -> None:
     rows: dict[str, list[object]] = {
-        "": [one.strategy for one in outcomes],
-        "compactions": [one.compactions for one in outcomes],
-        "blocks in the last request": [len(one.given) for one in outcomes],
-        "  of tokens": [f"{one.tokens:,}" for one in outcomes],
-        "the model knows it from": [one.source for one in outcomes],
-        "turns still readable": [one.readable for one in outcomes],
+        "": [outcome.strategy for outcome in outcomes],
+        "compactions": [outcome.compactions for outcome in outcomes],
+        "blocks in the last request": [len(outcome.request) for outcome in outcomes],
+        "  of tokens": [f"{outcome.tokens:,}" for outcome in outcomes],
+        "the model knows it from": [outcome.source for outcome in outcomes],
+        "turns still readable": [outcome.readable for outcome in outcomes],
     }
     print()
     for title, cells in rows.items():
         print(f"{title:<28}" + "".join(f"{cell!s:>16}" for cell in cells))
-    for one in outcomes:
-        print(f"\n[{one.strategy}] > {ASKED}\n  {textwrap.shorten(one.answer, 110, placeholder=' ...')}")
-        if one.expanded:
-            first = next(block.text for block in one.expanded if block.kind == "user")
-            print(f"  The summary stands for {len(one.expanded)} blocks; session.expand returns them: {first}")
+    for outcome in outcomes:
+        print(f"\n[{outcome.strategy}] > {ASKED}\n  {textwrap.shorten(outcome.answer, 110, placeholder=' ...')}")
+        if outcome.expanded:
+            first = next(block.text for block in outcome.expanded if block.kind == "user")
+            print(f"  The summary stands for {len(outcome.expanded)} blocks; session.expand returns them: {first}")
 
 
 def main() -> None:
@@ -207,9 +210,9 @@ def main() -> None:
         engine = OpenAIEngine(model, base_url=base_url, api_key=key)
         outcomes = asyncio.run(side_by_side(folder, engine, prompts))
     show(outcomes)
-    assert [one.source for one in outcomes] == ["-", "-", "summary", "memory"]
-    assert all(one.compactions > 1 and one.tokens <= BUDGET for one in outcomes)
-    assert all(one.readable == len(prompts) + 1 for one in outcomes)
+    assert [outcome.source for outcome in outcomes] == ["-", "-", "summary", "memory"]
+    assert all(outcome.compactions > 1 and outcome.tokens <= BUDGET for outcome in outcomes)
+    assert all(outcome.readable == len(prompts) + 1 for outcome in outcomes)
     print(f"\nAll of this has happened, in {time.monotonic() - began:.0f} s")
 
 

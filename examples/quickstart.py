@@ -43,9 +43,9 @@ async def ask_twice(manager: AsyncSessionManager, screen: "Screen") -> None:
     for prompt in (RIVERS, FIRST):
         screen.tell(chat.id, f"> {prompt}")
         run = await chat.run(prompt)
-        _, seen = await follow(run, screen)
+        _, text = await follow(run, screen)
         turn = await run
-        assert turn.text == seen
+        assert turn.text == text
         screen.tell(chat.id, f"* turn {turn.index} is in the store")
 
 
@@ -54,17 +54,17 @@ async def cancel_midway(manager: AsyncSessionManager, screen: "Screen") -> None:
     chat = await manager.open("grace/whales", user_id="grace")
     screen.tell(chat.id, f"> {WHALES}")
     run = await chat.run(WHALES)
-    _, seen = await follow(run, screen, pieces=15)
+    _, text = await follow(run, screen, pieces=15)
     await run.cancel(reason="Grace has heard enough")
     try:
         await run
         raise AssertionError("the run was not cancelled")
     except RunCancelledError as error:
         screen.tell(chat.id, f"* RunCancelledError: {error.why}")
-        kept = error.turn
-    assert kept
-    assert kept.text.startswith(seen)
-    screen.tell(chat.id, f"* kept in the history: the {len(kept.text.split())} words above")
+        partial = error.turn
+    assert partial
+    assert partial.text.startswith(text)
+    screen.tell(chat.id, f"* kept in the history: the {len(partial.text.split())} words above")
 
 
 async def kill_midway(manager: AsyncSessionManager, screen: "Screen") -> None:
@@ -77,18 +77,18 @@ async def kill_midway(manager: AsyncSessionManager, screen: "Screen") -> None:
     assert pid
     os.kill(pid, signal.SIGKILL)
     screen.tell(chat.id, f"* process {pid} was killed")
-    _, seen = await follow(run, screen, after=seq)
-    assert (await run).text == seen
+    _, text = await follow(run, screen, after=seq)
+    assert (await run).text == text
     screen.tell(chat.id, f"* process {(await chat.info()).pid} has answered, and the stream went on")
 
 
-async def reattach(manager: AsyncSessionManager, screen: "Screen", other: AsyncSessionManager) -> None:
+async def reattach(manager: AsyncSessionManager, screen: "Screen", second_manager: AsyncSessionManager) -> None:
     """Ada's client disconnects in the middle of an answer. Another continues from there; it needs the run's id."""
     chat = await manager.open("ada/sky", user_id="ada")
     screen.tell(chat.id, f"> {SKY}")
     run = await chat.run(SKY)
     seq, first_half = await follow(run, screen, pieces=15)
-    again = await other.execution(run.run_id, user_id="ada")
+    again = await second_manager.execution(run.run_id, user_id="ada")
     screen.tell(chat.id, f"* re-attached to run {run.run_id} after event {seq}")
     _, second_half = await follow(again, screen, after=seq)
     assert second_half
@@ -100,19 +100,19 @@ async def follow(
     run: AsyncExecutionHandle, screen: "Screen", *, after: int = 0, pieces: int | None = None
 ) -> tuple[int, str]:
     """Show a streamed answer, all of it or some pieces; return the number of the last event, and the text."""
-    seen: list[str] = []
+    pieces_shown: list[str] = []
     async for event in run.events(after):
         after = event.seq
         if isinstance(event, events.RunResumed):
-            seen.clear()
+            pieces_shown.clear()
             screen.tell(run.session_id, f"* resumed: {event.why}")
         if isinstance(event, events.TextDelta):
-            seen.append(event.text)
+            pieces_shown.append(event.text)
             screen.say(run.session_id, event.text)
-            if len(seen) == pieces:
+            if len(pieces_shown) == pieces:
                 break
-    screen.answered(run.session_id, seen)
-    return after, "".join(seen)
+    screen.show_answer(run.session_id, pieces_shown)
+    return after, "".join(pieces_shown)
 
 
 class Screen:
@@ -131,7 +131,7 @@ class Screen:
     def say(self, talk: str, piece: str) -> None:
         self._talks[talk].append(piece)
 
-    def answered(self, talk: str, pieces: list[str]) -> None:
+    def show_answer(self, talk: str, pieces: list[str]) -> None:
         if not self.is_live:
             print(f"[{talk}] {''.join(pieces).strip()} (streamed in {len(pieces)} pieces)", flush=True)
 
@@ -148,11 +148,11 @@ async def converse(store: str, engine: OpenAIEngine, screen: Screen) -> None:
     async with (
         asyncio.timeout(90),
         AsyncSessionManager(store, engine=engine, config=config) as manager,
-        AsyncSessionManager(store, engine=engine, config=config) as other,
+        AsyncSessionManager(store, engine=engine, config=config) as second_manager,
     ):
         with Live(screen, console=screen.console, refresh_per_second=15) if screen.is_live else nullcontext():
             talks = ask_twice, cancel_midway, kill_midway
-            await asyncio.gather(*(talk(manager, screen) for talk in talks), reattach(manager, screen, other))
+            await asyncio.gather(*(talk(manager, screen) for talk in talks), reattach(manager, screen, second_manager))
         print("\nIn the store")
         for session in await manager.list():
             print(f"  {session.session_id} of user {session.user_id}: {session.usage.output_tokens} tokens of answers")

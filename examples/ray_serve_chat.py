@@ -60,8 +60,8 @@ class Chat:
 def chat(args: dict[str, str]) -> serve.Application:
     """Build the application, as `serve run ray_serve_chat:chat store=postgresql://user@host/name` does."""
     engine = OpenAIEngine(args.get("model", "gpt-5-mini"), base_url=args.get("base_url"))
-    made: serve.Application = Chat.bind(args.get("store", "sqlite:///serve.db"), engine)  # type: ignore[attr-defined]
-    return made
+    application: serve.Application = Chat.bind(args.get("store", "sqlite:///serve.db"), engine)  # type: ignore[attr-defined]
+    return application
 
 
 def play(url: str) -> None:
@@ -74,13 +74,15 @@ def play(url: str) -> None:
 
         ask("sarah", "Do whales sleep?")
         ask("tom", "Do rivers sleep?")
-        killed = next(each for each in ray.util.list_named_actors(all_namespaces=True) if "REPLICA::" in each["name"])
+        killed = next(
+            actor for actor in ray.util.list_named_actors(all_namespaces=True) if "REPLICA::" in actor["name"]
+        )
         ray.kill(ray.get_actor(killed["name"], namespace=killed["namespace"]))
         print("* a replica was killed", flush=True)
         ask("sarah", "And how long?")
         for user in ("sarah", "tom"):
-            said = client.get("/history", headers={"user": user}).raise_for_status().json()
-            print(f"{user}'s session has {len(said)} messages, the first: {said[0][1]!r}")
+            messages = client.get("/history", headers={"user": user}).raise_for_status().json()
+            print(f"{user}'s session has {len(messages)} messages, the first: {messages[0][1]!r}")
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ class NoEngine:
 
     def build(self, session: SessionView) -> InferenceRunner:
         """Raise EngineError."""
-        why = f"session {session.session_id!r} was opened without an engine: run it by a manager that has one"
-        raise EngineError(why)
+        reason = f"session {session.session_id!r} was opened without an engine: run it by a manager that has one"
+        raise EngineError(reason)
 
 
 def live(session: AsyncSession) -> AsyncSession | None:

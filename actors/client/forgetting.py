@@ -19,19 +19,19 @@ _PAGE = 100
 
 async def forget(client: ClusterClient, store: AsyncStoreReads, user_id: str, *, verify: bool) -> Forgotten:
     """Delete a user's sessions, then what the client's memories keep for the user; see `SessionManager.forget`."""
-    done = Forgotten()
-    tried: set[SessionKey] = set()
+    report = Forgotten()
+    attempted: set[SessionKey] = set()
     while True:
         page = await store.ask("query", user_id=user_id, limit=_PAGE)
         keys = [*(session.key for session in page), *page.unreadable]
         if not keys:
             break
-        if tried.issuperset(keys):  # deleting them had no effect: their stored ids are corrupt
+        if attempted.issuperset(keys):  # deleting them had no effect: their stored ids are corrupt
             names = [key.session_id for key in keys]
             raise CorruptRecordError(f"sessions {names}", "they cannot be deleted by their ids")
-        tried.update(keys)
+        attempted.update(keys)
         for key in keys:
-            done += await _delete(client, store, SessionRef(key))
+            report += await _delete(client, store, SessionRef(key))
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
     erased: dict[str, Erasure] = {}
@@ -46,7 +46,7 @@ async def forget(client: ClusterClient, store: AsyncStoreReads, user_id: str, *,
     notes = 0
     if working := client.working_memory:
         notes = await steps.run(client.portal, working.forget, scope)
-    return done + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
+    return report + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
 
 
 async def _delete(client: ClusterClient, store: AsyncStoreReads, ref: SessionRef) -> Forgotten:

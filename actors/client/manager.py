@@ -44,8 +44,8 @@ from turnwise.actors.client.shared.arguments import (
     Title,
     UserId,
     checked,
+    checks_init,
     json_object,
-    named,
 )
 from turnwise.actors.client.shared.cluster_client import DEFAULT_STORE, ClusterClient, HistoryArgument, StoreArgument
 from turnwise.actors.client.shared.hosts import find_hosts
@@ -136,7 +136,7 @@ class AsyncSessionManager:
         StoreURLError, ConfigError: an argument cannot be used.
     """
 
-    @named
+    @checks_init
     def __init__(
         self,
         store: StoreArgument = DEFAULT_STORE,
@@ -290,7 +290,7 @@ class AsyncSessionManager:
         if agent not in (None, session.agent):
             raise SessionOwnerError(session_id, "agent", agent)
         if if_exists != "keep":
-            session = await self._adapt(session, title, names, engine, if_exists)
+            session = await self._update_existing(session, title, names, engine, if_exists)
         return self._session(session)
 
     def _session(self, record: SessionRecord) -> AsyncSession:
@@ -310,7 +310,7 @@ class AsyncSessionManager:
         self._client.warm(SessionRef.of(created))
         return created, True
 
-    async def _adapt(
+    async def _update_existing(
         self,
         session: SessionRecord,
         title: str | None,
@@ -331,11 +331,11 @@ class AsyncSessionManager:
             return session
         if if_exists == "refuse":
             field, value = ("metadata", metadata[names[0]]) if names else ("title", title)
-            other = f"metadata {shown(names)}" if names else f"title {shown(session.title)}"
+            difference = f"metadata {shown(names)}" if names else f"title {shown(session.title)}"
             if not names and not is_renamed:
-                field, value, other = "engine", engine, f"engine {shown(session.engine)}"
-            why = f"session {session.session_id!r} exists with another {other}"
-            raise InvalidInputError(field, shown(value), f"{why}: pass if_exists='update' to change it, or 'keep'")
+                field, value, difference = "engine", engine, f"engine {shown(session.engine)}"
+            reason = f"session {session.session_id!r} exists with another {difference}"
+            raise InvalidInputError(field, shown(value), f"{reason}: pass if_exists='update' to change it, or 'keep'")
         host = AsyncSessionHost(self._client, SessionRef.of(session))
         if is_moved:
             await host.ask(verbs.use_engine(engine))
@@ -415,7 +415,7 @@ class AsyncSessionManager:
 
         Args:
             prompts: what the model is given.
-            user_id: the user whom the engine and its tools are told; see `open`.
+            user_id: the user whose id the engine and its tools get; see `open`.
             agent: the agent, likewise.
             metadata: a JSON object that the engine and its tools get; it is not kept either.
             engine: the name of the engine, if the manager has several; its first if omitted.
@@ -482,17 +482,17 @@ class AsyncSessionManager:
             order_by: the time by which they are ordered: `created_at`, or `updated_at` for the last change.
             title: a part of the title, in upper or lower case, or the whole id.
             metadata: names with values that the session's metadata has too.
-            since: only if that time is not before this one, in seconds since the epoch.
-            until: only if that time is before this one.
+            since: only sessions with that time at or after this one, in seconds since the epoch.
+            until: only sessions with that time before this one.
         """
         query: dict[str, Any] = {"user_id": user_id, "agent": agent, "status": status}
         query |= {"order_by": order_by, "cursor": cursor, "limit": limit}
         names = None if metadata is None else self._plain_metadata(metadata)
-        wanted = SessionFilter(title=title, metadata=names, since=since, until=until)
+        filters = SessionFilter(title=title, metadata=names, since=since, until=until)
         await self._start.done()
-        if wanted.is_empty:
-            return self._store.shown(await self._store.ask("query", **query))
-        return self._store.shown(await self._store.run(lambda store: find_sessions(store, wanted, **query)))
+        if filters.is_empty:
+            return self._store.checked(await self._store.ask("query", **query))
+        return self._store.checked(await self._store.run(lambda store: find_sessions(store, filters, **query)))
 
     @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None)
     async def count(
@@ -600,7 +600,7 @@ class AsyncSessionManager:
             session.key if session else None,
             await self._store.now(),
         )
-        feed = AsyncEventFeed(self._client, query, session=key, kinds=kinds, at=now, cursor=cursor)
+        feed = AsyncEventFeed(self._client, query, session=key, kinds=kinds, start_time=now, cursor=cursor)
         subscription = AsyncSubscription(feed, on_event)
         self._subscriptions.append(subscription)
         return subscription
@@ -678,19 +678,19 @@ class AsyncSessionManager:
         return AsyncExecutionHandle(client, SessionRef(run.session_key), run_id, run.turn_index)
 
     async def _find_run(self, run_id: str, user_id: str) -> tuple[ClusterClient, RunRecord]:
-        missing = RunNotFoundError(run_id, "the store")
+        not_found = RunNotFoundError(run_id, "the store")
         try:
             run: RunRecord = await self._store.ask("run", run_id)
         except (KeyMissingError, WrongKeyError) as error:
             if user_id == error.user_id:
                 raise
-            raise missing from None
+            raise not_found from None
         except RunNotFoundError:
             if not self._client.read_only and (once := await self._once.find(run_id, user_id)):
                 return once
             raise
         if run.user_id != user_id:
-            raise missing
+            raise not_found
         check_session(await self._store.ask("get", run.session_key))
         return self._client, run
 

@@ -39,7 +39,7 @@ class AsyncOnce:
         self, user_id: str, agent: str | None, metadata: Mapping[str, Any], engine: str | None
     ) -> tuple[ClusterClient, SessionRecord]:
         """Create a session; return it and its client."""
-        client = await self._made()
+        client = await self._connected()
         store = client.stores[0]
         if time.monotonic() - self._swept_at > ONCE_SWEEP_S:
             self._swept_at = time.monotonic()
@@ -54,7 +54,7 @@ class AsyncOnce:
         """Return a run, by any manager of this Ray, as long as it is there, and its client."""
         if not await steps.in_thread(partial(is_there, ONCE_STORE, self._namespace)):
             return None
-        client = await self._made()
+        client = await self._connected()
         try:
             run = await steps.run(client.portal, client.stores[0].run, run_id)
         except NotFoundError:
@@ -66,7 +66,7 @@ class AsyncOnce:
         if self._client:
             await steps.run(self._client.portal, self._client.close)
 
-    async def _made(self) -> ClusterClient:
+    async def _connected(self) -> ClusterClient:
         if self._client is None:
             self._client = await steps.in_thread(self._make)
         return self._client

@@ -29,14 +29,14 @@ async def open_for_run(
     agent: str | None = None,
     engine: str | None = None,
 ) -> AsyncSession:
-    """Return the session with this id, or a new one; so a refused run leaves no session that nobody has asked for.
+    """Return the session with this id, or a new one. A new one is created only if the run is not refused.
 
     The run is checked in this process, as the session's process will check it, and only if the session is new.
 
     Args:
-        session_id: if omitted, the session is new and its id made up.
-        prompts: those of the run, without which nothing is created.
-        options: those of the run.
+        session_id: if omitted, the session is new and gets a new id.
+        prompts: the run's prompts; without any, nothing is created.
+        options: the run's options.
 
     Raises:
         TurnwiseError: the run or the session was refused; nothing was created.

@@ -38,8 +38,8 @@ class RequestBatcher:
         """Return the running event loop's batcher for an actor."""
         batchers = _BATCHERS.setdefault(asyncio.get_running_loop(), {})
         if actor not in batchers:
-            for other in [other for other, batcher in batchers.items() if batcher.is_idle]:
-                del batchers[other]  # cheap to make again, and its actor may have exited
+            for idle_actor in [known_actor for known_actor, batcher in batchers.items() if batcher.is_idle]:
+                del batchers[idle_actor]  # cheap to make again, and its actor may have exited
             batchers[actor] = cls(actor)
         return batchers[actor]
 
@@ -71,16 +71,16 @@ class RequestBatcher:
         _set_answer(answer, await self._actor.call.remote(request))
 
     async def _call_together(self, batch: list[_PendingRequest]) -> None:
-        left = dict(enumerate(batch))
+        unanswered = dict(enumerate(batch))
         # Ray must not retry the batch: a second process would stream its answers in another order.
         calls = self._actor.calls.options(num_returns="streaming", max_task_retries=0)
         try:
             async for ready in calls.remote([request for request, _ in batch]):
-                for at, packed in await ready:
-                    _set_answer(left.pop(at)[1], packed)
+                for index, packed in await ready:
+                    _set_answer(unanswered.pop(index)[1], packed)
         except RayError:
             pass  # the requests without an answer are sent again, one call each, and raise what lasts
-        for request, answer in left.values():
+        for request, answer in unanswered.values():
             if not answer.done():
                 self._spawn(self._call(request, answer), [(request, answer)])
 

@@ -126,8 +126,8 @@ class AsyncSessionMemory:
             category: return items of this category only; its name is accepted: `"semantic"`.
             as_of: return what was valid at this time, in seconds since the epoch.
         """
-        wanted = types_of(category, types)
-        return Rows(await self._host.ask(verbs.recall(query, limit=limit, types=wanted, as_of=as_of)))
+        item_types = types_of(category, types)
+        return Rows(await self._host.ask(verbs.recall(query, limit=limit, types=item_types, as_of=as_of)))
 
     @checked(query=Text, limit=Limit)
     async def recall_apart(self, query: str, *, limit: int = 10) -> RecalledContent:

@@ -68,7 +68,7 @@ async def finish(answer: object) -> None:
 
 
 class Start:
-    """What has to be done once before a manager's first call: by that call, in a thread."""
+    """Work that has to be done once before a manager's first call: that call does it, in a thread."""
 
     def __init__(self, start: Callable[[], None]) -> None:
         self._start = start
@@ -77,7 +77,7 @@ class Start:
     async def done(self) -> None:
         """Return when it is done, for all callers. A cancelled caller cancels nothing; a failed start is repeated."""
         if self._task is None:
-            self._task = asyncio.create_task(self._start_aside())
+            self._task = asyncio.create_task(self._start_in_thread())
         task = self._task
         try:
             await asyncio.shield(task)
@@ -86,7 +86,7 @@ class Start:
                 self._task = None
             raise
 
-    async def _start_aside(self) -> None:
+    async def _start_in_thread(self) -> None:
         with interruptible():  # here, since it is the main thread that can do it
             await asyncio.to_thread(self._start)
 

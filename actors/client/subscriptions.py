@@ -52,11 +52,11 @@ class AsyncEventFeed:
 
     Sessions that have changed are found by the time and the revision of their last commit. So the feed needs no process
     of a session, and works beside any number of Rays. A cursor has, by session, the number of the last event that was
-    handed out; of other sessions, the events after the time `at` are new.
+    handed out; of other sessions, the events after `start_time` are new.
 
     Args:
         session: only this session, by its stored id; otherwise all that `query` matches.
-        at: the time from which events are new, in seconds since the epoch, without a cursor.
+        start_time: the time from which events are new, in seconds since the epoch, without a cursor.
     """
 
     def __init__(
@@ -66,14 +66,16 @@ class AsyncEventFeed:
         *,
         session: SessionKey | None,
         kinds: Collection[str] | None,
-        at: float,
+        start_time: float,
         cursor: str | None,
     ) -> None:
         self._client = client
         self._query = query
         self._session = session
         self._kinds = kinds
-        self._at, self._mark, self._seen = (at, at, {}) if cursor is None else _parse(cursor)
+        self._start_time, self._mark, self._last_seqs = (
+            (start_time, start_time, {}) if cursor is None else _parse(cursor)
+        )
         """The time before which unknown sessions have nothing new; the newest commit whose events were all handed out;
         the number of the last event that was handed out, by the session's log."""
         self._next_mark = self._mark
@@ -89,7 +91,9 @@ class AsyncEventFeed:
     @property
     def cursor(self) -> str:
         """Where a later subscription goes on: after the events that were handed out."""
-        return json.dumps({"at": self._at, "mark": self._mark, "seen": dict(self._seen)}, separators=(",", ":"))
+        return json.dumps(
+            {"at": self._start_time, "mark": self._mark, "seen": dict(self._last_seqs)}, separators=(",", ":")
+        )
 
     async def next_page(self) -> Sequence[AnyEvent] | None:
         """Return the next events, all of one session, by number; None if there are none now."""
@@ -98,9 +102,9 @@ class AsyncEventFeed:
         while self._changed:
             session = self._changed[0]
             try:
-                if session.log not in self._seen:
-                    self._seen[session.log] = await self._first_new(session)
-                self._page = list(await self._read(session, self._seen[session.log], EVENTS_PAGE))
+                if session.log not in self._last_seqs:
+                    self._last_seqs[session.log] = await self._first_new(session)
+                self._page = list(await self._read(session, self._last_seqs[session.log], EVENTS_PAGE))
             except SessionNotFoundError:
                 self._finish(session)  # deleted meanwhile
             except (CorruptRecordError, EncryptionError) as error:
@@ -112,13 +116,13 @@ class AsyncEventFeed:
 
     def note(self, event: AnyEvent) -> None:
         """Note that an event of the page was handed out."""
-        self._seen[self._changed[0].log] = event.seq
+        self._last_seqs[self._changed[0].log] = event.seq
 
     def end_page(self) -> None:
         """Note that all events of the page were handed out."""
         session = self._changed[0]
         if self._page:
-            self._seen[session.log] = self._page[-1].seq
+            self._last_seqs[session.log] = self._page[-1].seq
             self._page_at = max(self._page_at, self._page[-1].at)
         if len(self._page) < EVENTS_PAGE:
             self._finish(session)
@@ -130,11 +134,11 @@ class AsyncEventFeed:
         if self._changed:
             return
         self._mark = self._next_mark
-        if len(self._seen) > MAX_SEEN:
-            old = {log for log, (_, at) in self._revisions.items() if at < self._mark - 2 * OVERLAP_S}
-            self._at = max(self._at, self._mark - OVERLAP_S)
-            self._seen = {log: seq for log, seq in self._seen.items() if log not in old}
-            self._revisions = {log: known for log, known in self._revisions.items() if log not in old}
+        if len(self._last_seqs) > MAX_SEEN:
+            old = {log for log, (_, updated_at) in self._revisions.items() if updated_at < self._mark - 2 * OVERLAP_S}
+            self._start_time = max(self._start_time, self._mark - OVERLAP_S)
+            self._last_seqs = {log: seq for log, seq in self._last_seqs.items() if log not in old}
+            self._revisions = {log: revision for log, revision in self._revisions.items() if log not in old}
 
     async def _find_changed(self) -> None:
         cursor = None
@@ -161,14 +165,14 @@ class AsyncEventFeed:
             return []
 
     async def _first_new(self, session: SessionRecord) -> int:
-        """Return the number after which the events of a session are later than `at`, by bisection."""
-        if session.created_at > self._at:
+        """Return the number after which the events of a session are later than `start_time`, by bisection."""
+        if session.created_at > self._start_time:
             return 0
         low, high = 0, session.seq
         while low < high:
             middle = (low + high) // 2
             page = await self._read(session, middle, 1)
-            if not page or page[0].at > self._at:
+            if not page or page[0].at > self._start_time:
                 high = middle
             else:
                 low = page[0].seq
@@ -185,14 +189,14 @@ class AsyncEventFeed:
 def _parse(cursor: str) -> tuple[float, float, dict[str, int]]:
     try:
         position = json.loads(cursor)
-        at, mark = float(position["at"]), float(position["mark"])
-        seen = {str(log): int(seq) for log, seq in position["seen"].items()}
+        start_time, mark = float(position["at"]), float(position["mark"])
+        last_seqs = {str(log): int(seq) for log, seq in position["seen"].items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        at = mark = math.nan
-        seen = {}
-    if not (math.isfinite(at) and math.isfinite(mark)):
+        start_time = mark = math.nan
+        last_seqs = {}
+    if not (math.isfinite(start_time) and math.isfinite(mark)):
         raise InvalidInputError("cursor", shown(cursor), "pass the cursor of a subscription, unchanged")
-    return at, mark, seen
+    return start_time, mark, last_seqs
 
 
 class AsyncSubscription:
@@ -223,7 +227,7 @@ class AsyncSubscription:
         return self._feed.cursor
 
     async def close(self) -> None:
-        """Stop, after the call that is under way. Closing twice is fine."""
+        """Stop after the call that is running. Closing twice is fine."""
         self._work.stop()
         await self._work.ended()
 

@@ -50,11 +50,13 @@ async def save_override(
 
 def find_overrides(namespace: str, key: str) -> tuple[dict[SessionKey, EngineOverride], dict[str, bytes]]:
     """Return the engines of an actor's sessions, by session, and the pickled engines by id. Blocks."""
-    noted = [pickle.loads(each) for each in notes(_name(namespace, key))]
+    noted = [pickle.loads(note_bytes) for note_bytes in notes(_name(namespace, key))]
     noted.sort(key=itemgetter(0))  # a process that died while it wrote one may have left the earlier one, too
-    kept: dict[str, Kept] = {engine_id: each for *_, engines in noted for engine_id, each in engines.items()}
+    stored_engines: dict[str, Kept] = {
+        engine_id: stored for *_, engines in noted for engine_id, stored in engines.items()
+    }
     overrides: dict[SessionKey, EngineOverride] = {session: override for _, session, override, _ in noted}
-    return overrides, {engine_id: read_settings(each) for engine_id, each in kept.items()}
+    return overrides, {engine_id: read_settings(stored) for engine_id, stored in stored_engines.items()}
 
 
 def drop_overrides(namespace: str, key: str, session: SessionKey | None = None) -> Future[None]:
@@ -69,9 +71,9 @@ _THREAD = ThreadPoolExecutor(1, thread_name_prefix="turnwise-overrides")
 def _save(
     namespace: str, key: str, session: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]
 ) -> None:
-    kept = {engine_id: keep(engine) for engine_id, engine in engines.items()}
-    value = pickle.dumps((time.time(), session, override, kept), pickle.HIGHEST_PROTOCOL)
-    note(_name(namespace, key, session), value, list(kept.values()))
+    stored_engines = {engine_id: keep(engine) for engine_id, engine in engines.items()}
+    value = pickle.dumps((time.time(), session, override, stored_engines), pickle.HIGHEST_PROTOCOL)
+    note(_name(namespace, key, session), value, list(stored_engines.values()))
 
 
 def _drop(namespace: str, key: str, session: SessionKey | None) -> None:

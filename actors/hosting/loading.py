@@ -1,7 +1,7 @@
 """`Loading`: loads what an actor hosts, at the first call, for both placements.
 
-A constructor does none of it: Ray would start an actor whose constructor fails again and again, or never again, and say
-little of why. What fails here is an answer that names the cause, and the next call tries again.
+A constructor loads nothing: Ray would restart an actor whose constructor fails for ever, or never, and hardly say why.
+A failure here is answered with its cause, and the next call tries again.
 
 This module imports nothing heavy, since every new session process waits for its imports.
 """
@@ -40,7 +40,7 @@ class Starts(Protocol):
         """Count this process; return how many before it have died while they loaded. Blocks."""
 
     def clear(self) -> None:
-        """Begin anew, since this process has loaded everything. Blocks."""
+        """Reset the count, since this process has loaded everything. Blocks."""
 
 
 class StartsInRay:
@@ -124,7 +124,7 @@ class Loading(Generic[Host]):
         self._may_load_at = 0.0
 
     async def settle(self) -> None:
-        """Take note that this process has loaded everything, so that the count begins anew."""
+        """Record that this process has loaded everything, which resets the count."""
         if self._starts is not None:
             await asyncio.to_thread(self._starts.clear)
 
@@ -142,8 +142,8 @@ class Loading(Generic[Host]):
         if self._died >= FREE_STARTS:
             pause_s = GrowingPauses(1.0, MOST_PAUSE_S, failures=self._died - FREE_STARTS).next_s()
             self._may_load_at = asyncio.get_running_loop().time() + pause_s
-            what = "%s: %d processes in a row have died while they loaded; the next attempt is in %.1f s"
-            _log.warning(what, self._actor_name, self._died, pause_s)
+            message = "%s: %d processes in a row have died while they loaded; the next attempt is in %.1f s"
+            _log.warning(message, self._actor_name, self._died, pause_s)
 
     def refusal(self, request: bytes, error: Exception) -> bytes:
         """Return the pickled answer to a request for which there is no host."""
@@ -152,6 +152,6 @@ class Loading(Generic[Host]):
 
         if not isinstance(error, TurnwiseError):
             ref = pickle.loads(request).session
-            why = f"its process, of Ray's actor {self._actor_name}, cannot load it ({type(error).__name__}: {error})"
-            error = SessionLostError(ref.session_id, f"{why}: correct this on every node, or open a manager anew")
+            reason = f"its process, of Ray's actor {self._actor_name}, cannot load it ({type(error).__name__}: {error})"
+            error = SessionLostError(ref.session_id, f"{reason}: correct this on every node, or open a manager anew")
         return pickle.dumps(Refused(error), pickle.HIGHEST_PROTOCOL)

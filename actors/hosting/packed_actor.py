@@ -180,7 +180,7 @@ class PackedActor:
                 spec.place.open_history,
                 spec.engine_id,
                 spec.engine,
-                more=engines,
+                other_engines=engines,
             ),
             assignment.limits,
             node_id=self._node_id,
@@ -195,11 +195,11 @@ class PackedActor:
             ],
             next_hosts=_NewestHosts(namespace, assignment.store_id),
         )
-        return host, any(other > assignment.layout for other in layouts)
+        return host, any(layout > assignment.layout for layout in layouts)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], description: str) -> None:
         task = asyncio.create_task(work)
-        watch(task, f"a packed host of {self._assignment.namespace!r}: {what}")
+        watch(task, f"a packed host of {self._assignment.namespace!r}: {description}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -216,9 +216,9 @@ class _EarlierHosts:
         actor = self._find(key)
         if actor is None:
             return True
-        asked = actor.release.options(max_task_retries=0).remote(key)
+        released = actor.release.options(max_task_retries=0).remote(key)
         try:
-            return bool(await asyncio.wait_for(asyncio.wrap_future(asked.future()), RELEASE_S))
+            return bool(await asyncio.wait_for(asyncio.wrap_future(released.future()), RELEASE_S))
         except (RayError, TimeoutError):  # it is dead, or cannot load, so it uses none
             return True  # a frozen host may still have it, but the store refuses its commits from now on
 

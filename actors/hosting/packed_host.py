@@ -134,7 +134,7 @@ class PackedHost:
     def current_load(self) -> HostLoad:
         """The host's current load: its sessions, calls and waits."""
         recent = [key.session_id for key in islice(reversed(self._residents), RECENT)]
-        waits = self._waits.taken
+        waits = self._waits.count
         return HostLoad(sessions=len(self._residents), recent=tuple(recent), calls=self._calls - waits, waits=waits)
 
     async def open(self) -> None:
@@ -145,7 +145,7 @@ class PackedHost:
         """Carry out a verb, by a pickled `Message`; return its answer, or `Refused`, pickled."""
         message: Message = pickle.loads(request)
         key = message.session.key
-        if self._calls - self._waits.taken >= self._limits.max_calls:
+        if self._calls - self._waits.count >= self._limits.max_calls:
             return _dumps(Refused(OverloadedError(key.session_id, "max_calls", self._limits.max_calls)))
         self._calls += 1
         try:
@@ -170,14 +170,14 @@ class PackedHost:
         its error, so it does not affect the others.
         """
         tasks = {asyncio.create_task(self._answer(request)): place for place, request in enumerate(requests)}
-        left = set(tasks)
-        self._tasks |= left  # they continue even if the caller stops reading answers
+        pending = set(tasks)
+        self._tasks |= pending  # they continue even if the caller stops reading answers
         for task in tasks:
             task.add_done_callback(self._tasks.discard)
-        while left:
-            ready, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-            if left:
-                more, left = await asyncio.wait(left, timeout=GATHER_S)
+        while pending:
+            ready, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if pending:
+                more, pending = await asyncio.wait(pending, timeout=GATHER_S)
                 ready |= more
             yield [(tasks[task], task.result()) for task in ready]
 
@@ -241,8 +241,8 @@ class PackedHost:
                 except SessionNotFoundError:
                     return  # it was deleted
                 except (CorruptRecordError, EncryptionError) as error:
-                    shown = key.session_id
-                    _log.warning("lost session %s is not recovered, since it cannot be read: %s", shown, error)
+                    session_id = key.session_id
+                    _log.warning("lost session %s is not recovered, since it cannot be read: %s", session_id, error)
                 except TurnwiseError as error:
                     failed.append(error)
                 except Exception as error:  # noqa: BLE001 - it is logged, and the session is tried again
@@ -284,7 +284,7 @@ class PackedHost:
         key = message.session.key
         while True:
             resident = await self._resident(key)
-            if resident.calls - resident.waits.taken >= (most := self._limits.max_session_calls):
+            if resident.calls - resident.waits.count >= (most := self._limits.max_session_calls):
                 raise OverloadedError(key.session_id, "max_session_calls", most)
             resident.calls += 1
             self._touch(key, resident)
@@ -345,10 +345,10 @@ class PackedHost:
             OverloadedError: all sessions are in use.
             StoreError: no session can leave, since the store fails.
         """
-        tried: set[SessionKey] = set()
+        attempted: set[SessionKey] = set()
         while len(self._residents) >= self._limits.max_resident:
-            if (idle := self._least_recently_used(tried)) is not None:
-                tried.add(idle)
+            if (idle := self._least_recently_used(attempted)) is not None:
+                attempted.add(idle)
                 if await self._unload(idle):
                     return
             elif self._leaving:
@@ -356,13 +356,13 @@ class PackedHost:
             else:
                 raise OverloadedError(key.session_id, "max_resident", self._limits.max_resident)
 
-    def _least_recently_used(self, tried: set[SessionKey]) -> SessionKey | None:
-        """Return the idle session that was used least recently; none that is leaving or was tried. None if all are."""
+    def _least_recently_used(self, attempted: set[SessionKey]) -> SessionKey | None:
+        """Return the idle session that was used least recently; none that leaves or was attempted. None if all are."""
         return next(
             (
                 name
                 for name, resident in self._residents.items()
-                if name not in self._leaving and name not in tried and resident.is_idle
+                if name not in self._leaving and name not in attempted and resident.is_idle
             ),
             None,
         )
@@ -393,16 +393,16 @@ class PackedHost:
     def _forget(self, key: SessionKey, resident: SessionService) -> None:
         if self._residents.get(key) is resident:
             del self._residents[key]
-            if left := resident.left:  # its runs go on with the engines that they began with
-                self._overrides[key] = left
+            if override := resident.waiting_override:  # its runs go on with the engines that they began with
+                self._overrides[key] = override
             elif resident.is_saved:
                 self._drop_override(key)
 
     def _engines_in_use(self) -> set[str]:
         """Return the ids of the engines of runs that have not ended."""
-        away = {engine_id for override in self._overrides.values() for engine_id in override.engine_ids}
-        here = (resident.core.engines.ids().values() for resident in self._residents.values())
-        return away.union(*here)
+        from_overrides = {engine_id for override in self._overrides.values() for engine_id in override.engine_ids}
+        of_residents = (resident.core.engines.ids().values() for resident in self._residents.values())
+        return from_overrides.union(*of_residents)
 
     async def _sweep(self, idle_s: float) -> None:
         """Unload sessions that have been idle for `idle_s`; checked every quarter of that time."""

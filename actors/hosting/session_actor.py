@@ -115,7 +115,9 @@ class SessionActor:
         overrides, engines = find_overrides(namespace, self._key)
         return DedicatedHost(
             self._session,
-            WorkerResources(partial(place.open_store, namespace), place.open_history, engine_id, engine, more=engines),
+            WorkerResources(
+                partial(place.open_store, namespace), place.open_history, engine_id, engine, other_engines=engines
+            ),
             override=overrides.get(self._session),
             max_waits=self._max_waits,
             node_id=self._node_id,

@@ -84,7 +84,7 @@ class SessionService:
         self._node_id = node_id
 
     @property
-    def left(self) -> EngineOverride | None:
+    def waiting_override(self) -> EngineOverride | None:
         """The engines of waiting runs when the session left, if any differs from the process's own engine."""
         waiting = self.core.ownership.left_waiting
         override = _override_of(self._engine_id, waiting)
@@ -190,8 +190,10 @@ class SessionService:
 
     def _engines(self, override: EngineOverride) -> dict[str, bytes]:
         own = {self._engine_id: self._engine[1]}  # others may have taken its place in the process
-        return {each: own.get(each) or self._resources.get(each)[1] for each in override.engine_ids}
+        return {engine_id: own.get(engine_id) or self._resources.get(engine_id)[1] for engine_id in override.engine_ids}
 
 
 def _override_of(engine_id: str, runs: Mapping[str, str]) -> EngineOverride:
-    return EngineOverride(engine_id, {run_id: other for run_id, other in runs.items() if other != engine_id})
+    return EngineOverride(
+        engine_id, {run_id: run_engine_id for run_id, run_engine_id in runs.items() if run_engine_id != engine_id}
+    )

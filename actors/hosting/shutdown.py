@@ -46,20 +46,20 @@ class Shutdown:
 
     def __call__(self) -> None:
         if self._task is None:
-            self._task = asyncio.create_task(self._depart())
+            self._task = asyncio.create_task(self._end_process())
 
-    async def _depart(self) -> None:
+    async def _end_process(self) -> None:
         await asyncio.sleep(ANSWERS_S)
         try:
             if await self._is_here():  # otherwise the overrides belong to the other process
-                await self._let_forget()
+                await self._drop_overrides()
                 await asyncio.to_thread(ray.kill, self.actor, no_restart=True)
                 return
         except Exception as error:  # noqa: BLE001 - the process ends itself instead
             log_failure("ending an actor that leaves", error)
         os._exit(1)
 
-    async def _let_forget(self) -> None:
+    async def _drop_overrides(self) -> None:
         try:
             if (forgotten := self._forget()) is not None:
                 await asyncio.wait([asyncio.wrap_future(forgotten)], timeout=DROP_S)
@@ -69,10 +69,10 @@ class Shutdown:
     async def _is_here(self) -> bool:
         """Return whether this process is the actor's: Ray may have started another one, on another node."""
         try:
-            answered = await asyncio.wait_for(asyncio.wrap_future(self.actor.where.remote().future()), HERE_S)
+            place = await asyncio.wait_for(asyncio.wrap_future(self.actor.where.remote().future()), HERE_S)
         except (TimeoutError, RayError):
             return False
-        return bool(answered[:2] == where()[:2])
+        return bool(place[:2] == where()[:2])
 
 
 def where() -> tuple[str, int, int | None]:

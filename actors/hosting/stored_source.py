@@ -117,7 +117,7 @@ class StoredSource:
         journal.log = EventLog(_ABOVE_ALL)
         journal.log.published = journal.session.seq
         journal.mark_loaded()
-        turns = await self._tail()
+        turns = await self._last_turns()
         heads = [turn for turn in turns if not turn.is_open][-1:]
         self.state.continue_from(heads[0] if heads else None)
         opened = [turn for turn in turns if turn.is_open]
@@ -128,8 +128,8 @@ class StoredSource:
         waiting = {turn.index: turn for turn in opened if turn.status != "pending"}
         if not waiting:
             return
-        first, last = min(waiting), max(waiting)
-        for record in await read_runs(partial(journal.store.runs, self._key), first, last + 1):
+        first_index, last_index = min(waiting), max(waiting)
+        for record in await read_runs(partial(journal.store.runs, self._key), first_index, last_index + 1):
             if record.is_open and record.turn_index in waiting:
                 run = ActiveRun(self.state.view(), record, waiting[record.turn_index], _NO_RESOURCES)
                 run.output = RecordedOutput.read(run.turn.output, journal.blocks.cache)
@@ -138,7 +138,7 @@ class StoredSource:
                 else:
                     self.state.set_active(run)
 
-    async def _tail(self) -> Sequence[TurnRecord]:
+    async def _last_turns(self) -> Sequence[TurnRecord]:
         """Return the last turns, by index, the last one that has ended among them if there is one."""
         count = TAIL
         while True:

@@ -23,7 +23,7 @@ Answer_co = TypeVar("Answer_co", covariant=True)
 class Verb(Generic[Params, Answer_co]):
     """What callers may ask of a session. On the wire it is its name, by which a host finds it: see `verbs.VERBS`.
 
-    Calling a verb returns the call, which a client sends: `verbs.turn(3, held)`. Type checkers compare the arguments
+    Calling a verb returns the call, which a client sends: `verbs.turn(3, cached)`. Type checkers compare the arguments
     with those of the function that carries it out.
 
     Ray repeats a call whose process has died, and a client one that was not answered. So a verb may be carried out

@@ -52,28 +52,28 @@ END_COMMIT_S = 2.0
 TURNS = 100
 """How many turns are packed before others get the event loop."""
 
-# Reading. `held` are the spans of blocks that the caller has cached, which its answer leaves out.
+# Reading. `cached` are the spans of blocks that the caller has cached, which its answer leaves out.
 
 
 @reads()
-async def latest(reader: Reader, held: Spans) -> PackedTurn | None:
+async def latest(reader: Reader, cached: Spans) -> PackedTurn | None:
     """Return the newest turn: pending, queued, running or ended; None if there is none."""
-    return await _packed(await reader.reads.latest(), held)
+    return await _packed(await reader.reads.latest(), cached)
 
 
 @reads()
-async def turn(reader: Reader, index: int | str, held: Spans) -> PackedTurn:
+async def turn(reader: Reader, index: int | str, cached: Spans) -> PackedTurn:
     """Return the turn with this index, or with this id of the caller's."""
-    return await PackedTurn.pack(await reader.reads.turn(index), held)
+    return await PackedTurn.pack(await reader.reads.turn(index), cached)
 
 
 @reads()
-async def turns(reader: Reader, after: int, limit: int, held: Spans) -> tuple[list[PackedTurn], int | None]:
+async def turns(reader: Reader, after: int, limit: int, cached: Spans) -> tuple[list[PackedTurn], int | None]:
     """Return a page of turns by index, and the index after which the next page begins; None if there is none."""
     packed = list[PackedTurn]()
     for read in await reader.reads.turns(after, limit):
-        packed.append(await PackedTurn.pack(read, held))
-        held = _held_with(held, read)
+        packed.append(await PackedTurn.pack(read, cached))
+        cached = _with_cached(cached, read)
         if len(packed) % TURNS == 0:
             await asyncio.sleep(0)
     return packed, reader.reads.next_after(packed[-1].record.index) if packed else None
@@ -125,10 +125,10 @@ async def info(reader: Reader) -> SessionInfo:
 
 @reads(waits=True)
 async def wait(
-    reader: Reader, timeout_s: float | None, run_id: str, held: Spans, until: Until = "ended"
+    reader: Reader, timeout_s: float | None, run_id: str, cached: Spans, until: Until = "ended"
 ) -> Waited[PackedOutcome]:
     """Wait until a run has ended or, with `until="settled"`, waits for a decision; return how it stands then."""
-    outcome = await PackedOutcome.pack(await reader.reads.wait(run_id, timeout_s, until), held)
+    outcome = await PackedOutcome.pack(await reader.reads.wait(run_id, timeout_s, until), cached)
     return Waited(outcome, has_reached(outcome.state, until))
 
 
@@ -145,7 +145,7 @@ async def events(
 
 
 @changes()
-async def append(service: SessionService, prompts: tuple[Prompt, ...], key: str, held: Spans) -> PackedTurn:
+async def append(service: SessionService, prompts: tuple[Prompt, ...], key: str, cached: Spans) -> PackedTurn:
     """Store prompts for the next run; return its turn."""
     core = service.core
     index = await core.admission.append(prompts, key)
@@ -155,12 +155,12 @@ async def append(service: SessionService, prompts: tuple[Prompt, ...], key: str,
         if (newest := await core.reads.latest()) is None:
             raise
         appended = newest
-    return await PackedTurn.pack(appended, held)
+    return await PackedTurn.pack(appended, cached)
 
 
 @starts
 async def start(
-    service: SessionService, engine_id: str, prompts: tuple[Prompt, ...], options: StartOptions, held: Spans
+    service: SessionService, engine_id: str, prompts: tuple[Prompt, ...], options: StartOptions, cached: Spans
 ) -> StartAnswer:
     """Start a run with the caller's engine; return its outcome, too, if it ends at once."""
     async with service.engine(engine_id):
@@ -172,7 +172,7 @@ async def start(
     with suppress(TurnwiseError):  # the start is stored anyway; `wait` raises the error
         if await service.core.reads.is_ending(started.run_id):
             outcome = await service.core.reads.wait(started.run_id, END_COMMIT_S)
-    packed = await PackedOutcome.pack(outcome, held) if outcome and not outcome.run.is_open else None
+    packed = await PackedOutcome.pack(outcome, cached) if outcome and not outcome.run.is_open else None
     return StartAnswer(started.run_id, started.turn_index, packed, started.dropped)
 
 
@@ -318,9 +318,9 @@ async def compact(service: SessionService, explain: bool) -> Compaction | None:
 
 
 @changes(needs_engine=True)
-async def window(service: SessionService, held: Spans, message: str | None) -> PackedTurn | None:
+async def window(service: SessionService, cached: Spans, message: str | None) -> PackedTurn | None:
     """Return the newest turn with the blocks of the next request, with room for a message behind them."""
-    return await _packed(await service.core.next_window.read(message), held)
+    return await _packed(await service.core.next_window.read(message), cached)
 
 
 # Long-term and working memory
@@ -329,8 +329,8 @@ async def window(service: SessionService, held: Spans, message: str | None) -> P
 @changes(waits=True, needs_engine=True)
 async def wait_for_memory(service: SessionService, timeout_s: float | None) -> Waited[bool | None]:
     """Wait until the caller's memories have received all turns that have ended; None if they have not in time."""
-    done = await service.core.ingestion.wait_for_memory(timeout_s)
-    return Waited(done, done is not None)
+    received = await service.core.ingestion.wait_for_memory(timeout_s)
+    return Waited(received, received is not None)
 
 
 save_item = of_memory(SessionMemoryAccess.save)
@@ -346,13 +346,13 @@ merge_notes = of_memory(SessionMemoryAccess.merge_notes, repeatable=False)  # fr
 clear_notes = of_memory(SessionMemoryAccess.clear_notes)
 
 
-async def _packed(newest: Turn | None, held: Spans) -> PackedTurn | None:
-    return await PackedTurn.pack(newest, held) if newest else None
+async def _packed(newest: Turn | None, cached: Spans) -> PackedTurn | None:
+    return await PackedTurn.pack(newest, cached) if newest else None
 
 
-def _held_with(held: Spans, received: Turn) -> Spans:
+def _with_cached(cached: Spans, received: Turn) -> Spans:
     """Return the spans that a caller has cached after it received a turn."""
-    own = held if received.cache.is_of(held) else ()
+    own = cached if received.cache.is_of(cached) else ()
     return union(own, (Span(received.cache.source, 0, 1),), received.record.prompt, received.record.spans)
 
 

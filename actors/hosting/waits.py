@@ -27,12 +27,12 @@ class Waits:
         host: the waits of the host, which count the same callers and have a limit of their own.
     """
 
-    __slots__ = ("_host", "most", "setting", "taken")
+    __slots__ = ("_host", "count", "most", "setting")
 
     def __init__(self, setting: str, most: int, host: Waits | None = None) -> None:
         self.setting = setting
         self.most = most
-        self.taken = 0
+        self.count = 0
         """How many callers are waiting."""
         self._host = host
 
@@ -58,14 +58,14 @@ class Waits:
         if slice_s <= 0:
             return await ask(0.0)
         limits = self.limits
-        if full := next((limit for limit in limits if limit.taken >= limit.most), None):
+        if full := next((limit for limit in limits if limit.count >= limit.most), None):
             if (answer := await ask(0.0)).is_over:
                 return answer
             raise OverloadedError(session_id, full.setting, full.most)
         for limit in limits:
-            limit.taken += 1
+            limit.count += 1
         try:
             return await ask(slice_s)
         finally:
             for limit in limits:
-                limit.taken -= 1
+                limit.count -= 1

@@ -39,7 +39,7 @@ class WorkerResources:
     Args:
         engine_id: identifies the setup of the manager that created the process.
         engine: that setup, pickled.
-        more: the pickled setups of other managers, by id.
+        other_engines: the pickled setups of other managers, by id.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class WorkerResources:
         engine_id: str,
         engine: bytes,
         *,
-        more: Mapping[str, bytes] | None = None,
+        other_engines: Mapping[str, bytes] | None = None,
     ) -> None:
         self.engine_id = engine_id
         self.in_use: Callable[[], Collection[str]] = lambda: ()
         """Returns the ids of the setups that open runs use, which are never evicted."""
-        self._pickled = {**(more or {}), engine_id: engine}
+        self._pickled = {**(other_engines or {}), engine_id: engine}
         self._open_store = open_store
         self._open_history = open_history
         self._opening: asyncio.Task[None] | None = None
@@ -113,11 +113,11 @@ class WorkerResources:
             EngineLimitError: open runs use all cached setups.
         """
         if engine_id not in self._setups and len(self._setups) >= MAX_CACHED:
-            kept = {self.engine_id, *self.in_use()}
-            gone = next((name for name in self._setups if name not in kept), None)
-            if gone is None:
+            used_ids = {self.engine_id, *self.in_use()}
+            evicted_id = next((name for name in self._setups if name not in used_ids), None)
+            if evicted_id is None:
                 raise EngineLimitError(session_id, "engines", MAX_CACHED)
-            del self._setups[gone], self._pickled[gone]
+            del self._setups[evicted_id], self._pickled[evicted_id]
         self._setups[engine_id], self._pickled[engine_id] = setup, engine
 
     def make_core(self, key: SessionKey, override: EngineOverride) -> SessionCore:
@@ -141,7 +141,7 @@ class WorkerResources:
     def assign_runs(self, core: SessionCore, override: EngineOverride) -> None:
         """Assign the setups of an earlier process to the runs that it left open."""
         for engine_id in set(override.runs.values()):
-            runs = [run_id for run_id, other in override.runs.items() if other == engine_id]
+            runs = [run_id for run_id, run_engine_id in override.runs.items() if run_engine_id == engine_id]
             core.use(*self.get(engine_id)[0], engine_id=engine_id, runs=runs)
 
     @property
@@ -158,8 +158,8 @@ class WorkerResources:
     async def _open(self) -> None:
         if self._loading is None or (self._loading.done() and self._loading.exception()):
             self._loading = asyncio.create_task(self._load_setups())
-        done, _ = await asyncio.wait({self._loading}, timeout=LOAD_S)
-        if not done:
+        finished, _ = await asyncio.wait({self._loading}, timeout=LOAD_S)
+        if not finished:
             raise TimeoutError(f"the engine and what it imports have not been loaded within {LOAD_S:g} s")
         self._loading.result()
         store = await asyncio.to_thread(self._open_store)
@@ -189,7 +189,9 @@ def _unpickle(engine: bytes) -> SessionSetup:
     try:
         builder, config, overflow, memories, working = pickle.loads(engine)
     except Exception as error:
-        why = f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
-        raise ConfigError("engine or overflow", type(error).__name__, why) from error
+        reason = (
+            f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
+        )
+        raise ConfigError("engine or overflow", type(error).__name__, reason) from error
     observer_of(config.telemetry)  # on this thread, since the imports take a while
     return builder, config, overflow, memories, working

@@ -41,8 +41,8 @@ async def weather(city: str) -> str:
 
 def own(turn: Turn) -> list[AnyBlock]:
     """Answer as the frameworks' models do: with a call of a tool, if the prompt asks for one, then with a text."""
-    asks = any(block.kind == "user" and "tool" in block.text for block in turn.asked)
-    if asks and not turn.output:
+    asks_for_tool = any(block.kind == "user" and "tool" in block.text for block in turn.asked)
+    if asks_for_tool and not turn.output:
         return [ToolUse(call_id=f"c{turn.index}", name="weather", input={"city": "Oslo"})]
     return [Text(text="It is sunny.")]
 
@@ -53,25 +53,25 @@ async def compare(table: Table, name: str, engine: Any, alone: Alone, turns: int
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{folder}/bench.db")
         cores = {
-            each: SessionCore(SessionKey(each), store, builder, SessionConfig()) for each, builder in engines.items()
+            kind: SessionCore(SessionKey(kind), store, builder, SessionConfig()) for kind, builder in engines.items()
         }
-        for each in cores:
-            await store.create(SessionRecord(session_id=each))
+        for kind in cores:
+            await store.create(SessionRecord(session_id=kind))
         for prompt in ("answer", "use the tool"):
-            spent = {each: Samples() for each in (*engines, "alone")}
+            spent = {kind: Samples() for kind in (*engines, "alone")}
             for number in range(turns + 5):
-                for each, core in cores.items():
-                    run, began = f"{each} {prompt} {number}", time.process_time()
+                for kind, core in cores.items():
+                    run, began = f"{kind} {prompt} {number}", time.process_time()
                     await core.admission.start([f"{prompt} {number}"], run_id=run)
                     ended = await core.reads.wait(run)
-                    spent[each].append(time.process_time() - began)
+                    spent[kind].append(time.process_time() - began)
                     assert ended.run.state == "completed", ended
                 began = time.process_time()
                 await alone(f"{prompt} {number}")
                 spent["alone"].append(time.process_time() - began)
-            for each, samples in spent.items():
+            for kind, samples in spent.items():
                 del samples[:5]
-                table.line(f"{name}, {prompt}: {each}", samples)
+                table.line(f"{name}, {prompt}: {kind}", samples)
             ratio = spent["wrapped"].median / (spent["alone"].median + spent["ours"].median)
             table.judge(f"{name}, {prompt}: wrapped / (alone + ours)", ratio, GOAL)
         await store.close()
@@ -88,14 +88,14 @@ async def agents_sdk(table: Table, turns: int) -> None:
         """Return the weather of a city."""
         return f"sunny in {city}"
 
-    agent, said = Agent(name="Guide", model=InstantModel(), tools=[look]), list[Any]()
+    agent, history = Agent(name="Guide", model=InstantModel(), tools=[look]), list[Any]()
     config = RunConfig(tracing_disabled=True)
 
     async def alone(prompt: str) -> None:
-        streamed = Runner.run_streamed(agent, [*said, {"role": "user", "content": prompt}], run_config=config)
+        streamed = Runner.run_streamed(agent, [*history, {"role": "user", "content": prompt}], run_config=config)
         async for _ in streamed.stream_events():
             pass
-        said[:] = streamed.to_input_list()
+        history[:] = streamed.to_input_list()
 
     await compare(table, "agents-sdk", AgentsSDKEngine(agent, run_config=config), alone, turns)
 
@@ -106,13 +106,13 @@ async def langgraph(table: Table, turns: int) -> None:
     from langgraph_models import bench_graph
     from turnwise.adapters import LangGraphEngine
 
-    graph, said = bench_graph().compile(), list[Any]()
+    graph, history = bench_graph().compile(), list[Any]()
 
     async def alone(prompt: str) -> None:
-        given = [*said, HumanMessage(prompt)]
-        async for mode, values in graph.astream({"messages": given}, stream_mode=["messages", "values"]):
+        inputs = [*history, HumanMessage(prompt)]
+        async for mode, values in graph.astream({"messages": inputs}, stream_mode=["messages", "values"]):
             if mode == "values":
-                said[:] = values["messages"]  # type: ignore[index]
+                history[:] = values["messages"]  # type: ignore[index]
 
     await compare(table, "langgraph", LangGraphEngine("langgraph_models:bench_graph"), alone, turns)
 
@@ -139,13 +139,13 @@ async def pydantic_ai(table: Table, turns: int) -> None:
     async def look(city: str) -> str:
         return f"sunny in {city}"
 
-    said = list[ModelMessage]()
+    history = list[ModelMessage]()
 
     async def alone(prompt: str) -> None:
-        async with agent.run_stream_events(prompt, message_history=said) as events:
+        async with agent.run_stream_events(prompt, message_history=history) as events:
             async for event in events:
                 if event.event_kind == "agent_run_result":
-                    said[:] = event.result.all_messages()
+                    history[:] = event.result.all_messages()
 
     await compare(table, "pydantic-ai", PydanticAIEngine(agent), alone, turns)
 
@@ -180,7 +180,7 @@ async def cancel(table: Table, cancels: int) -> None:
 
     engines = {"anthropic": anthropic, "agents-sdk": sdk, "langgraph": graph, "pydantic-ai": pydantic}
     for name, make in engines.items():
-        taken = Samples()
+        durations = Samples()
         with (
             LocalProvider(reply="word " * 2000, token_delay_s=0.02) as provider,
             tempfile.TemporaryDirectory() as folder,
@@ -197,10 +197,10 @@ async def cancel(table: Table, cancels: int) -> None:
                 await core.admission.cancel("enough")
                 await asyncio.to_thread(record.ended.wait, 30)
                 assert record.hung_up_at, record
-                taken.append(record.hung_up_at - began)
+                durations.append(record.hung_up_at - began)
             await store.close()
-        table.line(f"{name}: from cancel to the closed connection", taken)
-        table.judge(f"{name}: the slowest of {cancels}, of 50 ms", max(taken) / CANCEL_S, 1)
+        table.line(f"{name}: from cancel to the closed connection", durations)
+        table.judge(f"{name}: the slowest of {cancels}, of 50 ms", max(durations) / CANCEL_S, 1)
 
 
 async def _streams(core: SessionCore, number: int) -> bool:
@@ -219,10 +219,10 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--cancels", type=int, default=15)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     table = Table()
-    for name in asked.frameworks or FRAMEWORKS:
-        asyncio.run(FRAMEWORKS[name](table, asked.cancels if name == "cancel" else asked.turns))
+    for name in options.frameworks or FRAMEWORKS:
+        asyncio.run(FRAMEWORKS[name](table, options.cancels if name == "cancel" else options.turns))
 
 
 if __name__ == "__main__":

@@ -169,16 +169,16 @@ class Chatter:
 
     @property
     def tokens(self) -> list[str]:
-        return [f"{at:05} " for at in range(self._count)]
+        return [f"{index:05} " for index in range(self._count)]
 
     def build(self, session: SessionView) -> "Chatter":
         return self
 
     async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         tokens = self.tokens
-        for at, token in enumerate(tokens):
+        for index, token in enumerate(tokens):
             context.emit(token)
-            if at % 20 == 19:
+            if index % 20 == 19:
                 await asyncio.sleep(0)
         return [Text(text="".join(tokens))]
 
@@ -246,10 +246,10 @@ def read_rows(connection: sqlite3.Connection, page: int) -> int:
     select = "SELECT * FROM turnwise_events WHERE session = ? AND seq > ? ORDER BY seq LIMIT ?"
     ((key,),) = connection.execute("SELECT key FROM turnwise_sessions WHERE session_id = 'replay'")
     seq = count = 0
-    while found := connection.execute(select, (key, seq, page)).fetchall():
-        kept = [(row, json.loads(row[-1])) for row in found]
-        count += len(kept)
-        seq = found[-1][1]
+    while page_rows := connection.execute(select, (key, seq, page)).fetchall():
+        rows = [(row, json.loads(row[-1])) for row in page_rows]
+        count += len(rows)
+        seq = page_rows[-1][1]
     return count
 
 
@@ -264,7 +264,7 @@ def import_s(first: str, then: str) -> float:
 
 
 def memory_after(statement: str) -> float:
-    """Return the memory of a process that has run a statement, in bytes; of what it shares, its part."""
+    """Return the memory of a process that has run a statement, in bytes, with its part of shared memory."""
     command = [sys.executable, "-c", f"import sys; {statement}; print(flush=True); sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline()
@@ -300,7 +300,7 @@ class Bench:
 
     def turns(self) -> None:
         """Measure a durable turn, compared with a bare call."""
-        calls, turns, alone, rows, both, prompt = Samples(), Samples(), Samples(), Samples(), 20, prompt_of(200)
+        calls, turns, alone, rows, rounds, prompt = Samples(), Samples(), Samples(), Samples(), 20, prompt_of(200)
         path = self.folder / "rows.db"
         with (
             self.manager("turn", EchoEngine()) as manager,
@@ -310,36 +310,36 @@ class Bench:
             session = manager.open()
             core, store = runner.run(self._core_of("alone", EchoEngine()))
             connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; CREATE TABLE t (a, b)")
-            for _ in range(both):
+            for _ in range(rounds):
                 self.call(Samples(), 10)
                 session.run(prompt).wait()
-            runner.run(self._turns_of(core, prompt, both, Samples()))
+            runner.run(self._turns_of(core, prompt, rounds, Samples()))
             for _ in range(self.scale.rounds):
-                self.call(calls, both)
-                for _ in range(both):
+                self.call(calls, rounds)
+                for _ in range(rounds):
                     with turns.timed():
                         session.run(prompt).wait()
-                runner.run(self._turns_of(core, prompt, both, alone))
-                for _ in range(both):
+                runner.run(self._turns_of(core, prompt, rounds, alone))
+                for _ in range(rounds):
                     with rows.timed():
                         write_rows(connection, prompt)
             runner.run(core.ownership.leave())
             runner.run(store.close())
             with counted_calls() as count:
-                for _ in range(both):
+                for _ in range(rounds):
                     session.run(prompt).wait()
             retire(session)
         self.call_s = calls.median
         self.table.line("bare call of an empty async actor", calls, "floor")
         self.table.judge("durable turn: run + wait, on SQLite", turns.median / calls.median, 2.5, samples=turns)
-        self.table.line("  actor calls a turn, counted in this process", result=f"{count[0] / both:g}")
+        self.table.line("  actor calls a turn, counted in this process", result=f"{count[0] / rounds:g}")
         self.table.line(
             "  its session core alone, in one process", alone, f"{alone.median / turns.median:.0%} of the turn"
         )
         self.table.line(
             "  2 transactions of 5 rows each, by sqlite3", rows, f"{rows.median / turns.median:.0%} of the turn"
         )
-        transactions, statements = asyncio.run(self._sql_of_a_turn("traced", EchoEngine(), prompt, both))
+        transactions, statements = asyncio.run(self._sql_of_a_turn("traced", EchoEngine(), prompt, rounds))
         self.table.line(
             "  transactions a turn, counted at SQLite", result=f"{transactions:g}, of {statements:g} statements"
         )
@@ -436,20 +436,20 @@ class Bench:
             (f"{self.scale.tokens:,} tokens, streamed to another process", {}),
             ("  the same, an event for every 20 tokens", {"delta_interval_s": 0.0}),
         )
-        for what, config in rates:
+        for title, config in rates:
             samples = Samples()
             with self.manager("stream", engine, **config) as manager:
                 session = manager.open()
-                for at in range(-1, self.scale.streams):
+                for number in range(-1, self.scale.streams):
                     with samples.timed():
                         events = session.run("Talk.").events()
                         received = [event.text for event in events if isinstance(event, TextDelta)]
                     assert "".join(received) == "".join(engine.tokens), "no token is missing, and none is out of order"
-                    if at < 0:
+                    if number < 0:
                         samples.clear()
                 retire(session)
             rate = self.scale.tokens / samples.median
-            self.table.judge(what, rate, 20_000, " tokens/s", samples, bound="least")
+            self.table.judge(title, rate, 20_000, " tokens/s", samples, bound="least")
 
     def first_tokens_of_both(self) -> None:
         self.first_tokens("chat")
@@ -460,33 +460,33 @@ class Bench:
 
         Both have an open connection, and send the same conversation.
         """
-        bare, ours, said = Samples(), Samples(), list[dict[str, str]]()
+        bare, of_sessions, messages = Samples(), Samples(), list[dict[str, str]]()
         reply = "A few words to begin with, and then a few more."
         with LocalProvider(token_delay_s=0.001, reply=reply) as provider:
             engine = OpenAIEngine("stand-in", api=api, base_url=provider.base_url, api_key="no-key")
             client = openai.OpenAI(base_url=provider.base_url, api_key="no-key", max_retries=0)
             with self.manager(f"first-{api}", engine) as manager, client:
                 session = manager.open()
-                for at in range(-3, self.scale.first_tokens):
-                    said.append({"role": "user", "content": f"Tell me, for the {at}th time."})
+                for number in range(-3, self.scale.first_tokens):
+                    messages.append({"role": "user", "content": f"Tell me, for the {number}th time."})
                     with bare.timed():
-                        stream, text = first_text(client, api, said)
+                        stream, text = first_text(client, api, messages)
                     for _ in stream:
                         pass  # the connection is free again when all has come
-                    with ours.timed():
-                        run = session.run(said[-1]["content"])
+                    with of_sessions.timed():
+                        run = session.run(messages[-1]["content"])
                         events = run.events()
                         first = next(event for event in events if isinstance(event, TextDelta))
                     assert text and first.text.startswith(text)
                     assert run.wait().text == reply
-                    said.append({"role": "assistant", "content": reply})
-                    if at < 0:
+                    messages.append({"role": "assistant", "content": reply})
+                    if number < 0:
                         bare.clear()
-                        ours.clear()
+                        of_sessions.clear()
                 retire(session)
         self.table.line(f"first token, {api}: bare client", bare, "floor")
-        more = (ours.median - bare.median) * 1000
-        self.table.judge(f"first token, {api}: a session, above that", more, 5, " ms", ours)
+        more = (of_sessions.median - bare.median) * 1000
+        self.table.judge(f"first token, {api}: a session, above that", more, 5, " ms", of_sessions)
 
     def replays(self) -> None:
         """Measure how fast stored events are read from a cursor: from the store, and through a session's process."""
@@ -501,20 +501,20 @@ class Bench:
                     assert read_rows(connection, page) == len(written)
                 with replayed.timed():
                     read = list[Event]()
-                    while found := session.events(read[-1].seq if read else 0, page):
-                        read += found
+                    while page_events := session.events(read[-1].seq if read else 0, page):
+                        read += page_events
                 assert [event.seq for event in read] == written
                 adding = [event for event in read if isinstance(event, Appending)]
                 assert adding and all(
                     len(event.blocks) == event.span[1] - event.span[0] for event in adding if event.span
                 )
             retire(session)
-        what = f"{len(written):,} events read of SQLite, by {page:,}"
-        self.table.judge(what, len(written) / stored.median, 100_000, " events/s", stored, bound="least")
+        title = f"{len(written):,} events read of SQLite, by {page:,}"
+        self.table.judge(title, len(written) / stored.median, 100_000, " events/s", stored, bound="least")
         raw = f"{len(written) / rows.median:,.0f} events/s"
         self.table.line("  the same rows by sqlite3, their bodies as JSON", rows, raw)
-        what, rate = "  the same with their blocks, of another process", len(written) / replayed.median
-        self.table.judge(what, rate, 40_000, " events/s", replayed, bound="least")
+        title, rate = "  the same with their blocks, of another process", len(written) / replayed.median
+        self.table.judge(title, rate, 40_000, " events/s", replayed, bound="least")
 
     async def _write_events(self, name: str, count: int) -> list[int]:
         """Store many events and blocks, by repeating those of one run with tools; return the events' numbers."""
@@ -529,18 +529,23 @@ class Bench:
         events = await store.events(SessionKey("sample"))
         last, size = events[-1].seq, sample.log_size
 
-        def again(event: Event, run_id: str, at: int) -> Event:
-            own: dict[str, Any] = {"session_id": name, "seq": event.seq + at * last, "turn_index": at, "run_id": run_id}
+        def again(event: Event, run_id: str, copy: int) -> Event:
+            own: dict[str, Any] = {
+                "session_id": name,
+                "seq": event.seq + copy * last,
+                "turn_index": copy,
+                "run_id": run_id,
+            }
             if isinstance(event, Appending) and event.span:
-                own["span"] = (event.span[0] + at * size, event.span[1] + at * size)
+                own["span"] = (event.span[0] + copy * size, event.span[1] + copy * size)
             return event.model_copy(update=own)
 
         await store.create(SessionRecord(session_id=name))
         session, written = (await store.activate(SessionKey(name))).session, list[int]()
         while len(written) < count:
-            at = len(written) // len(events)
-            run = [again(event, run_id, at) for run_id in [new_id()] for event in events][: count - len(written)]
-            session = session.committed(log_size=(at + 1) * size, next_index=at + 1, seq=(at + 1) * last)
+            copy = len(written) // len(events)
+            run = [again(event, run_id, copy) for run_id in [new_id()] for event in events][: count - len(written)]
+            session = session.committed(log_size=(copy + 1) * size, next_index=copy + 1, seq=(copy + 1) * last)
             await store.commit(SessionKey(name), session.epoch, Commit(session=session, blocks=blocks, events=run))
             written += [event.seq for event in run]
         await store.close()
@@ -551,29 +556,29 @@ class Bench:
         await store.get(SessionKey(name))
         with samples.timed():
             read = list[Event]()
-            while found := await store.events(SessionKey(name), after=read[-1].seq if read else 0, limit=page):
-                read += found
+            while page_events := await store.events(SessionKey(name), after=read[-1].seq if read else 0, limit=page):
+                read += page_events
         await store.close()
         assert [event.seq for event in read] == written
 
     def tool_loops(self) -> None:
         """Measure a run with many steps, compared with runs with one step, alternating in one session."""
-        one, many, steps = Samples(), Samples(), 20
+        single, many, steps = Samples(), Samples(), 20
         with self.manager("loop", Agent()) as manager:
             session = manager.open()
             session.run(str(steps)).wait()
             for _ in range(self.scale.loops):
                 for _ in range(3):
-                    with one.timed():
+                    with single.timed():
                         session.run("1").wait()
                 with many.timed():
                     turn = session.run(str(steps)).wait()
                 assert sum(isinstance(block, ToolResult) for block in turn.output) == steps
             retire(session)
-        self.table.line("tool loop: a run with 1 step, on SQLite", one, "floor")
-        self.table.judge(f"tool loop: a run with {steps} steps", many.median / one.median, steps, samples=many)
-        each = (many.median - one.median) / (steps - 1) * 1000
-        self.table.line("  what a step adds", result=f"{each:.3g} ms")
+        self.table.line("tool loop: a run with 1 step, on SQLite", single, "floor")
+        self.table.judge(f"tool loop: a run with {steps} steps", many.median / single.median, steps, samples=many)
+        step_ms = (many.median - single.median) / (steps - 1) * 1000
+        self.table.line("  what a step adds", result=f"{step_ms:.3g} ms")
         transactions, statements = asyncio.run(self._sql_of_a_turn("traced-loop", Agent(), str(steps), 3))
         self.table.line(
             f"  transactions of {steps} steps, counted at SQLite",
@@ -598,7 +603,7 @@ class Bench:
             cancelling.watched_collections(stamps),
         ):
             session = manager.open()
-            for at in range(-5, self.scale.cancels):
+            for number in range(-5, self.scale.cancels):
                 self.call(calls, 5)
                 run, waiting = session.run(prompt), threading.Event()
                 waiter = threads.submit(outlast, run, waiting)
@@ -607,24 +612,24 @@ class Bench:
                 began = time.monotonic()
                 assert run.cancel()
                 ended = waiter.result()
-                if at >= 0:
+                if number >= 0:
                     samples.append(ended - began)
                     taken.append((began, ended))
                 else:
                     calls.clear()
             retire(session)
         self.table.line("bare call, between the cancels", calls, "floor")
-        what = "cancel to the waiter's error: median to the floor's"
-        self.table.judge(what, samples.median / calls.median, 2.5, samples=samples)
+        title = "cancel to the waiter's error: median to the floor's"
+        self.table.judge(title, samples.median / calls.median, 2.5, samples=samples)
         self.table.judge("  p99 to the floor's p99", samples.percentile(99) / calls.percentile(99), 4)
-        found = cancelling.stamps_of(stamps)
+        cancel_stamps = cancelling.stamps_of(stamps)
         parts = [
-            cancelling.parts_of(began, ended, found)
-            for began, ended in sorted(taken, key=lambda each: each[1] - each[0])
+            cancelling.parts_of(began, ended, cancel_stamps)
+            for began, ended in sorted(taken, key=lambda times: times[1] - times[0])
         ]
         slowest = max(2, len(parts) // 100)
-        self.table.line("  ms of the faster half, on average", result=cancelling.told(parts[: len(parts) // 2]))
-        self.table.line(f"  ms of the slowest {slowest}", result=cancelling.told(parts[-slowest:]))
+        self.table.line("  ms of the faster half, on average", result=cancelling.means_text(parts[: len(parts) // 2]))
+        self.table.line(f"  ms of the slowest {slowest}", result=cancelling.means_text(parts[-slowest:]))
 
     def hang_ups(self) -> None:
         """Measure from the call of `cancel` until the provider notices that its client has disconnected."""
@@ -633,13 +638,13 @@ class Bench:
             engine = OpenAIEngine("stand-in", base_url=provider.base_url, api_key="no-key")
             with self.manager("hang-up", engine) as manager:
                 session = manager.open()
-                for at in range(-2, self.scale.hang_ups):
+                for number in range(-2, self.scale.hang_ups):
                     run = session.run("Tell me.")
                     await_text(run)
                     record, began = provider.requests[-1], time.monotonic()
                     assert run.cancel()
                     assert record.ended.wait(10) and record.hung_up_at, "the provider's client hung up"
-                    if at >= 0:
+                    if number >= 0:
                         samples.append(record.hung_up_at - began)
                 retire(session)
         self.table.judge(
@@ -701,10 +706,10 @@ class Bench:
 
     def _measure_bare(self) -> None:
         """Measure creating an empty actor, as `openings` does, if that is left out."""
-        made = Samples()
+        actors = Samples()
         for _ in range(-1, self.scale.openings):
-            self._make_bare(made)
-        self.bare_s = statistics.median(made[1:])
+            self._make_bare(actors)
+        self.bare_s = statistics.median(actors[1:])
 
     def _make_bare(self, samples: Samples) -> None:
         with samples.timed():
@@ -744,8 +749,8 @@ class Bench:
         self.table.line("session: open(), its process still starting", opened)
         self.table.judge("session: open() + first answer, process up", up.median / floor.median, 1.2, samples=up)
         self.table.line("session: open() + info(), loaded", loaded, f"{loaded.median / floor.median:.3g}x")
-        what = "session: open() + first turn, complete"
-        self.table.judge(what, answered.median / floor.median, 1.35, samples=answered)
+        title = "session: open() + first turn, complete"
+        self.table.judge(title, answered.median / floor.median, 1.35, samples=answered)
 
     def openings_at_once(self) -> None:
         """Measure opening six sessions at once, each in a process of its own, compared with six empty actors."""
@@ -767,9 +772,9 @@ class Bench:
                     list(threads.map(talk, six))
                 for session in sessions:
                     retire(session)
-        what = "six sessions at once: open() + first turn"
+        title = "six sessions at once: open() + first turn"
         self.table.line("six bare actors at once", floor, "floor")
-        self.table.judge(what, opened.median / floor.median, 1.3, samples=opened)
+        self.table.judge(title, opened.median / floor.median, 1.3, samples=opened)
 
     def imports(self) -> None:
         """Measure imports, each in a process of its own."""
@@ -780,8 +785,8 @@ class Bench:
             taken["manager"].append(import_s("import ray", "from turnwise import SessionManager"))
         self.table.judge("import turnwise", taken["turnwise"].median, 0.15, " s", taken["turnwise"])
         self.table.line("import ray", taken["ray"], "floor")
-        what = "from turnwise import SessionManager, above that"
-        self.table.judge(what, taken["manager"].median, 0.3, " s", taken["manager"])
+        title = "from turnwise import SessionManager, above that"
+        self.table.judge(title, taken["manager"].median, 0.3, " s", taken["manager"])
 
     def resident(self) -> None:
         """Measure the memory of a session's own process, compared with an empty actor's."""
@@ -790,12 +795,12 @@ class Bench:
             for session in sessions:
                 session.run("Hello.").wait()
             bare = [packing.pss_of(pid) for pid in ray.get([actor.pid.remote() for actor in actors])]
-            ours = [packing.pss_of(process_of(session.info())) for session in sessions]
+            of_sessions = [packing.pss_of(process_of(session.info())) for session in sessions]
             for actor, pid in zip(actors, ray.get([actor.pid.remote() for actor in actors]), strict=True):
                 end_process(actor, pid)
             for session in sessions:
                 retire(session)
-        floor, usual = statistics.median(bare) / 2**20, statistics.median(ours) / 2**20
+        floor, usual = statistics.median(bare) / 2**20, statistics.median(of_sessions) / 2**20
         self.table.line("memory of a bare actor's process", result=f"{floor:.0f} MB, floor")
         self.table.line("memory of a session's process", result=f"{usual:.0f} MB")
         modules = (memory_after(f"import ray; {IMPORTED}") - memory_after("import ray")) / 2**20
@@ -803,17 +808,17 @@ class Bench:
         self.table.judge("  to that of a bare actor's", usual / floor, 1.25)
 
 
-def first_text(client: openai.OpenAI, api: str, said: Sequence[Any]) -> tuple[Iterator[Any], str]:
+def first_text(client: openai.OpenAI, api: str, messages: Sequence[Any]) -> tuple[Iterator[Any], str]:
     """Request a stream from a provider; return the stream and its first piece of text.
 
     The conversation is sent as an extra field, since the client is slower with others: this is a lower bound.
     """
     if api == "chat":
-        given = {"messages": said}
-        chunks = iter(client.chat.completions.create(model="stand-in", messages=[], stream=True, extra_body=given))
+        body = {"messages": messages}
+        chunks = iter(client.chat.completions.create(model="stand-in", messages=[], stream=True, extra_body=body))
         texts = (chunk.choices[0].delta.content for chunk in chunks if chunk.choices)
         return chunks, next(text for text in texts if text)
-    events = iter(client.responses.create(model="stand-in", stream=True, store=False, extra_body={"input": said}))
+    events = iter(client.responses.create(model="stand-in", stream=True, store=False, extra_body={"input": messages}))
     return events, next(event.delta for event in events if event.type == "response.output_text.delta")
 
 
@@ -852,10 +857,10 @@ def main() -> None:
         "--json", type=Path, metavar="FILE", help="write the goals there; verdicts.py compares two runs"
     )
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all if left out")
-    asked = parser.parse_args()
-    if unknown := set(asked.parts) - set(PARTS):
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    scale = QUICK if asked.quick else FULL
+    scale = QUICK if options.quick else FULL
     began = time.monotonic()
     cores, load = os.cpu_count(), os.getloadavg()[0]
     print(f"Python {platform.python_version()}, Ray {ray.__version__}, {cores} cores, load {load:.1f} at the start")
@@ -866,12 +871,12 @@ def main() -> None:
         table = Table()
         bench = Bench(scale, table, folder)
         for name, measure in PARTS.items():
-            if name not in (asked.parts or PARTS):
+            if name not in (options.parts or PARTS):
                 continue
             faulthandler.dump_traceback_later(TOO_LONG_S, exit=True)
             measure(bench)
-            if asked.json:  # also if a later part fails
-                asked.json.write_text(json.dumps({"goals": table.goals}, indent=1), encoding="utf-8")
+            if options.json:  # also if a later part fails
+                options.json.write_text(json.dumps({"goals": table.goals}, indent=1), encoding="utf-8")
     print(f"{table.met} of {len(table.goals)} goals met, in {time.monotonic() - began:.0f} s")
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a cancel goes: stamps from the caller and from the session's process, whose clock is the same."""
+"""Where the time of a cancel goes: stamps from the caller and from the session's process, which share a clock."""
 
 import gc
 import json
@@ -48,9 +48,9 @@ def watch(path: Path) -> None:
     """Write a line to a file for each cancel, commit and garbage collection of this process from now on."""
     noted, core, store = notes_in(path), cast(Any, SessionCore), cast(Any, SQLStore)
 
-    def awaited(what: str, do: Callable[..., Any]) -> Callable[..., Any]:
+    def awaited(name: str, do: Callable[..., Any]) -> Callable[..., Any]:
         async def call(*args: Any, **kwargs: Any) -> Any:
-            with noted(what):
+            with noted(name):
                 return await do(*args, **kwargs)
 
         return call
@@ -75,10 +75,10 @@ def notes_in(path: Path) -> Notes:
     file = path.open("a", encoding="utf-8", buffering=1)
 
     @contextmanager
-    def noted(what: str) -> Iterator[None]:
+    def noted(name: str) -> Iterator[None]:
         began = time.monotonic()
         yield
-        file.write(json.dumps([what, began, time.monotonic()]) + "\n")
+        file.write(json.dumps([name, began, time.monotonic()]) + "\n")
 
     return noted
 
@@ -103,16 +103,16 @@ def stamps_of(path: Path) -> list[Stamp]:
 def parts_of(began: float, ended: float, stamps: Sequence[Stamp]) -> dict[str, float]:
     """Return the seconds of each part of a cancel, and those of garbage collection, which are in other parts too."""
 
-    def of(what: str) -> list[tuple[float, float]]:
-        return [(start, end) for name, start, end in stamps if name == what and began <= start <= ended]
+    def of(wanted_name: str) -> list[tuple[float, float]]:
+        return [(start, end) for name, start, end in stamps if name == wanted_name and began <= start <= ended]
 
-    arrived, left = of("cancel")[0]
-    commit, transaction = (sum(end - start for start, end in of(what)) for what in ("commit", "SQLite"))
-    seconds = (arrived - began, left - arrived - commit, commit - transaction, transaction, ended - left)
+    arrived, answered = of("cancel")[0]
+    commit, transaction = (sum(end - start for start, end in of(step_name)) for step_name in ("commit", "SQLite"))
+    seconds = (arrived - began, answered - arrived - commit, commit - transaction, transaction, ended - answered)
     return dict(zip(PARTS, seconds, strict=True)) | {"garbage": sum(end - start for start, end in of("gc"))}
 
 
-def told(cancels: Sequence[Mapping[str, float]]) -> str:
+def means_text(cancels: Sequence[Mapping[str, float]]) -> str:
     """Return the mean of each part, in milliseconds."""
-    means = {name: statistics.fmean(each[name] for each in cancels) * 1000 for name in (*PARTS, "garbage")}
+    means = {name: statistics.fmean(seconds_of[name] for seconds_of in cancels) * 1000 for name in (*PARTS, "garbage")}
     return ", ".join(f"{name} {mean:.2g}" for name, mean in means.items())

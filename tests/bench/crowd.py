@@ -49,7 +49,7 @@ class Looking:
 
     async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         recalled = "\n".join(block.text for block in turn.blocks if isinstance(block, Recalled))
-        return [Text(text=" ".join(sorted({found[0] for found in KEY.finditer(recalled)})) or "none")]
+        return [Text(text=" ".join(sorted({match[0] for match in KEY.finditer(recalled)})) or "none")]
 
 
 class Crowd:
@@ -80,19 +80,19 @@ class Crowd:
                 await self._ask(session, user, random.randrange(noted - 1), random)
             await asyncio.sleep(random.expovariate(1 / self._pause_s))
 
-    async def _ask(self, session: AsyncSession, user: int, wanted: int, random: Random) -> None:
-        question = f"Which key opens my {THINGS[wanted % len(THINGS)]} number {wanted}?"
+    async def _ask(self, session: AsyncSession, user: int, number: int, random: Random) -> None:
+        question = f"Which key opens my {THINGS[number % len(THINGS)]} number {number}?"
         if random.random() < 0.1:
             with self.recalls.timed():
                 items = await session.memory.recall(question)
-            self._look(user, KEY.findall("\n".join(item.text for item in items)), wanted)
+            self._look(user, KEY.findall("\n".join(item.text for item in items)), number)
             return
         memory = random.random() < 0.5
         samples = self.with_memory if memory else self.without
         with samples.timed():
             answer = await self._turn(session, question, memory=memory)
         if memory:
-            self._look(user, KEY.findall(answer), wanted)
+            self._look(user, KEY.findall(answer), number)
         elif answer != "none":
             self.leaks.append(f"user {user} was shown {answer} without memory")
 
@@ -102,9 +102,9 @@ class Crowd:
         assert isinstance(answer, Text)
         return answer.text
 
-    def _look(self, user: int, keys: Sequence[tuple[str, str]], wanted: int) -> None:
+    def _look(self, user: int, keys: Sequence[tuple[str, str]], number: int) -> None:
         self.counts["asked"] += 1
-        self.counts["found"] += (str(user), str(wanted)) in keys
+        self.counts["found"] += (str(user), str(number)) in keys
         self.leaks += [
             f"user {user} was shown key {number} of user {owner}" for owner, number in keys if int(owner) != user
         ]
@@ -115,12 +115,12 @@ def main() -> int:
     parser.add_argument("--users", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--pause", type=float, default=4, help="how long a user waits after a turn on average, seconds")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     ray.init("local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="turnwise-crowd-") as folder:
-        crowd = asyncio.run(live_together(Path(folder), asked.users, asked.seconds, asked.pause))
+        crowd = asyncio.run(live_together(Path(folder), options.users, options.seconds, options.pause))
     ray.shutdown()
-    return report(crowd, asked.users, asked.seconds)
+    return report(crowd, options.users, options.seconds)
 
 
 async def live_together(folder: Path, users: int, seconds: float, pause_s: float) -> Crowd:
@@ -138,7 +138,7 @@ async def live_together(folder: Path, users: int, seconds: float, pause_s: float
 
 
 def report(crowd: Crowd, users: int, seconds: float) -> int:
-    """Print what came of it; return 1 if anybody saw what is another's, too few saw their own, or it took too long."""
+    """Print the results; return 1 if a user saw another's key, too few saw their own, or it took too long."""
     turns = len(crowd.with_memory) + len(crowd.without) + crowd.counts["noted"]
     if not (crowd.with_memory and crowd.without and crowd.recalls):
         print("too short: nobody had the time to ask")
@@ -149,15 +149,15 @@ def report(crowd: Crowd, users: int, seconds: float) -> int:
         ("turn that recalls and is saved", crowd.with_memory),
         ("recall by a program", crowd.recalls),
     ):
-        shown = "  ".join(f"p{percent} {1000 * samples.percentile(percent):7.1f} ms" for percent in (50, 95, 99))
-        print(f"  {name:32} n {len(samples):6}  {shown}")
+        percentiles = "  ".join(f"p{percent} {1000 * samples.percentile(percent):7.1f} ms" for percent in (50, 95, 99))
+        print(f"  {name:32} n {len(samples):6}  {percentiles}")
     added = 1000 * (crowd.with_memory.percentile(95) - crowd.without.percentile(95))
     verdict = "met" if added <= ADDED_MS else "MISSED"
     print(f"  memory adds at p95 {added:.1f} ms, goal at most {ADDED_MS} ms: {verdict}")
-    found = crowd.counts["found"] / crowd.counts["asked"]
-    print(f"  own keys found: {found:.3f} of {crowd.counts['asked']:,} questions, at least {FOUND}")
+    share = crowd.counts["found"] / crowd.counts["asked"]
+    print(f"  own keys found: {share:.3f} of {crowd.counts['asked']:,} questions, at least {FOUND}")
     print(f"  another's keys shown: {len(crowd.leaks)}", *crowd.leaks[:10], sep="\n    ")
-    return int(bool(crowd.leaks) or found < FOUND or added > ADDED_MS)
+    return int(bool(crowd.leaks) or share < FOUND or added > ADDED_MS)
 
 
 if __name__ == "__main__":

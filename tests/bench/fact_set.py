@@ -67,37 +67,37 @@ class FactScore:
 
 def facts() -> list[tuple[Scope, MemoryItem]]:
     """Return the facts with their scopes; superseded ones have the time and the replacing fact."""
-    known = {each.name for each in fields(MemoryItem)}
-    made_at = {each["id"]: seconds(each["created_at"]) for each in SET["facts"]}
-    made = []
-    for given in SET["facts"]:
-        values = {key: value for key, value in given.items() if key in known}
-        values |= {"created_at": made_at[given["id"]], "type": MemoryType(given["type"])}
+    names = {item_field.name for item_field in fields(MemoryItem)}
+    made_at = {fact["id"]: seconds(fact["created_at"]) for fact in SET["facts"]}
+    scoped_facts = []
+    for fact in SET["facts"]:
+        values = {key: value for key, value in fact.items() if key in names}
+        values |= {"created_at": made_at[fact["id"]], "type": MemoryType(fact["type"])}
         if "aliases" in values:
             values["aliases"] = tuple(values["aliases"])
         if "expires_at" in values:
             values["expires_at"] = seconds(values["expires_at"])
-        if by := given.get("superseded_by"):
+        if by := fact.get("superseded_by"):
             values["superseded_at"] = made_at[by]
-        made.append((Scope(user_id=given["user"], agent=given.get("agent")), MemoryItem(**values)))
-    return made
+        scoped_facts.append((Scope(user_id=fact["user"], agent=fact.get("agent")), MemoryItem(**values)))
+    return scoped_facts
 
 
 def questions(half: Half) -> list[Question]:
     """Return every second question of each group, in order."""
     groups: dict[str, list[Question]] = defaultdict(list)
-    for given in SET["questions"]:
+    for entry in SET["questions"]:
         question = Question(
-            user=given["user"],
-            text=given["text"],
-            answer=frozenset(given["answer"]),
-            group=given["group"],
-            agent=given["agent"],
-            types=tuple(map(MemoryType, given["types"])) if "types" in given else None,
-            as_of=seconds(given["as_of"]) if "as_of" in given else None,
+            user=entry["user"],
+            text=entry["text"],
+            answer=frozenset(entry["answer"]),
+            group=entry["group"],
+            agent=entry["agent"],
+            types=tuple(map(MemoryType, entry["types"])) if "types" in entry else None,
+            as_of=seconds(entry["as_of"]) if "as_of" in entry else None,
         )
         groups[question.group].append(question)
-    return [question for each in groups.values() for question in half_of(each, half)]
+    return [question for group in groups.values() for question in half_of(group, half)]
 
 
 async def fill_with_facts(memory: LongTermMemory) -> None:
@@ -110,28 +110,28 @@ async def ask_facts(memory: LongTermMemory, half: Half = "dev") -> FactScore:
     answered = []
     for question in questions(half):
         scope = Scope(user_id=question.user, agent=question.agent)
-        found = await memory.recall(scope, question.text, types=question.types, as_of=question.as_of)
-        answered.append((question, [item.id for item in found]))
+        items = await memory.recall(scope, question.text, types=question.types, as_of=question.as_of)
+        answered.append((question, [item.id for item in items]))
     return score_facts(answered)
 
 
 def score_facts(answered: Sequence[tuple[Question, list[str]]]) -> FactScore:
     groups: dict[str, list[bool]] = defaultdict(list)
-    recalls, hits, found, wrong = [], 0, 0, []
+    recalls, hits, answer_size, wrong = [], 0, 0, []
     for question, answer in answered:
         right = question.answer.intersection(answer)
         hits += len(right)
-        found += len(answer)
+        answer_size += len(answer)
         if question.answer:
             recalls.append(len(right) / len(question.answer))
         is_whole = question.answer == set(answer)
         groups[question.group].append(is_whole)
         if not is_whole:
             wrong.append((question, answer))
-    by_group = {group: sum(each) / len(each) for group, each in groups.items()}
+    by_group = {group: sum(hits_of_group) / len(hits_of_group) for group, hits_of_group in groups.items()}
     return FactScore(
         n=len(answered),
-        precision=hits / found if found else float("nan"),
+        precision=hits / answer_size if answer_size else float("nan"),
         recall=sum(recalls) / len(recalls),
         whole=1 - len(wrong) / len(answered),
         groups=by_group,

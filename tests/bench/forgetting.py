@@ -20,18 +20,18 @@ CHATTERS = 4
 
 def forgets(table: Table, manage: Callable[..., SessionManager], folder: Path, users: int, rounds: int) -> None:
     """Measure turns while users with 100 items each are forgotten, alternating with as many turns without that."""
-    each = 100
+    items_each = 100
     memory = vector_memory(folder, "crowded")
 
     async def fill() -> None:
         for user in range(users):
-            texts = [prompt_of(200, user * each + number) for number in range(each)]
+            texts = [prompt_of(200, user * items_each + number) for number in range(items_each)]
             items = [MemoryItem(id=str(number), text=text) for number, text in enumerate(texts)]
             await memory.remember(Scope(user_id=f"user-{user}"), items)
         await memory.close()
 
     asyncio.run(fill())
-    alone, beside, taken = Samples(), Samples(), Samples()
+    alone, beside, turn_samples = Samples(), Samples(), Samples()
     verified = []
     with manage("crowded", Model(), memories=[vector_memory(folder, "crowded")]) as manager:
         chats = [manager.open(user_id=f"user-{number}") for number in range(CHATTERS)]
@@ -39,12 +39,12 @@ def forgets(table: Table, manage: Callable[..., SessionManager], folder: Path, u
             chat.run(prompt_of(60)).wait()
         leavers = iter(range(CHATTERS, users))
         for _ in range(rounds):
-            with taken.timed():
+            with turn_samples.timed():
                 _chat(chats, beside, lambda: verified.append(manager.forget(f"user-{next(leavers)}").verified))
-            _chat(chats, alone, partial(time.sleep, taken[-1]))
+            _chat(chats, alone, partial(time.sleep, turn_samples[-1]))
         for chat in chats:
             retire(chat)
-    several = f"{users * each:,} items of {users} users"
+    several = f"{users * items_each:,} items of {users} users"
     table.line(
         f"turn beside {CHATTERS - 1} others, {several}", alone, f"floor, p95 {alone.percentile(95) * 1000:.1f} ms"
     )
@@ -54,7 +54,7 @@ def forgets(table: Table, manage: Callable[..., SessionManager], folder: Path, u
         1.5,
         samples=beside,
     )
-    table.line("manager.forget() of a user, verified", taken, f"{sum(verified)} of {len(verified)} verified")
+    table.line("manager.forget() of a user, verified", turn_samples, f"{sum(verified)} of {len(verified)} verified")
 
 
 def _chat(chats: list[Session], samples: Samples, work: Callable[[], object]) -> None:
@@ -74,5 +74,5 @@ def _chat(chats: list[Session], samples: Samples, work: Callable[[], object]) ->
             work()
         finally:
             done.set()
-        for each in talks:
-            each.result()
+        for task in talks:
+            task.result()

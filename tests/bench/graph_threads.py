@@ -30,8 +30,8 @@ def saver_of(name: str, file: Path) -> AbstractContextManager[Any]:
     if name == "sqlite":
         from langgraph.checkpoint.sqlite import SqliteSaver  # type: ignore[import-not-found]
 
-        found: AbstractContextManager[Any] = SqliteSaver.from_conn_string(str(file))
-        return found
+        saver: AbstractContextManager[Any] = SqliteSaver.from_conn_string(str(file))
+        return saver
     from turnwise.adapters.langgraph.saver import TurnwiseSaver
 
     return TurnwiseSaver(f"sqlite:///{file}")
@@ -56,9 +56,9 @@ def main() -> None:
         with saver_of(options.saver, Path(folder, "threads.db")) as saver:
             app: Any = graph.compile(checkpointer=saver)
             for _ in range(options.turns):
-                asked = {"messages": [("user", text())]}
+                request = {"messages": [("user", text())]}
                 began, worked = time.perf_counter(), time.process_time()
-                app.invoke(asked, thread)
+                app.invoke(request, thread)
                 times.append(time.perf_counter() - began)
                 work.append(time.process_time() - worked)
             assert len(app.get_state(thread).values["messages"]) == 2 * options.turns

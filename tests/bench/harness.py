@@ -52,17 +52,17 @@ class Table:
     def met(self) -> int:
         return sum(goal["met"] for goal in self.goals)
 
-    def line(self, what: str, samples: Samples | None = None, result: str = "") -> None:
-        self._above = self._above if what.startswith(" ") else what
+    def line(self, title: str, samples: Samples | None = None, result: str = "") -> None:
+        self._above = self._above if title.startswith(" ") else title
         columns = ""
         if samples is not None:
             shown = (samples.percentile(10), samples.median, samples.percentile(90), samples.percentile(99))
             columns = f"{len(samples):>5} " + " ".join(f"{value * 1000:>6.2f} ms" for value in shown)
-        print(f"{what:{WIDTH}} {columns:{45 if result else 0}}   {result}".rstrip(), flush=True)
+        print(f"{title:{WIDTH}} {columns:{45 if result else 0}}   {result}".rstrip(), flush=True)
 
     def judge(
         self,
-        what: str,
+        title: str,
         value: float,
         goal: float,
         unit: str = "x",
@@ -73,8 +73,8 @@ class Table:
         """Print a line with a goal: `value` must be `bound` the goal."""
         met = value <= goal if bound == "most" else value >= goal
         shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-        self.line(what, samples, f"{shown}{unit}, goal at {bound} {goal:,g}{unit}: {'met' if met else 'MISSED'}")
-        name = what if what == self._above else f"{self._above}: {what.strip()}"
+        self.line(title, samples, f"{shown}{unit}, goal at {bound} {goal:,g}{unit}: {'met' if met else 'MISSED'}")
+        name = title if title == self._above else f"{self._above}: {title.strip()}"
         self.goals.append({"name": name, "value": value, "unit": unit, "bound": bound, "goal": goal, "met": met})
 
 

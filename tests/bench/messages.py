@@ -65,26 +65,26 @@ class Conversation:
 
 def load(path: Path) -> list[Conversation]:
     """Return the conversations of a file, whose format `recall.py` describes."""
-    return [_conversation(each) for each in json.loads(path.read_text(encoding="utf-8"))]
+    return [_conversation(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def _conversation(data: dict[str, Any]) -> Conversation:
     items: list[MemoryItem] = []
     for session in data["sessions"]:
-        at = datetime.strptime(session["date_time"], "%I:%M %p on %d %B, %Y").replace(tzinfo=UTC).timestamp()
+        time = datetime.strptime(session["date_time"], "%I:%M %p on %d %B, %Y").replace(tzinfo=UTC).timestamp()
         for turn in session["turns"]:
             shares = f" [shares {turn['image_caption']}]" if turn.get("image_caption") else ""
             source = Source(session_id=f"session-{session['session']}", turn_index=len(items))
             text = f"{turn['speaker']}: {turn['text']}{shares}"
             items.append(
-                MemoryItem(id=turn["id"], text=text, type=MemoryType.INTERACTION, source=source, created_at=at)
+                MemoryItem(id=turn["id"], text=text, type=MemoryType.INTERACTION, source=source, created_at=time)
             )
     ids = {item.id for item in items}
     questions = []
-    for each in data["questions"]:
-        evidence = frozenset(turn for entry in each["evidence"] for turn in re.findall(r"D\d+:\d+", entry)) & ids
+    for question in data["questions"]:
+        evidence = frozenset(turn for entry in question["evidence"] for turn in re.findall(r"D\d+:\d+", entry)) & ids
         if evidence:
-            questions.append((" ".join(each["question"].split()), evidence))
+            questions.append((" ".join(question["question"].split()), evidence))
     return Conversation(data["sample_id"], items, questions)
 
 
@@ -102,17 +102,17 @@ def messages_of(
     """
     random = Random(f"{seed} {kind} {half}")
     if kind == "nothing":
-        made = _needless(conversations, half, random)
+        messages = _needless(conversations, half, random)
     else:
-        made = [
-            Message(one.user, kind, prompts, evidence, group)
-            for one in conversations
-            for question, evidence in one.questions
-            for prompts, group in [_WAYS[kind](question, one, half, random)]
+        messages = [
+            Message(conversation.user, kind, prompts, evidence, group)
+            for conversation in conversations
+            for question, evidence in conversation.questions
+            for prompts, group in [_WAYS[kind](question, conversation, half, random)]
         ]
-    if sample is None or sample >= len(made):
-        return made
-    return Random(f"{seed} {half}").sample(made, sample)  # of the same questions, whichever kind
+    if sample is None or sample >= len(messages):
+        return messages
+    return Random(f"{seed} {half}").sample(messages, sample)  # of the same questions, whichever kind
 
 
 def half_of(values: Sequence[Any], half: Half) -> list[Any]:
@@ -122,13 +122,17 @@ def half_of(values: Sequence[Any], half: Half) -> list[Any]:
 
 def _needless(conversations: Sequence[Conversation], half: Half, random: Random) -> list[Message]:
     """Return the messages that need no memory; every second one follows a question."""
-    made = []
+    messages = []
     for group, texts in WORDS["no_need"].items():
-        for at, text in enumerate(half_of(texts, half)):
-            one = random.choice(conversations)
-            before = (random.choice(one.questions)[0],) if at % 2 else ()
-            made.append(Message(one.user, "nothing", (*before, text), group=f"{group}{' after a question' * (at % 2)}"))
-    return made
+        for index, text in enumerate(half_of(texts, half)):
+            conversation = random.choice(conversations)
+            before = (random.choice(conversation.questions)[0],) if index % 2 else ()
+            messages.append(
+                Message(
+                    conversation.user, "nothing", (*before, text), group=f"{group}{' after a question' * (index % 2)}"
+                )
+            )
+    return messages
 
 
 # Ways of writing
@@ -136,59 +140,59 @@ def _needless(conversations: Sequence[Conversation], half: Half, random: Random)
 _Way = tuple[tuple[str, ...], str]
 
 
-def _bare(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+def _bare(question: str, conversation: Conversation, half: Half, random: Random) -> _Way:
     return (question,), ""
 
 
-def _short(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+def _short(question: str, conversation: Conversation, half: Half, random: Random) -> _Way:
     return (_filled(random.choice(half_of(WORDS["short"], half)), "{q}", question),), ""
 
 
-def _long(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+def _long(question: str, conversation: Conversation, half: Half, random: Random) -> _Way:
     return (_filled(" ".join(random.choice(half_of(WORDS["long"], half))), "{q}", question),), ""
 
 
-def _typo(question: str, one: Conversation, half: Half, random: Random) -> _Way:
-    words = [found for found in re.finditer(r"[A-Za-z]{4,}", question) if found[0].casefold() not in _FUNCTION_WORDS]
+def _typo(question: str, conversation: Conversation, half: Half, random: Random) -> _Way:
+    words = [word for word in re.finditer(r"[A-Za-z]{4,}", question) if word[0].casefold() not in _FUNCTION_WORDS]
     if not words:
         return (question,), "none"
-    found = random.choice(words)
-    spelt, group = misspelt(found[0], random)
-    return (question[: found.start()] + spelt + question[found.end() :],), group
+    word = random.choice(words)
+    spelt, group = misspelt(word[0], random)
+    return (question[: word.start()] + spelt + question[word.end() :],), group
 
 
-def _follow_up(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+def _follow_up(question: str, conversation: Conversation, half: Half, random: Random) -> _Way:
     """Return a follow-up: the prompt before names the subject that the newest leaves out, or only the person."""
-    asked = _ASKED.match(question)
-    named = [name for name in one.speakers if re.search(rf"\b{name}\b", question)]
-    if asked and not any(name in asked["wh"] for name in named) and random.choice((True, not named)):
+    match = _ASKED.match(question)
+    named_speakers = [name for name in conversation.speakers if re.search(rf"\b{name}\b", question)]
+    if match and not any(name in match["wh"] for name in named_speakers) and random.choice((True, not named_speakers)):
         before, newest = random.choice(half_of(WORDS["follow_up_same_matter"], half))
-        verb, rest = asked["verb"], asked["rest"]
+        verb, rest = match["verb"], match["rest"]
         is_being = verb in ("is", "are", "was", "were")
-        said = f"I was thinking of {rest}." if is_being else f"{verb.capitalize()} {rest}?"
-        return (before.format(said=said), _filled(newest, "{wh}", asked["wh"].lower())), "matter"
-    if named:
+        statement = f"I was thinking of {rest}." if is_being else f"{verb.capitalize()} {rest}?"
+        return (before.format(said=statement), _filled(newest, "{wh}", match["wh"].lower())), "matter"
+    if named_speakers:
         before, newest = random.choice(half_of(WORDS["follow_up_same_person"], half))
-        for name in named:
+        for name in named_speakers:
             question = _without(question, name)
-        return (before.format(who=" and ".join(named)), _filled(newest, "{q}", question)), "person"
+        return (before.format(who=" and ".join(named_speakers)), _filled(newest, "{q}", question)), "person"
     return (question, random.choice(half_of(_MORE, half))), "more"
 
 
-def _telegram(question: str, one: Conversation, half: Half, random: Random) -> _Way:
-    kept = [word for word in question.rstrip("?! ").split() if word.casefold() not in _FUNCTION_WORDS]
-    text = random.choice(half_of(WORDS["telegram"], half)).format(q=" ".join(kept))
+def _telegram(question: str, conversation: Conversation, half: Half, random: Random) -> _Way:
+    content_words = [word for word in question.rstrip("?! ").split() if word.casefold() not in _FUNCTION_WORDS]
+    text = random.choice(half_of(WORDS["telegram"], half)).format(q=" ".join(content_words))
     return (re.sub("[?]{3,}", "?", text),), ""
 
 
-def _lower(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+def _lower(question: str, conversation: Conversation, half: Half, random: Random) -> _Way:
     plain = re.sub(r"[^\w\s]", "", question.replace("-", " ")).casefold()
     return (random.choice(half_of(WORDS["lower"], half)).format(q=" ".join(plain.split())),), ""
 
 
-def _changed(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+def _changed(question: str, conversation: Conversation, half: Half, random: Random) -> _Way:
     """Return a question after a prompt about something else."""
-    return (random.choice(one.questions)[0], question), ""
+    return (random.choice(conversation.questions)[0], question), ""
 
 
 _WAYS: Mapping[Kind, Callable[[str, Conversation, Half, Random], _Way]] = {
@@ -226,25 +230,29 @@ def _without(question: str, name: str) -> str:
 def misspelt(word: str, random: Random) -> tuple[str, str]:
     """Return the word with one typo, and the kind of typo; rarely in its first letter."""
     while True:
-        at = random.randrange(len(word)) if random.random() < 0.1 else random.randrange(1, len(word))
+        index = random.randrange(len(word)) if random.random() < 0.1 else random.randrange(1, len(word))
         slip = random.choice(("swapped", "dropped", "doubled", "replaced", "inserted"))
         match slip:
             case "swapped":
-                spelt = word[: at - 1] + word[at] + word[at - 1] + word[at + 1 :] if at else word
+                spelt = word[: index - 1] + word[index] + word[index - 1] + word[index + 1 :] if index else word
             case "dropped":
-                spelt = word[:at] + word[at + 1 :]
+                spelt = word[:index] + word[index + 1 :]
             case "doubled":
-                spelt = word[:at] + word[at] + word[at:]
+                spelt = word[:index] + word[index] + word[index:]
             case "replaced":
-                spelt = word[:at] + random.choice(_BESIDE[word[at].lower()]) + word[at + 1 :]
+                spelt = word[:index] + random.choice(_BESIDE[word[index].lower()]) + word[index + 1 :]
             case _:
-                spelt = word[:at] + random.choice(_BESIDE[word[at].lower()]) + word[at:]
+                spelt = word[:index] + random.choice(_BESIDE[word[index].lower()]) + word[index:]
         if spelt.lower() != word.lower():
             return spelt, slip
 
 
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
-_BESIDE = {letter: row[max(0, at - 1) : at] + row[at + 1 : at + 2] for row in _ROWS for at, letter in enumerate(row)}
+_BESIDE = {
+    letter: row[max(0, index - 1) : index] + row[index + 1 : index + 2]
+    for row in _ROWS
+    for index, letter in enumerate(row)
+}
 """The neighbours of each key on a keyboard."""
 
 _PRONOUNS = {

@@ -56,20 +56,20 @@ class MiniLM:
     def __call__(self, input: Sequence[str]) -> list[Floats]:
         """Return a unit vector of 384 numbers for each text."""
         encoded = self._tokenizer.encode_batch(list(input))
-        order = sorted(range(len(encoded)), key=lambda at: len(encoded[at].ids))
-        found: list[Floats] = [np.zeros(0, np.float32)] * len(encoded)
+        order = sorted(range(len(encoded)), key=lambda index: len(encoded[index].ids))
+        vectors: list[Floats] = [np.zeros(0, np.float32)] * len(encoded)
         for start in range(0, len(order), BATCH):
             places = order[start : start + BATCH]
             longest = len(encoded[places[-1]].ids)
             tokens = np.zeros((len(places), longest), np.int64)
             mask = np.zeros((len(places), longest), np.float32)
-            for row, at in enumerate(places):
-                ids = encoded[at].ids
+            for row, index in enumerate(places):
+                ids = encoded[index].ids
                 tokens[row, : len(ids)] = ids
                 mask[row, : len(ids)] = 1
-            for at, vector in zip(places, self._forward(tokens, mask), strict=True):
-                found[at] = vector
-        return found
+            for index, vector in zip(places, self._forward(tokens, mask), strict=True):
+                vectors[index] = vector
+        return vectors
 
     @cached_property
     def _archive(self) -> zipfile.ZipFile:
@@ -86,13 +86,13 @@ class MiniLM:
     def _weights(self) -> dict[str, Floats]:
         data = self._archive.read("model.safetensors")
         (size,) = struct.unpack("<Q", data[:8])
-        found = {}
+        arrays = {}
         for name, entry in json.loads(data[8 : 8 + size]).items():
             if entry.get("dtype") == "F32":
                 start, stop = entry["data_offsets"]
                 flat = np.frombuffer(data, np.float32, (stop - start) // 4, 8 + size + start)
-                found[name] = flat.reshape(entry["shape"])
-        return found
+                arrays[name] = flat.reshape(entry["shape"])
+        return arrays
 
     def _forward(self, tokens: NDArray[np.int64], mask: Floats) -> Floats:
         weights, (rows, length) = self._weights, tokens.shape
@@ -119,14 +119,14 @@ class MiniLM:
         return unit
 
     def _dense(self, state: Floats, name: str) -> Floats:
-        made: Floats = state @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"]
-        return made
+        result: Floats = state @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"]
+        return result
 
     def _norm(self, state: Floats, name: str) -> Floats:
         centred = state - state.mean(axis=-1, keepdims=True)
         spread = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + np.float32(1e-12))
-        made: Floats = centred / spread * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
-        return made
+        result: Floats = centred / spread * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
+        return result
 
 
 def _gelu(values: Floats) -> Floats:

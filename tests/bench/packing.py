@@ -89,16 +89,19 @@ def residents(table: Table, manage: Manage, count: int, bare_s: float) -> None:
             await in_batches(open_one, range(count))
             opened = time.perf_counter()
             await in_batches(AsyncSession.latest, sessions)
-            answered = time.perf_counter()
+            answered_at = time.perf_counter()
             await in_batches(one_turn, sessions)
             above = memory_of(os.getpid()) - idle
-            rate, whole = count / (opened - began), count / (answered - began)
+            rate, rate_with_turns = count / (opened - began), count / (answered_at - began)
             table.judge(f"{count:,} packed sessions: open(), to bare actors", rate * bare_s, 300, bound="least")
             table.line("  a second", result=f"{rate:,.0f}; bare actors {1 / bare_s:.3g}")
-            table.line("  the same with the first verb, active", result=f"{whole * bare_s:.3g}x; {whole:,.0f} a second")
+            table.line(
+                "  the same with the first verb, active",
+                result=f"{rate_with_turns * bare_s:.3g}x; {rate_with_turns:,.0f} a second",
+            )
             goal = 1024 * count / 10_000 if count >= 10_000 else 1024
-            what = f"{count:,} of them resident, with a turn each"
-            table.judge(f"{what}: MB above idle Ray", above / 2**20, goal, " MB")
+            title = f"{count:,} of them resident, with a turn each"
+            table.judge(f"{title}: MB above idle Ray", above / 2**20, goal, " MB")
             table.line("  bytes a session", result=f"{above / count:,.0f}, hosts' processes included")
             await retire(manager)
 
@@ -120,7 +123,7 @@ def memory_of(root: int) -> int:
 
 
 def pss_of(pid: int) -> int:
-    """Return the memory of a process, in bytes; of what it shares, its part. 0 if it has ended."""
+    """Return the memory of a process, in bytes, with its part of shared memory; 0 if it has ended."""
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
@@ -136,29 +139,29 @@ def ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
 # Activations
 
 
-def activations(table: Table, manage: Manage, folder: Path, stored: int, asked: int) -> None:
+def activations(table: Table, manage: Manage, folder: Path, stored: int, visits: int) -> None:
     """Measure the first call of sessions that are not resident, in a store with many sessions."""
     fill(f"sqlite:///{folder}/many.db", stored)
     taken, again = Samples(), Samples()
 
     async def activate() -> None:
         async with manage("many") as manager:
-            step = stored // (asked + 40)
-            sessions = [await manager.get(f"session-{at * step}") for at in range(asked + 40)]
-            for at, session in enumerate(sessions):
+            step = stored // (visits + 40)
+            sessions = [await manager.get(f"session-{index * step}") for index in range(visits + 40)]
+            for index, session in enumerate(sessions):
                 for samples in (taken, again):
                     began = time.perf_counter()
                     turn = await session.latest()
                     samples.append(time.perf_counter() - began)
                     assert turn and turn.index == 0
-                if at < 40:  # also for the hosts to be there
+                if index < 40:  # also for the hosts to be there
                     taken.clear()
                     again.clear()
             await retire(manager)
 
     asyncio.run(activate())
-    what = f"activation, {stored:,} sessions in SQLite: p99"
-    table.judge(what, taken.percentile(99) * 1000, 20, " ms", taken)
+    title = f"activation, {stored:,} sessions in SQLite: p99"
+    table.judge(title, taken.percentile(99) * 1000, 20, " ms", taken)
     table.line("  the same verb again, resident", again)
 
 
@@ -173,9 +176,9 @@ def fill(url: str, count: int) -> None:
     asyncio.run(make())
     block, now = encode(User(text=PROMPT)), time.time()
     sessions, turns, blocks = [], [], []
-    for at in range(count):
-        key = at + 2
-        record = SessionRecord(session_id=f"session-{at}", created_at=now, updated_at=now, log_size=1, next_index=1)
+    for index in range(count):
+        key = index + 2
+        record = SessionRecord(session_id=f"session-{index}", created_at=now, updated_at=now, log_size=1, next_index=1)
         span = (Span(str(key), 0, 1),)
         sessions.append(session_row(key, record))
         turns.append(turn_row(key, TurnRecord(index=0, status="completed", prompt=span, input=span, created_at=now)))
@@ -201,12 +204,12 @@ def turns_at_once(table: Table, manage: Manage, bare: Any, count: int, rounds: i
             async def call(_: object) -> None:
                 await bare.call.remote()
 
-            for at in range(-2, rounds):
+            for number in range(-2, rounds):
                 for work, samples in ((call, calls), (one_turn, turns)):
                     began = time.perf_counter()
                     await in_batches(work, sessions)
                     samples.append((time.perf_counter() - began) / count)
-                if at < 0:
+                if number < 0:
                     calls.clear()
                     turns.clear()
             await retire(manager)
@@ -214,11 +217,11 @@ def turns_at_once(table: Table, manage: Manage, bare: Any, count: int, rounds: i
     asyncio.run(talk())
     at_once = min(count, AT_ONCE)
     table.line(f"bare calls of one async actor, {at_once} at once, each", calls, f"{1 / calls.median:,.0f} a second")
-    what = f"durable turns of {count:,} packed sessions, each"
+    title = f"durable turns of {count:,} packed sessions, each"
     if count <= 64:
-        table.judge(what, turns.median / calls.median, 1.8, samples=turns)
+        table.judge(title, turns.median / calls.median, 1.8, samples=turns)
     else:
-        table.judge(what, calls.median / turns.median, 0.5, " of the bare rate", turns, bound="least")
+        table.judge(title, calls.median / turns.median, 0.5, " of the bare rate", turns, bound="least")
     table.line("  a second", result=f"{1 / turns.median:,.0f}")
 
 
@@ -236,7 +239,7 @@ def visits(table: Table, url: str, namespace: str, count: int) -> None:
     is compared with the beginning by a line through all ten parts, since one part may meet other work of the machine.
     """
     loops, taken, sizes, counts = list[float](), list[float](), list[int](), list[int]()
-    each = count // 10
+    part_size = count // 10
 
     async def visit_all() -> None:
         idle = pss_of(os.getpid())
@@ -248,32 +251,32 @@ def visits(table: Table, url: str, namespace: str, count: int) -> None:
 
             await in_batches(visit, range(-2 * AT_ONCE, 0))
             pids = [os.getpid(), *await asyncio.gather(*(host.ready.remote() for host in hosts_of(manager)))]
-            for part in range(0, count, each):
+            for part in range(0, count, part_size):
                 seconds, looped = 0.0, list[float]()
-                for first in range(part, part + each, AT_ONCE):
+                for first in range(part, part + part_size, AT_ONCE):
                     began = time.perf_counter()
-                    await in_batches(visit, range(first, min(first + AT_ONCE, part + each)))
+                    await in_batches(visit, range(first, min(first + AT_ONCE, part + part_size)))
                     ended = time.perf_counter()
                     seconds += ended - began
                     sum(range(200_000))
                     looped.append(time.perf_counter() - ended)
-                taken.append(seconds / each)
+                taken.append(seconds / part_size)
                 loops.append(median(looped))
                 sizes.append(sum(map(pss_of, pids)) - idle)
                 counts.append(await resident_count(manager))
             await retire(manager)
 
     asyncio.run(visit_all())
-    first, last = ends([loop / each for loop, each in zip(loops, taken, strict=True)])
+    first, last = ends([loop / seconds for loop, seconds in zip(loops, taken, strict=True)])
     visited = f"{count:,} sessions on 4 hosts, each opened, with a turn"
     table.line(visited, result=f"{1 / taken[0]:,.0f} a second at first")
     table.judge("  the rate at the end, to the machine's speed, to that", last / first, 0.9, bound="least")
     speed = f"a loop {loops[0] * 1000:.3g} ms, then {loops[-1] * 1000:.3g} ms"
     table.line("  a second at the end", result=f"{1 / taken[-1]:,.0f} a second; {speed}")
     most = 4 * MOST_RESIDENT
-    what = "  resident at most, to max_resident of all hosts"
+    title = "  resident at most, to max_resident of all hosts"
     table.line(f"  resident, of {most:,} that may be", result=f"{counts[0]:,}, then {counts[-1]:,}")
-    table.judge(what, max(counts) / most, 1)
+    table.judge(title, max(counts) / most, 1)
     above = f"{sizes[0] / 2**20:,.0f} MB, then {sizes[-1] / 2**20:,.0f}"
     table.line("  memory of their hosts, and what it adds here", result=above)
     table.judge("  memory at the end, to that", sizes[-1] / sizes[0], 1.1)
@@ -286,7 +289,7 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     on Kendall's tau", Journal of the American Statistical Association 63, 1968.
     """
     slope = median((values[b] - values[a]) / (b - a) for a, b in combinations(range(len(values)), 2))
-    first = median(value - slope * at for at, value in enumerate(values))
+    first = median(value - slope * index for index, value in enumerate(values))
     return first, first + slope * (len(values) - 1)
 
 
@@ -309,8 +312,8 @@ def kills(
     floor, session_s, host_s = Samples(), Samples(), Samples()
     bare = make_bare()
 
-    def after_kill(at: int, samples: Samples, pid: int, ask: Callable[[], object]) -> None:
-        time.sleep((at / times - time.monotonic()) % 1)
+    def after_kill(number: int, samples: Samples, pid: int, ask: Callable[[], object]) -> None:
+        time.sleep((number / times - time.monotonic()) % 1)
         os.kill(pid, signal.SIGKILL)
         with samples.timed():
             ask()
@@ -321,16 +324,16 @@ def kills(
     sessions = [(dedicated.open(), session_s), (packed.open(), host_s)]
     for session, _ in sessions:
         session.run("Hello.").wait()
-    for at in range(-1, times):
-        after_kill(at, floor, ray.get(bare.pid.remote()), lambda: ray.get(bare.call.remote()))
+    for number in range(-1, times):
+        after_kill(number, floor, ray.get(bare.pid.remote()), lambda: ray.get(bare.call.remote()))
         for session, samples in sessions:
-            after_kill(at, samples, process_of(session.info()), verb(session))
-        if at < 0:
+            after_kill(number, samples, process_of(session.info()), verb(session))
+        if number < 0:
             for samples in (floor, session_s, host_s):
                 samples.clear()
     end_process(bare, ray.get(bare.pid.remote()))
     table.line("bare actor: kill -9 to the next answer", floor, "floor")
-    for what, samples in (("session", session_s), ("packed session", host_s)):
-        table.judge(f"{what}: kill -9 to the next turn", samples.median / floor.median, 1.5, samples=samples)
+    for title, samples in (("session", session_s), ("packed session", host_s)):
+        table.judge(f"{title}: kill -9 to the next turn", samples.median / floor.median, 1.5, samples=samples)
     for session, _ in sessions:
         end_process(session.actor, process_of(session.info()))

@@ -129,30 +129,30 @@ async def scores(
     seed: int = 0,
 ) -> dict[Kind, Score]:
     """Return the score of each kind of messages."""
-    found: dict[Kind, Score] = {}
+    results: dict[Kind, Score] = {}
     for kind in kinds:
-        asked = messages.messages_of(conversations, kind, half, sample=sample, seed=seed)
-        found[kind] = score(asked, [await finder.find(message) for message in asked])
-    return found
+        sent_messages = messages.messages_of(conversations, kind, half, sample=sample, seed=seed)
+        results[kind] = score(sent_messages, [await finder.find(message) for message in sent_messages])
+    return results
 
 
-def score(asked: Sequence[Message], answers: Sequence[Sequence[str]]) -> Score:
+def score(sent_messages: Sequence[Message], answers: Sequence[Sequence[str]]) -> Score:
     """Return the score of these answers to these messages."""
     values, precisions = [], []
     groups: dict[str, list[float]] = defaultdict(list)
-    for message, answer in zip(asked, answers, strict=True):
+    for message, answer in zip(sent_messages, answers, strict=True):
         hits = len(message.evidence.intersection(answer[:LIMIT]))
         values.append(hits / len(message.evidence) if message.evidence else float(not answer))
         groups[message.group].append(values[-1])
         if answer:
             precisions.append(hits / len(answer[:LIMIT]))
-    by_group = {group: mean(each) for group, each in sorted(groups.items()) if group}
+    by_group = {group: mean(values) for group, values in sorted(groups.items()) if group}
     return Score(mean(values), len(values), mean(precisions), len(precisions) / len(values), by_group)
 
 
 async def fill(memory: LongTermMemory, conversations: Sequence[Conversation]) -> None:
-    for one in conversations:
-        await memory.remember(Scope(user_id=one.user), one.items)
+    for conversation in conversations:
+        await memory.remember(Scope(user_id=conversation.user), conversation.items)
 
 
 def mean(values: Sequence[float]) -> float:
@@ -169,10 +169,10 @@ class Remembering:
     memory: LongTermMemory
 
     async def find(self, message: Message) -> list[str]:
-        *before, prompt = [[User(text=each)] for each in message.prompts]
+        *before, prompt = [[User(text=text)] for text in message.prompts]
         query = memory_retrieval._query(prompt, before[-1] if before else ())
-        found = await self.memory.recall(Scope(user_id=message.user), query, limit=LIMIT)
-        return [item.id for item in found]
+        items = await self.memory.recall(Scope(user_id=message.user), query, limit=LIMIT)
+        return [item.id for item in items]
 
 
 class ChromaAlone:
@@ -185,19 +185,19 @@ class ChromaAlone:
         self._collection = client.create_collection(
             name, embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
         )
-        for one in conversations:
+        for conversation in conversations:
             self._collection.add(
-                ids=[f"{one.user}/{item.id}" for item in one.items],
-                embeddings=self._index.embed([item.text for item in one.items]),
-                metadatas=[{"user": one.user}] * len(one.items),
+                ids=[f"{conversation.user}/{item.id}" for item in conversation.items],
+                embeddings=self._index.embed([item.text for item in conversation.items]),
+                metadatas=[{"user": conversation.user}] * len(conversation.items),
             )
 
     async def find(self, message: Message) -> list[str]:
         vectors = self._index.embed_queries(["\n".join(message.prompts)])
-        found = self._collection.query(
+        answer = self._collection.query(
             query_embeddings=vectors, n_results=LIMIT, where={"user": message.user}, include=[]
         )
-        return [key.partition("/")[2] for key in found["ids"][0]]
+        return [key.partition("/")[2] for key in answer["ids"][0]]
 
 
 class BM25Alone:
@@ -207,8 +207,8 @@ class BM25Alone:
         self._database = sqlite3.connect(":memory:")
         columns = "user UNINDEXED, id UNINDEXED, text, tokenize = porter"
         self._database.execute(f"CREATE VIRTUAL TABLE turns USING fts5({columns})")
-        for one in conversations:
-            rows = [(one.user, item.id, item.text) for item in one.items]
+        for conversation in conversations:
+            rows = [(conversation.user, item.id, item.text) for item in conversation.items]
             self._database.executemany("INSERT INTO turns VALUES (?, ?, ?)", rows)
 
     async def find(self, message: Message) -> list[str]:
@@ -237,14 +237,14 @@ def memories(
 
         return make
 
-    made: dict[str, Callable[[Path], LongTermMemory]] = {
+    factories: dict[str, Callable[[Path], LongTermMemory]] = {
         "LexicalMemory": lambda _: LexicalMemory(InMemoryItems(), clock=clock),
         "VectorMemory, words alone": vectors(HashEmbedding(), Weights(vectors=0, similar=2.0)),
         "VectorMemory, HashEmbedding": vectors(HashEmbedding()),
     }
     if minilm is not None:
-        made["VectorMemory, MiniLM"] = vectors(minilm)
-    return made
+        factories["VectorMemory, MiniLM"] = vectors(minilm)
+    return factories
 
 
 def floors_of(conversations: Sequence[Conversation], minilm: EmbeddingFunction | None) -> dict[str, Finder]:
@@ -266,8 +266,8 @@ async def print_messages(
     floors = floors_of(conversations, minilm)
     with tempfile.TemporaryDirectory() as folder:
         finders = dict(floors)
-        made = {name: make(Path(folder)) for name, make in memories(minilm).items()}
-        for name, memory in made.items():
+        opened = {name: make(Path(folder)) for name, make in memories(minilm).items()}
+        for name, memory in opened.items():
             await fill(memory, conversations)
             finders[name] = Remembering(memory)
         for half in HALVES if sample is None else HALVES[:1]:
@@ -278,21 +278,21 @@ async def print_messages(
             _line("goal, at least", [f"{GOALS[kind]:.2f}" if kind in GOALS else "" for kind in KINDS])
             for name, finder in finders.items():
                 began = time.perf_counter()
-                found = await scores(finder, conversations, sample=sample, half=half, seed=seed)
-                missed = [kind for kind, least in GOALS.items() if found[kind].value < least]
+                results = await scores(finder, conversations, sample=sample, half=half, seed=seed)
+                missed = [kind for kind, least in GOALS.items() if results[kind].value < least]
                 each_ms = 1000 * (time.perf_counter() - began) / sum(counts)
-                _line(name, [f"{found[kind].value:.3f}" for kind in KINDS], f"  {each_ms:5.1f} ms each")
+                _line(name, [f"{results[kind].value:.3f}" for kind in KINDS], f"  {each_ms:5.1f} ms each")
                 if name not in floors:
-                    print(f"    goals missed: {', '.join(missed) or 'none'}; precision {found['bare'].precision:.3f}")
+                    print(f"    goals missed: {', '.join(missed) or 'none'}; precision {results['bare'].precision:.3f}")
                     for kind in ("follow-up", "nothing"):
-                        groups = ", ".join(f"{group} {value:.2f}" for group, value in found[kind].groups.items())
+                        groups = ", ".join(f"{group} {value:.2f}" for group, value in results[kind].groups.items())
                         print(f"    {kind}: {groups}")
-        for memory in made.values():
+        for memory in opened.values():
             await memory.close()
 
 
-def _line(name: str, values: Iterable[object], rest: str = "") -> None:
-    print(f"  {name:{WIDTH}}" + "".join(f"{value!s:>10}" for value in values) + rest, flush=True)
+def _line(name: str, values: Iterable[object], suffix: str = "") -> None:
+    print(f"  {name:{WIDTH}}" + "".join(f"{value!s:>10}" for value in values) + suffix, flush=True)
 
 
 # Facts
@@ -304,22 +304,24 @@ async def print_facts(minilm: EmbeddingFunction | None, details: bool) -> None:
     def now() -> float:
         return fact_set.NOW
 
-    made = {"ExtractiveMemory": lambda _: ExtractiveMemory(None, InMemoryItems(), clock=now)} | memories(minilm, now)
+    factories = {"ExtractiveMemory": lambda _: ExtractiveMemory(None, InMemoryItems(), clock=now)} | memories(
+        minilm, now
+    )
     print(f"\nFacts with look-alikes; goals: precision {fact_set.PRECISION:.2f}, whole answers {fact_set.WHOLE:.2f}")
     _line("", ["half", "n", "precision", "recall", "whole"])
     with tempfile.TemporaryDirectory() as folder:
-        for name, make in made.items():
+        for name, make in factories.items():
             memory = make(Path(folder))
             await fact_set.fill_with_facts(memory)
             for half in HALVES:
-                found = await fact_set.ask_facts(memory, half)
-                is_met = found.precision >= fact_set.PRECISION and found.whole >= fact_set.WHOLE
-                shares = [f"{value:.3f}" for value in (found.precision, found.recall, found.whole)]
-                _line(name, [half, found.n, *shares], f"  {'met' if is_met else 'MISSED'}")
-                print(f"    whole: {', '.join(f'{group} {value:.2f}' for group, value in found.groups.items())}")
-                for question, answer in found.wrong if details and half == "dev" else ():
-                    wanted = " ".join(sorted(question.answer)) or "nothing"
-                    print(f"      {question.text!r} wants {wanted}, has {' '.join(answer) or 'nothing'}")
+                result = await fact_set.ask_facts(memory, half)
+                is_met = result.precision >= fact_set.PRECISION and result.whole >= fact_set.WHOLE
+                shares = [f"{value:.3f}" for value in (result.precision, result.recall, result.whole)]
+                _line(name, [half, result.n, *shares], f"  {'met' if is_met else 'MISSED'}")
+                print(f"    whole: {', '.join(f'{group} {value:.2f}' for group, value in result.groups.items())}")
+                for question, answer in result.wrong if details and half == "dev" else ():
+                    expected = " ".join(sorted(question.answer)) or "nothing"
+                    print(f"      {question.text!r} wants {expected}, has {' '.join(answer) or 'nothing'}")
             await memory.close()
 
 
@@ -330,33 +332,36 @@ def paraphrases() -> Conversation:
     """Return items of several users, and one user's questions, each of which shares no word with its answer."""
     pairs = json.loads((Path(__file__).parent / "paraphrases.json").read_text(encoding="utf-8"))
     texts = [pair["item"] for pair in pairs] + [item.text for _, item in fact_set.facts()]
-    items = [MemoryItem(id=str(at), text=text, source=Source(session_id=str(at))) for at, text in enumerate(texts)]
-    asked = [(pair["question"], frozenset({str(at)})) for at, pair in enumerate(pairs)]
-    return Conversation("meaning", items, asked)
+    items = [
+        MemoryItem(id=str(index), text=text, source=Source(session_id=str(index))) for index, text in enumerate(texts)
+    ]
+    questions = [(pair["question"], frozenset({str(index)})) for index, pair in enumerate(pairs)]
+    return Conversation("meaning", items, questions)
 
 
 async def print_meaning(minilm: EmbeddingFunction | None) -> None:
     """Print what an embedding adds for questions that share no word with their answer."""
-    one = paraphrases()
-    asked = messages.messages_of([one], "bare")
-    needless = [message for half in HALVES for message in messages.messages_of([one], "nothing", half)]
-    print(f"\nMeaning: {len(asked)} questions without a word of what answers them, among {len(one.items)} items")
+    meaning = paraphrases()
+    sent_messages = messages.messages_of([meaning], "bare")
+    needless = [message for half in HALVES for message in messages.messages_of([meaning], "nothing", half)]
+    count = len(sent_messages)
+    print(f"\nMeaning: {count} questions without a word of what answers them, among {len(meaning.items)} items")
     _line("", ["first", f"among {LIMIT}", "answered", "nothing"])
     with tempfile.TemporaryDirectory() as folder:
-        finders = floors_of([one], minilm)
-        made = {name: make(Path(folder)) for name, make in memories(minilm).items()}
-        for name, memory in made.items():
-            await fill(memory, [one])
+        finders = floors_of([meaning], minilm)
+        opened = {name: make(Path(folder)) for name, make in memories(minilm).items()}
+        for name, memory in opened.items():
+            await fill(memory, [meaning])
             finders[name] = Remembering(memory)
         for name, finder in finders.items():
-            answers = [await finder.find(message) for message in asked]
+            answers = [await finder.find(message) for message in sent_messages]
             first = mean(
-                [float(message.evidence.issubset(each[:1])) for message, each in zip(asked, answers, strict=True)]
+                [float(message.evidence.issubset(ids[:1])) for message, ids in zip(sent_messages, answers, strict=True)]
             )
-            found = score(asked, answers)
+            result = score(sent_messages, answers)
             silent = score(needless, [await finder.find(message) for message in needless])
-            _line(name, [f"{value:.3f}" for value in (first, found.value, found.answered, silent.value)])
-        for memory in made.values():
+            _line(name, [f"{value:.3f}" for value in (first, result.value, result.answered, silent.value)])
+        for memory in opened.values():
             await memory.close()
 
 
@@ -370,11 +375,15 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half, se
     """Compare the recalled items in requests with what the memory returns for the same messages."""
     from turnwise import MemoryConfig, Packed, SessionConfig, SessionManager
 
-    each = -(-THROUGH // len(KINDS))
-    asked = [
-        message for kind in KINDS for message in messages.messages_of(conversations, kind, half, sample=each, seed=seed)
+    count = -(-THROUGH // len(KINDS))
+    sent_messages = [
+        message
+        for kind in KINDS
+        for message in messages.messages_of(conversations, kind, half, sample=count, seed=seed)
     ]
-    texts = {(one.user, item.id): quote(item.text) for one in conversations for item in one.items}
+    texts = {
+        (conversation.user, item.id): quote(item.text) for conversation in conversations for item in conversation.items
+    }
     config = SessionConfig(memory=MemoryConfig(save="none", timeout_s=20))
     with tempfile.TemporaryDirectory() as folder:
 
@@ -383,14 +392,14 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half, se
             return VectorMemory(SQLItems(f"sqlite:///{folder}/memory.db"), VectorIndex(place, HashEmbedding()))
 
         async def directly() -> list[Sequence[str]]:
-            mine = memory()
-            await fill(mine, conversations)
-            found: list[Sequence[str]] = [await Remembering(mine).find(message) for message in asked]
-            await mine.close()
-            return found
+            direct_memory = memory()
+            await fill(direct_memory, conversations)
+            answers: list[Sequence[str]] = [await Remembering(direct_memory).find(message) for message in sent_messages]
+            await direct_memory.close()
+            return answers
 
         alone = asyncio.run(directly())
-        shown: list[Sequence[str]] = []
+        recalled_ids: list[Sequence[str]] = []
         with SessionManager(
             f"sqlite:///{folder}/sessions.db",
             engine=standing.Showing(),
@@ -399,24 +408,24 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half, se
             placement=Packed(hosts=1),
             namespace="bench-memory",
         ) as manager:
-            for message in asked:
+            for message in sent_messages:
                 session = manager.open(user_id=message.user)
                 turns = [session.run(prompt).wait() for prompt in message.prompts]
                 answer = turns[-1].blocks[-1]
-                shown.append(
+                recalled_ids.append(
                     [
                         name
-                        for (user, name), said in texts.items()
-                        if user == message.user and isinstance(answer, Text) and said in answer.text
+                        for (user, name), quoted in texts.items()
+                        if user == message.user and isinstance(answer, Text) and quoted in answer.text
                     ]
                 )
     print(f"\nThrough sessions, {half}: what stands in the requests, and what the memory returns")
     _line("", [kind[:9] for kind in KINDS])
-    for name, answers in (("VectorMemory, in requests", shown), ("VectorMemory, returned", alone)):
+    for name, answers in (("VectorMemory, in requests", recalled_ids), ("VectorMemory, returned", alone)):
         values = [
-            score([asked[at] for at in places], [answers[at] for at in places]).value
+            score([sent_messages[index] for index in places], [answers[index] for index in places]).value
             for kind in KINDS
-            for places in [[at for at, message in enumerate(asked) if message.kind == kind]]
+            for places in [[index for index, message in enumerate(sent_messages) if message.kind == kind]]
         ]
         _line(name, [f"{value:.3f}" for value in values])
 
@@ -426,8 +435,11 @@ def print_standing() -> None:
     print("\nWhat stands of a user, in requests whose prompts have no word of it; goal: all of it, and nothing else")
     _line("", ["n", "there", "whole", "others"])
     for half in HALVES:
-        found = standing.ask_standing(half)
-        _line(f"ExtractiveMemory, {half}", [found.n, *(f"{v:.3f}" for v in (found.there, found.whole, found.others))])
+        result = standing.ask_standing(half)
+        _line(
+            f"ExtractiveMemory, {half}",
+            [result.n, *(f"{v:.3f}" for v in (result.share, result.exact_share, result.surplus))],
+        )
 
 
 # Speed
@@ -441,8 +453,8 @@ AT_ONCE = 64
 async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     """Compare the speed with Chroma's own search, on the same vectors, alternating."""
     random = Random(0)
-    texts = [item.text for one in conversations for item in one.items]
-    questions = [question for one in conversations for question, _ in one.questions]
+    texts = [item.text for conversation in conversations for item in conversation.items]
+    questions = [question for conversation in conversations for question, _ in conversation.questions]
     users = [f"user-{number}" for number in range(USERS)]
     index = VectorIndex(ChromaFolder(folder / "chroma"), HashEmbedding())
     memory = VectorMemory(SQLItems(f"sqlite:///{folder}/speed.db"), index)
@@ -451,36 +463,38 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     began = time.perf_counter()
     for user in users:
         items = [
-            MemoryItem(id=str(at), text=random.choice(texts), source=Source(session_id=str(at // 20)))
-            for at in range(ITEMS_EACH)
+            MemoryItem(id=str(index), text=random.choice(texts), source=Source(session_id=str(index // 20)))
+            for index in range(ITEMS_EACH)
         ]
         await memory.remember(Scope(user_id=user), items)
     per_s = USERS * ITEMS_EACH / (time.perf_counter() - began)
     print(f"  remember, {ITEMS_EACH} at once               {per_s:8.0f} items/s")
     alone = []
-    for at in range(30):
-        item = MemoryItem(id=f"single-{at}", text=random.choice(texts))
+    for number in range(30):
+        item = MemoryItem(id=f"single-{number}", text=random.choice(texts))
         alone.append(await timed(memory.remember(Scope(user_id=users[0]), [item])))
     print(f"  remember, one item: p50              {ms(alone)}")
 
-    asked = [(random.choice(users), random.choice(questions)) for _ in range(ROUNDS)]
-    vectors = index.embed_queries([query for _, query in asked])
+    queries = [(random.choice(users), random.choice(questions)) for _ in range(ROUNDS)]
+    vectors = index.embed_queries([query for _, query in queries])
     cold = [await timed(memory.recall(Scope(user_id=user), random.choice(questions))) for user in users]
     warm, chroma = [], []
-    stored: Any = index._vectors
-    for at, (user, query) in enumerate(asked):
+    vector_store: Any = index._vectors
+    for place, (user, query) in enumerate(queries):
         warm.append(await timed(memory.recall(Scope(user_id=user), query)))
         began = time.perf_counter()
-        with stored._opened() as collection:
+        with vector_store._opened() as collection:
             of_user = {"user": collection_module._alias(user)}
-            assert collection.query(query_embeddings=vectors[at : at + 1], n_results=10, where=of_user, include=[])
+            assert collection.query(
+                query_embeddings=vectors[place : place + 1], n_results=10, where=of_user, include=[]
+            )
         chroma.append(time.perf_counter() - began)
     print(f"  Chroma's query with `where`: p50     {ms(chroma)}, the query's vector given")
     goal = _goal(statistics.median(warm) / statistics.median(chroma), 1.0, "most")
     print(f"  recall: p50                          {ms(warm)}, the query's vector made; to Chroma's {goal}")
     print(f"  recall, nothing of the user held     {ms(cold)}")
 
-    batch = [Recall(scope=Scope(user_id=user), query=query) for user, query in asked]
+    batch = [Recall(scope=Scope(user_id=user), query=query) for user, query in queries]
     together = [
         await timed(memory.recall_many(batch[start : start + AT_ONCE])) / AT_ONCE for start in range(0, ROUNDS, AT_ONCE)
     ]
@@ -519,8 +533,8 @@ def main() -> None:
     parts = arguments.only or (PARTS if arguments.sample is None else ("messages",))
     conversations = messages.load(arguments.file)
     minilm = installed()
-    items = sum(len(each.items) for each in conversations)
-    questions = sum(len(each.questions) for each in conversations)
+    items = sum(len(conversation.items) for conversation in conversations)
+    questions = sum(len(conversation.questions) for conversation in conversations)
     print(f"{len(conversations)} conversations, {items} turns, {questions} questions")
     if "messages" in parts:
         asyncio.run(print_messages(conversations, minilm, arguments.sample, arguments.seed))

@@ -26,7 +26,7 @@ MODEL_S = 0.03
 USERS, ITEMS_EACH, AT_ONCE = 20, 100, 64
 
 SET = json.loads((Path(__file__).parent / "facts.json").read_text(encoding="utf-8"))
-SENTENCES: list[str] = [each["text"] for each in [*SET["facts"], *SET["questions"]]]
+SENTENCES: list[str] = [entry["text"] for entry in [*SET["facts"], *SET["questions"]]]
 
 
 def message_of(chars: int, seed: int) -> str:
@@ -61,7 +61,7 @@ def vector_memory(folder: Path, name: str) -> VectorMemory:
 
 def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folder: Path, rounds: int) -> None:
     """Measure turns that are saved, and that recall too, in alternation with those of a session without memory."""
-    without, saving, words, whole, each = Samples(), Samples(), Samples(), Samples(), 5
+    without, saving, words, whole, turns_each = Samples(), Samples(), Samples(), Samples(), 5
     saves = MemoryConfig(recall=False)
     with (
         manage("forgetful", Model()) as bare,
@@ -75,16 +75,16 @@ def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folde
             (reader.open(), words),
             (rememberer.open(), whole),
         ]
-        for at in range(-2, rounds):
-            for session, taken in talks:
-                for number in range(each):
+        for round_index in range(-2, rounds):
+            for session, samples in talks:
+                for number in range(turns_each):
                     began = time.perf_counter()
-                    session.run(message_of(200, at * each + number)).wait()
-                    taken.append(time.perf_counter() - began - MODEL_S)
+                    session.run(message_of(200, round_index * turns_each + number)).wait()
+                    samples.append(time.perf_counter() - began - MODEL_S)
                     session.memory.wait()  # a person reads the answer for longer than saving takes
-            if at < 0:
-                for _, taken in talks:
-                    taken.clear()
+            if round_index < 0:
+                for _, samples in talks:
+                    samples.clear()
             talks = [*talks[1:], talks[0]]
         for session, _ in talks:
             retire(session)
@@ -106,25 +106,27 @@ def recalls(table: Table, namespace: str, folder: Path, rounds: int) -> None:
     alone, by_ray, together = Samples(), Samples(), Samples()
 
     async def ask() -> None:
-        memory, same = (kind(vector_memory(folder, "asked"), namespace=namespace) for kind in (RemoteMemory, ByRay))
+        memory, same_by_ray = (
+            kind(vector_memory(folder, "asked"), namespace=namespace) for kind in (RemoteMemory, ByRay)
+        )
         scopes = [Scope(user_id=f"user-{number}") for number in range(USERS)]
-        for at, scope in enumerate(scopes):
-            texts = [message_of(200, at * ITEMS_EACH + number) for number in range(ITEMS_EACH)]
+        for index, scope in enumerate(scopes):
+            texts = [message_of(200, index * ITEMS_EACH + number) for number in range(ITEMS_EACH)]
             await memory.remember(scope, [MemoryItem(id=str(number), text=text) for number, text in enumerate(texts)])
 
-        async def recall(at: int, memory: RemoteMemory = memory) -> None:
-            await memory.recall(scopes[at % USERS], message_of(60, at))
+        async def recall(index: int, memory: RemoteMemory = memory) -> None:
+            await memory.recall(scopes[index % USERS], message_of(60, index))
 
-        for at in range(-2, rounds):
+        for round_index in range(-2, rounds):
             for number in range(AT_ONCE):
                 with alone.timed():
-                    await recall(at * AT_ONCE + number)
+                    await recall(round_index * AT_ONCE + number)
                 with by_ray.timed():
-                    await recall(at * AT_ONCE + number, same)
+                    await recall(round_index * AT_ONCE + number, same_by_ray)
             began = time.perf_counter()
-            await asyncio.gather(*(recall(at * AT_ONCE + number) for number in range(AT_ONCE)))
+            await asyncio.gather(*(recall(round_index * AT_ONCE + number) for number in range(AT_ONCE)))
             together.append((time.perf_counter() - began) / AT_ONCE)
-            if at < 0:
+            if round_index < 0:
                 for samples in (alone, by_ray, together):
                     samples.clear()
 

@@ -103,58 +103,58 @@ def process(*words: str) -> Iterator[str]:
 
 async def first_tokens(table: Table, url: str, provider_url: str, count: int) -> None:
     """Measure from a POST to the first token, alternating with the bare client of the provider."""
-    bare, ours = Samples(), Samples()
-    said: list[Any] = []
+    bare, of_service = Samples(), Samples()
+    messages: list[Any] = []
     async with (
         openai.AsyncOpenAI(base_url=provider_url, api_key="no-key", max_retries=0) as client,
         httpx.AsyncClient(base_url=url, timeout=60) as service,
     ):
         await service.post("/v1/sessions", json={"id": "first", "engine": "model"})
-        for at in range(-3, count):
-            said.append({"role": "user", "content": f"Tell me, for the {at}th time."})
+        for number in range(-3, count):
+            messages.append({"role": "user", "content": f"Tell me, for the {number}th time."})
             with bare.timed():
-                stream = await client.chat.completions.create(model="stand-in", messages=said, stream=True)
+                stream = await client.chat.completions.create(model="stand-in", messages=messages, stream=True)
                 async for chunk in stream:
                     if chunk.choices and chunk.choices[0].delta.content:
                         break
             async for _ in stream:
                 pass
-            body = {"prompt": said[-1]["content"]}
+            body = {"prompt": messages[-1]["content"]}
             began = time.perf_counter()
             async with service.stream("POST", "/v1/sessions/first/runs?stream=true", json=body) as response:
-                found = b""
+                received = b""
                 async for part in response.aiter_bytes():
-                    if b"event: text_delta" not in found and b"event: text_delta" in found + part:
-                        ours.append(time.perf_counter() - began)
-                    found += part
-            assert b"event: run_completed" in found
-            said.append({"role": "assistant", "content": REPLY})
-            if at < 0:
+                    if b"event: text_delta" not in received and b"event: text_delta" in received + part:
+                        of_service.append(time.perf_counter() - began)
+                    received += part
+            assert b"event: run_completed" in received
+            messages.append({"role": "assistant", "content": REPLY})
+            if number < 0:
                 bare.clear()
-                ours.clear()
+                of_service.clear()
     table.line("first token over HTTP: bare client of the provider", bare, "floor")
-    table.judge("  the service, above that", (ours.median - bare.median) * 1000, 15, " ms", ours)
+    table.judge("  the service, above that", (of_service.median - bare.median) * 1000, 15, " ms", of_service)
 
 
 async def turns(table: Table, url: str, manager: AsyncSessionManager, rounds: int) -> None:
     """Measure a turn of one request, alternating with one of the Python API, on the same host."""
-    bare, ours, both = Samples(), Samples(), 5
+    bare, of_service, turns_each = Samples(), Samples(), 5
     session = await manager.open("python")
     async with httpx.AsyncClient(base_url=url, timeout=60) as service:
         await service.post("/v1/sessions", json={"id": "http"})
-        for at in range(-2, rounds):
-            for _ in range(both):
+        for number in range(-2, rounds):
+            for _ in range(turns_each):
                 with bare.timed():
                     await (await session.run(PROMPT)).wait()
-            for _ in range(both):
-                with ours.timed():
+            for _ in range(turns_each):
+                with of_service.timed():
                     answer = await service.post("/v1/sessions/http/runs?wait_s=60", json={"prompt": PROMPT})
                 assert answer.json()["text"] == PROMPT, answer.text
-            if at < 0:
+            if number < 0:
                 bare.clear()
-                ours.clear()
+                of_service.clear()
     table.line("turn by the Python API, packed", bare, "floor")
-    table.judge("  the same over HTTP", ours.median / bare.median, 2.5, samples=ours)
+    table.judge("  the same over HTTP", of_service.median / bare.median, 2.5, samples=of_service)
 
 
 Ready = Callable[[], Awaitable[None]]
@@ -183,43 +183,46 @@ async def followers(table: Table, url: str, floor_url: str, count: int, tokens: 
     """Measure how late events come to the followers of many sessions, of which some stream."""
     gc.freeze()  # a pause of this process would be one of all its clients
     port, running = int(url.rpartition(":")[2]), count // 10
-    bare, ours = Samples(), Samples()
+    bare, of_service = Samples(), Samples()
 
     async def all_(port: int, path: Callable[[int], str], until: bytes, delays: Samples, start: Ready | None) -> None:
         ready = asyncio.Semaphore(0)
         reading = [
-            asyncio.create_task(follow(port, path(at), ready, delays, until if at < running else b""))
-            for at in range(count)
+            asyncio.create_task(follow(port, path(index), ready, delays, until if index < running else b""))
+            for index in range(count)
         ]
         for _ in range(count):
             await ready.acquire()
         if start:
             await start()
         await asyncio.gather(*reading[:running])
-        for each in reading[running:]:
-            each.cancel()
+        for task in reading[running:]:
+            task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
 
-    def floor_path(at: int) -> str:
-        return f"/?{tokens if at < running else 0}"
+    def floor_path(index: int) -> str:
+        return f"/?{tokens if index < running else 0}"
 
     floor_port = int(floor_url.rpartition(":")[2])
     await all_(floor_port, floor_path, f'"seq": {tokens - 1}'.encode(), bare, None)
     prompt = "word " * tokens
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_connections=20)) as service:
-        for at in range(count):
-            await service.post("/v1/sessions", json={"id": f"followed {at}", "engine": "slow"})
+        for index in range(count):
+            await service.post("/v1/sessions", json={"id": f"followed {index}", "engine": "slow"})
 
         async def start() -> None:
             posts = [
-                service.post(f"/v1/sessions/followed%20{at}/runs", json={"prompt": prompt}) for at in range(running)
+                service.post(f"/v1/sessions/followed%20{index}/runs", json={"prompt": prompt})
+                for index in range(running)
             ]
             assert all(answer.status_code == 202 for answer in await asyncio.gather(*posts))
 
-        await all_(port, lambda at: f"/v1/sessions/followed%20{at}/events", b"event: run_completed", ours, start)
+        await all_(
+            port, lambda index: f"/v1/sessions/followed%20{index}/events", b"event: run_completed", of_service, start
+        )
     table.line(f"events of {running} streams, {count} open: a bare ASGI app", bare, "floor")
-    late, floor = ours.percentile(99) * 1000, bare.percentile(99) * 1000
-    table.judge(f"  of {running} runs, {count} followed: p99", late, 100, " ms", ours)
+    late, floor = of_service.percentile(99) * 1000, bare.percentile(99) * 1000
+    table.judge(f"  of {running} runs, {count} followed: p99", late, 100, " ms", of_service)
     table.line("  p99, to that of the bare app", result=f"{late / floor:.3g}x")
 
 
@@ -237,5 +240,5 @@ async def measure(
 
 
 if __name__ == "__main__":
-    what, *words = sys.argv[1:]
-    asyncio.run(serve_turns(*words) if what == "turns" else serve(floor_app, *words))
+    program, *words = sys.argv[1:]
+    asyncio.run(serve_turns(*words) if program == "turns" else serve(floor_app, *words))

@@ -31,8 +31,8 @@ class Showing:
         return self
 
     async def run(self, turn: Any, context: Any) -> Sequence[AnyBlock]:
-        shown = "\n".join(block.text for block in turn.blocks if isinstance(block, Recalled))
-        return [Text(text=shown or "nothing")]
+        recalled_text = "\n".join(block.text for block in turn.blocks if isinstance(block, Recalled))
+        return [Text(text=recalled_text or "nothing")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +40,24 @@ class Standing:
     """The scores of requests for prompts that share no word with any fact."""
 
     n: int
-    there: float
+    share: float
     """The share of these facts that a request had, averaged over all requests."""
-    whole: float
+    exact_share: float
     """The share of requests that had all of them, and no other item."""
-    others: float
+    surplus: float
     """The number of other facts in a request, averaged over all requests."""
 
 
 def standing_of(user: str, agent: str) -> set[str]:
     """Return the ids of the facts that should be in each request of the user to the agent."""
     return {
-        each["id"]
-        for each in fact_set.SET["facts"]
-        if each["user"] == user
-        and each.get("agent") in (None, agent)
-        and each.get("status") != "resolved"
-        and not {"superseded_by", "expires_at"} & set(each)
-        and (each.get("pinned") or MemoryType(each["type"]) in PROFILE)
+        fact["id"]
+        for fact in fact_set.SET["facts"]
+        if fact["user"] == user
+        and fact.get("agent") in (None, agent)
+        and fact.get("status") != "resolved"
+        and not {"superseded_by", "expires_at"} & set(fact)
+        and (fact.get("pinned") or MemoryType(fact["type"]) in PROFILE)
     }
 
 
@@ -65,8 +65,8 @@ def ask_standing(half: Half) -> Standing:
     """Send each user's prompts through sessions, and look for facts in the requests."""
     from turnwise import MemoryConfig, Packed, SessionConfig, SessionManager
 
-    said = {item.id: (scope.user_id, quote(item.text)) for scope, item in fact_set.facts()}
-    there, whole, others = [], [], []
+    quotes = {item.id: (scope.user_id, quote(item.text)) for scope, item in fact_set.facts()}
+    shares, is_exact, surplus = [], [], []
     with tempfile.TemporaryDirectory() as folder:
 
         def memory(model: object) -> ExtractiveMemory:
@@ -82,17 +82,19 @@ def ask_standing(half: Half) -> Standing:
             namespace="bench-standing",
         ) as manager:
             for user, agent in AGENTS.items():
-                wanted = standing_of(user, agent)
+                expected = standing_of(user, agent)
                 session = manager.open(user_id=user, agent=agent)
                 for prompt in half_of(WORDS["standing"], half):
                     answer = session.run(prompt).wait().blocks[-1]
                     assert isinstance(answer, Text)
-                    shown = {name for name, (owner, text) in said.items() if owner == user and text in answer.text}
-                    there.append(len(wanted & shown) / len(wanted))
-                    whole.append(wanted == shown)
-                    others.append(len(shown - wanted))
-    count = len(there)
-    return Standing(count, sum(there) / count, sum(whole) / count, sum(others) / count)
+                    shown_ids = {
+                        name for name, (owner, text) in quotes.items() if owner == user and text in answer.text
+                    }
+                    shares.append(len(expected & shown_ids) / len(expected))
+                    is_exact.append(expected == shown_ids)
+                    surplus.append(len(shown_ids - expected))
+    count = len(shares)
+    return Standing(count, sum(shares) / count, sum(is_exact) / count, sum(surplus) / count)
 
 
 async def _fill(make: Callable[[], ExtractiveMemory]) -> None:

@@ -61,11 +61,11 @@ async def turn_s(turns: int, config: SessionConfig) -> float:
 
 async def main(turns: int) -> None:
     configs = {"without": SessionConfig(), "with": SessionConfig(telemetry=Telemetry(setup=to_nowhere))}
-    taken: dict[str, list[float]] = {name: [] for name in configs}
+    durations: dict[str, list[float]] = {name: [] for name in configs}
     for _ in range(ROUNDS + 2):
         for name, config in configs.items():
-            taken[name].append(await turn_s(turns, config))
-    medians = {name: statistics.median(each[2:]) for name, each in taken.items()}
+            durations[name].append(await turn_s(turns, config))
+    medians = {name: statistics.median(samples[2:]) for name, samples in durations.items()}
     for name, seconds in medians.items():
         print(f"{name:>8} telemetry: {seconds * 1e6:6.0f} us of CPU a turn")
     print(f"   ratio: {medians['with'] / medians['without']:.2f}")

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2:
         print("usage: verdicts.py FIRST SECOND, two files that `bench.py --json` wrote", file=sys.stderr)
         return 2
-    runs: list[Mapping[str, Any]] = [json.loads(Path(each).read_text(encoding="utf-8")) for each in arguments]
+    runs: list[Mapping[str, Any]] = [json.loads(Path(path).read_text(encoding="utf-8")) for path in arguments]
     lines = different(runs[0]["goals"], runs[1]["goals"])
     print("\n".join(lines) or f"All {len(runs[0]['goals'])} goals have the same verdict in both runs.")
     return 1 if lines else 0

@@ -90,14 +90,14 @@ class Choice:
 
     def with_(self, changes: Mapping[str, float]) -> Choice:
         """Return the choice with other values. One without `facts.` applies to both, unless facts have their own."""
-        mine: dict[str, Any] = {name: value for name, value in changes.items() if "." not in name}
-        shared = {name: value for name, value in mine.items() if name not in OF_FACTS}
+        plain: dict[str, Any] = {name: value for name, value in changes.items() if "." not in name}
+        shared = {name: value for name, value in plain.items() if name not in OF_FACTS}
         own: dict[str, Any] = {name.removeprefix("facts."): value for name, value in changes.items() if "." in name}
-        return Choice(replace(self.turns, **mine), replace(self.facts, **shared, **own))
+        return Choice(replace(self.turns, **plain), replace(self.facts, **shared, **own))
 
     def value(self, name: str) -> float:
-        found: float = getattr(self.facts if "." in name else self.turns, name.removeprefix("facts."))
-        return found
+        number: float = getattr(self.facts if "." in name else self.turns, name.removeprefix("facts."))
+        return number
 
 
 OF_FACTS = ("reach", *(name.removeprefix("facts.") for name in GRID if "." in name))
@@ -139,12 +139,12 @@ class Trial:
         weights = choice.facts if self.is_fact else choice.turns
         match = self.user_index.match(self.query, _ANYBODY, _EVER, weights=weights)
         items = self.user_index.rank(match, limit=LIMIT, similarities=self.similarities)
-        found = {item.id for item in items}
-        hits = len(found & self.evidence)
+        ids = {item.id for item in items}
+        hits = len(ids & self.evidence)
         if self.is_fact:
-            return hits, len(found), float(found == self.evidence)
+            return hits, len(ids), float(ids == self.evidence)
         if not self.evidence:
-            return float(not found), 1.0, 0.0
+            return float(not ids), 1.0, 0.0
         return hits / len(self.evidence), 1.0, 0.0
 
 
@@ -158,18 +158,18 @@ class Trials:
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._trials = trials
-        self._found: dict[Choice, list[tuple[float, float, float]]] = {}
+        self._answers: dict[Choice, list[tuple[float, float, float]]] = {}
         goals = {str(kind): goal for kind, goal in GOALS.items()}
         goals |= {"facts": fact_set.PRECISION, "whole": fact_set.WHOLE}
         self.goals = {name: goals[kind] for name in self.values(DEFAULTS) if (kind := name.partition(",")[0]) in goals}
 
     def values(self, choice: Choice, quarters: Sequence[int] = range(QUARTERS)) -> Values:
         """Return each measure of a choice on the trials of these quarters."""
-        found = self._found.get(choice)
-        if found is None:
-            found = self._found[choice] = [trial.answer(choice) for trial in self._trials]
+        answers = self._answers.get(choice)
+        if answers is None:
+            answers = self._answers[choice] = [trial.answer(choice) for trial in self._trials]
         sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for trial, (above, below, whole) in zip(self._trials, found, strict=True):
+        for trial, (above, below, whole) in zip(self._trials, answers, strict=True):
             if trial.quarter in quarters:
                 for name, top, bottom in (
                     (trial.measure, above, below),
@@ -181,26 +181,26 @@ class Trials:
 
     def worth(self, choice: Choice, quarters: Sequence[int] = range(QUARTERS)) -> float:
         """Return the worth of a choice on the trials of these quarters."""
-        found = self.values(choice, quarters)
-        lacking = sum(max(0.0, goal - found[name]) for name, goal in self.goals.items())
-        return (sum(found.values()) - SHORT * lacking) / len(found)
+        values = self.values(choice, quarters)
+        lacking = sum(max(0.0, goal - values[name]) for name, goal in self.goals.items())
+        return (sum(values.values()) - SHORT * lacking) / len(values)
 
-    def chosen(self, quarters: Sequence[int], tell: Callable[[str, Choice], None] | None = None) -> Choice:
+    def best_choice(self, quarters: Sequence[int], tell: Callable[[str, Choice], None] | None = None) -> Choice:
         """Return the choice for the trials of these quarters; prints each choice that it tries."""
         stands = START
         for _ in range(ROUNDS):
             before = stands
             for name, grid in GRID.items():
-                tried = {value: stands.with_({name: value}) for value in grid}
-                worths = {value: self.worth(choice, quarters) for value, choice in tried.items()}
+                choices = {value: stands.with_({name: value}) for value in grid}
+                worths = {value: self.worth(choice, quarters) for value, choice in choices.items()}
                 if tell is not None:
-                    for value, choice in tried.items():
+                    for value, choice in choices.items():
                         tell(f"{name} {value:g}", choice)
                 best = max(worths.values())
                 if best > self.worth(stands, quarters) + GAIN:
                     good = [value for value, worth in worths.items() if worth > best - GAIN]
                     was = stands.value(name)
-                    stands = tried[min(good, key=lambda value: abs(value - was))]
+                    stands = choices[min(good, key=lambda value: abs(value - was))]
             if stands == before:
                 break
         return stands
@@ -215,12 +215,12 @@ def print_weights(
     names = list(trials.values(DEFAULTS))
     print(f"\nWeights; measures: {'; '.join(names)}")
 
-    def tell(what: str, choice: Choice, quarters: Sequence[int] = range(QUARTERS)) -> None:
-        found = trials.values(choice, quarters)
-        missed = [name for name, goal in trials.goals.items() if found[name] < goal]
-        shown = " ".join(f"{found[name]:.3f}"[1:] if found[name] < 1 else "1.00" for name in names)
+    def tell(title: str, choice: Choice, quarters: Sequence[int] = range(QUARTERS)) -> None:
+        values = trials.values(choice, quarters)
+        missed = [name for name, goal in trials.goals.items() if values[name] < goal]
+        shown = " ".join(f"{values[name]:.3f}"[1:] if values[name] < 1 else "1.00" for name in names)
         print(
-            f"  {what:24} {trials.worth(choice, quarters):.4f}  {shown}  missed: {', '.join(missed) or 'none'}",
+            f"  {title:24} {trials.worth(choice, quarters):.4f}  {shown}  missed: {', '.join(missed) or 'none'}",
             flush=True,
         )
 
@@ -228,22 +228,22 @@ def print_weights(
     for name, changes in ABLATIONS.items():
         tell(name, DEFAULTS.with_(changes))
     print("Each choice that is tried")
-    whole = range(QUARTERS)
-    best = trials.chosen(whole, tell)
+    all_quarters = range(QUARTERS)
+    best = trials.best_choice(all_quarters, tell)
     tell("chosen", best)
     print(f"  that is: {_changes(best)}")
     print("Chosen without a quarter, and measured on it; then the defaults there")
-    for quarter in whole:
-        mine = trials.chosen([each for each in whole if each != quarter])
-        tell(f"without quarter {quarter + 1}", mine, [quarter])
+    for quarter in all_quarters:
+        choice = trials.best_choice([part for part in all_quarters if part != quarter])
+        tell(f"without quarter {quarter + 1}", choice, [quarter])
         tell("  defaults", DEFAULTS, [quarter])
-        print(f"    that is: {_changes(mine)}", flush=True)
+        print(f"    that is: {_changes(choice)}", flush=True)
 
 
 def _changes(choice: Choice) -> str:
     moved = [f"{name} {choice.value(name):g}" for name in GRID if choice.value(name) != START.value(name)]
-    other = [name for name in GRID if choice.value(name) != DEFAULTS.value(name)]
-    so = f"the defaults differ in {', '.join(other)}" if other else "as the defaults"
+    differing = [name for name in GRID if choice.value(name) != DEFAULTS.value(name)]
+    so = f"the defaults differ in {', '.join(differing)}" if differing else "as the defaults"
     return f"{', '.join(moved) or 'nothing'}; the others as at the start; {so}"
 
 
@@ -256,49 +256,49 @@ def trials_of(
     """Return the trials with words alone, or also with an embedding's vectors."""
     by = ", words" if embedding is None else ", vectors"
     maker = _Maker(embedding)
-    made: list[Trial] = []
-    user_indexes = {one.user: maker.user_index(one.items) for one in conversations}
+    trials: list[Trial] = []
+    user_indexes = {conversation.user: maker.user_index(conversation.items) for conversation in conversations}
     for kind in GOALS:
-        asked = messages.messages_of(conversations, kind)
-        made += [
-            maker.trial(kind + by, at % QUARTERS, user_indexes[each.user], each.prompts, each.evidence)
-            for at, each in enumerate(asked)
+        sent_messages = messages.messages_of(conversations, kind)
+        trials += [
+            maker.trial(kind + by, index % QUARTERS, user_indexes[message.user], message.prompts, message.evidence)
+            for index, message in enumerate(sent_messages)
         ]
-    made += _few(conversations, maker, by)
-    made += asyncio.run(_facts(maker, by))
+    trials += _few(conversations, maker, by)
+    trials += asyncio.run(_facts(maker, by))
     if embedding is not None:
         user_index = maker.user_index(meaning.items)
-        for at, (question, evidence) in enumerate(meaning.questions):
-            made.append(maker.trial(f"meaning{by}", at % QUARTERS, user_index, (question,), evidence))
-    return made
+        for index, (question, evidence) in enumerate(meaning.questions):
+            trials.append(maker.trial(f"meaning{by}", index % QUARTERS, user_index, (question,), evidence))
+    return trials
 
 
 def _few(conversations: Sequence[Conversation], maker: _Maker, by: str) -> list[Trial]:
     """Return questions to users who have only twenty turns, including one that answers."""
     random = Random(1)
-    made = []
-    for at in range(100):
-        one = random.choice(conversations)
-        question, evidence = random.choice(one.questions)
-        answer = next(place for place, item in enumerate(one.items) if item.id in evidence)
+    trials = []
+    for index in range(100):
+        conversation = random.choice(conversations)
+        question, evidence = random.choice(conversation.questions)
+        answer = next(place for place, item in enumerate(conversation.items) if item.id in evidence)
         start = max(0, answer - random.randrange(20))
-        items = one.items[start : start + 20]
-        there = evidence & {item.id for item in items}
-        made.append(maker.trial(f"few turns{by}", at % QUARTERS, maker.user_index(items), (question,), there))
-    return made
+        items = conversation.items[start : start + 20]
+        answer_ids = evidence & {item.id for item in items}
+        trials.append(maker.trial(f"few turns{by}", index % QUARTERS, maker.user_index(items), (question,), answer_ids))
+    return trials
 
 
 async def _facts(maker: _Maker, by: str) -> list[Trial]:
     memory = LexicalMemory(InMemoryItems(), clock=lambda: fact_set.NOW)
     await fact_set.fill_with_facts(memory)
-    made = []
-    for at, asked in enumerate(fact_set.questions("dev")):
-        scope = Scope(user_id=asked.user, agent=asked.agent)
-        items = await memory.items(scope, ItemFilter(types=asked.types, as_of=asked.as_of))
-        trial = maker.trial(f"facts{by}", at % QUARTERS, maker.user_index(items), (asked.text,), asked.answer)
-        made.append(replace(trial, is_fact=True))
+    trials = []
+    for index, question in enumerate(fact_set.questions("dev")):
+        scope = Scope(user_id=question.user, agent=question.agent)
+        items = await memory.items(scope, ItemFilter(types=question.types, as_of=question.as_of))
+        trial = maker.trial(f"facts{by}", index % QUARTERS, maker.user_index(items), (question.text,), question.answer)
+        trials.append(replace(trial, is_fact=True))
     await memory.close()
-    return made
+    return trials
 
 
 class _Maker:
@@ -309,18 +309,18 @@ class _Maker:
         self._vectors: dict[str, Floats] = {}
 
     def user_index(self, items: Sequence[MemoryItem]) -> UserIndex:
-        made = index_of(items)
+        user_index = index_of(items)
         # What a shelf has of a query depends on no weight.
-        made._words.find = functools.cache(made._words.find)  # type: ignore[method-assign]
+        user_index._words.find = functools.cache(user_index._words.find)  # type: ignore[method-assign]
         if self._embedding is not None:
             self._embed([item.text for item in items])
-            made.take({row.key: self._vectors[row.item.text] for row in made.rows})
-        return made
+            user_index.take({row.key: self._vectors[row.item.text] for row in user_index.rows})
+        return user_index
 
     def trial(
         self, measure: str, quarter: int, user_index: UserIndex, prompts: Sequence[str], evidence: frozenset[str]
     ) -> Trial:
-        *before, prompt = [[User(text=each)] for each in prompts]
+        *before, prompt = [[User(text=text)] for text in prompts]
         query = memory_retrieval._query(prompt, before[-1] if before else ())
         vector = None
         if self._embedding is not None:
@@ -330,6 +330,6 @@ class _Maker:
 
     def _embed(self, texts: Sequence[str]) -> None:
         assert self._embedding is not None
-        if missing := [text for text in dict.fromkeys(texts) if text not in self._vectors]:
-            vectors = np.asarray(self._embedding(missing), np.float32)
-            self._vectors.update(zip(missing, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), strict=True))
+        if new_texts := [text for text in dict.fromkeys(texts) if text not in self._vectors]:
+            vectors = np.asarray(self._embedding(new_texts), np.float32)
+            self._vectors.update(zip(new_texts, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), strict=True))

@@ -88,38 +88,38 @@ def decisions(table: Table, times: int) -> None:
     """
     short, long = conversation_of(SHORT), conversation_of(LONG)
     floors, samples = [Samples() for _ in STRATEGIES], [Samples() for _ in STRATEGIES]
-    for at in range(-2, times):
+    for number in range(-2, times):
         for strategy, floor, subject in zip(STRATEGIES, floors, samples, strict=True):
-            kept = set()
+            kept_parts = set()
             for conversation, taken in ((short, floor), (long, subject)):
                 with taken.timed():
                     window = conversation.window()
                     plan = decide(strategy, window, BUDGET)
                 assert plan
-                kept.add(tuple((part.start - len(window), part.stop - len(window)) for part in plan.keep))
-            assert len(kept) == 1, "the same blocks stay"
-        if at < 0:
-            for each in (*floors, *samples):
-                each.clear()
+                kept_parts.add(tuple((part.start - len(window), part.stop - len(window)) for part in plan.keep))
+            assert len(kept_parts) == 1, "the same blocks stay"
+        if number < 0:
+            for measured in (*floors, *samples):
+                measured.clear()
     ratios = [subject.median / floor.median for subject, floor in zip(samples, floors, strict=True)]
     names = [type(strategy).__name__ for strategy in STRATEGIES]
     worst = max(range(len(ratios)), key=ratios.__getitem__)
     table.line(f"deciding on {SHORT:,} blocks: {names[worst]}, the worst", floors[worst], "floor")
     table.judge(f"deciding on {LONG:,} blocks, of which as many stay", ratios[worst], 2, samples=samples[worst])
-    others = [f"{names[at]} {ratio:.3g}x" for at, ratio in enumerate(ratios) if at != worst]
-    table.line("  the other strategies", result=", ".join(others))
+    ratios_shown = [f"{names[index]} {ratio:.3g}x" for index, ratio in enumerate(ratios) if index != worst]
+    table.line("  the other strategies", result=", ".join(ratios_shown))
 
 
 def countings(table: Table, times: int) -> None:
     """Measure making a window of a history of which only the last turn is not yet counted."""
     short, long = conversation_of(SHORT), conversation_of(LONG)
     few, floor, many = Samples(), Samples(), Samples()
-    for at in range(-20, times):
+    for number in range(-20, times):
         for conversation, exchanges, samples in ((short, 1, floor), (long, 1, few), (long, 10, many)):
             conversation.add(EXCHANGE * exchanges)
             with samples.timed():
                 conversation.window()
-        if at < 0:
+        if number < 0:
             for samples in (few, floor, many):
                 samples.clear()
     table.line(f"counting a turn of 4 blocks behind {SHORT:,}", floor, "floor")
@@ -198,11 +198,11 @@ class Neighbour:
     def pid(self) -> int:
         return os.getpid()
 
-    def go(self, what: Literal["compact", "compute"]) -> None:
+    def go(self, work: Literal["compact", "compute"]) -> None:
         """Start it; return when a compaction is running."""
         self._stop.clear()
         self._going.clear()
-        self._work = self._thread.submit(self._go_on, self._compact if what == "compact" else self._compute)
+        self._work = self._thread.submit(self._go_on, self._compact if work == "compact" else self._compute)
         self._work.add_done_callback(lambda _: self._going.set())
         self._going.wait()
 
@@ -214,10 +214,10 @@ class Neighbour:
 
     def outcome(self) -> tuple[int, float, float]:
         """Return the number of compactions, their rate per second, and the share of a core that they use."""
-        found = list[Event]()
-        while page := self._session.events(found[-1].seq if found else 0):
-            found += page
-        compactions = sum(isinstance(event, WindowCompacted) for event in found)
+        read = list[Event]()
+        while page := self._session.events(read[-1].seq if read else 0):
+            read += page
+        compactions = sum(isinstance(event, WindowCompacted) for event in read)
         assert self._done - 1 <= compactions <= self._done, "each turn was followed by one; the first may be by none"
         worked, took = self._spent
         return compactions, (self._done - 2) / took, worked / took
@@ -275,8 +275,8 @@ def beside_compactions(
             with samples.timed():
                 session.run(prompt).wait()
 
-    def converse_beside(what: Literal["compact", "compute"], samples: Samples) -> None:
-        ray.get(actor.go.remote(what))
+    def converse_beside(work: Literal["compact", "compute"], samples: Samples) -> None:
+        ray.get(actor.go.remote(work))
         converse(samples)
         ray.get(actor.rest.remote())
 
@@ -310,26 +310,26 @@ def beside_compactions(
     table.line("durable turn, another session idle", alone, floor)
     table.judge("durable turn, another session compacting", busy.median / alone.median, 1.25, samples=busy)
     table.line("  a process beside it that only computes as much", computing, f"{computing.median / alone.median:.3g}x")
-    others = f"idle halves {noise(p95):.3g}x, only computing {p95(computing) / p95(alone):.3g}x"
-    table.line("  p95, to that beside an idle one", result=f"{p95(busy) / p95(alone):.3g}x; {others}")
+    ratios_shown = f"idle halves {noise(p95):.3g}x, only computing {p95(computing) / p95(alone):.3g}x"
+    table.line("  p95, to that beside an idle one", result=f"{p95(busy) / p95(alone):.3g}x; {ratios_shown}")
     table.line(f"  {count} compactions", result=f"{rate:.2g} a second, at {share:.0%} of a core")
 
 
 def idle_strategy(table: Table, manage: Callable[..., SessionManager], rounds: int) -> None:
     """Measure the turns of a session with an idle strategy, alternating with those of one without a strategy."""
-    prompt, without, samples, each = prompt_of(200), Samples(), Samples(), 10
+    prompt, without, samples, turns_each = prompt_of(200), Samples(), Samples(), 10
     settings: dict[str, Any] = {"token_counter": ByteCounter(), "max_context_tokens": 10**8}
     with (
         manage("bare-window", EchoEngine()) as bare,
         manage("wide-window", EchoEngine(), overflow=Trim(), **settings) as managed,
     ):
         pair: list[tuple[Session, Samples]] = [(bare.open(), without), (managed.open(), samples)]
-        for at in range(-2, rounds):
+        for number in range(-2, rounds):
             for session, taken in pair:
-                for _ in range(each):
+                for _ in range(turns_each):
                     with taken.timed():
                         session.run(prompt).wait()
-            if at < 0:
+            if number < 0:
                 for _, taken in pair:
                     taken.clear()
             pair.reverse()

@@ -44,9 +44,9 @@ def test_each_policy_by_blocking_calls(make_manager: Callable[..., SessionManage
     active = chat.run("go")
     while not active.pending():
         time.sleep(0.02)
-    seen: list[str] = []
-    dropped = chat.run("dropped", if_busy="drop", on_event=lambda event: seen.append(event.kind))
-    assert dropped == active and dropped.dropped and not active.dropped and not seen
+    kinds: list[str] = []
+    dropped = chat.run("dropped", if_busy="drop", on_event=lambda event: kinds.append(event.kind))
+    assert dropped == active and dropped.dropped and not active.dropped and not kinds
     joined = chat.run("joins", if_busy="inject")
     old = chat.run("old", if_busy="latest")
     first, second = chat.run("new", if_busy="latest"), chat.run("newer", if_busy="merge", labels={"n": "2"})

@@ -57,13 +57,13 @@ class Manager:
         return answer
 
 
-async def said(store: Any, session_id: str) -> dict[str, str]:
-    """Return what was answered, by run id."""
-    found: dict[str, str] = {}
+async def answers_by_run(store: Any, session_id: str) -> dict[str, str]:
+    """Return the answer of each run, by run id."""
+    answers: dict[str, str] = {}
     for turn in await store.turns(SessionKey(session_id)):
         for block in await store.blocks(turn.output):
-            found[turn.run_id] = Text.model_validate_json(block).text
-    return found
+            answers[turn.run_id] = Text.model_validate_json(block).text
+    return answers
 
 
 async def approve(hosting: Hosting, session_id: str, run_id: str) -> None:
@@ -82,9 +82,9 @@ async def test_each_of_two_managers_that_alternate_has_its_engine_at_one_call_fo
         manager = managers[number % 2]
         await manager.start("a", f"{manager.engine_id}-{number}")
         await hosting.ask("a", verbs.wait(None, f"{manager.engine_id}-{number}", ()))
-    found = await said(store, "a")
-    assert len(found) == 20
-    assert all(run_id.startswith(answer) for run_id, answer in found.items())
+    answers = await answers_by_run(store, "a")
+    assert len(answers) == 20
+    assert all(run_id.startswith(answer) for run_id, answer in answers.items())
     assert [manager.calls for manager in managers] == [10, 11], "an engine is sent once"
 
 
@@ -107,8 +107,8 @@ def test_managers_that_start_runs_at_once_have_their_engines_for_them() -> None:
         await asyncio.gather(*map(client, managers))
         while (await hosting.ask("a", verbs.info())).active_run_id:
             await asyncio.sleep(1)
-        found = await said(store.inner, "a")
-        assert len(found) == 16 and all(run_id.startswith(answer) for run_id, answer in found.items())
+        answers = await answers_by_run(store.inner, "a")
+        assert len(answers) == 16 and all(run_id.startswith(answer) for run_id, answer in answers.items())
 
     assert explore(share(60, 4), life)
 
@@ -123,16 +123,16 @@ async def test_a_run_that_waits_and_one_behind_it_have_the_engines_of_their_mana
     for engine_id in ("second", "third", "first"):
         await Manager(hosting, engine_id, Asking(engine_id)).start("a", engine_id, if_busy="enqueue")
     if lost:
-        others = {name: Asking(name) for name in ("second", "third")}
-        hosting = Hosting(store, Asking("first"), others=others, overrides=hosting.overrides)
+        other_engines = {name: Asking(name) for name in ("second", "third")}
+        hosting = Hosting(store, Asking("first"), other_engines=other_engines, overrides=hosting.overrides)
         await hosting.ask("a", verbs.warm())
         await Manager(hosting, "fourth", Named("fourth")).start("a", "fourth", if_busy="enqueue")
     for engine_id in ("second", "third", "first"):
         await approve(hosting, "a", engine_id)
     if lost:
         await hosting.ask("a", verbs.wait(None, "fourth", ()))
-    found = await said(store, "a")
-    assert [found[name] for name in ("second", "third", "first")] == ["second", "third", "first"]
+    answers = await answers_by_run(store, "a")
+    assert [answers[name] for name in ("second", "third", "first")] == ["second", "third", "first"]
 
 
 async def test_a_session_that_is_loaded_again_keeps_the_engines_of_its_waiting_runs() -> None:
@@ -146,7 +146,7 @@ async def test_a_session_that_is_loaded_again_keeps_the_engines_of_its_waiting_r
     await Manager(hosting, "second", Asking("second")).start("a", "second", if_busy="enqueue")
     for name in ("first", "second"):
         await approve(hosting, "a", name)
-    assert await said(store, "a") == {"first": "first", "second": "second"}
+    assert await answers_by_run(store, "a") == {"first": "first", "second": "second"}
     assert hosting.overrides == {SessionKey("a"): EngineOverride("second", {"first": "first"})}
     await hosting.ask("b", verbs.info())
     assert not hosting.overrides, "nothing waits any more"
@@ -172,7 +172,7 @@ async def test_engines_of_open_runs_are_held_and_one_more_than_a_process_holds_i
     await approve(hosting, "last", "late")
     for name, manager in zip(names[2:], managers[2:], strict=True):
         await approve(hosting, name, f"run of {name}")
-        assert await said(store, name) == {f"run of {name}": manager.engine_id}
+        assert await answers_by_run(store, name) == {f"run of {name}": manager.engine_id}
 
 
 async def test_an_evicted_engine_is_cached_again_when_its_session_runs() -> None:
@@ -188,7 +188,7 @@ async def test_an_evicted_engine_is_cached_again_when_its_session_runs() -> None
     await asyncio.sleep(1)
     await hosting.ask("b", verbs.info())
     await approve(hosting, "a", "second")
-    assert await said(store, "a") == {"first": "asking", "second": "asking"}
+    assert await answers_by_run(store, "a") == {"first": "asking", "second": "asking"}
 
 
 class Notes:
@@ -240,7 +240,7 @@ def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_anothe
         host, has_left = await process("second", 0.5)
         await call(host, verbs.decide("run", "call", APPROVED))
         assert (await call(host, verbs.wait(None, "run", ()))).state == "completed"
-        assert await said(store, "s") == {"run": "first"}
+        assert await answers_by_run(store, "s") == {"run": "first"}
         await has_left.wait()
         assert not host.left_waiting, "nothing waits any more"
 
@@ -271,7 +271,7 @@ class Building:
 
 
 async def stage_of(engine: Building) -> Stage:
-    """Return a stage whose engines are built when they are let."""
+    """Return a stage whose engines wait until the test lets them be built."""
     stage = Stage(engine)
     await stage.store.create(SessionRecord(session_id="session"))
 
@@ -297,7 +297,7 @@ async def test_the_runner_of_an_engine_that_changes_while_it_is_built_serves_its
     await first.closed.wait()
     await stage.core.admission.start(["hello"], run_id="second")
     await stage.core.reads.wait("second")
-    assert await said(stage.store, "session") == {"first": "first", "second": "second"}
+    assert await answers_by_run(stage.store, "session") == {"first": "first", "second": "second"}
     assert not second.closed.is_set()
 
 
@@ -310,7 +310,7 @@ async def test_a_runner_that_is_built_too_late_is_closed_or_serves_the_next_run(
     await stage.core.admission.start(["hello"], run_id="second")
     engine.goes_on.set()
     await stage.core.reads.wait("second")
-    assert (await said(stage.store, "session"))["second"] == "late" and engine.built == 1
+    assert (await answers_by_run(stage.store, "session"))["second"] == "late" and engine.built == 1
     assert await stage.core.ownership.leave() and engine.closed.is_set()
 
     engine = Building("later")

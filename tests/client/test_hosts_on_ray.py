@@ -38,6 +38,6 @@ def test_packed_and_dedicated_hosts_say_what_they_have(make_manager: Callable[..
     async def ask() -> None:
         settings = {"engine": ScriptedEngine(), "namespace": packed._client.namespace}
         async with AsyncSessionManager("memory://hosts", **settings) as manager:  # type: ignore[arg-type]
-            assert [found.name for found in await manager.hosts()] == [host.name]
+            assert [info.name for info in await manager.hosts()] == [host.name]
 
     asyncio.run(ask())

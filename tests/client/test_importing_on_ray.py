@@ -58,12 +58,12 @@ def test_a_conversation_from_elsewhere_is_imported_continued_and_exported(
         store, namespace = f"sqlite:///{tmp_path}/chats.db", f"test-{tmp_path.name}"
         async with AsyncSessionManager(
             store, engine=EchoEngine(), placement=Packed(hosts=1), namespace=namespace
-        ) as other:
-            made = await other.import_messages("async", CHAT, system="You are Al.", user_id="ada")
-            assert (await made.import_messages(MORE)).text == "2"
-            exported = await made.export_messages("openai_responses")
+        ) as async_manager:
+            imported = await async_manager.import_messages("async", CHAT, system="You are Al.", user_id="ada")
+            assert (await imported.import_messages(MORE)).text == "2"
+            exported = await imported.export_messages("openai_responses")
             assert exported[0]["content"] == "You are Al.\n\nBe brief." and len(exported) == 7
             with pytest.raises(InvalidInputError, match="format"):
-                await made.export_messages("html")  # type: ignore[arg-type]
+                await imported.export_messages("html")  # type: ignore[arg-type]
 
     asyncio.run(check())

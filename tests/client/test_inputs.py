@@ -116,7 +116,7 @@ class World:
         core = self.client._resident(REF.key).core
         PORTAL.run(core.admission.start(["hello"], run_id=RUN))
         PORTAL.run(core.reads.wait(RUN))
-        self.client.asked.clear()
+        self.client.verbs.clear()
         self.subjects: dict[Any, Any] = {}
 
     def subject(self, family: Any) -> Any:
@@ -131,10 +131,10 @@ class World:
         ids = (REF, None) if issubclass(family, Session | AsyncSession) else (REF, RUN, 0)
         return family(self.client, *ids)
 
-    def call(self, verb: Verb, **given: Any) -> Any:
+    def call(self, verb: Verb, **arguments: Any) -> Any:
         if verb.family not in self.subjects:
             self.subjects[verb.family] = self.subject(verb.family)
-        return verb.call(self.subjects[verb.family], given)
+        return verb.call(self.subjects[verb.family], arguments)
 
     def check_that_it_works(self) -> None:
         assert self.run("still there?", if_busy="enqueue").text == "still there?"
@@ -163,26 +163,28 @@ class Verb:
         self.family = family
         self.name = name
         self.parameters = []
-        for each in list(inspect.signature(getattr(family, name)).parameters.values())[1:]:
-            self.parameters += [each] if each.kind is not each.VAR_KEYWORD else OPTIONS[each.annotation]
+        for parameter in list(inspect.signature(getattr(family, name)).parameters.values())[1:]:
+            self.parameters += (
+                [parameter] if parameter.kind is not parameter.VAR_KEYWORD else OPTIONS[parameter.annotation]
+            )
 
     def __str__(self) -> str:
         return f"{self.family.__name__}.{self.name}"
 
-    def call(self, subject: Any, given: dict[str, Any]) -> Any:
+    def call(self, subject: Any, arguments: dict[str, Any]) -> Any:
         positional: list[Any] = []
-        named: dict[str, Any] = {}
+        keywords: dict[str, Any] = {}
         for parameter in self.parameters:
-            if parameter.name not in given and parameter.default is not parameter.empty:
+            if parameter.name not in arguments and parameter.default is not parameter.empty:
                 continue
-            value = given.get(parameter.name, VALID.get(parameter.name))
+            value = arguments.get(parameter.name, VALID.get(parameter.name))
             if parameter.kind is parameter.KEYWORD_ONLY:
-                named[parameter.name] = value
+                keywords[parameter.name] = value
             elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
                 positional.append(value)
             else:
-                named[parameter.name] = value
-        answer = getattr(subject, self.name)(*positional, **named)
+                keywords[parameter.name] = value
+        answer = getattr(subject, self.name)(*positional, **keywords)
         if isinstance(answer, AsyncGenerator):
             return PORTAL.run(_all(answer))
         if inspect.isawaitable(answer):
@@ -198,16 +200,18 @@ async def _awaited(answer: Any) -> Any:
 
 
 async def _all(answer: AsyncGenerator[Any]) -> list[Any]:
-    return [each async for each in answer]
+    return [item async for item in answer]
 
 
 VERBS = [
     Verb(family, name)
     for family in FAMILIES
-    for name, found in inspect.getmembers(family, inspect.isfunction)
+    for name, method in inspect.getmembers(family, inspect.isfunction)
     if not name.startswith("_") and name != "close"
 ]
-PARAMETERS = [pytest.param(verb, each, id=f"{verb}-{each.name}") for verb in VERBS for each in verb.parameters]
+PARAMETERS = [
+    pytest.param(verb, parameter, id=f"{verb}-{parameter.name}") for verb in VERBS for parameter in verb.parameters
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -303,7 +307,7 @@ WRONG: dict[str, list[Any]] = {
 def wrong_values(annotation: str) -> Iterator[Any]:
     """Yield values that a parameter of this type refuses."""
     kinds = annotation.removesuffix(" | None")
-    yield from (each for each in NEVER if kinds != "EventSink" or not callable(each))
+    yield from (value for value in NEVER if kinds != "EventSink" or not callable(value))
     if not annotation.endswith("None") and kinds != "Any":
         yield None
     kinds = kinds.removesuffix(" | bool")
@@ -319,7 +323,7 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
     monkeypatch.setattr(inputs.json_object, "__defaults__", (inputs.MAX_JSON_BYTES // 200,))
     for module in (provided_result, session_memory, blocking_session_memory):
         monkeypatch.setattr(module, "MAX_JSON_BYTES", inputs.MAX_JSON_BYTES // 200)
-    world.client.asked.clear()
+    world.client.verbs.clear()
     for value in wrong_values(parameter.annotation):
         with pytest.raises(InvalidInputError) as refused:
             world.call(verb, **{parameter.name: value})
@@ -328,7 +332,7 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
         if not isinstance(refused.value, InvalidPromptError):
             name = parameter.name.removesuffix("_id").replace("_", " ")
             assert name in str(refused.value).replace("_", " ")
-            assert not world.client.asked
+            assert not world.client.verbs
 
 
 OUT_OF_RANGE = [
@@ -398,18 +402,18 @@ def test_limits_of_metadata_and_labels_can_be_set() -> None:
     world.client.config = SessionConfig(max_labels=1, max_label_chars=3)
     world.client.residents.clear()
     chat = world.subject(Session)
-    for labels, why in (
+    for labels, reason in (
         ({"a": "b", "c": "d"}, "at most 1"),
         ({"a": "1234"}, "at most 3"),
         ({"1234": "a"}, "at most 3"),
     ):
-        with pytest.raises(InvalidInputError, match=f"labels=.*{why}"):
+        with pytest.raises(InvalidInputError, match=f"labels=.*{reason}"):
             chat.run("hello", labels=labels)
     world.run("hello", labels={"abc": "def"})
 
 
-def _called(verb: Callable[..., Any], **given: Any) -> None:
-    answer = verb(**given)
+def _called(verb: Callable[..., Any], **arguments: Any) -> None:
+    answer = verb(**arguments)
     if inspect.isawaitable(answer):
         PORTAL.run(_awaited(answer))
 
@@ -417,9 +421,9 @@ def _called(verb: Callable[..., Any], **given: Any) -> None:
 def test_an_unknown_keyword_is_a_type_error_as_for_any_function(world: World) -> None:
     for verb in VERBS:
         # of `SessionMemory.update`, whose other arguments are looked at by itself
-        needed = {"id": "1"} if verb.name == "update" and "id" in {p.name for p in verb.parameters} else {}
+        required = {"id": "1"} if verb.name == "update" and "id" in {p.name for p in verb.parameters} else {}
         with pytest.raises(TypeError, match="unknown"):
-            _called(getattr(world.subject(verb.family), verb.name), **needed, unknown=1)
+            _called(getattr(world.subject(verb.family), verb.name), **required, unknown=1)
 
 
 def test_an_error_shows_a_value_shortened_whatever_its_repr_does() -> None:
@@ -444,7 +448,7 @@ EDGES: dict[str, list[Any]] = {
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "redis"])
-def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+def stored_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     """A session in a store of each kind, with its memories there too; its notes are in SQLite if that is a Redis."""
     fixtures = {"postgresql": "database", "redis": "redis_url"}
     url = of_notes = f"sqlite:///{tmp_path}/all.db"
@@ -460,31 +464,31 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         PORTAL.run(part.close())
 
 
-def test_every_store_takes_what_verbs_let_through(stored: World) -> None:
-    """Those of one family, whose requests are also the other's."""
+def test_every_store_takes_what_verbs_let_through(stored_world: World) -> None:
+    """The verbs of one family; the other family sends the same requests."""
     for verb in (verb for verb in VERBS if not verb.family.__name__.startswith("Async")):
         for parameter in verb.parameters:
             for value in EDGES.get(parameter.annotation.removesuffix(" | None"), []):
                 try:
-                    stored.call(verb, **{parameter.name: value})
+                    stored_world.call(verb, **{parameter.name: value})
                 except NEVER_RAISED as error:
                     raise AssertionError(f"{verb}({parameter.name}={value!r}) failed") from error
                 except TurnwiseError:
                     pass  # it is refused, or what it names is not there
-    stored.check_that_it_works()
+    stored_world.check_that_it_works()
 
 
-def test_a_run_ends_for_a_reason_with_a_null_character_in_every_store(stored: World) -> None:
-    stored.client.engine = ScriptedEngine()
-    stored.client.residents.clear()
-    chat = stored.subject(Session)
+def test_a_run_ends_for_a_reason_with_a_null_character_in_every_store(stored_world: World) -> None:
+    stored_world.client.engine = ScriptedEngine()
+    stored_world.client.residents.clear()
+    chat = stored_world.subject(Session)
     run = chat.run("slow 400")
     assert run.cancel("a\0b")
     with pytest.raises(RunCancelledError, match="a\N{REPLACEMENT CHARACTER}b"):
         run.wait(10)
     with pytest.raises(RunFailedError, match="c\N{REPLACEMENT CHARACTER}d"):
-        stored.run("raise c\0d")
-    assert stored.run("still there?").text
+        stored_world.run("raise c\0d")
+    assert stored_world.run("still there?").text
 
 
 SURROGATES = st.text(st.characters(), max_size=5)
@@ -518,8 +522,8 @@ NEVER_RAISED = (SessionLostError, StoreError, LongTermMemoryError, EngineError, 
 @given(st.data())
 def test_no_argument_breaks_a_verb_or_its_session(data: st.DataObject) -> None:
     verb = data.draw(st.sampled_from([verb for verb in VERBS if verb.parameters]))
-    chosen = data.draw(st.lists(st.sampled_from(verb.parameters), min_size=1, max_size=2, unique_by=str))
-    values = {parameter.name: data.draw(VALUES, label=parameter.name) for parameter in chosen}
+    varied = data.draw(st.lists(st.sampled_from(verb.parameters), min_size=1, max_size=2, unique_by=str))
+    values = {parameter.name: data.draw(VALUES, label=parameter.name) for parameter in varied}
     if verb.name == "sweep":
         values.pop("archive", None)  # folders of such names would be made
     world = World()
@@ -541,14 +545,14 @@ def test_no_argument_breaks_a_verb_or_its_session(data: st.DataObject) -> None:
 @pytest.mark.parametrize("verb", ["run", "start"])
 def test_a_misspelt_option_of_a_run_is_a_type_error_and_starts_nothing(world: World, verb: str) -> None:
     session = world.subject(Session)
-    world.client.asked.clear()
+    world.client.verbs.clear()
     with pytest.raises(TypeError, match="unexpected keyword argument 'iff_busy'"):
         getattr(session, verb)(iff_busy="enqueue", timeout_s="soon")
     with pytest.raises(TypeError, match=r"Session\.run\(\) got .* 'iff_busy'; did you mean 'if_busy'\?"):
         getattr(session, verb)(iff_busy="enqueue")
     with pytest.raises(TypeError, match=r"'temprature'; did you mean params=\{'temperature': \.\.\.\}\?"):
         getattr(session, verb)(temprature=0.5)
-    assert not world.client.asked
+    assert not world.client.verbs
 
 
 @pytest.mark.parametrize("manager", [SessionManager, AsyncSessionManager])
@@ -561,13 +565,13 @@ def test_a_manager_names_a_missing_or_misspelt_argument_and_itself(manager: Any)
 
 def test_a_second_thread_may_make_a_request_while_the_first_one_is_prepared() -> None:
     """Pydantic resolves names in the module of the type that it looks at, also the names of another thread's call."""
-    reached, answered = Event(), Event()
+    reached, has_answered = Event(), Event()
 
     class Slow:
         @classmethod
         def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
             reached.set()
-            answered.wait(0.5)
+            has_answered.wait(0.5)
             return any_schema()
 
     fields_type = make_dataclass("Fields", [("slow", Slow)])
@@ -576,10 +580,10 @@ def test_a_second_thread_may_make_a_request_while_the_first_one_is_prepared() ->
     def request(fields: Any, text: inputs.Text) -> str:
         return text
 
-    made = inputs.checked(fields=fields_type, text=inputs.Text)(request)
+    wrapped = inputs.checked(fields=fields_type, text=inputs.Text)(request)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(made, fields_type(1), "first")
+        first = pool.submit(wrapped, fields_type(1), "first")
         assert reached.wait(30)
-        second = pool.submit(made, fields_type(2), "second")
-        second.add_done_callback(lambda _: answered.set())
+        second = pool.submit(wrapped, fields_type(2), "second")
+        second.add_done_callback(lambda _: has_answered.set())
         assert (first.result(), second.result()) == ("first", "second")

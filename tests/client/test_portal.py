@@ -18,11 +18,11 @@ def test_a_wait_in_another_thread_is_answered_though_the_manager_is_closed() -> 
         return "done"
 
     threads = ThreadPoolExecutor(1)
-    asked = threads.submit(lambda: portal.run(work()))
+    waiting = threads.submit(lambda: portal.run(work()))
     assert began.wait(30)
     portal.close()
     goes_on.set()
-    assert asked.result(30) == "done"
+    assert waiting.result(30) == "done"
     threads.shutdown()
 
 

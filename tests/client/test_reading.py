@@ -70,7 +70,7 @@ async def owned(store: SessionStore, history: HistoryStore | None = None) -> Ses
     return SessionCore(SessionKey("chat", "ada"), store, ScriptedEngine(), history=history)
 
 
-def shown(turn: Turn | None) -> Any:
+def values_of(turn: Turn | None) -> Any:
     return turn and (turn.record, turn.blocks)
 
 
@@ -92,9 +92,9 @@ async def all_that_is_read(reads: SessionReads) -> dict[str, Any]:
     ended = [run.run_id for run in runs if not run.is_open]
     return {
         "session": session,
-        "latest": shown(await reads.latest()),
-        "turns": list(map(shown, await reads.turns())),
-        "turn": [shown(await reads.turn(turn.index)) for turn in await reads.turns()],
+        "latest": values_of(await reads.latest()),
+        "turns": list(map(values_of, await reads.turns())),
+        "turn": [values_of(await reads.turn(turn.index)) for turn in await reads.turns()],
         "no turn": await outcome(lambda: reads.turn(10_000)),
         "messages": [await reads.messages(None, 5), (await reads.messages(None, 1000))[0]],
         "runs": runs,
@@ -102,7 +102,7 @@ async def all_that_is_read(reads: SessionReads) -> dict[str, Any]:
         "no run": await outcome(lambda: reads.run("nobody's")),
         "pending": [await reads.pending(run.run_id) for run in runs],
         "active": (reads.active_run_id, reads.queued_run_ids),
-        "ends": [shown(end.turn) for name in ended if isinstance(end := await reads.wait(name), Outcome)],
+        "ends": [values_of(end.turn) for name in ended if isinstance(end := await reads.wait(name), Outcome)],
         "events": events,
         "of runs": [[e for e in (await reads.events(run_id=name))[0] if e.kind != "text_delta"] for name in ended],
     }
@@ -130,8 +130,8 @@ def test_reading_from_the_store_gives_the_owners_answers_and_does_not_take_the_s
             epoch = (await store.get(SessionKey("chat", "ada"))).epoch
             if core.state.journal.forwarder:
                 await core.state.journal.forwarder.flush(5.0)
-            stored = SessionReads(StoredSource(SessionKey("chat", "ada"), store, history))
-            assert await all_that_is_read(stored) == await all_that_is_read(core.reads), f"seed {seed}, step {number}"
+            reads = SessionReads(StoredSource(SessionKey("chat", "ada"), store, history))
+            assert await all_that_is_read(reads) == await all_that_is_read(core.reads), f"seed {seed}, step {number}"
             assert (await store.get(SessionKey("chat", "ada"))).epoch == epoch
         await core.admission.end_session()
 
@@ -147,9 +147,9 @@ async def test_the_last_turn_that_has_ended_is_found_behind_a_long_queue() -> No
     await core.reads.wait("first")
     for number in range(2 * TAIL + 3):
         await core.admission.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
-    stored = SessionReads(StoredSource(SessionKey("chat"), store, None))
-    assert shown(await stored.latest()) == shown(await core.reads.latest())
-    assert stored.queued_run_ids == core.reads.queued_run_ids
+    reads = SessionReads(StoredSource(SessionKey("chat"), store, None))
+    assert values_of(await reads.latest()) == values_of(await core.reads.latest())
+    assert reads.queued_run_ids == core.reads.queued_run_ids
     await core.admission.end_session()
 
 
@@ -158,14 +158,14 @@ async def test_a_wait_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
     store.others = ["10.0.0.1:6379"]
     core = await owned(store)
     await core.admission.start(["slow 40"], run_id="run")
-    stored = SessionReads(StoredSource(SessionKey("chat", "ada"), store, None))
-    assert (await stored.wait("run", 0.01)).run.is_open
+    reads = SessionReads(StoredSource(SessionKey("chat", "ada"), store, None))
+    assert (await reads.wait("run", 0.01)).run.is_open
     waiting = asyncio.create_task(SessionReads(StoredSource(SessionKey("chat", "ada"), store, None)).wait("run"))
-    after, done, seen = 0, False, []
+    after, done, events = 0, False, []
     while not done:
-        page, after, done = await stored.events(after, run_id="run", timeout_s=20.0)
-        seen += page
-    assert isinstance(seen[-1], RunCompleted)
+        page, after, done = await reads.events(after, run_id="run", timeout_s=20.0)
+        events += page
+    assert isinstance(events[-1], RunCompleted)
     ended = await waiting
     assert ended.run.state == "completed"
     assert (await store.get(SessionKey("chat", "ada"))).epoch == 1
@@ -176,15 +176,15 @@ async def test_a_run_that_no_process_can_be_running_is_ended_by_a_new_owner(verb
     store = SharedStore()
     core = await owned(store)
     await core.admission.start(["slow 100000"], run_id="run")
-    stored = SessionReads(StoredSource(SessionKey("chat", "ada"), store, None))
-    asks: dict[str, Callable[[SessionReads], Coroutine[Any, Any, Any]]] = {
-        "wait": lambda stored: stored.wait("run"),
-        "events": lambda stored: stored.events(100, run_id="run", timeout_s=60.0),
+    reads = SessionReads(StoredSource(SessionKey("chat", "ada"), store, None))
+    requests: dict[str, Callable[[SessionReads], Coroutine[Any, Any, Any]]] = {
+        "wait": lambda reads: reads.wait("run"),
+        "events": lambda reads: reads.events(100, run_id="run", timeout_s=60.0),
     }
     with pytest.raises(UnattendedError):
-        await asks[verb](stored)
+        await requests[verb](reads)
     reading = asyncio.create_task(
-        asks[verb](SessionReads(StoredSource(SessionKey("chat", "ada"), store, None, raises_unattended=False)))
+        requests[verb](SessionReads(StoredSource(SessionKey("chat", "ada"), store, None, raises_unattended=False)))
     )
     await core.admission.cancel("enough")
     await reading
@@ -206,16 +206,16 @@ async def test_a_follower_sees_the_end_of_a_run_that_is_repaired_while_the_store
     store = TakenOverMeanwhile()
     owner = await owned(store)
     started = await owner.admission.start(["slow 1000"], run_id="run-1")
-    seen = (await owner.reads.events(run_id=started.run_id))[1]
+    last_seq = (await owner.reads.events(run_id=started.run_id))[1]
     store.is_taken_over = False
-    stored = SessionReads(StoredSource(SessionKey("chat", "ada"), store, None))
-    events, _, done = await stored.events(seen, run_id=started.run_id)
+    reads = SessionReads(StoredSource(SessionKey("chat", "ada"), store, None))
+    events, _, done = await reads.events(last_seq, run_id=started.run_id)
     assert done and [event.kind for event in events] == ["run_interrupted"]
 
 
 async def test_a_session_that_is_not_there_cannot_be_read() -> None:
-    stored = SessionReads(StoredSource(SessionKey("chat", "ada"), InMemoryStore(), None))
-    for ask in (stored.latest, stored.turns, stored.runs, stored.events, stored.session):
+    reads = SessionReads(StoredSource(SessionKey("chat", "ada"), InMemoryStore(), None))
+    for ask in (reads.latest, reads.turns, reads.runs, reads.events, reads.session):
         with pytest.raises(SessionNotFoundError):
             await ask()
 

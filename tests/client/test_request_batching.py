@@ -39,13 +39,13 @@ class Actor:
 
     async def _calls(self, requests: Sequence[bytes]) -> AsyncIterator[Awaitable[Answers]]:
         self.together.append(len(requests))
-        left = list(enumerate(requests))
-        while left:
+        unanswered = list(enumerate(requests))
+        while unanswered:
             if self.dice:
                 await asyncio.sleep(self.dice.random())
-                self.dice.shuffle(left)
-            count = self.dice.randint(1, len(left)) if self.dice else len(left)
-            ready, left = left[:count], left[count:]
+                self.dice.shuffle(unanswered)
+            count = self.dice.randint(1, len(unanswered)) if self.dice else len(unanswered)
+            ready, unanswered = unanswered[:count], unanswered[count:]
             if self.is_dead or (self.dice and self.dice.random() < self.breaks):
                 yield _raise(ActorUnavailableError("it has gone", None))
             yield _give([(place, request[::-1]) for place, request in ready])

@@ -89,12 +89,12 @@ def test_a_process_that_cannot_be_reached_is_looked_for_so_long_and_no_longer(
 def test_a_verb_that_may_not_be_repeated_is_sent_once_to_a_process_that_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sent: list[tuple[str, bool]] = []
+    requests: list[tuple[str, bool]] = []
 
     def call(actor: Any, request: bytes, reach: Any, *, is_shared: bool, is_repeated: bool) -> bytes:
         verb = pickle.loads(request).verb
-        sent.append((verb, is_repeated))
-        if sent == [("warm", True)] or verb != "warm":
+        requests.append((verb, is_repeated))
+        if requests == [("warm", True)] or verb != "warm":
             raise RayActorError
         return pickle.dumps(None)
 
@@ -103,4 +103,4 @@ def test_a_verb_that_may_not_be_repeated_is_sent_once_to_a_process_that_is_there
     monkeypatch.setattr(steps, "call", call)
     with pytest.raises(SessionLostError, match=r"perhaps after it did memory\.merge_notes"):
         SessionHost(client, SessionRef(SessionKey("s"))).ask(verbs.merge_notes("Ann has a boat."))
-    assert sent == [("warm", True), ("warm", True), ("memory.merge_notes", False)]
+    assert requests == [("warm", True), ("warm", True), ("memory.merge_notes", False)]

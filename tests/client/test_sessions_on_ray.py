@@ -181,11 +181,11 @@ def test_cancel_from_another_thread_keeps_the_text_and_frees_the_session(make_ma
     assert answers == [True] * 4
     with pytest.raises(RunCancelledError, match="reason") as cancelled:
         execution.wait()
-    kept = cancelled.value.turn
-    assert kept and kept.text.startswith("0 ")
-    assert isinstance(kept.blocks[-1], Text) and kept.blocks[-1].interrupted
-    assert pickle.loads(pickle.dumps(cancelled.value)).turn == kept
-    assert chat.run("hello").wait().blocks[:2] == kept.blocks
+    turn = cancelled.value.turn
+    assert turn and turn.text.startswith("0 ")
+    assert isinstance(turn.blocks[-1], Text) and turn.blocks[-1].interrupted
+    assert pickle.loads(pickle.dumps(cancelled.value)).turn == turn
+    assert chat.run("hello").wait().blocks[:2] == turn.blocks
     with pytest.raises(NoActiveRunError):
         chat.cancel()
     audit(manager, "chat")
@@ -302,8 +302,8 @@ def test_a_handle_pickled_into_another_process_works_there(make_manager: MakeMan
     pickled = pickle.dumps(execution)
     assert b"sqlite" not in pickled and b"ScriptedEngine" not in pickled, "a handle pickles as its ids"
     address = ray_session.get_runtime_context().gcs_address
-    other = python(ATTACH, address, pickled.hex())
-    assert other.communicate(timeout=60)[0].split("\n")[0] == f"{execution.run_id} slow 200 run_completed"
+    process = python(ATTACH, address, pickled.hex())
+    assert process.communicate(timeout=60)[0].split("\n")[0] == f"{execution.run_id} slow 200 run_completed"
     assert pickle.loads(pickled).wait() == execution.wait()
 
 
@@ -324,12 +324,12 @@ def test_a_run_continues_when_the_callers_process_dies_and_another_attaches_by_i
     """Case 15, with a real SIGKILL of a real second process."""
     manager = make_manager()
     address = ray_session.get_runtime_context().gcs_address
-    other = python(START, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace)
-    assert other.stdout
-    run_id = other.stdout.readline().strip()
-    other.send_signal(signal.SIGKILL)
-    other.wait()
-    other.stdout.close()
+    process = python(START, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace)
+    assert process.stdout
+    run_id = process.stdout.readline().strip()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
     execution = manager.execution(run_id)
     assert execution.wait(timeout_s=60).text == "slow 100"
     assert next(event.kind for event in execution.events()) == "run_started"
@@ -416,7 +416,7 @@ def test_fork_end_and_delete(make_manager: MakeManager) -> None:
 
 
 def test_an_id_that_is_deleted_and_opened_again_is_another_session(make_manager: MakeManager) -> None:
-    """Though the process of the one that is gone may be there a moment longer."""
+    """Though the process of the deleted session may live a moment longer."""
     manager = make_manager()
 
     def life(number: int) -> None:
@@ -438,8 +438,8 @@ def test_events_have_no_gap_and_no_duplicate_however_often_a_reader_comes_back(m
     manager = make_manager()
     chat = manager.open("chat")
     execution = chat.run("slow 60")
-    whole: list[Any] = []
-    reader = threading.Thread(target=lambda: whole.extend(execution.events()))
+    all_events: list[Any] = []
+    reader = threading.Thread(target=lambda: all_events.extend(execution.events()))
     slow = execution.events()
     next(slow)
     reader.start()
@@ -450,40 +450,40 @@ def test_events_have_no_gap_and_no_duplicate_however_often_a_reader_comes_back(m
             if len(pieces) % 3 == 0:
                 break
     reader.join(30)
-    assert pieces == whole and isinstance(whole[0], RunStarted) and isinstance(whole[-1], RunCompleted)
-    assert [event.seq for event in whole] == sorted({event.seq for event in whole})
-    assert "".join(event.text for event in whole if isinstance(event, TextDelta)).startswith("0 1 2 3 ")
-    assert [*slow][-1] == whole[-1]
-    assert chat.events(limit=2) == whole[:2]
+    assert pieces == all_events and isinstance(all_events[0], RunStarted) and isinstance(all_events[-1], RunCompleted)
+    assert [event.seq for event in all_events] == sorted({event.seq for event in all_events})
+    assert "".join(event.text for event in all_events if isinstance(event, TextDelta)).startswith("0 1 2 3 ")
+    assert [*slow][-1] == all_events[-1]
+    assert chat.events(limit=2) == all_events[:2]
     kill(chat)
     replayed = list(execution.events())
     assert [event.kind for event in replayed] == ["run_started", "run_completed"]
-    assert replayed[-1] == whole[-1], "the stored end has the text too"
+    assert replayed[-1] == all_events[-1], "the stored end has the text too"
 
 
 def test_a_session_is_followed_live_across_its_runs_by_pages(make_manager: MakeManager) -> None:
     chat = make_manager().open("chat")
-    found: list[Any] = []
+    events: list[Any] = []
 
     def follow() -> None:
-        while sum(event.terminal for event in found) < 2:
-            found.extend(chat.events(found[-1].seq if found else 0, limit=5, wait_s=30.0))
+        while sum(event.terminal for event in events) < 2:
+            events.extend(chat.events(events[-1].seq if events else 0, limit=5, wait_s=30.0))
 
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(follow)
         runs = [chat.run("slow 9", if_busy="enqueue") for _ in range(2)]
         following.result(60)
-    assert [event.seq for event in found] == sorted({event.seq for event in found})
+    assert [event.seq for event in events] == sorted({event.seq for event in events})
     for run in runs:
-        assert [event for event in found if event.run_id == run.run_id and event.kind != "run_queued"] == [
+        assert [event for event in events if event.run_id == run.run_id and event.kind != "run_queued"] == [
             event for event in run.events() if event.kind != "run_queued"
         ]
         pages = [run.event_page(limit=4)]
         while (after := pages[-1].next) is not None:
             pages.append(run.event_page(after, limit=4))
         assert [event for page in pages for event in page] == list(run.events())
-    assert sum(event.kind == "text_delta" for event in found) > len(runs), "live"
-    assert chat.events(found[-1].seq, wait_s=0.1) == [] == chat.events(found[-1].seq)
+    assert sum(event.kind == "text_delta" for event in events) > len(runs), "live"
+    assert chat.events(events[-1].seq, wait_s=0.1) == [] == chat.events(events[-1].seq)
 
 
 def test_a_later_managers_engine_is_taken_over_between_runs(make_manager: MakeManager) -> None:
@@ -611,16 +611,16 @@ def test_the_store_in_memory_is_shared_by_the_sessions_and_survives_their_kill(m
 async def test_blocks_and_messages_are_removed_in_both_families(make_manager: MakeManager, tmp_path: Path) -> None:
     manager = make_manager()
     settings: Any = {"engine": ScriptedEngine(), "namespace": manager._client.namespace}
-    async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as other:
+    async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as async_manager:
         session = manager.open("chat")
-        awaiting = await other.get("chat")
+        awaiting = await async_manager.get("chat")
         turns = [session.run(text).wait(30) for text in ("one", "two")]
         assert session.remove(turns[0], 0) == 1 and session.remove(turns[0], 0) == 0
         message = (await awaiting.messages(newest_first=True)).items[1]
         assert message.text == "two" and await awaiting.remove(message) == 1
         waiting = session.append("three", "four")
         assert await awaiting.remove(waiting, 1) == 1
-        assert [each.text for each in session.messages()][2:] == ["three"]
+        assert [message.text for message in session.messages()][2:] == ["three"]
         assert [turn.removed for turn in session.turns()] == [(0,), (0,), ()]
         turn = await (await awaiting.start())
         assert texts(turn.blocks) == ["three"]
@@ -667,19 +667,24 @@ def test_a_provider_that_fails_fails_its_turn_only_whatever_it_does(make_manager
     with LocalProvider(api_key="right", reply="Hello.") as provider:
 
         def engine(model: str = "local", **settings: Any) -> OpenAIEngine:
-            given: dict[str, Any] = {"base_url": provider.base_url, "api_key": "right", "max_retries": 0, **settings}
-            return OpenAIEngine(model, **given)
+            arguments: dict[str, Any] = {
+                "base_url": provider.base_url,
+                "api_key": "right",
+                "max_retries": 0,
+                **settings,
+            }
+            return OpenAIEngine(model, **arguments)
 
         chat = make_manager(engine=engine()).open("chat")
         assert chat.run("first").wait(timeout_s=120).text == "Hello."
-        for broken, why in (
+        for broken, reason in (
             (engine(api_key="wrong-key"), "401"),
             (engine("local/malformed"), "chat"),
             (engine("local/cut"), "chat"),
             (engine("local/500"), "500"),
             (engine(base_url="http://127.0.0.1:9/v1"), "cannot be reached"),
         ):
-            with pytest.raises(RunFailedError, match=why) as failed:
+            with pytest.raises(RunFailedError, match=reason) as failed:
                 make_manager(engine=broken).open("chat").run("again").wait(timeout_s=120)
             assert "wrong-key" not in str(failed.value) and failed.value.turn
         turn = chat.run("last").wait(timeout_s=120)

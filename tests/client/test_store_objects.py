@@ -68,9 +68,9 @@ def history_in(folder: Path) -> SQLHistory:
 def test_sessions_are_kept_in_a_store_that_was_given_as_an_object(
     ray_session: ModuleType, make_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
-    given: dict[str, Any] = {"engine": EchoEngine(), "history_store": partial(history_in, tmp_path)}
-    given["memory"] = [LexicalMemory(InMemoryItems())]  # hosted in an actor, for all sessions
-    first = make_manager(store=TracingStore(tmp_path), **given)
+    settings: dict[str, Any] = {"engine": EchoEngine(), "history_store": partial(history_in, tmp_path)}
+    settings["memory"] = [LexicalMemory(InMemoryItems())]  # hosted in an actor, for all sessions
+    first = make_manager(store=TracingStore(tmp_path), **settings)
     session = first.open("chat", user_id="ada")
     session.memory.save("Ada keeps bees")
     assert [item.text for item in first.open("other", user_id="ada").memory.recall("bees")] == ["Ada keeps bees"]
@@ -78,7 +78,7 @@ def test_sessions_are_kept_in_a_store_that_was_given_as_an_object(
     verbs = (tmp_path / "verbs").read_text().split()
     assert "commit" in verbs
     # Equal settings are the same store, so a second manager reaches the same actor.
-    again = make_manager(store=TracingStore(tmp_path), **given)
+    again = make_manager(store=TracingStore(tmp_path), **settings)
     assert process_of(again.open("chat", user_id="ada").info()) == process_of(session.info())
     assert [turn.text for turn in again.open("chat", user_id="ada").turns()] == ["hello"]
     # What was kept can be read by whoever opens the files.
@@ -90,16 +90,16 @@ def test_sessions_are_kept_in_a_store_that_was_given_as_an_object(
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("store", "says"),
     [
         (object(), "is no SessionStore: it lacks"),
         (InMemoryStore(), "has its content in one process, and sessions run in others: use memory://name"),
         (42, "is no SessionStore"),
     ],
 )
-def test_what_is_no_store_for_several_processes_is_refused(given: Any, says: str) -> None:
+def test_what_is_no_store_for_several_processes_is_refused(store: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        StoreObject.of("store", given, SessionStore)
+        StoreObject.of("store", store, SessionStore)
 
 
 def test_a_store_that_does_not_pickle_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Subscriptions hand out each stored event once, in order within its session, from where they were told to begin."""
+"""Subscriptions hand out each stored event once, in order within its session, from the place where they begin."""
 
 from __future__ import annotations
 
@@ -61,34 +61,34 @@ class Chats:
         run = await self.cores[name].admission.start([prompt], run_id=f"{name} {prompt}")
         await self.cores[name].reads.wait(run.run_id)
 
-    async def stored(self, name: str) -> list[AnyEvent]:
+    async def stored_events(self, name: str) -> list[AnyEvent]:
         events = (await self.cores[name].reads.events(limit=10_000))[0]
         return [event for event in events if not event.live]  # type: ignore[misc]
 
     def feed(self, cursor: str | None = None, **settings: Any) -> AsyncEventFeed:
-        return AsyncEventFeed(**self.asked(cursor, **settings))
+        return AsyncEventFeed(**self.feed_arguments(cursor, **settings))
 
-    def asked(self, cursor: str | None = None, **settings: Any) -> dict[str, Any]:
+    def feed_arguments(self, cursor: str | None = None, **settings: Any) -> dict[str, Any]:
         """Return the arguments of a feed of either family."""
         query: Any = {name: settings.pop(name) for name in ("user_id", "agent") if name in settings}
-        where = {"session": None, "kinds": None, "at": self.clock(), **settings}
-        return {"client": self.client, "query": query, "cursor": cursor, **where}
+        filters = {"session": None, "kinds": None, "start_time": self.clock(), **settings}
+        return {"client": self.client, "query": query, "cursor": cursor, **filters}
 
 
 async def take(feed: AsyncEventFeed, most: int = 10**6) -> list[AnyEvent]:
     """Take what there is now, up to `most` events, and stop there as a subscription that is closed."""
-    found: list[AnyEvent] = []
+    events: list[AnyEvent] = []
     while (page := await feed.next_page()) is not None:
         for event in page:
-            if len(found) == most:
-                return found
-            found.append(event)
+            if len(events) == most:
+                return events
+            events.append(event)
             feed.note(event)
         feed.end_page()
-    return found
+    return events
 
 
-def told(events: Sequence[AnyEvent], name: str) -> list[AnyEvent]:
+def events_of(events: Sequence[AnyEvent], name: str) -> list[AnyEvent]:
     return [event for event in events if event.session_id == name]
 
 
@@ -98,14 +98,14 @@ async def test_events_from_now_on_come_once_also_of_sessions_that_were_there_bef
     for number in range(5):
         await chats.say("old", f"before {number}")
         await chats.say("idle", f"before {number}")
-    before = len(await chats.stored("old"))
+    before = len(await chats.stored_events("old"))
     feed = chats.feed()
     assert await take(feed) == []
     await chats.say("old", "after")
     await chats.say("new", "after")
     events = await take(feed)
-    assert told(events, "old") == (await chats.stored("old"))[before:] and not told(events, "idle")
-    assert told(events, "new") == await chats.stored("new")
+    assert events_of(events, "old") == (await chats.stored_events("old"))[before:] and not events_of(events, "idle")
+    assert events_of(events, "new") == await chats.stored_events("new")
     assert await take(feed) == []
     await chats.cores["idle"].admission.append(["and"], "key")
     assert [event.kind for event in await take(feed)] == ["prompt_appended"]
@@ -119,19 +119,19 @@ async def test_each_event_comes_once_wherever_a_subscription_stops_and_goes_on(
     monkeypatch.setattr(subscriptions, "EVENTS_PAGE", 3)
     monkeypatch.setattr(subscriptions, "MAX_SEEN", 3)
     dice, chats = random.Random(seed), Chats("history" if seed % 2 else "plain")
-    feed, found = chats.feed(), list[AnyEvent]()
+    feed, handed_out = chats.feed(), list[AnyEvent]()
     for number in range(30):
         await chats.say(f"chat {dice.randint(0, 5)}", f"prompt {number}")
         if dice.random() < 0.3:
             for _ in range(dice.choice((1, 200))):  # time passes
                 chats.clock()
         if dice.random() < 0.5:
-            found += await take(feed, dice.choice((1, 2, 5, 10**6)))
+            handed_out += await take(feed, dice.choice((1, 2, 5, 10**6)))
         if dice.random() < 0.3:
             feed = chats.feed(json.loads(json.dumps(feed.cursor)))
-    found += await take(feed)
+    handed_out += await take(feed)
     for name in chats.cores:
-        assert told(found, name) == await chats.stored(name), name
+        assert events_of(handed_out, name) == await chats.stored_events(name), name
 
 
 async def test_filters_choose_sessions_and_kinds() -> None:
@@ -145,14 +145,14 @@ async def test_filters_choose_sessions_and_kinds() -> None:
     await chats.say("one", "hello", "ann")
     await chats.say("two", "hello", "ann", "helper")
     await chats.say("three", "hello", "bob", "helper")
-    found = {name: await take(feed) for name, feed in feeds.items()}
-    assert {name: {event.session_id for event in events} for name, events in found.items()} == {
+    events_by_feed = {name: await take(feed) for name, feed in feeds.items()}
+    assert {name: {event.session_id for event in events} for name, events in events_by_feed.items()} == {
         "ann": {"one", "two"},
         "helper": {"two", "three"},
         "one": {"one"},
         "ends": {"one", "two", "three"},
     }
-    assert {event.kind for event in found["ends"]} == {"run_completed"}
+    assert {event.kind for event in events_by_feed["ends"]} == {"run_completed"}
     await chats.cores["one"].forgetting.delete()
     assert await take(feeds["one"]) == [], "a session that was deleted has no more"
 
@@ -177,12 +177,12 @@ async def test_a_function_or_a_store_that_fails_ends_nothing(monkeypatch: pytest
     chats = Chats()
     failures = 3
 
-    async def query(**given: Any) -> Any:
+    async def query(**arguments: Any) -> Any:
         nonlocal failures
         failures -= 1
         if failures >= 0:
             raise StoreError("away")
-        return await InMemoryStore.query(chats.store, **given)
+        return await InMemoryStore.query(chats.store, **arguments)
 
     monkeypatch.setattr(chats.store, "query", query)
     kinds, ended = list[str](), asyncio.Event()
@@ -198,18 +198,18 @@ async def test_a_function_or_a_store_that_fails_ends_nothing(monkeypatch: pytest
         await ended.wait()
     await subscription.close()
     assert kinds == ["run_started", "run_completed"] and failures < 0
-    assert await take(chats.feed(subscription.cursor)) in ([], (await chats.stored("one"))[-1:])
+    assert await take(chats.feed(subscription.cursor)) in ([], (await chats.stored_events("one"))[-1:])
 
 
 async def test_a_subscription_can_be_closed_by_its_own_function() -> None:
     chats = Chats()
-    feed = EventFeed(**chats.asked())
+    feed = EventFeed(**chats.feed_arguments())
     await chats.say("one", "hello")
-    seen: list[str] = []
+    kinds: list[str] = []
     is_made = threading.Event()
 
     def sink(event: AnyEvent) -> None:
-        seen.append(event.kind)
+        kinds.append(event.kind)
         is_made.wait()
         subscription.close()
 
@@ -217,4 +217,4 @@ async def test_a_subscription_can_be_closed_by_its_own_function() -> None:
     is_made.set()
     await asyncio.to_thread(subscription._work.ended)
     subscription.close()
-    assert seen == ["run_started"] and len(await take(chats.feed(subscription.cursor))) == 1
+    assert kinds == ["run_started"] and len(await take(chats.feed(subscription.cursor))) == 1

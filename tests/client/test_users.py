@@ -51,7 +51,7 @@ class Case(NamedTuple):
     verb: str
     args: tuple[Any, ...]
     owner: Any
-    other: Any
+    other_user: Any
     default: Any
     nobody: Any
 
@@ -101,14 +101,14 @@ def plain(answer: Any) -> Any:  # noqa: PLR0911 - a table
 async def outcome(verb: Callable[..., Any], *args: str, **user: str) -> Any:
     """Return what a verb of either family gives, or the error that it raises."""
     try:
-        found = verb(*args, **user)
-        return plain(await found if inspect.isawaitable(found) else found)
+        answer = verb(*args, **user)
+        return plain(await answer if inspect.isawaitable(answer) else answer)
     except Exception as error:  # noqa: BLE001 - the error is the outcome
         return error
 
 
 def test_every_method_of_a_manager_reaches_only_records_of_its_user(make_manager: MakeManager, tmp_path: Path) -> None:
-    """In both families; what is another's looks the same as what is not there."""
+    """In both families; another user's record looks the same as a missing one."""
     manager = make_manager(placement=Packed(hosts=1))
     run_id = manager.open("of-alice", user_id="alice").run("slow 3").run_id  # which takes a time that counts
     manager.execution(run_id, user_id="alice").wait()
@@ -119,19 +119,19 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(make_manager
             args = tuple(run_id if arg == "RUN" else arg for arg in case.args)
             verb = getattr(manager, case.verb)
             users = [{"user_id": "carol"}, {"user_id": "dave"}] if case.verb == "forget" else [ALICE, BOB]
-            given = zip((*users, DEFAULT, NONE), case[2:], strict=True)
-            for user, expected in given:
+            expectations = zip((*users, DEFAULT, NONE), case[2:], strict=True)
+            for user, expected in expectations:
                 if case.verb == "open":
                     continue
-                found = await outcome(verb, *args, **user)
-                error = isinstance(found, BaseException)
-                assert (type(found) if error else found) == expected, f"{case.verb}{args} for {user}: {found!r}"
-                if isinstance(found, SessionNotFoundError | RunNotFoundError):
-                    there = await outcome(verb, "no such id", **user)
-                    assert str(found).replace(repr(args[0]), repr("no such id")) == str(there)
-                    assert not found.__cause__, "the error of a store would tell them apart"
-        asked = {name for name, _ in inspect.getmembers(type(manager), inspect.isfunction) if not name.startswith("_")}
-        assert {case.verb for case in CASES} == asked - {"close"}
+                answer = await outcome(verb, *args, **user)
+                error = isinstance(answer, BaseException)
+                assert (type(answer) if error else answer) == expected, f"{case.verb}{args} for {user}: {answer!r}"
+                if isinstance(answer, SessionNotFoundError | RunNotFoundError):
+                    unknown = await outcome(verb, "no such id", **user)
+                    assert str(answer).replace(repr(args[0]), repr("no such id")) == str(unknown)
+                    assert not answer.__cause__, "the error of a store would tell them apart"
+        verbs = {name for name, _ in inspect.getmembers(type(manager), inspect.isfunction) if not name.startswith("_")}
+        assert {case.verb for case in CASES} == verbs - {"close"}
 
     asyncio.run(check(manager))
 
@@ -148,16 +148,16 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(make_manager
     assert chat.latest() == handle.wait()
     bobs = manager.get("of-bob", user_id="bob")
     stolen = ExecutionHandle(bobs._client, bobs._ref, run_id, 0)
-    asks: list[Callable[[], object]] = [
+    calls: list[Callable[[], object]] = [
         *(stolen.wait, stolen.cancel, stolen.info, stolen.pending, stolen.steps),
         *(lambda: list(stolen.events()), lambda: stolen.reject("call"), lambda: bobs.execution(run_id)),
     ]
-    for ask in asks:
+    for ask in calls:
         with pytest.raises(RunNotFoundError):
             ask()
-    mine = bobs.run("hello", idempotency_key="key")
-    mine.wait()
-    assert chat.run("hello", idempotency_key="key").run_id != mine.run_id
+    bobs_run = bobs.run("hello", idempotency_key="key")
+    bobs_run.wait()
+    assert chat.run("hello", idempotency_key="key").run_id != bobs_run.run_id
     assert bobs.fork(session_id="of-alice").user_id == "bob", "it does not say that alice has one of this id"
     assert chat.fork(session_id="fork").user_id == "alice"
     assert manager.open("fork", user_id="bob").latest() is None
@@ -215,15 +215,15 @@ def test_two_users_have_sessions_of_one_id_and_nothing_shows_the_other(
         assert isinstance(asyncio.run(outcome(manager.get, "chat", user_id=user)), SessionNotFoundError)
         use_every_verb(manager.open("chat", user_id=user), f"secret of {user}")
     assert manager.open("chat").latest() is None, "without a user it is the default user's"
-    for user, other in (("alice", "bob"), ("bob", "alice")):
+    for user, other_user in (("alice", "bob"), ("bob", "alice")):
         again = manager.open("chat", user_id=user)
         assert f"secret of {user}" in str(again.turns()[0].blocks)
-        assert other not in str([turn.blocks for turn in again.turns()])
+        assert other_user not in str([turn.blocks for turn in again.turns()])
         names = {"chat", "fork", "fork of the fork"}
         assert {record.session_id for record in manager.list(user_id=user)} == names
         run = manager.get("chat", user_id=user).runs()[0]
         assert manager.execution(run.run_id, user_id=user).wait().session_id == "chat"
-        for nobody in (other, None):
+        for nobody in (other_user, None):
             with pytest.raises(RunNotFoundError):
                 manager.execution(run.run_id, user_id=nobody)
 

@@ -8,5 +8,5 @@ from example_program import play_example
 
 def test_the_job_talks_in_postgresql(ray_address: str, database: str, tmp_path: Path) -> None:
     printed = play_example(ray_address, tmp_path, "cluster_job.py", database, "--chats", "2", "--packed", "1")
-    found = json.loads(printed.splitlines()[-1])
-    assert found == {"turns": [2, 2], "sessions by node": [2]}
+    report = json.loads(printed.splitlines()[-1])
+    assert report == {"turns": [2, 2], "sessions by node": [2]}

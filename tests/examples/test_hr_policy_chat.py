@@ -48,13 +48,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 class Ran(NamedTuple):
     printed: str
-    kept: Path
+    files: Path
     sent: list[list[dict[str, Any]]]
     """The messages of each request, in order."""
     day: str
     """The day of the first conversation."""
 
-    def asked(self, prompt: str) -> list[list[dict[str, Any]]]:
+    def requests_for(self, prompt: str) -> list[list[dict[str, Any]]]:
         """Return the requests for an answer to this."""
         return [messages for messages in self.sent if texts_of(messages[-1])[-1] == prompt]
 
@@ -66,20 +66,20 @@ def ran(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Ra
     args = "--days", str(DAYS), "--keep", "kept"
     address = ray_session.get_runtime_context().gcs_address
     printed, folder = run_example(tmp_path_factory, "hr_policy_chat.py", *args, timeout_s=380, ray_address=address)
-    kept = folder / "kept"
-    sent = list(map(json.loads, (kept / "requests.jsonl").read_text(encoding="utf-8").splitlines()))
-    return Ran(printed, kept, sent, f"{began:%Y-%m-%d}")
+    files = folder / "kept"
+    sent = list(map(json.loads, (files / "requests.jsonl").read_text(encoding="utf-8").splitlines()))
+    return Ran(printed, files, sent, f"{began:%Y-%m-%d}")
 
 
-def stored(kept: Path, file: str, query: str) -> list[Any]:
+def rows_of(files: Path, file: str, query: str) -> list[Any]:
     """Return the rows of a query of one of the SQLite files."""
-    with closing(sqlite3.connect(kept / "data" / file)) as database:
+    with closing(sqlite3.connect(files / "data" / file)) as database:
         return database.execute(query).fetchall()
 
 
-def bytes_of(kept: Path) -> Iterator[tuple[str, bytes]]:
+def bytes_of(files: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the bytes of each stored file, in which texts of any alphabet can be found."""
-    for file in sorted((kept / "data").rglob("*")):
+    for file in sorted((files / "data").rglob("*")):
         if file.is_file():
             yield file.name, file.read_bytes()
 
@@ -103,74 +103,74 @@ def test_every_request_is_valid_and_fits_the_window(ran: Ran) -> None:
 
 
 def test_an_answer_is_right_although_the_window_has_lost_its_source(ran: Ran) -> None:
-    first, *_ = ran.asked(LEAVE)
-    said = [text for message in first[:-1] for text in texts_of(message)]
-    assert len(said) > 3, "the conversation goes on"
-    assert not any(told in text for told in ABOUT_HER[:2] for text in said)
-    assert [one.text for one in sections_of(first)["profile"] if "2 March" in one.text] == [ABOUT_HER[1]]
+    first, *_ = ran.requests_for(LEAVE)
+    earlier_texts = [text for message in first[:-1] for text in texts_of(message)]
+    assert len(earlier_texts) > 3, "the conversation goes on"
+    assert not any(fact in text for fact in ABOUT_HER[:2] for text in earlier_texts)
+    assert [item.text for item in sections_of(first)["profile"] if "2 March" in item.text] == [ABOUT_HER[1]]
     assert "2 March to 29 May" in assistant_reply(first)
 
 
 def test_days_later_each_memory_contributes_dated_items(ran: Ran) -> None:
-    _, second, *_ = ran.asked(LEAVE)
+    _, second, *_ = ran.requests_for(LEAVE)
     assert [message["role"] for message in second] == ["system", "user"]
     sections = sections_of(second)
-    assert [(one.when[:10], one.topic) for one in sections["profile"] if one.text == ABOUT_HER[1]] == [
+    assert [(item.when[:10], item.topic) for item in sections["profile"] if item.text == ABOUT_HER[1]] == [
         (ran.day, "parental leave")
     ]
     assert "Previous 90 days:" in texts_of(second[-1])[0]
-    assert {one.text for one in sections["static"]} <= set(HANDBOOK)
-    assert any("paid by the state" in one.text for one in sections["static"])
+    assert {item.text for item in sections["static"]} <= set(HANDBOOK)
+    assert any("paid by the state" in item.text for item in sections["static"])
     assert FORM in texts_of(second[-1])[0]
-    said, _ = ran.asked(SAID)
-    assert ran.day in [one.when[:10] for one in sections_of(said)["vector"] if "Lisbon" in one.text]
-    assert not any("Lisbon" in text for message in said[:-1] for text in texts_of(message))
+    request, _ = ran.requests_for(SAID)
+    assert ran.day in [item.when[:10] for item in sections_of(request)["vector"] if "Lisbon" in item.text]
+    assert not any("Lisbon" in text for message in request[:-1] for text in texts_of(message))
 
 
 def test_aliases_typos_and_wrapped_questions_find_their_items(ran: Ran) -> None:
-    (beast,) = ran.asked(BEAST)
-    assert [one.text for one in sections_of(beast)["procedural"]] == [PORTAL]
+    (beast,) = ran.requests_for(BEAST)
+    assert [item.text for item in sections_of(beast)["procedural"]] == [PORTAL]
     for prompt in (TYPO, WRAPPED):
-        (asked,) = ran.asked(prompt)
-        assert any("Lisbon" in one.text for one in sections_of(asked)["vector"])
-        assert "procedural" not in sections_of(asked)
+        (request,) = ran.requests_for(prompt)
+        assert any("Lisbon" in item.text for item in sections_of(request)["vector"])
+        assert "procedural" not in sections_of(request)
         assert f"> {prompt}" in ran.printed
 
 
 def test_a_changed_fact_replaces_the_old_one(ran: Ran) -> None:
-    moved = ran.sent.index(ran.asked(MOVED)[0])
+    moved = ran.sent.index(ran.requests_for(MOVED)[0])
     later = [messages for messages in ran.sent[moved:] if texts_of(messages[-1])[-1] == LEAVE]
     without, with_it, *_ = later
     assert not sections_of(without) and texts_of(without[-1]) == [LEAVE]
-    assert [one.text for one in sections_of(with_it)["profile"] if "leave" in one.text] == [MOVED]
+    assert [item.text for item in sections_of(with_it)["profile"] if "leave" in item.text] == [MOVED]
 
 
 def test_another_user_and_a_forgotten_user_have_only_the_handbook(ran: Ran) -> None:
-    *_, of_sam, of_a_stranger = ran.asked(LEAVE)
-    for messages in (of_sam, of_a_stranger, ran.asked(SAID)[-1]):
-        assert {one.text for one in sections_of(messages)["static"]} <= set(HANDBOOK)
+    *_, of_sam, of_a_stranger = ran.requests_for(LEAVE)
+    for messages in (of_sam, of_a_stranger, ran.requests_for(SAID)[-1]):
+        assert {item.text for item in sections_of(messages)["static"]} <= set(HANDBOOK)
         text = json.dumps(messages)
         assert not [trace for trace in TRACES if trace in text]
     assert sections_of(of_sam).keys() == sections_of(of_a_stranger).keys() == {"static"}
 
 
 def test_files_have_nothing_of_the_forgotten_user_and_everything_of_the_other(ran: Ran) -> None:
-    files = list(bytes_of(ran.kept))
+    files = list(bytes_of(ran.files))
     names = {name for name, _ in files}
     assert {"chats.db", "facts.db", "said.db", "notes.db"} <= names and "chroma.sqlite3" not in names
-    for name, held in files:
+    for name, content in files:
         for trace in [*TRACES, "sarah-1", "sarah-2", "sarah-3", "One more thing"]:
             for encoded in (trace.encode(), trace.lower().encode(), trace.encode("utf-16-le")):
-                assert encoded not in held, f"{trace} in {name}"
+                assert encoded not in content, f"{trace} in {name}"
     for file in ("chats.db", "facts.db", "said.db"):
-        assert any(b"Porto" in held for name, held in files if name.startswith(file)), file
-    assert stored(ran.kept, "notes.db", "SELECT * FROM turnwise_items") == []
+        assert any(b"Porto" in content for name, content in files if name.startswith(file)), file
+    assert rows_of(ran.files, "notes.db", "SELECT * FROM turnwise_items") == []
 
 
 def test_the_report_is_printed(ran: Ran) -> None:
     assert "forgotten: 3 sessions, 1 note\n" in ran.printed
     rows = re.findall(r"^    (\w+): (\d+) items; (\d+) files searched, found in (\d+)$", ran.printed, re.MULTILINE)
-    assert [(name, found) for name, _, _, found in rows] == [("ExtractiveMemory", "0"), ("VectorMemory", "0")]
+    assert [(name, count) for name, _, _, count in rows] == [("ExtractiveMemory", "0"), ("VectorMemory", "0")]
     assert all(int(items) >= 5 and int(files) >= 1 for _, items, files, _ in rows)
 
 
@@ -194,11 +194,11 @@ def test_traces_are_found_in_the_bytes_of_any_file(tmp_path: Path) -> None:
 # The stand-in
 
 
-def asked(prompt: str, *recalled: RetrievalResult, before: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def request_of(prompt: str, *recalled: RetrievalResult, before: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Return a request as a session sends it."""
     text = make_sections(recalled, now=1_700_000_000.0, counter=ByteCounter()).text
     parts = [{"type": "text", "text": part} for part in (text, prompt) if part]
-    earlier = [{"role": "user", "content": one} for one in before]
+    earlier = [{"role": "user", "content": text} for text in before]
     return [{"role": "system", "content": SYSTEM}, *earlier, {"role": "user", "content": parts}]
 
 
@@ -211,26 +211,31 @@ FACT = RetrievalResult(items=[item('My parental leave is "booked" for <May>.', t
 
 
 def test_sections_are_read_as_they_were_written() -> None:
-    memories = sections_of(asked("When is my leave?", POLICY, FACT))
+    memories = sections_of(request_of("When is my leave?", POLICY, FACT))
     assert memories["static"][0].text == "Parental leave is paid by the state."
     (fact,) = memories["semantic"]
     assert (fact.when, fact.topic, fact.text) == ("2023-11-14 22:13", 'the "leave"', FACT.items[0].text)
-    assert sections_of(asked("When is my leave?")) == {}
-    assert sections_of([*asked("When?", FACT), {"role": "user", "content": "And now?"}]) == {}, "only the last counts"
+    assert sections_of(request_of("When is my leave?")) == {}
+    assert sections_of([*request_of("When?", FACT), {"role": "user", "content": "And now?"}]) == {}, (
+        "only the last counts"
+    )
 
 
 @pytest.mark.parametrize(
     ("messages", "answer"),
     [
-        (asked("I am Sam."), "Thank you, I have noted that."),
-        (asked("When is my parental leave?"), "I do not know that."),
-        (asked("When is my parental leave?", FACT), f"You told me: {FACT.items[0].text}"),
+        (request_of("I am Sam."), "Thank you, I have noted that."),
+        (request_of("When is my parental leave?"), "I do not know that."),
+        (request_of("When is my parental leave?", FACT), f"You told me: {FACT.items[0].text}"),
         (
-            asked("When is my parental leave?", before=("My parental leave is in May.",)),
+            request_of("When is my parental leave?", before=("My parental leave is in May.",)),
             "You told me: My parental leave",
         ),
-        (asked("How is parental leave paid?", POLICY, FACT), "The handbook says: Parental leave is paid by the state."),
-        (asked("What did we say about Lisbon?", POLICY, FACT), "I do not know that."),
+        (
+            request_of("How is parental leave paid?", POLICY, FACT),
+            "The handbook says: Parental leave is paid by the state.",
+        ),
+        (request_of("What did we say about Lisbon?", POLICY, FACT), "I do not know that."),
     ],
 )
 def test_the_stand_in_answers_only_from_its_request(messages: list[dict[str, Any]], answer: str) -> None:
@@ -238,16 +243,16 @@ def test_the_stand_in_answers_only_from_its_request(messages: list[dict[str, Any
 
 
 def test_earlier_conversations_are_quoted_with_their_day() -> None:
-    said = [
+    items = [
         item("user: Lisbon, you say?", created_at=1.7e9),
         item("user: Is Lisbon a place for work?\nassistant: Yes.", created_at=1.6e9),
         item("user: It rains.", created_at=1.5e9),
     ]
     answer = assistant_reply(
-        asked("What did we say about work in Lisbon?", RetrievalResult(items=said, section="vector"))
+        request_of("What did we say about work in Lisbon?", RetrievalResult(items=items, section="vector"))
     )
     assert answer == "On 2020-09-13: user: Is Lisbon a place for work? / assistant: Yes."
-    answer = assistant_reply(asked("What did we say about Porto?", RetrievalResult(items=said, section="vector")))
+    answer = assistant_reply(request_of("What did we say about Porto?", RetrievalResult(items=items, section="vector")))
     assert answer == "I do not know that."
 
 
@@ -264,7 +269,7 @@ class StandIn:
 def test_extracted_facts_are_accepted_and_replace_those_with_the_same_topic() -> None:
     ada = Scope(user_id="ada")
 
-    async def told(memory: ExtractiveMemory, id: str, text: str) -> list[tuple[str, str]]:
+    async def facts_after(memory: ExtractiveMemory, id: str, text: str) -> list[tuple[str, str]]:
         blocks = (User(text=text), Text(text="I am a machine. My word on it."))
         await memory.remember(ada, [MemoryItem(id=id, text=text, blocks=blocks, created_at=float(id))])
         page = await memory.store.query(ada)
@@ -274,12 +279,12 @@ def test_extracted_facts_are_accepted_and_replace_those_with_the_same_topic() ->
         memory = ExtractiveMemory(StandIn(), InMemoryItems())
         tea = ("I prefer tea.", "preferences")
         march, june = (f"My parental leave is booked for {month}." for month in ("March", "June"))
-        assert await told(memory, "1", f"Hello! I prefer tea. I may go, or what? {march}") == [
+        assert await facts_after(memory, "1", f"Hello! I prefer tea. I may go, or what? {march}") == [
             (march, "facts"),
             tea,
         ]
-        assert await told(memory, "2", f"{march} My word on it?") == [(march, "facts"), tea]
-        assert await told(memory, "3", june) == [(june, "facts"), tea]
+        assert await facts_after(memory, "2", f"{march} My word on it?") == [(march, "facts"), tea]
+        assert await facts_after(memory, "3", june) == [(june, "facts"), tea]
         assert memory.stats == {"calls": 3, "added": 3, "ignored": 1, "superseded": 1}, "and nothing is refused"
 
     asyncio.run(play())

@@ -23,16 +23,16 @@ def printed(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -
 
 def row(printed: str, title: str) -> dict[str, str]:
     """Return the cells of a row of the table."""
-    found = re.search(rf"^ *{title}  +(.+)$", printed, re.MULTILINE)
-    assert found, printed
-    return dict(zip(NAMES, re.split(r" {2,}", found[1]), strict=True))
+    match = re.search(rf"^ *{title}  +(.+)$", printed, re.MULTILINE)
+    assert match, printed
+    return dict(zip(NAMES, re.split(r" {2,}", match[1]), strict=True))
 
 
 def section(printed: str, name: str) -> str:
     """Return the output about one of the conversations."""
-    found = re.search(rf"^\[{name}] > .*?(?=^\[|^All of this)", printed, re.MULTILINE | re.DOTALL)
-    assert found, printed
-    return found[0]
+    match = re.search(rf"^\[{name}] > .*?(?=^\[|^All of this)", printed, re.MULTILINE | re.DOTALL)
+    assert match, printed
+    return match[0]
 
 
 def test_the_program_prints_plain_lines_and_succeeds(printed: str) -> None:
@@ -54,9 +54,9 @@ def test_trimmed_and_deleted_turns_are_not_known_any_more(printed: str) -> None:
 
 def test_summarized_turns_are_known_and_the_summary_expands_to_them(printed: str) -> None:
     assert row(printed, "the model knows it from")["Summarize"] == "summary"
-    shown = section(printed, "Summarize")
-    assert f"You told me: {FACTS[1]}\n" in shown
-    assert re.search(rf"The summary stands for \d+ blocks; .*: {re.escape(FACTS[0])}\n", shown)
+    output = section(printed, "Summarize")
+    assert f"You told me: {FACTS[1]}\n" in output
+    assert re.search(rf"The summary stands for \d+ blocks; .*: {re.escape(FACTS[0])}\n", output)
 
 
 def test_flushed_turns_are_recalled(printed: str) -> None:

@@ -16,9 +16,9 @@ NOTEBOOK = EXAMPLES / "notebook.ipynb"
 
 
 def test_it_is_stored_without_outputs_and_without_paths_of_a_machine() -> None:
-    stored = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in stored["cells"])
-    assert stored["metadata"]["kernelspec"]["name"] == "python3"
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in notebook["cells"])
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     text = NOTEBOOK.read_text(encoding="utf-8")
     assert not [place for place in ("/home", "/work", "/tmp", "/root") if place in text]
 
@@ -32,18 +32,18 @@ def test_both_managers_work_in_it_and_what_they_return_is_shown_as_tables(
     notebook = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
     NotebookClient(notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
     outputs = [(cell.source, output) for cell in notebook.cells for output in cell.get("outputs", ())]
-    shown = {source.splitlines()[-1]: html_of(output) for source, output in outputs}
-    assert "<td" in shown["chat"] and "sarah" in shown["chat"]
-    assert "When does the &lt;b&gt;first&lt;/b&gt; train leave?" in shown["run.wait()"]
-    assert shown["chat.turns()"].startswith("<table") and "Turn: 2" in shown["chat.turns()"]
-    assert "RunRecord: 2" in shown["chat.runs()"]
-    assert "A trip to Paris" in shown['manager.list(user_id="sarah")']
-    assert "always at the window" in shown['chat.memory.recall("Where is her seat?")']
-    assert "weather({&quot;city&quot;: &quot;Paris&quot;})" in shown["await execution"]
-    assert "Take an umbrella." in shown["await execution"]
-    assert "Step: 3" in shown["await execution.steps()"]
-    assert "SessionRecord: 2" in shown['await agents.list(user_id="sarah", order_by="updated_at")']
-    assert not any("<b>" in html for html in shown.values())
+    tables = {source.splitlines()[-1]: html_of(output) for source, output in outputs}
+    assert "<td" in tables["chat"] and "sarah" in tables["chat"]
+    assert "When does the &lt;b&gt;first&lt;/b&gt; train leave?" in tables["run.wait()"]
+    assert tables["chat.turns()"].startswith("<table") and "Turn: 2" in tables["chat.turns()"]
+    assert "RunRecord: 2" in tables["chat.runs()"]
+    assert "A trip to Paris" in tables['manager.list(user_id="sarah")']
+    assert "always at the window" in tables['chat.memory.recall("Where is her seat?")']
+    assert "weather({&quot;city&quot;: &quot;Paris&quot;})" in tables["await execution"]
+    assert "Take an umbrella." in tables["await execution"]
+    assert "Step: 3" in tables["await execution.steps()"]
+    assert "SessionRecord: 2" in tables['await agents.list(user_id="sarah", order_by="updated_at")']
+    assert not any("<b>" in html for html in tables.values())
 
 
 def html_of(output: Any) -> str:

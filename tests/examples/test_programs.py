@@ -49,15 +49,17 @@ EXPECTED = {
 def test_an_example_does_what_it_says(program: str, snippets: SnippetRunner, tmp_path: Path) -> None:
     text = (EXAMPLES / program).read_text(encoding="utf-8")
     printed = snippets.run(text, tmp_path, hidden=["OPENAI_", "ANTHROPIC_"])
-    at = [printed.find(words) for words in EXPECTED[program]]
-    assert -1 not in at and at == sorted(at), printed
+    positions = [printed.find(words) for words in EXPECTED[program]]
+    assert -1 not in positions and positions == sorted(positions), printed
     assert program != "custom_strategy.py" or "What about day 0?" not in printed, "it is neither first nor new"
 
 
 def test_a_person_approves_from_another_process(ray_address: str, tmp_path: Path) -> None:
     printed = play_example(ray_address, tmp_path, "approval_over_http.py")
-    at = [printed.find(words) for words in ("approved, for 700 euros", "call_decided", "completed: The hotel is paid.")]
-    assert -1 not in at and at == sorted(at), printed
+    positions = [
+        printed.find(words) for words in ("approved, for 700 euros", "call_decided", "completed: The hotel is paid.")
+    ]
+    assert -1 not in positions and positions == sorted(positions), printed
 
 
 def test_a_batch_goes_on_where_a_kill_left_it(ray_address: str, tmp_path: Path) -> None:
@@ -94,19 +96,19 @@ def test_a_stream_of_fastapi_goes_on_when_its_worker_is_killed_and_another_is_st
         assert "<form>" in client.get("/").text
         started = client.post("/chats/trip", params={"prompt": WORDS}).raise_for_status().json()
         assert client.post("/chats/trip", params={"prompt": "again"}).status_code == 409
-        seen = follow(client, started["run"], most=5)
+        numbered = follow(client, started["run"], most=5)
         os.kill(started["worker"], signal.SIGKILL)
         wait_until_up(client)
-        seen += follow(client, started["run"], seen[-1][0])
-        numbers = [number for number, _ in seen]
-        assert numbers == sorted(set(numbers)) and seen[-1][1]["kind"] == "run_completed"
-        text = "".join(event["text"] for _, event in seen if event["kind"] == "text_delta")
+        numbered += follow(client, started["run"], numbered[-1][0])
+        numbers = [number for number, _ in numbered]
+        assert numbers == sorted(set(numbers)) and numbered[-1][1]["kind"] == "run_completed"
+        text = "".join(event["text"] for _, event in numbered if event["kind"] == "text_delta")
         assert WORDS in text
 
         run = client.post("/chats/other", params={"prompt": WORDS}).raise_for_status().json()["run"]
         follow(client, run, most=5)
-        with httpx.Client(base_url=client.base_url, timeout=60) as other:
-            assert other.post(f"/runs/{run}/stop").json() == {"state": "cancelled"}
+        with httpx.Client(base_url=client.base_url, timeout=60) as second_client:
+            assert second_client.post(f"/runs/{run}/stop").json() == {"state": "cancelled"}
         assert follow(client, run)[-1][1]["kind"] == "run_cancelled"
         assert client.get("/runs/none").status_code == 404
         process.send_signal(signal.SIGTERM)
@@ -126,17 +128,17 @@ def wait_until_up(client: httpx.Client) -> None:
 
 def follow(client: httpx.Client, run: str, after: int = 0, most: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
     """Return the numbers and events of a run's stream, up to so many."""
-    seen: list[tuple[int, dict[str, Any]]] = []
+    numbered: list[tuple[int, dict[str, Any]]] = []
     number = 0
     with client.stream("GET", f"/runs/{run}", headers={"Last-Event-ID": str(after)}) as answer:
         for line in answer.iter_lines():
             if line.startswith("id: "):
                 number = int(line[4:])
             if line.startswith("data: {") and line != "data: {}":
-                seen.append((number, json.loads(line[6:])))
-            if len(seen) == most:
+                numbered.append((number, json.loads(line[6:])))
+            if len(numbered) == most:
                 break
-    return seen
+    return numbered
 
 
 INSTALLED = {"turnwise", "ray", "rich", "fastapi", "uvicorn", "httpx2", "mcp"}
@@ -161,6 +163,6 @@ def test_an_example_is_one_file_that_says_first_what_it_shows_and_what_to_instal
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in imports if isinstance(node, ast.ImportFrom)}
-    brought = INSTALLED | FRAMEWORKS if file.name.startswith("adapters_") else INSTALLED
-    assert {name.partition(".")[0] for name in names} <= brought | sys.stdlib_module_names
+    available = INSTALLED | FRAMEWORKS if file.name.startswith("adapters_") else INSTALLED
+    assert {name.partition(".")[0] for name in names} <= available | sys.stdlib_module_names
     assert f"`{file.name}`" in (EXAMPLES.parent / "docs/examples.md").read_text(encoding="utf-8")

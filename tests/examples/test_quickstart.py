@@ -33,13 +33,13 @@ def test_doctor_finds_nothing_wrong(installed: str, tmp_path: Path) -> None:
     where = [sys.executable, "-c", "import turnwise; print(turnwise.__file__)"]
     doctor = [sys.executable, "-m", "turnwise", "doctor", f"sqlite:///{tmp_path}/none-yet.db"]
     env = {name: value for name, value in os.environ.items() if not name.startswith(HIDDEN)} | {"PYTHONPATH": installed}
-    home, said = (
+    home, ended = (
         subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         for command in (where, doctor)
     )
     assert home.stdout.startswith(installed), home
-    assert said.returncode == 0 and without_late_start(said.stderr) == "", said
-    assert re.search(r"^ok +turnwise +", said.stdout, re.MULTILINE) and "fail" not in said.stdout
+    assert ended.returncode == 0 and without_late_start(ended.stderr) == "", ended
+    assert re.search(r"^ok +turnwise +", ended.stdout, re.MULTILINE) and "fail" not in ended.stdout
 
 
 def test_without_a_terminal_the_output_is_plain_lines(printed: str) -> None:
@@ -56,13 +56,13 @@ def test_four_conversations_of_three_users_are_streamed(printed: str) -> None:
 
 def test_the_conversations_run_concurrently(printed: str) -> None:
     talks = re.findall(r"^\[(\S+)]", printed, re.MULTILINE)
-    assert sum(talk != other for talk, other in pairwise(talks)) > 5
+    assert sum(talk != following for talk, following in pairwise(talks)) > 5
 
 
 def test_a_cancelled_answer_keeps_what_was_seen(printed: str) -> None:
     assert "[grace/whales] * RunCancelledError: Grace has heard enough" in printed
-    kept = re.search(r"^\[grace/whales] \* kept in the history: the (\d+) words above$", printed, re.MULTILINE)
-    assert kept and int(kept[1]) > 0
+    match = re.search(r"^\[grace/whales] \* kept in the history: the (\d+) words above$", printed, re.MULTILINE)
+    assert match and int(match[1]) > 0
 
 
 def test_a_history_is_sent_with_the_next_prompt(printed: str) -> None:
@@ -84,11 +84,11 @@ def test_a_run_can_be_followed_by_its_id(printed: str) -> None:
 
 
 def test_the_store_has_all_sessions_at_the_end(printed: str) -> None:
-    shown = printed[printed.index("In the store") :]
+    listing = printed[printed.index("In the store") :]
     for talk in (
         "ada/rivers of user ada",
         "grace/whales of user grace",
         "alan/glass of user alan",
         "ada/sky of user ada",
     ):
-        assert f"  {talk}: " in shown
+        assert f"  {talk}: " in listing

@@ -36,13 +36,13 @@ pytestmark = pytest.mark.virtual_time
 SECRET = "the prompt that no log may quote"
 
 
-def fail_once(target: Any, verb: str, error: BaseException | None = None, *, at: int = 1) -> asyncio.Event:
-    """Have a verb raise an error at its call number `at`; return an event that is set when it has."""
+def fail_once(target: Any, verb: str, error: BaseException | None = None, *, number: int = 1) -> asyncio.Event:
+    """Have a verb raise an error at its call number `number`; return an event that is set when it has."""
     inner, calls, failed = getattr(target, verb), [0], asyncio.Event()
 
     async def failing(*args: Any, **settings: Any) -> Any:
         calls[0] += 1
-        if calls[0] == at:
+        if calls[0] == number:
             failed.set()
             raise error or OSError("somebody else's")
         return await inner(*args, **settings)
@@ -65,7 +65,7 @@ def logged(caplog: pytest.LogCaptureFixture, *parts: str) -> None:
 
 async def test_a_run_ends_though_its_store_raises_an_error_of_its_own_once() -> None:
     stage = await MemoryStage.opened()
-    failed = fail_once(stage.store, "commit", at=2)
+    failed = fail_once(stage.store, "commit", number=2)
     turn = await stage.say(SECRET)
     assert failed.is_set() and turn.status == "completed"
 
@@ -144,10 +144,10 @@ def test_a_corrupt_turn_above_the_mark_is_reported_and_later_ones_are_saved(
         inner = getattr(stage.store, verb)
 
         async def read(session_id: str, *, after: int = -1, limit: int = 100) -> Any:
-            found = await inner(session_id, after=after, limit=limit)
-            if any((row.index if verb == "turns" else row.turn_index) == 2 for row in found):
+            rows = await inner(session_id, after=after, limit=limit)
+            if any((row.index if verb == "turns" else row.turn_index) == 2 for row in rows):
                 raise CorruptRecordError(f"{verb} of turn 2", "it is cut off")
-            return found
+            return rows
 
         setattr(stage.store, verb, read)
         await stage.core.transactor.activate()
@@ -216,8 +216,8 @@ def test_a_session_that_ray_started_again_is_seen_to_however_often_that_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:
-        lost, has_left, store = await session_host(Patient(), idle_s=1e9)
-        await lost.call(verbs.start((SECRET,), {"run_id": "run"}, ()).to(SessionRef(SessionKey("s"))).pickled())
+        lost_host, has_left, store = await session_host(Patient(), idle_s=1e9)
+        await lost_host.call(verbs.start((SECRET,), {"run_id": "run"}, ()).to(SessionRef(SessionKey("s"))).pickled())
         host = host_of(store, EchoEngine(), has_left, 1e9)
         fail_once(store, "activate", StoreError("away"))
         fail_once(store, "activate")
@@ -261,17 +261,17 @@ def test_lost_sessions_are_seen_to_though_the_store_and_ray_raise_errors_of_thei
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:
-        store, asked = InMemoryStore(), [0]
-        lost = Hosting(store, Patient())
-        await lost.create("a", "b")
+        store, calls = InMemoryStore(), [0]
+        lost_host = Hosting(store, Patient())
+        await lost_host.create("a", "b")
         for name in "ab":
-            await lost.start(name, SECRET, f"run-{name}")
-        fail_once(store, "unsettled", at=2)
+            await lost_host.start(name, SECRET, f"run-{name}")
+        fail_once(store, "unsettled", number=2)
         fail_once(store, "blocks", RuntimeError("somebody else's"))
 
         def is_mine(key: SessionKey) -> bool:
-            asked[0] += 1
-            if asked[0] == 1:
+            calls[0] += 1
+            if calls[0] == 1:
                 raise RuntimeError("Ray cannot tell")
             return True
 
@@ -344,8 +344,8 @@ async def test_a_batch_without_answers_leaves_nobody_waiting(answers: str) -> No
         raise asyncio.CancelledError
 
     batcher = Batcher[int, int](work)
-    asked = await asyncio.wait_for(asyncio.gather(*map(batcher.ask, range(3)), return_exceptions=True), 10)
-    assert [type(answer) for answer in asked] == [RuntimeError] * 3
+    outcomes = await asyncio.wait_for(asyncio.gather(*map(batcher.ask, range(3)), return_exceptions=True), 10)
+    assert [type(answer) for answer in outcomes] == [RuntimeError] * 3
 
 
 def test_the_error_of_a_change_whose_caller_has_gone_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -375,7 +375,7 @@ def test_an_actor_leaves_though_ray_raises_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
-        left: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        exit_code: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def forget() -> None:
             raise OSError("no actor of that name can be asked for")
@@ -386,9 +386,9 @@ def test_an_actor_leaves_though_ray_raises_an_error(
         leave = Shutdown.__new__(Shutdown)
         leave._forget, leave._task = forget, None
         monkeypatch.setattr(Shutdown, "_is_here", is_here)
-        monkeypatch.setattr("os._exit", lambda code: left.set_result(f"exit {code}"))
+        monkeypatch.setattr("os._exit", lambda code: exit_code.set_result(f"exit {code}"))
         leave()
-        assert await asyncio.wait_for(left, 10) == "exit 1"
+        assert await asyncio.wait_for(exit_code, 10) == "exit 1"
 
     play(story())
     logged(caplog, "OSError", "Traceback")

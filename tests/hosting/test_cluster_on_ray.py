@@ -70,96 +70,96 @@ def checks(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     ]
     with (folder / "errors").open("w+") as errors, own_ray() as env:
         with started(command, env, stdout=subprocess.PIPE, stderr=errors) as process:
-            said, _ = process.communicate(timeout=MOST_S)
+            output, _ = process.communicate(timeout=MOST_S)
         errors.seek(0)
-        assert process.returncode == 0, f"{said}\n{errors.read()[-4000:]}"
-    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        assert process.returncode == 0, f"{output}\n{errors.read()[-4000:]}"
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     return {line["check"]: line for line in lines}
 
 
-def found(checks: dict[str, Any], name: str) -> dict[str, Any]:
-    said = checks[name]
-    assert "error" not in said, said["error"]
-    outcome: dict[str, Any] = said["found"]
+def outcome_of(checks: dict[str, Any], name: str) -> dict[str, Any]:
+    report = checks[name]
+    assert "error" not in report, report["error"]
+    outcome: dict[str, Any] = report["found"]
     return outcome
 
 
 def test_files_are_used_on_the_node_that_has_them_also_when_others_have_joined(checks: dict[str, Any]) -> None:
     """Sessions of a SQLite file, killed or new, and a memory in one, stay where the manager was opened."""
-    said = found(checks, "a_node_joins")
-    assert said["is_all_on_head"]
-    assert said["texts"] == ["done: again"] * 4 and said["lost"] == "interrupted"
-    assert said["recalled"] == ["Ada keeps bees."]
+    outcome = outcome_of(checks, "a_node_joins")
+    assert outcome["is_all_on_head"]
+    assert outcome["texts"] == ["done: again"] * 4 and outcome["lost"] == "interrupted"
+    assert outcome["recalled"] == ["Ada keeps bees."]
 
 
 @pytest.mark.parametrize("argument", ["store", "history_store", "working_memory"])
 def test_on_several_nodes_a_file_of_sessions_events_or_notes_is_refused_with_the_remedy(
     checks: dict[str, Any], argument: str
 ) -> None:
-    refused = found(checks, "a_node_joins")["refused"][argument]
+    refused = outcome_of(checks, "a_node_joins")["refused"][argument]
     assert refused.startswith(f"{argument}=") and "belongs to one node" in refused and "postgresql://" in refused
 
 
 def test_packed_hosts_and_sessions_of_their_own_are_on_all_nodes(checks: dict[str, Any]) -> None:
-    assert found(checks, "placement") == {"hosts": 3, "sessions": 3}
+    assert outcome_of(checks, "placement") == {"hosts": 3, "sessions": 3}
 
 
 def test_under_load_a_nodes_death_loses_and_doubles_nothing_and_leaves_no_run_without_outcome(
     checks: dict[str, Any],
 ) -> None:
     """Case 47, with a node in the place of a process: callers append, run, cancel and follow on both placements."""
-    said = found(checks, "a_node_dies")
-    assert said["broken"] == []
-    assert said["faults"] == [1, 0]
-    assert said["prompts"][0] > 0 and said["prompts"][1] > 0 and said["followers"][0] > 0, "there was a load"
+    outcome = outcome_of(checks, "a_node_dies")
+    assert outcome["broken"] == []
+    assert outcome["faults"] == [1, 0]
+    assert outcome["prompts"][0] > 0 and outcome["prompts"][1] > 0 and outcome["followers"][0] > 0, "there was a load"
 
 
 def test_what_was_on_a_node_that_died_comes_back_elsewhere_and_its_runs_go_on_or_end(checks: dict[str, Any]) -> None:
     """One session with `on_lost="resume"`, one of a packed host without; each with a follower and one queued."""
-    said = found(checks, "a_node_dies")
-    assert said["left"]
-    assert said["states"] == ["completed", "interrupted"] and said["after"] == ["completed"] * 2
-    assert said["resumed"] == [1, 0] and said["ends"] == ["run_completed", "run_interrupted"]
-    for held in said["audit"]:
-        assert held["violations"] == [] and held["counts"]["acknowledged followed"] == 1
+    outcome = outcome_of(checks, "a_node_dies")
+    assert outcome["left"]
+    assert outcome["states"] == ["completed", "interrupted"] and outcome["after"] == ["completed"] * 2
+    assert outcome["resumed"] == [1, 0] and outcome["ends"] == ["run_completed", "run_interrupted"]
+    for report in outcome["audit"]:
+        assert report["violations"] == [] and report["counts"]["acknowledged followed"] == 1
 
 
 def test_a_memory_in_a_database_comes_back_elsewhere_and_one_in_files_says_that_they_are_lost(
     checks: dict[str, Any],
 ) -> None:
-    said = found(checks, "a_node_dies")
-    assert said["memory_moved"] and said["recalled"] == ["Ada keeps bees."]
-    before, why = said["kept_in_files"]
+    outcome = outcome_of(checks, "a_node_dies")
+    assert outcome["memory_moved"] and outcome["recalled"] == ["Ada keeps bees."]
+    before, reason = outcome["kept_in_files"]
     assert before == ["Ada fears wasps."]
-    assert "LexicalMemory: the node with its files is lost: open a manager with it where they are" in why
+    assert "LexicalMemory: the node with its files is lost: open a manager with it where they are" in reason
 
 
 def test_runs_go_on_when_their_driver_ends_or_is_killed_and_are_found_by_id_and_by_handle(
     checks: dict[str, Any],
 ) -> None:
-    said = found(checks, "drivers_leave")
-    assert said["codes"] == [0, -9, 0]
-    assert said["before"] == said["attached"] == ["running"] * 4
-    assert said["texts"] == ["done: hold leave"] * 4 and said["seen"] == [["done: hold leave", True]] * 4
+    outcome = outcome_of(checks, "drivers_leave")
+    assert outcome["codes"] == [0, -9, 0]
+    assert outcome["before"] == outcome["attached"] == ["running"] * 4
+    assert outcome["texts"] == ["done: hold leave"] * 4 and outcome["seen"] == [["done: hold leave", True]] * 4
 
 
 def test_another_number_of_hosts_interrupts_no_run_and_loses_and_doubles_nothing(checks: dict[str, Any]) -> None:
-    said = found(checks, "hosts_change")
-    assert said["unmoved"], "each stays where it runs, whoever asks"
-    assert said["kept"] and set(said["kept"]) == {"completed"}
-    assert said["after"] == said["last"] == ["completed"] * 9
-    assert (said["hosts"], said["old"]) == (2, 0), "then they have moved, and the three have left"
-    assert said["audit"]["violations"] == [] and said["audit"]["counts"]["acknowledged prompt"] == 27
+    outcome = outcome_of(checks, "hosts_change")
+    assert outcome["unmoved"], "each stays where it runs, whoever asks"
+    assert outcome["kept"] and set(outcome["kept"]) == {"completed"}
+    assert outcome["after"] == outcome["last"] == ["completed"] * 9
+    assert (outcome["hosts"], outcome["old"]) == (2, 0), "then they have moved, and the three have left"
+    assert outcome["audit"]["violations"] == [] and outcome["audit"]["counts"]["acknowledged prompt"] == 27
 
 
 def test_a_host_that_dies_after_others_have_followed_leaves_no_run_without_outcome(checks: dict[str, Any]) -> None:
     """Nobody asks for its sessions: only the store was looked at."""
-    said = found(checks, "hosts_change")
-    assert said["lost"] and set(said["lost"]) == {"interrupted"}
+    outcome = outcome_of(checks, "hosts_change")
+    assert outcome["lost"] and set(outcome["lost"]) == {"interrupted"}
 
 
 def test_a_program_with_large_settings_goes_with_its_node_and_processes_come_back(checks: dict[str, Any]) -> None:
-    assert found(checks, "a_program_goes_with_its_node") == {"dedicated": "came back", "packed": "came back"}
+    assert outcome_of(checks, "a_program_goes_with_its_node") == {"dedicated": "came back", "packed": "came back"}
 
 
 def test_the_job_runs_on_nodes_that_ray_start_has_joined(database: str, tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ def test_the_job_runs_on_nodes_that_ray_start_has_joined(database: str, tmp_path
         env = stack.enter_context(own_ray())
         env |= {"RAY_ADDRESS": f"127.0.0.1:{port}"}
         head = ["--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false"]
-        for number, what in enumerate((head, [f"--address=127.0.0.1:{port}", "--node-ip-address=127.0.0.1"])):
-            stack.enter_context(running([ray, "start", *what, *common], env, tmp_path / f"node{number}"))
+        for number, arguments in enumerate((head, [f"--address=127.0.0.1:{port}", "--node-ip-address=127.0.0.1"])):
+            stack.enter_context(running([ray, "start", *arguments, *common], env, tmp_path / f"node{number}"))
         script = Path(__file__).parents[2] / "examples/cluster_job.py"
-        said: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         for options, turns in ((["--chats", "2"], 2), (["--chats", "2", "--packed", "2"], 4)):
             ran = subprocess.run(
                 [sys.executable, script, database, *options],
@@ -184,9 +184,9 @@ def test_the_job_runs_on_nodes_that_ray_start_has_joined(database: str, tmp_path
                 check=False,
             )
             assert ran.returncode == 0, ran.stderr
-            said = json.loads(ran.stdout.splitlines()[-1])
-            assert said["turns"] == [turns] * 2, "sessions that had processes of their own move to the hosts"
-        assert said["sessions by node"]
+            report = json.loads(ran.stdout.splitlines()[-1])
+            assert report["turns"] == [turns] * 2, "sessions that had processes of their own move to the hosts"
+        assert report["sessions by node"]
 
 
 @contextlib.contextmanager

@@ -21,12 +21,12 @@ from turnwise.memory.conversation.sessions import SessionKey
 UP, AWAY = Presence(True, "it is ALIVE"), Presence(False, "Ray's actor a is RESTARTING")
 
 
-def given_up_at(reach: Reach, now: float, seen: Presence) -> float:
+def given_up_at(reach: Reach, now: float, presence: Presence) -> float:
     """Return when a caller gives up that looks whenever it is to look, and always sees the same."""
     for _ in range(1000):
         now += reach.pause(now)
         try:
-            reach.note(now, seen)
+            reach.note(now, presence)
         except NoProcessError:
             return now
     raise AssertionError("the caller never gives up")

@@ -57,7 +57,7 @@ async def objects_left(engine: EngineBuilder) -> list[int]:
         finally:
             gc.enable()
 
-    return [await visit(names[at : at + 20]) for at in range(0, 60, 20)]
+    return [await visit(names[start : start + 20]) for start in range(0, 60, 20)]
 
 
 def test_a_session_that_leaves_leaves_nothing_to_the_garbage_collector() -> None:
@@ -69,10 +69,10 @@ def test_a_session_that_leaves_leaves_nothing_to_the_garbage_collector() -> None
     command = [sys.executable, "-W", "ignore", __file__]
     done = subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    left = json.loads(done.stdout)
-    assert left.keys() == ENGINES.keys()
+    counts = json.loads(done.stdout)
+    assert counts.keys() == ENGINES.keys()
     # What is done once, as a first import, is in one of the three at most.
-    assert not {name: found for name, found in left.items() if min(found) >= 20}, left
+    assert not {name: numbers for name, numbers in counts.items() if min(numbers) >= 20}, counts
 
 
 if __name__ == "__main__":

@@ -69,13 +69,13 @@ def test_equal_settings_are_one_engine_though_their_pickles_differ() -> None:
 
 
 def test_other_settings_or_another_class_are_another_engine() -> None:
-    found = [
+    engines = [
         *(Settings(), Settings("another"), Settings(options={"a": 1}), Settings(options={"a": 1.0})),
         *(OtherSettings(), Plain(a=1), Plain(a=[1]), Plain(a=(1,)), Plain(a={1}), Plain(b=1)),
         *(Model(), Model(limit=4), EchoEngine(), Trim(), SessionConfig(), SessionConfig(idle_s=7.0)),
         *(re.compile("a"), re.compile("b"), functools.partial(max, 1), functools.partial(max, 2), "a".join, "b".join),
     ]
-    assert len({*map(identity, found)}) == len(found)
+    assert len({*map(identity, engines)}) == len(engines)
 
 
 def test_a_model_counts_by_its_values_whether_they_were_passed_or_are_defaults() -> None:
@@ -94,8 +94,8 @@ def of_source(source: str, **names: Any) -> FunctionType:
     """Return the function `f` of a script's source."""
     scope: dict[str, Any] = {"__name__": "__main__", **names}
     exec(textwrap.dedent(source), scope)
-    found: FunctionType = scope["f"]
-    return found
+    function: FunctionType = scope["f"]
+    return function
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_a_global_that_a_function_does_not_use_does_not_count() -> None:
 
 
 def test_a_name_that_a_user_sets_wins() -> None:
-    named = Plain(engine_name="support-3", options=1)
-    assert identity(named) == identity(Plain(engine_name="support-3", options=2))
-    assert identity(named) != identity(Plain(engine_name="support-4", options=1))
+    plain = Plain(engine_name="support-3", options=1)
+    assert identity(plain) == identity(Plain(engine_name="support-3", options=2))
+    assert identity(plain) != identity(Plain(engine_name="support-4", options=1))
     assert identity(Plain(engine_name="")) != identity(Plain(engine_name="", options=1)), "an empty one is none"
 
 
@@ -174,13 +174,13 @@ print(identity((Engine(), agent)), len(cloudpickle.dumps(Engine())))
 def test_an_engine_of_a_script_is_the_same_in_each_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
-    said = [
+    outputs = [
         subprocess.run(
             [sys.executable, script], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
         ).stdout
         for seed in ("1", "2")
     ]
-    assert said[0] == said[1] and len(said[0].split()[0]) == 64
+    assert outputs[0] == outputs[1] and len(outputs[0].split()[0]) == 64
 
 
 def a_realm(**changes: Any) -> ClusterClient:
@@ -200,9 +200,9 @@ def a_realm(**changes: Any) -> ClusterClient:
 
 
 def test_two_managers_with_equal_settings_have_one_engine_and_share_their_memories() -> None:
-    one, another = a_realm(), a_realm()
-    assert one._engine_id == another._engine_id
-    names = [[slot.memory.actor_name for slot in client.memories] for client in (one, another)]  # type: ignore[attr-defined]
+    first, another = a_realm(), a_realm()
+    assert first._engine_id == another._engine_id
+    names = [[slot.memory.actor_name for slot in client.memories] for client in (first, another)]  # type: ignore[attr-defined]
     assert names[0] == names[1]
 
 
@@ -235,13 +235,13 @@ _values = st.recursive(
 
 
 def shuffled(value: Any, dice: random.Random) -> Any:
-    """Return an equal value made anew, with another order in its mappings."""
+    """Return an equal copy of a value, with another order in its mappings."""
     if isinstance(value, dict):
         items = list(value.items())
         dice.shuffle(items)
-        return {key: shuffled(each, dice) for key, each in items}
+        return {key: shuffled(item, dice) for key, item in items}
     if isinstance(value, list | tuple):
-        return type(value)(shuffled(each, dice) for each in value)
+        return type(value)(shuffled(item, dice) for item in value)
     return value
 
 
@@ -251,6 +251,6 @@ def test_the_order_in_mappings_does_not_count(value: Any, seed: int) -> None:
 
 
 @given(_values, _values)
-def test_different_values_are_different(one: Any, other: Any) -> None:
-    if repr(shuffled(one, random.Random(1))) != repr(shuffled(other, random.Random(1))) and one != other:
-        assert identity(one) != identity(other)
+def test_different_values_are_different(first: Any, second: Any) -> None:
+    if repr(shuffled(first, random.Random(1))) != repr(shuffled(second, random.Random(1))) and first != second:
+        assert identity(first) != identity(second)

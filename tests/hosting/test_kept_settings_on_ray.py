@@ -21,7 +21,7 @@ BACK_S = 100.0
 
 
 class KeptSettings:
-    """What is kept since the test began."""
+    """The settings that were stored since the test began."""
 
     def __init__(self) -> None:
         self._before = self._all()
@@ -35,7 +35,7 @@ class KeptSettings:
         return self._all() - self._before
 
     def sweep(self) -> set[str]:
-        """Sweep as if nobody had asked for any of it for a long time; return what is left."""
+        """Sweep as if nobody had used any settings for a long time; return the keys that are left."""
         for key in self.keys:
             kept_settings._put(key, "asked", b"0")
         sweep_settings()
@@ -43,7 +43,7 @@ class KeptSettings:
 
 
 @pytest.fixture
-def kept(ray_session: ModuleType) -> Iterator[KeptSettings]:
+def store(ray_session: ModuleType) -> Iterator[KeptSettings]:
     yield KeptSettings()
     end_all("holders")
 
@@ -62,75 +62,75 @@ def end(ray: ModuleType, actor: Any, name: str) -> None:
     raise AssertionError(f"actor {name} is still there")
 
 
-def test_large_settings_stay_as_long_as_an_actor_has_them(kept: KeptSettings, ray_session: ModuleType) -> None:
+def test_large_settings_stay_as_long_as_an_actor_has_them(store: KeptSettings, ray_session: ModuleType) -> None:
     shared = large("one")
     first, second = (shared.actor(Holder, name, "holders", max_restarts=-1) for name in ("a", "b"))
     assert ray_session.get([first.size.remote(), second.size.remote()], timeout=BACK_S) == [3 * PART_BYTES] * 2
-    (key,) = kept.keys
+    (key,) = store.keys
     end(ray_session, first, "a")
     large("two").keep()
-    assert kept.sweep() == {key}, "another actor has them, and the others were never used"
+    assert store.sweep() == {key}, "another actor has them, and the others were never used"
     ray_session.kill(second, no_restart=False)
-    assert kept.sweep() == {key}, "a restarted actor has them"
+    assert store.sweep() == {key}, "a restarted actor has them"
     end(ray_session, second, "b")
-    assert kept.sweep() == set()
+    assert store.sweep() == set()
 
 
-def test_settings_that_change_again_and_again_do_not_pile_up(kept: KeptSettings) -> None:
+def test_settings_that_change_again_and_again_do_not_pile_up(store: KeptSettings) -> None:
     for number in range(10):
         large(str(number)).keep()
-        assert len(kept.sweep()) <= 1
+        assert len(store.sweep()) <= 1
 
 
-def test_settings_that_were_asked_for_just_now_are_not_deleted(kept: KeptSettings) -> None:
+def test_settings_that_were_asked_for_just_now_are_not_deleted(store: KeptSettings) -> None:
     large("asked").keep()
     sweep_settings()
-    assert len(kept.keys) == 1
+    assert len(store.keys) == 1
 
 
 def test_settings_that_are_asked_for_while_they_are_deleted_get_another_key(
-    kept: KeptSettings, ray_session: ModuleType, monkeypatch: pytest.MonkeyPatch
+    store: KeptSettings, ray_session: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, actors = large("raced"), list[Any]()
     settings.keep()
     delete = kept_settings._delete
 
-    def delete_late(key: str, what: str, *, by_prefix: bool = False) -> None:
+    def delete_late(key: str, part: str, *, by_prefix: bool = False) -> None:
         if not actors:  # at the last moment: it has been looked whether anybody uses them
             actors.append(settings.actor(Holder, "late", "holders"))
-        delete(key, what, by_prefix=by_prefix)
+        delete(key, part, by_prefix=by_prefix)
 
     monkeypatch.setattr(kept_settings, "_delete", delete_late)
-    assert len(kept.sweep()) == 1
+    assert len(store.sweep()) == 1
     assert ray_session.get(actors[0].size.remote(), timeout=BACK_S) == 5 * PART_BYTES
 
 
 def test_settings_that_are_asked_for_before_they_are_deleted_stay(
-    kept: KeptSettings, monkeypatch: pytest.MonkeyPatch
+    store: KeptSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = large("raced")
     settings.keep()
     put = kept_settings._put
 
-    def ask_first(key: str, what: str, value: bytes) -> None:
-        if what.startswith("doomed"):
+    def ask_first(key: str, part: str, value: bytes) -> None:
+        if part.startswith("doomed"):
             settings.keep()
-        put(key, what, value)
+        put(key, part, value)
 
-    for key in kept.keys:
+    for key in store.keys:
         put(key, "asked", b"0")
     monkeypatch.setattr(kept_settings, "_put", ask_first)
     sweep_settings()
-    (key,) = kept.keys
+    (key,) = store.keys
     assert kept_settings._get(key, "count") == b"5" and not kept_settings._names(f"{key}/doomed")
 
 
-def test_small_settings_are_in_the_record_of_their_actor(kept: KeptSettings) -> None:
+def test_small_settings_are_in_the_record_of_their_actor(store: KeptSettings) -> None:
     settings = ActorSettings(b"x" * kept_settings.INLINE_BYTES)
-    assert settings.keep() == b"x" * kept_settings.INLINE_BYTES and kept.keys == set()
+    assert settings.keep() == b"x" * kept_settings.INLINE_BYTES and store.keys == set()
 
 
-def test_engines_that_sessions_switched_to_are_noted_once_and_as_long_as_needed(kept: KeptSettings) -> None:
+def test_engines_that_sessions_switched_to_are_noted_once_and_as_long_as_needed(store: KeptSettings) -> None:
     async def save(session: SessionKey, override: EngineOverride, engines: dict[str, bytes]) -> None:
         await save_override("holders", "actor", session, override, engines)
 
@@ -141,7 +141,7 @@ def test_engines_that_sessions_switched_to_are_noted_once_and_as_long_as_needed(
     asyncio.run(save(first, EngineOverride("1", {"run": "0"}), large))
     for number in range(3):
         asyncio.run(save(second, EngineOverride(f"other {number}"), {f"other {number}": b"other"}))
-    assert len(kept.sweep()) == 3
+    assert len(store.sweep()) == 3
     overrides, engines = find_overrides("holders", "actor")
     assert overrides == {
         first: EngineOverride("1", {"run": "0"}),
@@ -151,4 +151,4 @@ def test_engines_that_sessions_switched_to_are_noted_once_and_as_long_as_needed(
     drop_overrides("holders", "actor", first).result()
     assert find_overrides("holders", "actor") == ({second: EngineOverride("other 2")}, {"other 2": b"other"})
     drop_overrides("holders", "actor").result()
-    assert (find_overrides("holders", "actor"), kept.sweep()) == (({}, {}), set())
+    assert (find_overrides("holders", "actor"), store.sweep()) == (({}, {}), set())

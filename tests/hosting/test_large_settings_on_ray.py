@@ -112,12 +112,12 @@ def test_a_process_that_cannot_start_is_an_error_in_time(
         url = f"sqlite:///{tmp_path}/chats.db"
         async with AsyncSessionManager(url, engine=ScriptedEngine(), namespace="large-dedicated") as manager:
             chat = await manager.open("never")
-            with pytest.raises(SessionLostError) as lost:
+            with pytest.raises(SessionLostError) as caught:
                 await chat.run("Hello")
-            return str(lost.value)
+            return str(caught.value)
 
-    said = asyncio.run(asyncio.wait_for(ask(), BACK_S))
-    assert "'never'" in said and cause in said and "turnwise/" in said
+    message = asyncio.run(asyncio.wait_for(ask(), BACK_S))
+    assert "'never'" in message and cause in message and "turnwise/" in message
 
 
 @pytest.mark.parametrize("placement", ["dedicated", "packed"])
@@ -136,8 +136,8 @@ def test_an_engine_of_which_each_process_dies_is_an_error_in_time_and_not_tried_
         deadly = tmp_path / "deadly"
         deadly.touch()
         os.kill(pid, signal.SIGKILL)
-        said = refusal(chat)
-        assert "'chat'" in said and "turnwise/" in said
+        message = refusal(chat)
+        assert "'chat'" in message and "turnwise/" in message
         until(lambda: "processes of it in a row have died" in refusal(chat), BACK_S)
         assert len(deadly.read_text(encoding="utf-8").splitlines()) <= FREE_STARTS + 2
         deadly.unlink()

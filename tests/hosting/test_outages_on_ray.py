@@ -37,8 +37,8 @@ FROZEN_S = 3.0
 """Longer than a statement may take here, and than a silent server is borne with."""
 
 
-def ends(told: Acknowledged) -> int:
-    return sum(note.kind == "end" for note in told)
+def ends(acknowledged: Acknowledged) -> int:
+    return sum(note.kind == "end" for note in acknowledged)
 
 
 def freeze(server: PostgresServer | RedisServer) -> None:
@@ -65,7 +65,7 @@ def test_sessions_outlive_crashes_restarts_and_freezes_of_their_postgresql(
 def test_sessions_outlive_crashes_and_freezes_of_their_redis(
     placement: Placement, own_server: Callable[..., RedisServer], tmp_path: Path
 ) -> None:
-    """The same, of a Redis that has on disk what it acknowledges."""
+    """The same with a Redis that writes to disk before it acknowledges."""
     server = own_server()
 
     def crash() -> None:
@@ -76,7 +76,7 @@ def test_sessions_outlive_crashes_and_freezes_of_their_redis(
     outlive(outages, f"{server.url}?socket_timeout=1.5", placement, tmp_path)
 
 
-async def asked(manager: AsyncSessionManager) -> int:
+async def read_until_cancelled(manager: AsyncSessionManager) -> int:
     """Read from the store, again and again, until it is cancelled; return how often the store was away.
 
     What a session stores is tried again for a while, so that callers of sessions may notice nothing of a short outage.
@@ -94,31 +94,31 @@ async def asked(manager: AsyncSessionManager) -> int:
 
 def outlive(outages: Outages, url: str, placement: Placement, folder: Path) -> None:
     namespace = f"test-{folder.name}"  # whose actors end with the test
-    told = Acknowledged(folder / "told.jsonl")
+    acknowledged = Acknowledged(folder / "told.jsonl")
 
     def strikes() -> Iterator[str]:
         for kind in [*outages] * EACH:
-            seen, deadline = ends(told), time.monotonic() + 60
-            while ends(told) < seen + 3:  # a server that nobody asks may be away and no caller knows
+            ended, deadline = ends(acknowledged), time.monotonic() + 60
+            while ends(acknowledged) < ended + 3:  # a server that nobody asks may be away and no caller knows
                 assert time.monotonic() < deadline, "the sessions do not go on"
                 time.sleep(0.02)
             outages[kind]()
             yield kind
 
     def killers(*_: object) -> Iterator[tuple[Killer, float]]:
-        left = strikes()
-        yield Doing("outage", lambda: next(left, None)), 0.7
+        remaining = strikes()
+        yield Doing("outage", lambda: next(remaining, None)), 0.7
 
     async def story() -> None:
         config = SessionConfig(cancel_grace_s=0.2, store_retry_s=5.0)
         async with AsyncSessionManager(
             url, engine=EchoEngine(token_delay_s=0.01), config=config, namespace=namespace, placement=placement
         ) as manager:
-            asking = asyncio.create_task(asked(manager))
+            asking = asyncio.create_task(read_until_cancelled(manager))
             report = await chaos(
                 manager,
                 lambda: open_store(url),
-                told,
+                acknowledged,
                 killers=killers,
                 workload=Workload(sessions=3, callers=2, run_timeout_s=30.0),
                 bounds=Bounds(faults=EACH * len(outages) + 2, most_s=120.0, settle_s=120.0),

@@ -84,17 +84,17 @@ def program(folder: Path) -> None:
     import ray
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    found = asyncio.run(first_life(folder))
+    report = asyncio.run(first_life(folder))
     # The threads of that event loop have ended, and Linux ends what a thread started together with it.
-    found["answer"] = asyncio.run(second_life(folder))
-    found["ignores SIGINT"] = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    report["answer"] = asyncio.run(second_life(folder))
+    report["ignores SIGINT"] = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ray.shutdown()
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
 @pytest.fixture(scope="module")
 def own_ray(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    """What that program found, started as by `&` in a script; and what it logged."""
+    """The report and the log of that program, which is started as by `&` in a script."""
     folder = tmp_path_factory.mktemp("own")
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env |= {"RAY_ADDRESS": "local", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -109,26 +109,26 @@ def own_ray(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], s
 def test_an_async_manager_starts_its_ray_with_the_first_verb_and_blocks_no_event_loop(
     own_ray: tuple[dict[str, Any], str],
 ) -> None:
-    found, _ = own_ray
-    assert not found["the constructor starts a Ray"]
-    assert found["opened"] == ["one", "two", "one"]
-    assert found["ticks"] > 20  # while Ray started, which takes seconds
-    assert found["answer"] == "hello"
+    report, _ = own_ray
+    assert not report["the constructor starts a Ray"]
+    assert report["opened"] == ["one", "two", "one"]
+    assert report["ticks"] > 20  # while Ray started, which takes seconds
+    assert report["answer"] == "hello"
 
 
 @pytest.mark.timeout(300)
 def test_a_tool_that_is_a_ray_task_is_cancelled_also_where_sigint_is_ignored(
     own_ray: tuple[dict[str, Any], str],
 ) -> None:
-    found, _ = own_ray  # whose program has waited for the tool's KeyboardInterrupt
-    assert found["ignores SIGINT"]
+    report, _ = own_ray  # whose program has waited for the tool's KeyboardInterrupt
+    assert report["ignores SIGINT"]
 
 
 @pytest.mark.timeout(300)
 def test_a_manager_says_once_that_it_started_a_ray_of_its_own(own_ray: tuple[dict[str, Any], str]) -> None:
     _, logged = own_ray
-    said = [line for line in logged.splitlines() if line.startswith("INFO turnwise.actors.cluster.ray_runtime")]
-    assert len(said) == 1 and "ends with this process" in said[0] and "ray start --head" in said[0]
+    lines = [line for line in logged.splitlines() if line.startswith("INFO turnwise.actors.cluster.ray_runtime")]
+    assert len(lines) == 1 and "ends with this process" in lines[0] and "ray start --head" in lines[0]
 
 
 def test_workers_that_ignore_sigint_are_warned_about_once(ray_session: Any) -> None:
@@ -141,17 +141,17 @@ def test_workers_that_ignore_sigint_are_warned_about_once(ray_session: Any) -> N
 
             from turnwise.actors.inference.tools.tool import tool
 
-            said: list[str] = []
+            messages: list[str] = []
             handler = logging.Handler()
-            handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+            handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
             logging.getLogger("turnwise").addHandler(handler)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             task = tool(ray.remote(num_cpus=0)(whereabouts))
             assert not any(call(task, text="hi").result.is_error for _ in range(2))
-            return said
+            return messages
 
-    (said,) = ray_session.get(ray_session.remote(Deaf).options(num_cpus=0).remote().call.remote())
-    assert "ignore SIGINT" in said and "cannot be cancelled" in said
+    (messages,) = ray_session.get(ray_session.remote(Deaf).options(num_cpus=0).remote().call.remote())
+    assert "ignore SIGINT" in messages and "cannot be cancelled" in messages
 
 
 async def test_arguments_of_an_async_manager_are_refused_by_its_constructor_and_its_cluster_by_the_first_verb(
@@ -180,8 +180,8 @@ def test_settings_of_the_environment_are_read_when_a_manager_is_made(
 
     with monkeypatch.context() as patch:
         patch.setenv("TURNWISE_MEMORY_MAX_RESULTS", "many")
-        found = subprocess.run([sys.executable, "-c", "import turnwise"], capture_output=True, text=True, check=False)
-        assert found.returncode == 0, found.stderr
+        process = subprocess.run([sys.executable, "-c", "import turnwise"], capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stderr
         for family in (SessionManager, AsyncSessionManager):
             with pytest.raises(ConfigError, match="TURNWISE_MEMORY_MAX_RESULTS='many'"):
                 family(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine())

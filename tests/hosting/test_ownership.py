@@ -1,4 +1,4 @@
-"""Case 64: who owns a session, when the one that did is frozen and wakes up, and when many ask at once.
+"""Case 64: who owns a session, when its owner is frozen and wakes up, and when many ask at once.
 
 Run as a program it drives two sessions through Ray: `python test_ownership.py ADDRESS FOLDER NUMBER`.
 """
@@ -59,7 +59,7 @@ PLACEMENTS: dict[str, Placement] = {"dedicated": Dedicated(), "packed": Packed(h
 
 
 class HeldEngine:
-    """Answers when it is told to."""
+    """Answers when the test says so."""
 
     def __init__(self) -> None:
         self.goes_on = asyncio.Event()
@@ -109,8 +109,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 async def all_of(store: SessionStore) -> tuple[list[str], list[str]]:
     """Return the runs and the events of the session, as they are stored."""
-    found = await read_session(store, SessionKey("s"))
-    return [repr(run) for run in found.runs], [repr(event) for event in found.events]
+    records = await read_session(store, SessionKey("s"))
+    return [repr(run) for run in records.runs], [repr(event) for event in records.events]
 
 
 def test_an_owner_that_was_frozen_is_refused_and_changes_nothing(url: str) -> None:
@@ -129,8 +129,8 @@ def test_an_owner_that_was_frozen_is_refused_and_changes_nothing(url: str) -> No
         frozen.into.write("".join(f"{word}\n" for word in words))
         frozen.into.flush()
         os.kill(frozen.pid, signal.SIGCONT)
-        heard = [await asyncio.to_thread(frozen.out.readline) for _ in words]
-        assert heard == ["release done\n", *(f"{word} SessionFencedError\n" for word in words[1:])]
+        lines = [await asyncio.to_thread(frozen.out.readline) for _ in words]
+        assert lines == ["release done\n", *(f"{word} SessionFencedError\n" for word in words[1:])]
         assert await all_of(store) == before
         await core.admission.start(["fourth"], run_id="fourth")
         outcome = await core.reads.wait("fourth")
@@ -208,20 +208,20 @@ async def drive(address: str, folder: Path, number: str) -> None:
             namespace=f"test-{folder.name}",
         ) as manager:
             sizes = Workload(appends=0.2, cancels=0.2, follows=0.2, forks=0.0, run_timeout_s=BOUND_S)
-            left = iter(range(ASKED))
+            remaining = iter(range(ASKED))
             caller = Caller(
                 manager, name, name=number, workload=sizes, acknowledged=acknowledged, seed=f"{name} {number}"
             )
-            calling = asyncio.create_task(caller.call(lambda: next(left, None) is None))
+            calling = asyncio.create_task(caller.call(lambda: next(remaining, None) is None))
             session = await manager.open(name)
-            for at in range(SHARED):
-                prompt, run, asked = f"{name} shared {at}", None, acknowledged.clock()
+            for index in range(SHARED):
+                prompt, run, asked_at = f"{name} shared {index}", None, acknowledged.clock()
                 while run is None:
                     try:
                         run = await session.run(prompt, if_busy="enqueue", idempotency_key=prompt)
                     except (SessionBusyError, QueueFullError, SessionLostError, StoreError, OverloadedError):
                         await asyncio.sleep(0.05)
-                acknowledged.stored(name, [], asked, run_id=run.run_id)
+                acknowledged.stored(name, [], asked_at, run_id=run.run_id)
                 ids[prompt] = run.run_id
             await calling
 
@@ -239,23 +239,23 @@ def test_many_drivers_that_ask_one_session_for_everything_at_once_agree(
     command = [sys.executable, __file__, address, str(tmp_path)]
     drivers = [Popen([*command, str(number)], stdout=PIPE, stderr=PIPE, text=True) for number in range(DRIVERS)]
     try:
-        said = [driver.communicate(timeout=2 * BOUND_S) for driver in drivers]
+        outputs = [driver.communicate(timeout=2 * BOUND_S) for driver in drivers]
     finally:
         for driver in drivers:
             driver.kill()
             driver.wait()
-    assert [driver.returncode for driver in drivers] == [0] * DRIVERS, [errors[-2000:] for _, errors in said]
-    ids = [json.loads(out.splitlines()[-1]) for out, _ in said]
-    assert len(ids[0]) == 2 * SHARED and all(each == ids[0] for each in ids)
+    assert [driver.returncode for driver in drivers] == [0] * DRIVERS, [errors[-2000:] for _, errors in outputs]
+    ids = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    assert len(ids[0]) == 2 * SHARED and all(run_ids == ids[0] for run_ids in ids)
 
     async def check() -> None:
         for name in PLACEMENTS:
             store = open_store(f"sqlite:///{tmp_path}/{name}.db")
             acknowledged: Any = [note for note in told_in(tmp_path) if note.session_id == name]
-            found = await audit(store, [name], acknowledged, discards=True)
-            found.check()
+            report = await audit(store, [name], acknowledged, discards=True)
+            report.check()
             assert (
-                found.counts["acknowledged run"] >= DRIVERS * SHARED and found.counts["acknowledged prompt"] > DRIVERS
+                report.counts["acknowledged run"] >= DRIVERS * SHARED and report.counts["acknowledged prompt"] > DRIVERS
             )
             last = (await read_session(store, SessionKey(name))).turns[-1]
             prompts = [block.text for block in last.blocks if isinstance(block, User)]

@@ -137,7 +137,7 @@ class Asking:
 
 
 class Closed:
-    """Answers, and does what it is told when it is closed."""
+    """Answers; when it is closed, it does what `how` says."""
 
     def __init__(self, how: str) -> None:
         self.how = how
@@ -177,9 +177,9 @@ def test_many_sessions_share_few_places_and_nobody_can_tell() -> None:
         async def caller(number: int) -> None:
             nonlocal most
             name = names[number % len(names)]
-            for at in range(3):
-                run_id, prompt = f"run{number}-{at}", f"prompt {number}-{at}"
-                asked = acknowledged.clock()
+            for index in range(3):
+                run_id, prompt = f"run{number}-{index}", f"prompt {number}-{index}"
+                asked_at = acknowledged.clock()
                 outcome = None
                 while outcome is None:
                     try:
@@ -190,7 +190,7 @@ def test_many_sessions_share_few_places_and_nobody_can_tell() -> None:
                 most = max(most, len(hosting.residents))
                 assert outcome.state == "completed"
                 assert outcome.turn.record.run_id == run_id
-                acknowledged.stored(name, [prompt], asked, run_id=run_id, turn_index=outcome.turn.record.index)
+                acknowledged.stored(name, [prompt], asked_at, run_id=run_id, turn_index=outcome.turn.record.index)
                 acknowledged.ended(name, run_id, "completed")
                 await asyncio.sleep(dice.random())
 
@@ -262,12 +262,12 @@ async def test_sessions_that_make_room_at_the_same_time_leave_together(monkeypat
         return await leave(ownership)
 
     monkeypatch.setattr(Ownership, "leave", leave_later)
-    asked = [asyncio.ensure_future(hosting.ask(name, verbs.latest(()))) for name in "efghi"]
+    requests = [asyncio.ensure_future(hosting.ask(name, verbs.latest(()))) for name in "efghi"]
     await asyncio.sleep(1)
     assert leaving == [*"abcd"], "not one after the other, and who finds none to unload waits for these"
     gate.set()
-    await asyncio.gather(*asked)
-    assert len(left := hosting.residents) == 4 and set(left) < {*"efghi"}
+    await asyncio.gather(*requests)
+    assert len(resident_ids := hosting.residents) == 4 and set(resident_ids) < {*"efghi"}
 
 
 @pytest.mark.virtual_time
@@ -279,16 +279,16 @@ async def test_to_make_room_a_host_asks_only_the_sessions_that_were_used_least_r
     await hosting.create(*names)
     for name in names[:50]:
         await hosting.ask(name, verbs.latest(()))
-    asked: list[str] = []
+    session_ids: list[str] = []
 
     def is_idle(resident: SessionService) -> bool:
-        asked.append(resident.core.session_id)
+        session_ids.append(resident.core.session_id)
         return not resident.calls
 
     monkeypatch.setattr(SessionService, "is_idle", property(is_idle))
     for name in names[50:]:
         await hosting.ask(name, verbs.latest(()))
-    assert asked == names[:3]
+    assert session_ids == names[:3]
 
 
 @pytest.mark.virtual_time
@@ -301,11 +301,13 @@ async def test_a_host_takes_so_many_calls_and_of_each_session_so_many_and_says_w
     await hosting.ask("a", verbs.info())
     await hosting.ask("b", verbs.info())
     store.is_open.clear()
-    appends = [asyncio.ensure_future(hosting.ask("a", verbs.append(("hello",), f"key-{at}", ()))) for at in range(4)]
+    appends = [
+        asyncio.ensure_future(hosting.ask("a", verbs.append(("hello",), f"key-{index}", ()))) for index in range(4)
+    ]
     await asyncio.sleep(0)
     assert "max_session_calls=4" in str(await refused(OverloadedError, hosting.ask("a", verbs.latest(()))))
     assert (await hosting.ask("b", verbs.info())).active_run_id is None
-    more = [asyncio.ensure_future(hosting.ask("b", verbs.append(("hello",), f"key-{at}", ()))) for at in range(2)]
+    more = [asyncio.ensure_future(hosting.ask("b", verbs.append(("hello",), f"key-{index}", ()))) for index in range(2)]
     await asyncio.sleep(0.1)
     assert "max_calls=6" in str(await refused(OverloadedError, hosting.ask("b", verbs.latest(()))))
     store.is_open.set()
@@ -328,11 +330,11 @@ async def test_requests_of_one_batch_are_answered_as_they_are_ready_and_fail_ind
         verbs.warm().to(none),
         Message(fast, "mistake", (), {}),
     ]
-    found = []
+    batches = []
     async for ready in hosting.host.calls([request.pickled() for request in requests]):
-        found.append({place: pickle.loads(answer) for place, answer in ready})
+        batches.append({place: pickle.loads(answer) for place, answer in ready})
         patient.open.set()
-    first, last = found  # what is ready at once comes together
+    first, last = batches  # what is ready at once comes together
     assert sorted(first) == [1, 2, 3, 4]
     assert first[2] is None and isinstance(first[3].error, SessionNotFoundError)
     assert isinstance(first[1].error, SessionLostError) and "latest failed" in str(first[1].error)
@@ -350,8 +352,8 @@ def test_a_session_that_is_flooded_holds_no_neighbour_up() -> None:
         await hosting.create("flooded", *names)
         await hosting.ask("flooded", verbs.warm())
         flood = [
-            asyncio.ensure_future(hosting.ask("flooded", verbs.append((f"prompt {at}",), f"key {at}", ())))
-            for at in range(200)
+            asyncio.ensure_future(hosting.ask("flooded", verbs.append((f"prompt {index}",), f"key {index}", ())))
+            for index in range(200)
         ]
         await asyncio.sleep(0)
         await asyncio.gather(*(hosting.run(name, "hello", f"run-{name}") for name in names))
@@ -446,29 +448,31 @@ async def test_a_host_that_lost_a_session_to_another_owner_says_so_once_and_then
     hosting = Hosting(InMemoryStore(), EchoEngine())
     await hosting.create("a")
     await hosting.run("a", "hello", "run-1")
-    other = SessionCore(SessionKey("a"), hosting.store, EchoEngine())
-    await other.admission.append(["from elsewhere"], key="x")
+    other_core = SessionCore(SessionKey("a"), hosting.store, EchoEngine())
+    await other_core.admission.append(["from elsewhere"], key="x")
     await refused(SessionFencedError, hosting.start("a", "again", "run-2"))
     assert hosting.residents == []
     await hosting.run("a", "again", "run-2")
-    await refused(SessionFencedError, other.admission.append(["too late"], key="y"))
+    await refused(SessionFencedError, other_core.admission.append(["too late"], key="y"))
     turns, _ = await hosting.ask("a", verbs.turns(-1, 10, ()))
     assert [turn.record.run_id for turn in turns] == ["run-1", "run-2"]
 
 
 @pytest.mark.virtual_time
 async def test_an_engine_override_belongs_to_one_session_and_outlives_the_process_until_it_leaves() -> None:
-    store, others = InMemoryStore(), {"second": Named("second")}
-    hosting = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others)
+    store, other_engines = InMemoryStore(), {"second": Named("second")}
+    hosting = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), other_engines=other_engines)
     await hosting.create("a", "b", "c")
     await hosting.ask("a", verbs.window((), None), "second")
     assert hosting.overrides == {SessionKey("a"): EngineOverride("second")}
-    again = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others, overrides=hosting.overrides)
+    again = Hosting(
+        store, Named("first"), Packed(hosts=1, max_resident=2), other_engines=other_engines, overrides=hosting.overrides
+    )
     for name in "ab":
         await again.run(name, "who is there?", f"run-{name}")
     heads = [(await store.turns(SessionKey(name)))[-1] for name in "ab"]
-    said = [await store.blocks(turn.output) for turn in heads]
-    assert ["second" in said[0][0], "first" in said[1][0]] == [True, True]
+    outputs = [await store.blocks(turn.output) for turn in heads]
+    assert ["second" in outputs[0][0], "first" in outputs[1][0]] == [True, True]
     await again.ask("c", verbs.info())
     assert again.residents == ["b", "c"] and again.overrides == {}
 
@@ -480,7 +484,7 @@ async def test_a_run_that_waits_for_approval_keeps_its_engine_though_its_session
     store, limits = InMemoryStore(), Packed(hosts=1, max_resident=1)
     engines: dict[str, EngineBuilder] = {f"later {number}": Named("later") for number in range(MAX_CACHED)}
     engines["second"] = Asking("second")
-    hosting = Hosting(store, Asking("first"), limits, others=engines)
+    hosting = Hosting(store, Asking("first"), limits, other_engines=engines)
     await hosting.create("a", "b", "c")
     for name in "ab":
         await hosting.ask(name, verbs.window((), None), "second")
@@ -490,16 +494,16 @@ async def test_a_run_that_waits_for_approval_keeps_its_engine_though_its_session
     assert hosting.residents == ["c"] and hosting.overrides == {
         SessionKey(name): EngineOverride("second") for name in "ab"
     }
-    again = Hosting(store, Asking("first"), limits, others=engines, overrides=hosting.overrides)
-    for each, name in ((hosting, "a"), (again, "b")):
+    again = Hosting(store, Asking("first"), limits, other_engines=engines, overrides=hosting.overrides)
+    for host, name in ((hosting, "a"), (again, "b")):
         for number in range(2 * MAX_CACHED):
-            each.bring(f"newer {number}", EchoEngine())
-        await each.ask(name, verbs.decide(f"run-{name}", "call", ApprovalDecision(verdict="approved")))
-        assert (await each.ask(name, verbs.wait(None, f"run-{name}", ()))).state == "completed"
+            host.bring(f"newer {number}", EchoEngine())
+        await host.ask(name, verbs.decide(f"run-{name}", "call", ApprovalDecision(verdict="approved")))
+        assert (await host.ask(name, verbs.wait(None, f"run-{name}", ()))).state == "completed"
         (turn,) = await store.turns(SessionKey(name))
         assert "second" in (await store.blocks(turn.output))[0]
-        await each.ask("c", verbs.info())
-        assert SessionKey(name) not in each.overrides, "nothing waits any more"
+        await host.ask("c", verbs.info())
+        assert SessionKey(name) not in host.overrides, "nothing waits any more"
 
 
 @pytest.mark.virtual_time
@@ -507,10 +511,10 @@ async def test_an_unreadable_session_does_not_keep_a_host_from_leaving(caplog: p
     """Case 63: the key of a user was deleted while a run was active."""
 
     store = InMemoryStore()
-    lost = Hosting(store, Patient())
-    await lost.create("deleted", "chat")
+    lost_host = Hosting(store, Patient())
+    await lost_host.create("deleted", "chat")
     for name in ("deleted", "chat"):
-        await lost.start(name, "hello", f"run-{name}")
+        await lost_host.start(name, "hello", f"run-{name}")
     activate = store.activate
 
     async def keyless(key: SessionKey) -> Activation:
@@ -533,11 +537,11 @@ def test_the_next_process_sees_to_the_runs_of_its_sessions_and_to_no_others() ->
 
     async def life(seed: int) -> None:
         store, engine = DawdlingStore(random.Random(seed)), Patient()
-        lost = Hosting(store, engine)
+        lost_host = Hosting(store, engine)
         names = [f"chat{number}" for number in range(30)]
-        await lost.create(*names)
+        await lost_host.create(*names)
         for name in names[:20]:
-            await lost.start(name, "hello", f"run-{name}")
+            await lost_host.start(name, "hello", f"run-{name}")
         store.fail_rate = 0.05
         again = Hosting(store, EchoEngine())
         await again.host.recover(lambda key: key.session_id != "chat0")
@@ -575,10 +579,10 @@ def test_sessions_move_from_replaced_hosts_once_they_are_idle_and_no_run_is_inte
 
         async def caller(number: int) -> None:
             name = names[number % len(names)]
-            for at in range(4):
-                run_id, prompt = f"run{number}-{at}", f"prompt {number}-{at}"
-                hosting = new if dice.random() < at / 3 else old
-                asked = acknowledged.clock()
+            for index in range(4):
+                run_id, prompt = f"run{number}-{index}", f"prompt {number}-{index}"
+                hosting = new if dice.random() < index / 3 else old
+                asked_at = acknowledged.clock()
                 outcome = None
                 while outcome is None:
                     try:
@@ -586,7 +590,7 @@ def test_sessions_move_from_replaced_hosts_once_they_are_idle_and_no_run_is_inte
                     except SessionFencedError:
                         hosting = new  # as a caller that looks again would find
                 assert outcome.state == "completed", "a move interrupts nothing"
-                acknowledged.stored(name, [prompt], asked, run_id=run_id, turn_index=outcome.turn.record.index)
+                acknowledged.stored(name, [prompt], asked_at, run_id=run_id, turn_index=outcome.turn.record.index)
                 acknowledged.ended(name, run_id, "completed")
                 await asyncio.sleep(dice.random() * 0.1)
 
@@ -642,7 +646,7 @@ async def test_an_earlier_host_that_is_frozen_keeps_no_session(monkeypatch: pyte
 async def test_a_session_that_cannot_leave_stays_with_the_replaced_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Case 64: an error of the earlier host's does not travel: its callers are asked there, and told there."""
+    """Case 64: an error of the earlier host stays there: callers ask that host and get its error."""
 
     old = Hosting(InMemoryStore(), EchoEngine())
     await old.create("a")

@@ -44,7 +44,7 @@ WAIT_S = 120.0
 
 
 class Patient:
-    """Echoes what it is told, as soon as a file is there."""
+    """Echoes the prompt as soon as a file is there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,14 +110,14 @@ def test_many_sessions_live_in_two_processes_and_keep_to_themselves(make_manager
     code += "print(pickle.loads(bytes.fromhex(sys.argv[1])).wait(30).text)"
     address = __import__("ray").get_runtime_context().gcs_address
     done.wait(WAIT_S)
-    other = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, pickle.dumps(done).hex(), address],
         capture_output=True,
         text=True,
         timeout=WAIT_S,
         check=True,
     )
-    assert other.stdout.strip() == "hello again"
+    assert process.stdout.strip() == "hello again"
     assert [type(event) for event in done.events()][-1] is RunCompleted
     for chat in chats:
         check(manager, [chat.id], user_id=chat.user_id)
@@ -132,9 +132,9 @@ def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_
     chats = [manager.open(name) for name in names]
     executions: list[ExecutionHandle] = []
     for chat in chats:
-        asked = acknowledged.clock()
+        asked_at = acknowledged.clock()
         execution = chat.run("slow 10000")
-        acknowledged.stored(chat.id, ["slow 10000"], asked, run_id=execution.run_id)
+        acknowledged.stored(chat.id, ["slow 10000"], asked_at, run_id=execution.run_id)
         executions.append(execution)
     pids = [process_of(chat.info()) for chat in chats]
     os.kill(pids[0], signal.SIGKILL)
@@ -143,9 +143,9 @@ def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_
 
     async def states() -> set[str]:
         store = manager._client.open_store()
-        found: set[str] = {(await store.run(execution.run_id)).state for execution in lost}
+        run_states: set[str] = {(await store.run(execution.run_id)).state for execution in lost}
         await store.close()
-        return found
+        return run_states
 
     until(lambda: asyncio.run(states()) == {"interrupted"})
     for execution in lost:
@@ -165,14 +165,14 @@ def test_a_run_is_resumed_in_the_next_process_with_its_own_engine(
     """Case 33, in a host of many, whose other sessions have another engine."""
     config = SessionConfig(on_lost="resume")
     first = make_manager(placement=Packed(hosts=1), engine=ScriptedEngine("first "), config=config)
-    chat, other = first.open("chat"), first.open("other")
+    chat, other_chat = first.open("chat"), first.open("other")
     assert chat.run("x").wait(WAIT_S).text == "first x"
     second = make_manager(placement=Packed(hosts=1), engine=ScriptedEngine("second "), config=config)
     assert second.open("chat").run("x").wait(WAIT_S).text == "second x"
-    running, left = second.open("chat").run("slow 150"), other.run("slow 150")
+    running, interrupted = second.open("chat").run("slow 150"), other_chat.run("slow 150")
     os.kill(process_of(chat.info()), signal.SIGKILL)
     assert running.wait(WAIT_S).text == "second slow 150"
-    assert left.wait(WAIT_S).text == "first slow 150"
+    assert interrupted.wait(WAIT_S).text == "first slow 150"
     check(first, ["chat", "other"])
 
 
@@ -266,9 +266,9 @@ def grind(until: str) -> str:
 
 def test_a_tool_that_computes_stalls_no_neighbour(make_manager: MakeManager, tmp_path: Path) -> None:
     manager = make_manager(placement=Packed(hosts=1), engine=Miller())
-    mill, other = manager.open("mill"), manager.open("other")
+    mill, other_chat = manager.open("mill"), manager.open("other")
     grinding = mill.run(str(tmp_path / "enough"))
-    assert [other.run("hello").wait(WAIT_S).text for _ in range(5)] == ["hello"] * 5
+    assert [other_chat.run("hello").wait(WAIT_S).text for _ in range(5)] == ["hello"] * 5
     assert grinding.is_running()
     (tmp_path / "enough").touch()
     assert grinding.wait(WAIT_S).text == "ground"
@@ -295,7 +295,7 @@ def test_the_async_family_runs_a_thousand_sessions_at_once(make_manager: MakeMan
 def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
     make_manager: MakeManager, tmp_path: Path
 ) -> None:
-    """Cases 15 and 63: what went to it together is asked again, each by itself, and no caller can tell."""
+    """Cases 15 and 63: requests of one batch are sent again one by one, and no caller notices."""
     shown = make_manager(placement=Packed(hosts=2))
     names, acknowledged = [f"chat-{number}" for number in range(200)], Acknowledged()
 
@@ -308,10 +308,10 @@ def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
 
             async def turn(chat: AsyncSession) -> None:
                 for number in range(3):
-                    asked, prompt = acknowledged.clock(), f"{chat.id} {number}"
+                    asked_at, prompt = acknowledged.clock(), f"{chat.id} {number}"
                     execution = await chat.run(prompt)
                     acknowledged.stored(
-                        chat.id, [prompt], asked, run_id=execution.run_id, turn_index=execution.turn_index
+                        chat.id, [prompt], asked_at, run_id=execution.run_id, turn_index=execution.turn_index
                     )
                     if victim in alive:
                         os.kill(alive.pop(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A session's process that is started again goes on by itself."""
+"""A session's process that is restarted continues without a request."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def test_a_process_that_is_back_has_loaded_what_an_answer_needs_and_no_more(
     thresholds, *loaded = printed.partition("answer: ")[2].splitlines()  # Ray prints what it thinks of kills, too
     assert thresholds == str(THRESHOLDS)
     assert "turnwise.memory.stores.sql.store" in loaded
-    others = {"numpy", "chromadb", "openai", "sqlalchemy.dialects.postgresql", "turnwise.memory.stores.in_memory"}
-    assert not others & {*loaded}
+    unneeded = {"numpy", "chromadb", "openai", "sqlalchemy.dialects.postgresql", "turnwise.memory.stores.in_memory"}
+    assert not unneeded & {*loaded}

@@ -38,16 +38,16 @@ def test_a_restore_under_live_sessions_mixes_no_users_and_bricks_no_session(
     copy(live, saved)
     alice = manager.open("alice's", user_id="alice")
     secret = alice.run("a secret").wait(WAIT_S)
-    gone = carol.run("gone").wait(WAIT_S)
+    undone = carol.run("gone").wait(WAIT_S)
     copy(saved, live)
 
     # Alice's process still has her session. The next ones get nothing of it, under another id or her own.
-    other, same = manager.open("bob's", user_id="bob"), manager.open("alice's", user_id="bob")
-    assert (other.latest(), same.latest(), same.turns()) == (None, None, [])
-    assert prompts_of(other.run("hello").wait(WAIT_S).blocks) == ["hello"]
+    bobs, bobs_alices = manager.open("bob's", user_id="bob"), manager.open("alice's", user_id="bob")
+    assert (bobs.latest(), bobs_alices.latest(), bobs_alices.turns()) == (None, None, [])
+    assert prompts_of(bobs.run("hello").wait(WAIT_S).blocks) == ["hello"]
     with pytest.raises(SessionNotFoundError):
         alice.run("another secret")
-    assert prompts_of(same.run("hello again").wait(WAIT_S).blocks) == ["hello again"]
+    assert prompts_of(bobs_alices.run("hello again").wait(WAIT_S).blocks) == ["hello again"]
     for ask in (alice.latest, alice.turns, alice.info):
         with pytest.raises(SessionNotFoundError):
             ask()
@@ -56,10 +56,10 @@ def test_a_restore_under_live_sessions_mixes_no_users_and_bricks_no_session(
     with pytest.raises(SessionRevertedError):
         carol.run("after")
     after = carol.run("after").wait(WAIT_S)
-    assert prompts_of(after.blocks) == ["kept", "after"] and after.index > gone.index
+    assert prompts_of(after.blocks) == ["kept", "after"] and after.index > undone.index
     assert [prompts_of(turn.new_blocks) for turn in carol.turns()] == [["kept"], ["after"]]
     assert "session_reverted" in [event.kind for event in carol.events()]
-    assert (prompts_of(gone.blocks), prompts_of(secret.blocks)) == (["kept", "gone"], ["a secret"])
+    assert (prompts_of(undone.blocks), prompts_of(secret.blocks)) == (["kept", "gone"], ["a secret"])
 
 
 def test_a_redis_that_is_emptied_under_a_live_host_shows_nothing_of_what_it_had(

@@ -1,4 +1,4 @@
-"""Two Rays on one store: the second is told, and reads without disturbing the first.
+"""Two Rays on one store: the second gets an error or a warning, and reads without disturbing the first.
 
 Run as a program it is the second Ray: `python test_two_rays.py URL...` prints what it found in each as JSON.
 """
@@ -60,18 +60,18 @@ def reading(manager: SessionManager) -> dict[str, Any]:
 
 def second_ray(url: str) -> dict[str, Any]:
     """Do in a second Ray what two processes of one service would do."""
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for family in (SessionManager, AsyncSessionManager):
         manager = None
         try:
             manager = family(url, engine=ScriptedEngine())
             if isinstance(manager, AsyncSessionManager):
                 asyncio.run(manager.count())
-            found[family.__name__] = "opened"
+            report[family.__name__] = "opened"
         except ConfigError as error:
-            found[family.__name__] = str(error)
+            report[family.__name__] = str(error)
     with SessionManager(url, engine=ScriptedEngine(), read_only=True) as reader:
-        found["read"] = reading(reader)
+        report["read"] = reading(reader)
         chat, refused = reader.get("chat"), []
         changes: list[Callable[[], object]] = [
             lambda: chat.run("me too"),
@@ -92,11 +92,11 @@ def second_ray(url: str) -> dict[str, Any]:
                 change()
             except ReadOnlyStoreError as error:
                 refused.append(str(error))
-        found["changes"], found["refused"] = len(changes), len(refused)
+        report["changes"], report["refused"] = len(changes), len(refused)
         with contextlib.suppress(SessionNotFoundError):
             reader.open("another")
-            found["made"] = True
-    return found
+            report["made"] = True
+    return report
 
 
 def program(*urls: str) -> None:
@@ -126,7 +126,7 @@ def test_a_second_ray_is_refused_a_sqlite_file_and_reads_it_without_disturbing_t
     make_manager: MakeManager, ray_session: ModuleType, tmp_path: Path
 ) -> None:
     run = begun(make_manager())
-    (found,), _ = in_second_ray(f"sqlite:///{tmp_path}/chats.db")
+    (report,), _ = in_second_ray(f"sqlite:///{tmp_path}/chats.db")
     for family in ("SessionManager", "AsyncSessionManager"):
         for part in (
             "the Ray cluster at",
@@ -134,11 +134,11 @@ def test_a_second_ray_is_refused_a_sqlite_file_and_reads_it_without_disturbing_t
             "ray start --head",
             "RAY_ADDRESS",
         ):
-            assert part in found[family]
-    assert found["read"]["states"] == ["running"] * 3
-    assert found["read"]["latest"] == 0 and found["read"]["listed"] == ["chat"] and found["read"]["running"]
-    assert found["read"]["info"] == run.run_id and found["read"]["events"] == ["run_started"]
-    assert found["refused"] == found["changes"] and "made" not in found
+            assert part in report[family]
+    assert report["read"]["states"] == ["running"] * 3
+    assert report["read"]["latest"] == 0 and report["read"]["listed"] == ["chat"] and report["read"]["running"]
+    assert report["read"]["info"] == run.run_id and report["read"]["events"] == ["run_started"]
+    assert report["refused"] == report["changes"] and "made" not in report
     assert run.is_running()
     run.cancel()
 
@@ -148,14 +148,14 @@ def test_a_second_ray_on_a_server_is_warned_with_both_addresses(
     make_manager: MakeManager, ray_session: ModuleType, database: str, redis_url: str
 ) -> None:
     runs = [begun(make_manager(store=url)) for url in (database, redis_url)]
-    found, logged = in_second_ray(database, redis_url)
+    states, logged = in_second_ray(database, redis_url)
     warned = [
         line for line in logged.splitlines() if "takes the session from the other" in line and ".store_reads:" in line
     ]
     assert len(warned) == 2, "once of each store"
     address = ray_session.get_runtime_context().gcs_address
     assert all(address in line and "takes the session from the other" in line for line in warned)
-    for run, of_store in zip(runs, found, strict=True):
+    for run, of_store in zip(runs, states, strict=True):
         assert of_store["SessionManager"] == of_store["AsyncSessionManager"] == "opened"
         assert of_store["read"]["states"] == ["running"] * 3
         assert run.is_running()
@@ -166,11 +166,11 @@ def test_to_read_in_another_namespace_interrupts_no_run(
     make_manager: MakeManager, ray_session: ModuleType, tmp_path: Path
 ) -> None:
     run = begun(make_manager())
-    with SessionManager(f"sqlite:///{tmp_path}/chats.db", engine=ScriptedEngine(), namespace="elsewhere") as other:
-        found = reading(other)
-        assert found["states"] == ["running"] * 3 and found["running"] and found["found"]
-        named = ray_session.util.list_named_actors(all_namespaces=True)
-        assert not [actor for actor in named if actor["namespace"] == "elsewhere"]
+    with SessionManager(f"sqlite:///{tmp_path}/chats.db", engine=ScriptedEngine(), namespace="elsewhere") as manager:
+        report = reading(manager)
+        assert report["states"] == ["running"] * 3 and report["running"] and report["found"]
+        named_actors = ray_session.util.list_named_actors(all_namespaces=True)
+        assert not [actor for actor in named_actors if actor["namespace"] == "elsewhere"]
     assert run.is_running()
     run.cancel()
 
@@ -207,9 +207,9 @@ for url in sys.argv[1:]:
             print(type(error).__name__)
 assert not ray.is_initialized()
 """
-    there, missing = f"sqlite:///{tmp_path}/chats.db", f"sqlite:///{tmp_path}/missing.db"
-    assert run_with(open_store(there), lambda store: store.count()) == 0
-    command = [sys.executable, "-c", script, there, missing]
+    existing, absent = f"sqlite:///{tmp_path}/chats.db", f"sqlite:///{tmp_path}/missing.db"
+    assert run_with(open_store(existing), lambda store: store.count()) == 0
+    command = [sys.executable, "-c", script, existing, absent]
     done = subprocess.run(command, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["SessionNotFoundError", "StoreError"]

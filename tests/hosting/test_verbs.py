@@ -41,7 +41,7 @@ ACTORS = Path(verbs.__file__).parents[1]
 REF = SessionRef(SessionKey("chat", "ann"))
 
 VALID: dict[str, Any] = {
-    "held": (),
+    "cached": (),
     "index": 1,
     "after": -1,
     "limit": 10,
@@ -120,8 +120,8 @@ class World:
         answer = await self.service.carry_out(call.to(REF))
         return answer.answer if isinstance(answer, Waited) else answer
 
-    async def stored(self) -> Any:
-        """Return what is stored of all sessions and memories, once nothing is under way."""
+    async def stored_state(self) -> Any:
+        """Return the stored records of all sessions and memories, once nothing runs."""
         contents: list[Any] = []
         for session in await self.store.query(user_id="ann"):
             if session.key == REF.key:
@@ -155,11 +155,13 @@ def call_of(verb: Verb[..., Any], world: World) -> VerbCall[Any]:
         own = {"spans": world.core.state.head.prompt}
     args: list[Any] = []
     options: dict[str, Any] = {}
-    for one in [*inspect.signature(verb.carry_out).parameters.values()][2 if verb.holds_engine else 1 :]:
-        if one.name in own or (one.default is one.empty and one.kind is not one.VAR_KEYWORD):
-            value = own[one.name] if one.name in own else VALID[one.name]
-            if one.kind is one.KEYWORD_ONLY:
-                options[one.name] = value
+    for parameter in [*inspect.signature(verb.carry_out).parameters.values()][2 if verb.holds_engine else 1 :]:
+        if parameter.name in own or (
+            parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        ):
+            value = own[parameter.name] if parameter.name in own else VALID[parameter.name]
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                options[parameter.name] = value
             else:
                 args.append(value)
     return verb(*args, **options)
@@ -170,10 +172,10 @@ async def test_a_verb_that_is_carried_out_twice_changes_no_more_than_once(verb: 
     world = await World(waits=verb.name in ("cancel", "decide")).begin()
     call = call_of(verb, world)
     await world.ask(call)
-    once = await world.stored()
+    once = await world.stored_state()
     with suppress(SessionNotFoundError):  # what was deleted
         await world.ask(call)
-    assert (await world.stored() == once) is verb.repeatable
+    assert (await world.stored_state() == once) is verb.repeatable
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS.values() if verb.reads], ids=lambda verb: verb.name)
@@ -193,7 +195,7 @@ def strings_together(path: Path) -> Iterator[tuple[int, set[str]]]:
             members = node.keys if isinstance(node, ast.Dict) else node.elts
             yield (
                 node.lineno,
-                {one.value for one in members if isinstance(one, ast.Constant) and isinstance(one.value, str)},
+                {node.value for node in members if isinstance(node, ast.Constant) and isinstance(node.value, str)},
             )
 
 
@@ -218,7 +220,9 @@ def test_a_verb_says_what_it_does_and_of_which_types_its_arguments_are() -> None
     for verb in VERBS.values():
         signature = inspect.signature(verb.carry_out)
         assert verb.carry_out.__doc__ and signature.return_annotation is not inspect.Signature.empty, verb.name
-        assert all(one.annotation is not one.empty for one in [*signature.parameters.values()][1:]), verb.name
+        assert all(parameter.annotation is not parameter.empty for parameter in [*signature.parameters.values()][1:]), (
+            verb.name
+        )
         if verb.waits:
             assert [*signature.parameters][1] == "timeout_s", f"{verb.name}: its time comes first"
 

@@ -106,5 +106,5 @@ def test_thousands_of_abandoned_waits_block_no_decision_cancel_or_read(
 
     until(has_left, SLICE_S + 20.0)  # a slice, and a busy machine
     pickled = pickle.dumps((url, namespace, placement, run_id)).hex()
-    other = python(APPROVE, ray_session.get_runtime_context().gcs_address, pickled)
-    assert other.communicate(timeout=60)[0].strip() == "done"
+    process = python(APPROVE, ray_session.get_runtime_context().gcs_address, pickled)
+    assert process.communicate(timeout=60)[0].strip() == "done"

@@ -114,22 +114,22 @@ OF_A_CANCEL = ["ms of the faster half, on average", "ms of the slowest 2"]
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_the_bench_prints_every_measurement_and_whether_each_goal_is_met(tmp_path: Path) -> None:
-    here = os.environ | {"PYTHONPATH": str(BENCH.parents[1] / "support")}
-    kept = tmp_path / "goals.json"
-    command = [sys.executable, str(BENCH), "--quick", "--json", str(kept)]
-    ran = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=580, check=False, env=here)
+    env = os.environ | {"PYTHONPATH": str(BENCH.parents[1] / "support")}
+    goals_file = tmp_path / "goals.json"
+    command = [sys.executable, str(BENCH), "--quick", "--json", str(goals_file)]
+    ran = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=580, check=False, env=env)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = ran.stdout.splitlines()
-    for what in MEASURED:
+    for name in MEASURED:
         times = r" +\d+( +\d+\.\d\d ms){4}"
-        assert any(re.match(re.escape(what) + times, line) for line in lines), what
-    for what in COUNTED:
-        assert any(re.match(rf" *{re.escape(what)} +\d", line) for line in lines), what
-    for what in OF_A_CANCEL:
-        assert any(re.match(rf" *{what} +to the process \d", line) for line in lines), what
+        assert any(re.match(re.escape(name) + times, line) for line in lines), name
+    for name in COUNTED:
+        assert any(re.match(rf" *{re.escape(name)} +\d", line) for line in lines), name
+    for name in OF_A_CANCEL:
+        assert any(re.match(rf" *{name} +to the process \d", line) for line in lines), name
     goals = [line for line in lines if "goal at " in line]
     assert all(line.endswith((": met", ": MISSED")) for line in goals)
     met = sum(line.endswith(": met") for line in goals)
     assert re.match(rf"{met} of {len(goals)} goals met, in \d+ s", lines[-1])
-    names = [goal["name"] for goal in json.loads(kept.read_text(encoding="utf-8"))["goals"]]
+    names = [goal["name"] for goal in json.loads(goals_file.read_text(encoding="utf-8"))["goals"]]
     assert len(names) == len(goals) and len(set(names)) == len(names), "verdicts.py finds each by its name"

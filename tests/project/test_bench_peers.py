@@ -65,15 +65,15 @@ class Core:
 
     async def stop(self, chat: str, prompt: str, after: int) -> float:
         core, run_id = await self.run(chat, prompt)
-        read, at = list[Event](), 0
+        read, last_seq = list[Event](), 0
         while not any(event.kind == "text_delta" for event in read):
-            read, at, _ = await core.reads.events(at, run_id=run_id, timeout_s=10.0)
+            read, last_seq, _ = await core.reads.events(last_seq, run_id=run_id, timeout_s=10.0)
         await core.admission.cancel("enough", run_id)
         return 1.0
 
     async def history(self, chat: str) -> History:
-        found, _ = await (await self.core(chat)).reads.messages(None, 100)
-        return [(message.role, message.text) for message in found]
+        messages, _ = await (await self.core(chat)).reads.messages(None, 100)
+        return [(message.role, message.text) for message in messages]
 
     async def save(self, user: str, items: Sequence[tuple[str, str]]) -> None:
         source = Source(session_id=user, turn_index=0)
@@ -94,12 +94,12 @@ class Here:
         self.peer, self.runner = Core(model), asyncio.Runner()
         self.answers: AsyncIterator[Any] | None = None
 
-    def do(self, what: str, **given: Any) -> Any:
-        self.ask(what, **given)
+    def do(self, verb: str, **arguments: Any) -> Any:
+        self.ask(verb, **arguments)
         return self.answer()
 
-    def ask(self, what: str, **given: Any) -> None:
-        self.answers = carry_out(self.peer, what, given)
+    def ask(self, verb: str, **arguments: Any) -> None:
+        self.answers = carry_out(self.peer, verb, arguments)
 
     def answer(self) -> Any:
         async def next_one() -> Any:
@@ -146,16 +146,16 @@ def test_the_page_has_each_question_with_its_ratios_and_what_the_histories_hold(
 
 def test_the_page_has_how_much_each_long_term_memory_finds(small: Bench) -> None:
     """Words alone find none of what shares no word with a question."""
-    found = recall.ask(small)
-    assert all(shares == {"meaning": [0.0] * 10} for shares in found["shares"].values())
-    text = page.text_of({**HEAD, "recall": json.loads(json.dumps(found))})
+    results = recall.ask(small)
+    assert all(shares == {"meaning": [0.0] * 10} for shares in results["shares"].values())
+    text = page.text_of({**HEAD, "recall": json.loads(json.dumps(results))})
     assert all(re.search(rf"\| {name} \| 0\.00 \| \d+\.\d ms \|", text) for name in MEMORIES), text
 
 
 def test_a_share_is_how_much_of_the_evidence_was_found(small: Bench) -> None:
-    worker = small.one("turnwise, packed", "recall", Model())
-    worker.do("recall.saved", user="u", items=[["1", "The parcel is in Ghent."], ["2", "Rain fell on Sunday."]])
-    ids, seconds = worker.do("recall.found", user="u", prompts=["Where is the parcel?"])
+    worker = small.start_one("turnwise, packed", "recall", Model())
+    worker.do("recall.save", user="u", items=[["1", "The parcel is in Ghent."], ["2", "Rain fell on Sunday."]])
+    ids, seconds = worker.do("recall.find", user="u", prompts=["Where is the parcel?"])
     assert ids == ["1"] and seconds > 0
     assert recall.share(ids, ["1"]) == 1 and recall.share(ids, ["1", "2"]) == 0.5 and recall.share(ids, ["2"]) == 0
     assert recall.share([], []) == 1 and recall.share(ids, []) == 0
@@ -163,7 +163,7 @@ def test_a_share_is_how_much_of_the_evidence_was_found(small: Bench) -> None:
 
 
 def test_the_page_says_where_turnwise_is_behind_by_its_own_numbers() -> None:
-    ours, other = {"turnwise, packed": [0.002, 0.002]}, {"Quick": [0.001, 0.001], "Alike": [0.0019, 0.0019]}
+    own, peers = {"turnwise, packed": [0.002, 0.002]}, {"Quick": [0.001, 0.001], "Alike": [0.0019, 0.0019]}
     shares = {
         "turnwise VectorMemory": {"meaning": [0.0, 0.5]},
         "Near": {"meaning": [1.0, 1.0]},
@@ -172,7 +172,7 @@ def test_the_page_says_where_turnwise_is_behind_by_its_own_numbers() -> None:
     times = {"turnwise VectorMemory": [0.001], "Near": [0.002], "Far": [0.002]}
     resident = {"turnwise, packed": {"before": 9e8, "after": 9e8 + 5e4, "count": 2}}
     results = {
-        "many": {"taken": {"1": ours | other, "10": other | {"turnwise, packed": [0.0005]}}, "failed": {}},
+        "many": {"taken": {"1": own | peers, "10": peers | {"turnwise, packed": [0.0005]}}, "failed": {}},
         "resident": resident | {"Quick": {"before": 8e7, "after": 8e7 + 4e3, "count": 2}},
         "recall": {"shares": shares, "saved": times, "taken": times, "versions": {}},
     }
@@ -212,8 +212,8 @@ def test_the_process_of_turnwise_answers_and_is_killed_with_its_ray(tmp_path: Pa
     worker = Worker(sys.executable, "turnwise, packed", tmp_path, Model(), {})
     try:
         assert worker.do("versions")["turnwise"]
-        taken = worker.do("growth.turns", count=2, chat="t")
-        assert len(taken) == 2
+        seconds = worker.do("growth.turns", count=2, chat="t")
+        assert len(seconds) == 2
         assert worker.do("crash.history") == [["user", PROMPT], ["assistant", PROMPT]] * 2
         processes = descendants(worker.pid)
     finally:

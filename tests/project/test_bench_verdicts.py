@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import verdicts
-from cancelling import PARTS, parts_of, told
+from cancelling import PARTS, means_text, parts_of
 from harness import Samples, Table
 from packing import ends
 
@@ -65,7 +65,7 @@ def test_the_parts_of_a_cancel_are_all_its_time() -> None:
     assert parts == pytest.approx(
         dict(zip((*PARTS, "garbage"), (0.001, 0.003, 0.003, 0.002, 0.003, 0.0005), strict=True))
     )
-    assert told([parts, parts]).startswith(
+    assert means_text([parts, parts]).startswith(
         "to the process 1, in it 3, its thread 3, SQLite 2, to the waiter 3, garbage 0.5"
     )
 
@@ -74,5 +74,5 @@ def test_one_part_that_met_other_work_hardly_moves_the_line_through_all() -> Non
     assert ends([1.0, 2.0, 3.0, 4.0]) == (1.0, 4.0)
     assert ends([5.0] * 9 + [1.0]) == (5.0, 5.0)
     assert ends([1.0, *[5.0] * 9]) == (5.0, 5.0)
-    first, last = ends([10.0 - at for at in range(10)])
+    first, last = ends([10.0 - index for index in range(10)])
     assert last / first == pytest.approx(0.1), "a rate that falls all the way is seen"

@@ -18,25 +18,25 @@ COSTS = Costs(caller=0.0006, host=0.001, store=0.0004, ray=0.0002, serial=0.0008
 
 
 def test_a_caller_alone_waits_for_each_part_in_turn() -> None:
-    found = simulate(COSTS, Load(hosts=1, callers=1, cores=2, seconds=4.0))
-    assert found.rate == pytest.approx(1 / COSTS.all, rel=0.05)
-    assert found.p50_s == pytest.approx(COSTS.all, rel=0.1)
+    prediction = simulate(COSTS, Load(hosts=1, callers=1, cores=2, seconds=4.0))
+    assert prediction.rate == pytest.approx(1 / COSTS.all, rel=0.05)
+    assert prediction.p50_s == pytest.approx(COSTS.all, rel=0.1)
 
 
 @pytest.mark.parametrize(
     ("hosts", "cores", "bound"), [(1, 8, 1 / COSTS.serial), (8, 2, 2 / COSTS.all), (8, 32, 1 / COSTS.caller)]
 )
 def test_the_busiest_part_is_the_bound(hosts: int, cores: int, bound: float) -> None:
-    found = simulate(COSTS, Load(hosts=hosts, callers=64, cores=cores, seconds=2.0))
-    assert found.rate == pytest.approx(bound, rel=0.1)
+    prediction = simulate(COSTS, Load(hosts=hosts, callers=64, cores=cores, seconds=2.0))
+    assert prediction.rate == pytest.approx(bound, rel=0.1)
 
 
 def test_a_killed_host_costs_turns_and_the_same_seed_gives_the_same() -> None:
     load = Load(hosts=2, callers=8, cores=8, seconds=2.0)
     killed = replace(load, kill_every_s=0.4, recovery_s=0.2)
-    found = simulate(COSTS, killed)
-    assert found.rate < 0.9 * simulate(COSTS, load).rate
-    assert simulate(COSTS, killed) == found != simulate(COSTS, killed, seed=1)
+    prediction = simulate(COSTS, killed)
+    assert prediction.rate < 0.9 * simulate(COSTS, load).rate
+    assert simulate(COSTS, killed) == prediction != simulate(COSTS, killed, seed=1)
 
 
 def test_a_new_process_in_a_killed_hosts_place_takes_cores_from_the_others() -> None:
@@ -56,7 +56,7 @@ def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What was measured, as `capacity.measure` writes it."""
     monkeypatch.setattr(page, "SIMULATED_S", 1.0)
     cpu = {"caller": COSTS.caller, "host": COSTS.host, "store": COSTS.store, "ray": COSTS.ray}
-    one = {
+    measured = {
         "nodes": 1,
         "hosts": 1,
         "rate": 900.0,
@@ -66,11 +66,11 @@ def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "calls": 5 / 64,
         "callers": 64,
     }
-    one |= {"recovery_s": 2.0, "restart_cpu_s": 1.5}
-    server = {**one, "store": "postgresql", "transactions": 2.5, "connections": 6}
+    measured |= {"recovery_s": 2.0, "restart_cpu_s": 1.5}
+    server = {**measured, "store": "postgresql", "transactions": 2.5, "connections": 6}
     several = {**server, "hosts": 2, "rate": 2 / (4 / 3 * COSTS.all), "connections": 10}
     killed = {
-        **one,
+        **measured,
         "store": "postgresql",
         "hosts": 2,
         "rate": 300.0,
@@ -84,7 +84,14 @@ def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "callers": 16,
         "rate": 500.0,
     }
-    runs = [{**one, "store": "sqlite"}, server, several, killed, {**one, "store": "sqlite", **dear}, {**server, **dear}]
+    runs = [
+        {**measured, "store": "sqlite"},
+        server,
+        several,
+        killed,
+        {**measured, "store": "sqlite", **dear},
+        {**server, **dear},
+    ]
     return {"cores": 2, "callers": 64, "resident_bytes": 25_600.0, "seconds": 240.0, "runs": runs}
 
 
@@ -132,7 +139,7 @@ def test_a_prediction_that_is_off_by_more_than_a_fifth_fails_and_the_page_is_wri
     assert "more than 20%: postgresql, nodes=1, hosts=2" in capsys.readouterr().err
     del results["runs"][3]["kill_every_s"]
     results["runs"][3] |= {"rate": 2 / (4 / 3 * COSTS.all)}
-    assert all(each.verdict != "MISSED" for each in page.compared(results))
+    assert all(comparison.verdict != "MISSED" for comparison in page.compared(results))
 
 
 def test_a_quick_run_prints_the_page_and_leaves_the_written_one(

@@ -47,7 +47,7 @@ ALSO_INSTALLED = {
 }  # with extras of turnwise
 
 
-def those(*kinds: str) -> list[Any]:
+def blocks_of_kind(*kinds: str) -> list[Any]:
     """Return the blocks of these kinds, with their pages."""
     return [
         pytest.param(page, block, id=f"{page.relative_to(DOCS)}:{block.line}")
@@ -79,12 +79,12 @@ def test_every_code_block_is_tested_or_plain_text(page: Path) -> None:
     assert kinds <= KINDS | OWN_TESTS.get(page.relative_to(DOCS).as_posix(), set()), page
 
 
-@pytest.mark.parametrize(("page", "block"), those("python", "python no-run"))
+@pytest.mark.parametrize(("page", "block"), blocks_of_kind("python", "python no-run"))
 def test_a_python_block_imports_only_what_is_installed_with_turnwise(page: Path, block: Block) -> None:
     check_imports(block, *ALSO_INSTALLED)
 
 
-@pytest.mark.parametrize(("page", "block"), those("python"))
+@pytest.mark.parametrize(("page", "block"), blocks_of_kind("python"))
 def test_a_python_block_runs_by_itself(
     page: Path, block: Block, snippets: SnippetRunner, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -94,12 +94,12 @@ def test_a_python_block_runs_by_itself(
     snippets.run(text, tmp_path)
 
 
-@pytest.mark.parametrize(("page", "block"), those("python no-run", "json", "toml", "yaml"))
+@pytest.mark.parametrize(("page", "block"), blocks_of_kind("python no-run", "json", "toml", "yaml"))
 def test_a_block_that_is_not_run_can_be_read(page: Path, block: Block) -> None:
     check_syntax(block, page)
 
 
-@pytest.mark.parametrize(("page", "block"), those("console"))
+@pytest.mark.parametrize(("page", "block"), blocks_of_kind("console"))
 def test_a_console_block_shows_commands_that_exist(page: Path, block: Block, request: pytest.FixtureRequest) -> None:
     for command in commands_of(block):
         if command.startswith("curl "):
@@ -116,14 +116,14 @@ OF_OTHERS = {"Runner.run", "agent.run", "canceled"}
 def test_what_other_systems_are_mapped_to_exists_and_takes_these_arguments() -> None:
     wrong: dict[str, list[str]] = {}
     for line in (DOCS / "coming-from.md").read_text(encoding="utf-8").splitlines():
-        ours = line.strip("|").split(" | ")[-1] if line.startswith("| ") else ""
-        shown = set(re.findall("`([^`]+)`", ours)) - OF_OTHERS
-        wrong |= {code: why for code in shown if (why := problems(code))}
+        last_cell = line.strip("|").split(" | ")[-1] if line.startswith("| ") else ""
+        codes = set(re.findall("`([^`]+)`", last_cell)) - OF_OTHERS
+        wrong |= {code: reasons for code in codes if (reasons := problems(code))}
     assert not wrong
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
+    ("code", "reason"),
     [
         ("manager.opens(id)", "there is no manager.opens"),
         ("session.fork(after=1)", "session.fork does not take these arguments"),
@@ -133,14 +133,14 @@ def test_what_other_systems_are_mapped_to_exists_and_takes_these_arguments() -> 
         ("overfow=Trim()", "nothing is called overfow"),
     ],
 )
-def test_a_name_or_an_argument_that_does_not_exist_is_found(code: str, why: str) -> None:
-    assert problems(code) == [why]
+def test_a_name_or_an_argument_that_does_not_exist_is_found(code: str, reason: str) -> None:
+    assert problems(code) == [reason]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_the_tests_that_a_page_names_exist(page: Path) -> None:
-    named = set(re.findall(r"`(?:tests/)?(?:\w+/)?(test_\w+\.py)`", page.read_text(encoding="utf-8")))
-    assert not [name for name in sorted(named) if not list((ROOT / "tests").rglob(name))]
+    names = set(re.findall(r"`(?:tests/)?(?:\w+/)?(test_\w+\.py)`", page.read_text(encoding="utf-8")))
+    assert not [name for name in sorted(names) if not list((ROOT / "tests").rglob(name))]
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "concepts").glob("*.md")), ids=lambda page: page.name)
@@ -149,24 +149,24 @@ def test_each_concept_has_a_diagram(page: Path) -> None:
 
 
 def test_each_example_is_listed() -> None:
-    there = {path.name for path in (ROOT / "examples").iterdir() if path.is_file()}
+    file_names = {path.name for path in (ROOT / "examples").iterdir() if path.is_file()}
     page = (DOCS / "examples.md").read_text(encoding="utf-8")
-    assert not [name for name in sorted(there) if f"`{name}`" not in page]
+    assert not [name for name in sorted(file_names) if f"`{name}`" not in page]
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=lambda page: page.name)
 def test_no_table_of_the_reference_is_empty(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
-    rules = [at for at, line in enumerate(lines) if line.startswith("|---")]
-    assert all(lines[at + 1].startswith("|") for at in rules)
+    rules = [index for index, line in enumerate(lines) if line.startswith("|---")]
+    assert all(lines[index + 1].startswith("|") for index in rules)
 
 
 def test_the_environment_variables_that_the_code_names_are_listed() -> None:
     page = (DOCS / "reference/environment.md").read_text(encoding="utf-8")
     for path in (file for folder in ("src", "actors", "memory") for file in (ROOT / folder).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        named = set(re.findall(r"\b(?:TURNWISE|OPENAI|OTEL|RAY_AUTH)_[A-Z][A-Z_]*[A-Z]\b", text))
-        assert not [name for name in sorted(named) if name not in page], path
+        names = set(re.findall(r"\b(?:TURNWISE|OPENAI|OTEL|RAY_AUTH)_[A-Z][A-Z_]*[A-Z]\b", text))
+        assert not [name for name in sorted(names) if name not in page], path
 
 
 def test_the_site_is_built_without_a_warning_and_its_links_lead_somewhere(site: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "page").mkdir()
     (tmp_path / "index.html").write_text('<a href="page/#there">1</a><a href="page/#gone">2</a><a href="no/">3</a>')
     (tmp_path / "page/index.html").write_text('<h1 id="there">x</h1><img src="../no.png"><a href="https://x.org">4</a>')
-    assert [found.split(": ")[1] for found in docs_site.broken_links(tmp_path)] == [
+    assert [link.split(": ")[1] for link in docs_site.broken_links(tmp_path)] == [
         "page/#gone",
         "no/ is not there",
         "../no.png is not there",
@@ -195,23 +195,23 @@ def test_a_broken_link_or_reference_stops_the_build(tmp_path: Path) -> None:
 def test_the_site_loads_nothing_from_elsewhere_and_draws_its_diagrams(site: Path) -> None:
     """In a browser, which gets what it asks this site for and nothing else."""
     drawn = {page: sum(block.kind == "mermaid" for block in blocks_of(page)) for page in PAGES}
-    asked, errors = set(), []
+    hosts, errors = set(), []
 
     def answer(route: Route) -> None:
         url = urlsplit(route.request.url)
-        asked.add(url.hostname)
+        hosts.add(url.hostname)
         file = site / unquote(url.path).lstrip("/")
         route.fulfill(path=file / "index.html" if file.is_dir() else file)
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path_to("chromium"), args=["--no-sandbox"])
-        shown = browser.new_page()
-        shown.on("pageerror", lambda error: errors.append(str(error)))
-        shown.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        shown.route("**/*", answer)
+        browser_page = browser.new_page()
+        browser_page.on("pageerror", lambda error: errors.append(str(error)))
+        browser_page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        browser_page.route("**/*", answer)
         for page in [DOCS / "index.md", *(page for page in PAGES if drawn[page])]:
             name = page.relative_to(DOCS).with_suffix("").as_posix()
-            shown.goto(f"http://site.test/{'' if name == 'index' else name.removesuffix('/index') + '/'}")
-            expect(shown.locator("div.diagram svg")).to_have_count(drawn[page], timeout=60_000)
+            browser_page.goto(f"http://site.test/{'' if name == 'index' else name.removesuffix('/index') + '/'}")
+            expect(browser_page.locator("div.diagram svg")).to_have_count(drawn[page], timeout=60_000)
         browser.close()
-    assert asked == {"site.test"} and not errors
+    assert hosts == {"site.test"} and not errors

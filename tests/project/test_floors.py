@@ -29,15 +29,22 @@ APART = {
 def test_each_floor_is_the_version_in_the_lock_of_the_floors() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *(each for some in extras.values() for each in some)]
+    names = [*project["dependencies"], *(name for some in extras.values() for name in some)]
     floors: dict[NormalizedName, Version] = {}
-    for each in map(Requirement, asked):
-        name = canonicalize_name(each.name)
+    for requirement in map(Requirement, names):
+        name = canonicalize_name(requirement.name)
         if name in APART or name == "turnwise":
             continue
-        (floor,) = (Version(spec.version) for spec in each.specifier if spec.operator == ">=")
+        (floor,) = (Version(spec.version) for spec in requirement.specifier if spec.operator == ">=")
         floors[name] = min(floor, floors.get(name, floor))
     lines = (ROOT / "requirements-floors.lock").read_text(encoding="utf-8").splitlines()
-    locked = [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(OLDEST)]
-    versions = {canonicalize_name(each.name): Version(str(each.specifier).removeprefix("==")) for each in locked}
+    locked = [
+        requirement
+        for requirement in map(Requirement, lines)
+        if requirement.marker is None or requirement.marker.evaluate(OLDEST)
+    ]
+    versions = {
+        canonicalize_name(requirement.name): Version(str(requirement.specifier).removeprefix("=="))
+        for requirement in locked
+    }
     assert floors == {name: versions.get(name) for name in floors}

@@ -86,19 +86,19 @@ class Source:
 @functools.cache
 def source_of(path: Path) -> Source:
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    found = Source(ast.get_docstring(tree) or "", loaded={*loaded_by(tree.body)})
+    source = Source(ast.get_docstring(tree) or "", loaded={*loaded_by(tree.body)})
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.imports += [(node.lineno, alias.name) for alias in node.names]
+            source.imports += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            found.imports += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
+            source.imports += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
         elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            found.only_types |= {line for part in node.body for line in range(part.lineno, (part.end_lineno or 0) + 1)}
+            source.only_types |= {line for part in node.body for line in range(part.lineno, (part.end_lineno or 0) + 1)}
         elif isinstance(node, ast.ClassDef):
             bases = [ast.unparse(base) for base in node.bases]
-            found.classes[node.name] = [base.partition("[")[0].rpartition(".")[2] for base in bases]
-    return found
+            source.classes[node.name] = [base.partition("[")[0].rpartition(".")[2] for base in bases]
+    return source
 
 
 def loaded_by(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -116,8 +116,8 @@ def loaded_by(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 def files_of(floor: str) -> list[Path]:
     folder = ROOT / floor if floor in ("memory", "strategies", "actors") else ROOT / "src/turnwise" / floor
-    found = sorted(folder.rglob("*.py"))
-    files = [ROOT / "src/turnwise/errors.py"] if floor == "errors" else found
+    modules = sorted(folder.rglob("*.py"))
+    files = [ROOT / "src/turnwise/errors.py"] if floor == "errors" else modules
     assert files, floor
     return files
 
@@ -129,15 +129,15 @@ def test_imports_run_from_actors_to_strategies_to_memory_to_errors_and_only_acto
         only_types = source_of(path).only_types if floor == "errors" else set()
         for line, name in source_of(path).imports:
             top, _, rest = name.partition(".")
-            where = f"{path.relative_to(ROOT)}:{line} imports {name}"
-            assert top != "", f"{where}, relatively: write turnwise.<module>"
+            place = f"{path.relative_to(ROOT)}:{line} imports {name}"
+            assert top != "", f"{place}, relatively: write turnwise.<module>"
             assert top != "ray" or floor in ("actors", "telemetry", "testing") or path.name == "serve.py", (
-                f"{where}: Ray is for actors/"
+                f"{place}: Ray is for actors/"
             )
-            assert top != "opentelemetry" or floor == "telemetry", f"{where}: OpenTelemetry is for telemetry/"
-            assert top not in FLOORS, f"{where}: its import name begins with turnwise"
+            assert top != "opentelemetry" or floor == "telemetry", f"{place}: OpenTelemetry is for telemetry/"
+            assert top not in FLOORS, f"{place}: its import name begins with turnwise"
             if top == "turnwise" and line not in only_types:
-                assert rest.partition(".")[0] in below, f"{where}: {floor} may import from {below}"
+                assert rest.partition(".")[0] in below, f"{place}: {floor} may import from {below}"
 
 
 @pytest.mark.parametrize("floor", ROOMS)
@@ -150,21 +150,21 @@ def test_a_room_imports_only_from_the_rooms_before_it(floor: str) -> None:
         assert room in rooms, f"{path.relative_to(ROOT)}: say in ROOMS which rooms it may import from"
         for line, name in source_of(path).imports:
             if name.startswith(f"turnwise.{floor}.") and line not in source_of(path).only_types:
-                other = name.split(".")[2]
-                where = f"{path.relative_to(ROOT)}:{line} imports {name}"
-                assert other in rooms[: rooms.index(room) + 1], f"{where}: {room} comes before {other}"
+                imported_room = name.split(".")[2]
+                place = f"{path.relative_to(ROOT)}:{line} imports {name}"
+                assert imported_room in rooms[: rooms.index(room) + 1], f"{place}: {room} comes before {imported_room}"
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     """So each module can be imported first."""
     files = [Path(folder, name) for folder, _, names in os.walk(SRC / "turnwise", followlinks=True) for name in names]
     parts = {path: path.relative_to(SRC).with_suffix("").parts for path in files if path.suffix == ".py"}
-    paths = {".".join(each).removesuffix(".__init__"): path for path, each in parts.items()}
+    paths = {".".join(part).removesuffix(".__init__"): path for path, part in parts.items()}
     imported: dict[str, set[str]] = {}
     for module, path in paths.items():
-        found = {name if name in paths else name.rpartition(".")[0] for name in source_of(path.resolve()).loaded}
+        names = {name if name in paths else name.rpartition(".")[0] for name in source_of(path.resolve()).loaded}
         loading = {*parents_of(module), module}
-        imported[module] = (found | {each for name in found for each in parents_of(name)} - loading) & paths.keys()
+        imported[module] = (names | {parent for name in names for parent in parents_of(name)} - loading) & paths.keys()
     graphlib.TopologicalSorter(imported).prepare()  # a CycleError names the modules
 
 
@@ -174,10 +174,10 @@ def test_each_room_says_what_is_in_it_and_from_where_to_import(floor: str) -> No
     assert rooms
     for path in rooms:
         doc = source_of(path).doc
-        where = path.relative_to(ROOT)
-        assert len(doc.split("\n")) >= 3, f"{where}: say in two or three lines what is in it"
+        place = path.relative_to(ROOT)
+        assert len(doc.split("\n")) >= 3, f"{place}: say in two or three lines what is in it"
         assert re.search(r"\b[Ii]mport", doc), (
-            f"{where}: say who may import from it, or from where its names are imported"
+            f"{place}: say who may import from it, or from where its names are imported"
         )
 
 
@@ -189,8 +189,8 @@ def test_chains_of_inheritance_grow_no_longer() -> None:
         classes = source_of(path).classes
         here = {name: f"{path.stem}.{name}" for name in classes}
         named |= here
-        for name, found in classes.items():
-            bases[here[name]] = {here.get(base, base) for base in found} - {here[name]}
+        for name, base_names in classes.items():
+            bases[here[name]] = {here.get(base, base) for base in base_names} - {here[name]}
 
     def steps(name: str) -> int:
         above = [named.get(base, base) for base in bases[name]]
@@ -212,9 +212,9 @@ def test_nobody_imports_from_the_package_root() -> None:
     for path in [*(ROOT / "src/turnwise").glob("*.py"), *(path for floor in FLOORS for path in files_of(floor))]:
         for line, name in source_of(path).imports:
             top, _, rest = name.partition(".")
-            where = f"{path.relative_to(ROOT)}:{line} imports {name}"
+            place = f"{path.relative_to(ROOT)}:{line} imports {name}"
             assert top != "turnwise" or "." in rest or rest == "__version__", (
-                f"{where}: import from the module that owns the name"
+                f"{place}: import from the module that owns the name"
             )
 
 
@@ -260,12 +260,12 @@ def test_each_public_module_can_be_imported_in_all_ways() -> None:
     for name in named:
         _, _, last = name.partition(".")
         module = importlib.import_module(name)
-        found: dict[str, Any] = {}
-        exec(f"import {name}; from turnwise import {last}; import {name} as other", found)
-        assert found["other"] is module and found[last] is module and getattr(turnwise, last) is module
-        for each in [each for each in dir(module) if not each.startswith("_")][:1]:
-            exec(f"from {name} import {each}", found)
-            assert found[each] is getattr(module, each)
+        namespace: dict[str, Any] = {}
+        exec(f"import {name}; from turnwise import {last}; import {name} as other", namespace)
+        assert namespace["other"] is module and namespace[last] is module and getattr(turnwise, last) is module
+        for name_in_module in [attribute for attribute in dir(module) if not attribute.startswith("_")][:1]:
+            exec(f"from {name} import {name_in_module}", namespace)
+            assert namespace[name_in_module] is getattr(module, name_in_module)
 
 
 @pytest.mark.parametrize("module", PUBLIC)
@@ -310,16 +310,18 @@ def sample(cls: type[errors.TurnwiseError]) -> errors.TurnwiseError:
     """Return an error with a different value in each field."""
     hints = {name: hint for base in reversed(cls.__mro__) for name, hint in inspect.get_annotations(base).items()}
     numbers = {
-        name: 7001 + at for at, name in enumerate(cls.fields) if re.search(r"\b(int|float)\b", str(hints.get(name)))
+        name: 7001 + index
+        for index, name in enumerate(cls.fields)
+        if re.search(r"\b(int|float)\b", str(hints.get(name)))
     }
     return cls(*(numbers.get(name, f"<the {name}>") for name in cls.fields))
 
 
 def test_the_blocking_family_is_what_the_asynchronous_one_makes() -> None:
-    made = blocking_family.family()
-    there = {*blocking_family.BLOCKING.glob("*.py")}
-    assert {path.name for path in there - made.keys()} == {"__init__.py", "steps.py"}
-    for path, text in made.items():
+    modules = blocking_family.family()
+    existing = {*blocking_family.BLOCKING.glob("*.py")}
+    assert {path.name for path in existing - modules.keys()} == {"__init__.py", "steps.py"}
+    for path, text in modules.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make blocking`"
 
 
@@ -331,8 +333,8 @@ def test_neither_family_of_clients_imports_from_the_other_and_what_they_share_fr
         for line, name in source_of(path).imports:
             if name.startswith(client) and not name.startswith(f"{client}shared."):
                 is_other = room == "client" and name.startswith(f"{client}blocking.")
-                where = f"{path.relative_to(ROOT)}:{line} imports {name}"
-                assert name.startswith(allowed) and not is_other, where
+                place = f"{path.relative_to(ROOT)}:{line} imports {name}"
+                assert name.startswith(allowed) and not is_other, place
 
 
 def test_both_families_have_the_same_steps() -> None:
@@ -407,9 +409,9 @@ print([n for n in {names} if n in sys.modules], [c for c in classes if c.__pydan
 def test_each_page_of_the_docs_is_in_the_navigation_of_the_site() -> None:
     nav = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
     listed = list(pages_in(nav))
-    there = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
-    assert not there - set(listed), "give each a place in `nav` in zensical.toml"
-    assert sorted(listed) == sorted(there)
+    existing = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert not existing - set(listed), "give each a place in `nav` in zensical.toml"
+    assert sorted(listed) == sorted(existing)
 
 
 def test_each_page_of_the_design_has_at_most_120_lines() -> None:
@@ -423,21 +425,27 @@ def test_no_frozen_dataclass_with_a_public_name_has_slots() -> None:
         for path in files_of(floor):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    made = [ast.unparse(each) for each in node.decorator_list if "dataclass" in ast.unparse(each)]
-                    is_positional = any("frozen=True" in each and "slots=True" in each for each in made)
+                    decorators = [
+                        ast.unparse(decorator)
+                        for decorator in node.decorator_list
+                        if "dataclass" in ast.unparse(decorator)
+                    ]
+                    is_positional = any(
+                        "frozen=True" in decorator and "slots=True" in decorator for decorator in decorators
+                    )
                     assert not is_positional, f"{path.relative_to(ROOT)}: {node.name} has slots"
 
 
 def test_the_reference_is_made_from_the_code_as_it_is() -> None:
-    made, there = reference_pages.pages(), {page.name: page for page in (ROOT / "docs/reference").glob("*.md")}
-    assert set(made) == set(there)
-    for name, text in made.items():
-        assert there[name].read_text(encoding="utf-8") == text, f"{name}: run `make reference`"
+    pages, existing = reference_pages.pages(), {page.name: page for page in (ROOT / "docs/reference").glob("*.md")}
+    assert set(pages) == set(existing)
+    for name, text in pages.items():
+        assert existing[name].read_text(encoding="utf-8") == text, f"{name}: run `make reference`"
 
 
 def pages_in(nav: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Yield the pages of a part of the navigation."""
-    for value in (value for each in nav for value in each.values()):
+    for value in (value for section in nav for value in section.values()):
         if isinstance(value, str):
             yield value
         else:

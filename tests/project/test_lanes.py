@@ -10,12 +10,12 @@ from lanes import KINDS, LONGEST, TESTS, files_of, take
 
 
 def test_lanes_share_the_tests_by_files(tmp_path: Path) -> None:
-    tests = [SimpleNamespace(path=TESTS / "room" / f"test_{at // 3}.py", number=at) for at in range(15)]
+    tests = [SimpleNamespace(path=TESTS / "room" / f"test_{number // 3}.py", number=number) for number in range(15)]
     lanes = [take(tests, str(tmp_path)) for _ in range(3)]
     ran: list[list[int]] = [[], [], []]
-    while found := [(at, test) for at, lane in enumerate(lanes) if (test := next(lane, None))]:
-        for at, test in found:
-            ran[at].append(test.number)
+    while turns := [(index, test) for index, lane in enumerate(lanes) if (test := next(lane, None))]:
+        for index, test in turns:
+            ran[index].append(test.number)
     assert all(ran) and sorted(number for numbers in ran for number in numbers) == list(range(15))
     for numbers in ran:
         assert {number // 3 for number in numbers} == {number // 3 for number in numbers[::3]}, "a file is run whole"

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.ray
 BLOCKS = blocks_of(README)
 
 
-def those(kind: str) -> list[object]:
+def blocks_of_kind(kind: str) -> list[object]:
     return [pytest.param(block, id=f"line-{block.line}") for block in BLOCKS if block.kind == kind]
 
 
@@ -41,19 +41,19 @@ def test_the_python_blocks_import_only_what_is_installed_with_turnwise() -> None
             check_imports(block)
 
 
-@pytest.mark.parametrize("block", those("python"))
+@pytest.mark.parametrize("block", blocks_of_kind("python"))
 def test_a_python_block_runs_by_itself(block: Block, snippets: SnippetRunner, tmp_path: Path) -> None:
     text = block.at_its_lines
     with service_of(snippets) if SERVICE in text else nullcontext(SERVICE) as url:
         snippets.run(text.replace(SERVICE, url), tmp_path)
 
 
-@pytest.mark.parametrize("block", those("python no-run"))
+@pytest.mark.parametrize("block", blocks_of_kind("python no-run"))
 def test_a_python_block_that_is_not_run_compiles(block: Block) -> None:
     check_syntax(block, README)
 
 
-@pytest.mark.parametrize("block", those("console"))
+@pytest.mark.parametrize("block", blocks_of_kind("console"))
 def test_a_console_block_shows_commands_that_exist(block: Block) -> None:
     for command in commands_of(block):
         check_command(command)
@@ -66,30 +66,32 @@ def test_it_is_short_and_its_links_lead_somewhere() -> None:
         path, _, anchor = target.partition("#")
         assert (ROOT / path).is_file(), target
         headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
-        assert not anchor or anchor in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]
+        assert not anchor or anchor in [
+            re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings
+        ]
 
 
 def test_its_first_program_prints_what_it_shows(snippets: SnippetRunner, tmp_path: Path) -> None:
     """`...` stands for any text: how much of an answer is there when it is stopped depends on the machine."""
-    program, shown = [block for block in BLOCKS if block.kind in ("python", "text")][:2]
+    program, output = [block for block in BLOCKS if block.kind in ("python", "text")][:2]
     printed = snippets.run(program.text, tmp_path)
     of_ray = r"(\x1b\[\d+m)?\((\w+ pid=\d+|raylet)\).*?\n"  # what its processes log, at any place
-    assert fnmatchcase(re.sub(of_ray, "", printed).strip("\n"), shown.text.strip().replace("...", "*")), printed
+    assert fnmatchcase(re.sub(of_ray, "", printed).strip("\n"), output.text.strip().replace("...", "*")), printed
 
 
 def test_the_numbers_of_its_table_are_those_of_the_benchmarks() -> None:
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     growth = {row[0]: row for row in rows_of(page[page.index("**Growth") :].partition("\n## ")[0])}
-    stored, slower = (
-        next(row[1:] for row in rows_of(README.read_text(encoding="utf-8")) if row[0].startswith(what))
-        for what in ("2,000 turns of", "the last 100 of these turns")
+    stored_sizes, slower = (
+        next(row[1:] for row in rows_of(README.read_text(encoding="utf-8")) if row[0].startswith(start))
+        for start in ("2,000 turns of", "the last 100 of these turns")
     )
-    for at, name in enumerate(("turnwise, dedicated", "LangGraph", "OpenAI Agents SDK")):
+    for column, name in enumerate(("turnwise, dedicated", "LangGraph", "OpenAI Agents SDK")):
         _, turns, _, times, megabytes, _ = growth[name]
         after = "" if turns == "2,000" else f", after {turns.partition(' ')[0]}"
-        assert stored[at] == megabytes + after
-        assert slower[at].partition(" ")[2] == "times as long"
-        assert float(slower[at].partition(" ")[0]) == pytest.approx(float(times), rel=0.01)
+        assert stored_sizes[column] == megabytes + after
+        assert slower[column].partition(" ")[2] == "times as long"
+        assert float(slower[column].partition(" ")[0]) == pytest.approx(float(times), rel=0.01)
 
 
 def test_its_costs_are_those_of_the_benchmarks() -> None:
@@ -99,12 +101,12 @@ def test_its_costs_are_those_of_the_benchmarks() -> None:
     starts = {row[0]: row[2] for row in rows_of(page[page.index("## From the start") :].partition("\n## ")[0])}
     measured = (starts["turnwise, dedicated"], starts["turnwise, dedicated, Ray runs"], adds["turnwise, dedicated"])
     text = README.read_text(encoding="utf-8")
-    said = re.search(r"takes (\d+) s on 2 cores, (\d+) s if a Ray runs", text), re.search(r"takes (\d+) MB", text)
-    assert said[0] and said[1]
-    for number, exact in zip((*said[0].groups(), said[1][1]), measured, strict=True):
+    costs = re.search(r"takes (\d+) s on 2 cores, (\d+) s if a Ray runs", text), re.search(r"takes (\d+) MB", text)
+    assert costs[0] and costs[1]
+    for number, exact in zip((*costs[0].groups(), costs[1][1]), measured, strict=True):
         assert int(number) == pytest.approx(float(exact.split(" ")[0].replace(",", "")) / 1000, rel=0.2)
-    for other in ("concepts/placement.md", "guides/packed.md", "deployment.md"):
-        assert f"{said[1][1]} MB" in (ROOT / "docs" / other).read_text(encoding="utf-8")
+    for name in ("concepts/placement.md", "guides/packed.md", "deployment.md"):
+        assert f"{costs[1][1]} MB" in (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 def rows_of(text: str) -> list[list[str]]:

@@ -79,7 +79,7 @@ def echo() -> Iterator[str]:
         server.server_close()
 
 
-def shown(value: object) -> str:
+def texts_of(value: object) -> str:
     """Return all texts by which a value can be shown, for errors with their causes."""
     texts = [str(value), repr(value), repr(pickle.dumps(value)), repr(pickle.loads(pickle.dumps(value)))]
     if isinstance(value, BaseException):
@@ -101,7 +101,7 @@ async def run(file: Path, engine: OpenAIEngine) -> str:
     await core.admission.start(["hello"], run_id="r")
     outcome = await core.reads.wait("r")
 
-    seen = [
+    records = [
         outcome.run,
         outcome.turn,
         (await core.reads.events())[0],
@@ -111,7 +111,7 @@ async def run(file: Path, engine: OpenAIEngine) -> str:
     raw = [await asyncio.to_thread(Path(f"{file}{more}").read_bytes) for more in ("", "-wal")]
     await core.ownership.leave()
     await store.close()
-    return "\n".join([*map(shown, seen), b"".join(raw).decode(errors="replace")])
+    return "\n".join([*map(texts_of, records), b"".join(raw).decode(errors="replace")])
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
@@ -124,9 +124,9 @@ def test_a_key_that_the_provider_quotes_is_neither_stored_nor_logged(
     async def check() -> None:
         for before in (0, 160, 165, 169, 1000):
             engine = OpenAIEngine("local", api=api, base_url=f"{echo}/{before}", api_key=KEY, max_retries=0)
-            seen = await run(tmp_path / str(before), engine)
-            assert "refused the request" in seen and ("***" in seen or before > 150), seen[:2000]
-            assert_hidden(seen)
+            text = await run(tmp_path / str(before), engine)
+            assert "refused the request" in text and ("***" in text or before > 150), text[:2000]
+            assert_hidden(text)
 
     asyncio.run(check())
     assert_hidden(caplog.text)
@@ -150,12 +150,12 @@ def test_a_key_that_a_tool_shows_is_neither_stored_nor_sent(
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with LocalProvider(reply=tool_script([[("env", {"how": how})], "done"])) as provider:
-        made: dict[str, Any] = {"base_url": provider.base_url, "tools": ToolRegistry(env, on_error=on_error)}
-        seen = asyncio.run(run(tmp_path / "key", OpenAIEngine("local", **made)))
-        assert "OPENAI_API_KEY=***" in seen
-        assert_hidden(seen + caplog.text + repr([record.body for record in provider.requests]))
+        settings: dict[str, Any] = {"base_url": provider.base_url, "tools": ToolRegistry(env, on_error=on_error)}
+        text = asyncio.run(run(tmp_path / "key", OpenAIEngine("local", **settings)))
+        assert "OPENAI_API_KEY=***" in text
+        assert_hidden(text + caplog.text + repr([record.body for record in provider.requests]))
         monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")
-        assert "OPENAI_API_KEY=EMPTY" in asyncio.run(run(tmp_path / "word", OpenAIEngine("local", **made)))
+        assert "OPENAI_API_KEY=EMPTY" in asyncio.run(run(tmp_path / "word", OpenAIEngine("local", **settings)))
 
 
 def test_a_secret_is_redacted_plain_and_quoted() -> None:
@@ -168,7 +168,7 @@ def test_settings_do_not_show_a_password() -> None:
     url = "ftp://user:{}@host/v1".format("hunter2")
     with pytest.raises(ConfigError) as caught:
         OpenAIEngine("local", base_url=url)
-    assert "hunter2" not in shown(caught.value) and "user" in str(caught.value)
+    assert "hunter2" not in texts_of(caught.value) and "user" in str(caught.value)
     assert_hidden(repr(OpenAIEngine("local", api_key=KEY)))
 
 
@@ -223,7 +223,7 @@ def test_no_error_shows_the_password_of_a_store_url(
     for make in MAKERS[kind]:
         with pytest.raises((StoreError, StoreURLError)) as caught:
             asyncio.run(check(make))
-        assert "4711" not in shown(caught.value), make
+        assert "4711" not in texts_of(caught.value), make
     assert "4711" not in redact(url) + caplog.text
 
 
@@ -240,13 +240,13 @@ def test_names_handles_and_errors_have_no_key_and_no_url(
             handle.wait()
         names = repr(ray_session.util.list_named_actors(all_namespaces=True))
         assert "turnwise" in names
-        seen = "\n".join([names, *map(shown, (caught.value, chat, handle, chat.info(), chat.runs(), chat.events()))])
-        assert_hidden(seen)
-        assert str(tmp_path) + "/chats.db" not in seen
+        text = "\n".join([names, *map(texts_of, (caught.value, chat, handle, chat.info(), chat.runs(), chat.events()))])
+        assert_hidden(text)
+        assert str(tmp_path) + "/chats.db" not in text
     for url in ("postgresql://user:hunter2@127.0.0.1:port/x", "mysql://user:hunter2@h/x"):
         with pytest.raises(StoreURLError) as refused:
             make_manager(store=url).count()
-        assert "hunter2" not in shown(refused.value)
+        assert "hunter2" not in texts_of(refused.value)
 
 
 # Nothing stored is code
@@ -275,8 +275,8 @@ def test_store_readers_import_nothing_that_could_execute_stored_data() -> None:
                     names = [(node.module or "").partition(".")[0], *(alias.name for alias in node.names)]
                 case ast.Call(func=ast.Name(id=name)) if name in CODE_CALLS:
                     names = [name]
-            taken = (CODE_MODULES | CODE_CALLS).intersection(names) - BETWEEN_PROCESSES.get(path.name, set())
-            assert not taken, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} uses {taken}"
+            used_names = (CODE_MODULES | CODE_CALLS).intersection(names) - BETWEEN_PROCESSES.get(path.name, set())
+            assert not used_names, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} uses {used_names}"
 
 
 class Touch:
@@ -291,10 +291,10 @@ class Touch:
 
 @pytest.mark.parametrize("form", ["text", "bytes"])
 def test_a_pickle_in_a_record_is_refused_and_not_executed(form: str, tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    harmful: Any = pickle.dumps(Touch(made), protocol=0)
+    touched = tmp_path / "made"
+    harmful: Any = pickle.dumps(Touch(touched), protocol=0)
     pickle.loads(harmful)
-    made.rmdir()  # it works, so it would have been seen
+    touched.rmdir()  # it works, so it would have been seen
     value = harmful.decode() if form == "text" else harmful
 
     async def fill(store: SQLStore) -> None:
@@ -336,4 +336,4 @@ def test_a_pickle_in_a_record_is_refused_and_not_executed(form: str, tmp_path: P
 
     for place in reads:
         asyncio.run(check(place))
-    assert not made.exists()
+    assert not touched.exists()

@@ -31,8 +31,8 @@ def programs(folder: Path, *words: str, **scripts: str) -> tuple[subprocess.Comp
         (path / name).write_text(text)
         (path / name).chmod(0o755)
     command = [shutil.which("make") or "make", "-f", str(MAKEFILE), *(words or ["programs"])]
-    given = {"PATH": str(path), "LOG": str(log), "HOME": os.environ.get("HOME", "/")}
-    ended = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
+    env = {"PATH": str(path), "LOG": str(log), "HOME": os.environ.get("HOME", "/")}
+    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     return ended, log.read_text().splitlines() if log.exists() else []
 
 

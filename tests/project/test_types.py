@@ -170,12 +170,12 @@ def test_pyright_narrows_events_and_blocks_by_their_kind_and_finds_mistakes(tmp_
         str(tmp_path),
     ]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=840, check=False)
-    found = json.loads(checked.stdout)
-    assert found["summary"]["filesAnalyzed"] == len(USES), checked.stdout
+    report = json.loads(checked.stdout)
+    assert report["summary"]["filesAnalyzed"] == len(USES), checked.stdout
     errors = {
-        (Path(each["file"]).stem, each["range"]["start"]["line"] + 1, each["rule"])
-        for each in found["generalDiagnostics"]
-        if not each["rule"].startswith("reportUnknown")  # these follow from the others
+        (Path(diagnostic["file"]).stem, diagnostic["range"]["start"]["line"] + 1, diagnostic["rule"])
+        for diagnostic in report["generalDiagnostics"]
+        if not diagnostic["rule"].startswith("reportUnknown")  # these follow from the others
     }
     assert errors == {
         ("wrong", 2, "reportAttributeAccessIssue"),

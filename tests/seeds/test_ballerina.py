@@ -46,14 +46,16 @@ SARAH = (
 
 
 def answering(messages: list[Message]) -> str:
-    """Play all models: extract what begins with "I am" or "I work"; otherwise say what is known of the request."""
+    """Play all models: extract what begins with "I am" or "I work"; otherwise repeat the recalled items."""
     prompt = [texts_of(message)[-1] for message in messages if message["role"] == "user"][-1]
     if "Answer with the facts now" not in prompt:
         return "Submit Form HR-101."
     rows = [json.loads(line) for line in prompt.splitlines() if line.startswith("{")]
-    said = [row["user"].partition(".")[0] + "." for row in rows if row.get("user", "").startswith(("I am", "I work"))]
-    facts = [line.replace("I am", "The user is").replace("I work", "The user works") for line in said]
-    pairs = zip(facts, said, strict=True)
+    sentences = [
+        row["user"].partition(".")[0] + "." for row in rows if row.get("user", "").startswith(("I am", "I work"))
+    ]
+    facts = [line.replace("I am", "The user is").replace("I work", "The user works") for line in sentences]
+    pairs = zip(facts, sentences, strict=True)
     more: dict[str, Any] = {"type": "facts", "topic": None, "name": None, "aliases": [], "action": "add", "of": None}
     return json.dumps({"facts": [{"text": text, "evidence": line, **more} for text, line in pairs]})
 
@@ -76,8 +78,8 @@ def manager(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -
             overflow=FlushToMemory(max_ratio=0.5, trigger_ratio=0.8),  # the manager's memories
             config=SessionConfig(max_context_tokens=100_000, memory=MemoryConfig(timeout_s=60.0)),
             namespace=NAMESPACE,
-        ) as made:
-            yield made
+        ) as session_manager:
+            yield session_manager
     end_actors(ray_session, NAMESPACE)
 
 
@@ -98,12 +100,12 @@ def test_the_hr_chatbot_holds_short_term_and_long_term_memory_together(manager: 
         ("fact2", "static_memory"),
     }
     assert "The user is Sarah from the Marketing team." in [item.text for item in content.recalled.extracted]
-    (said, *_) = content.recalled.vector
-    assert SARAH[0] in said.text and (said.memory, bool(said.score), bool(said.words)) == ("vector_memory", True, True)
+    (item, *_) = content.recalled.vector
+    assert SARAH[0] in item.text and (item.memory, bool(item.score), bool(item.words)) == ("vector_memory", True, True)
     assert not content.recalled.failed
 
-    other = ChatMemory(manager.open(user_id="tom")).get("Which team is Sarah from?").recalled
-    assert other.static and not other.extracted and not other.vector
+    recalled = ChatMemory(manager.open(user_id="tom")).get("Which team is Sarah from?").recalled
+    assert recalled.static and not recalled.extracted and not recalled.vector
 
 
 def test_messages_are_stored_and_deleted_by_an_orchestrator_of_ones_own(manager: SessionManager) -> None:

@@ -40,8 +40,8 @@ def test_memories_are_saved_by_type_recalled_by_category_and_listed(
     skill = service.save("Always include type annotations in code examples for this user", type="skill")
     service.save("Wants the deployment process to take less than five minutes", type="goals")
 
-    (found,) = service.recall("what answers the user prefers", category=MemoryCategory.SEMANTIC)
-    assert (found.type, found.type.category) == (MemoryType.PREFERENCES, "semantic")
+    (item,) = service.recall("what answers the user prefers", category=MemoryCategory.SEMANTIC)
+    assert (item.type, item.type.category) == (MemoryType.PREFERENCES, "semantic")
     assert service.recall("what answers the user prefers", category="episodic") == []
     assert [item.type for item in service.recall("deployment process")] == ["goals"]
     with pytest.raises(InvalidInputError, match="category='sematic': must be one of semantic, episodic, procedural"):
@@ -64,12 +64,12 @@ def test_memories_are_saved_by_type_recalled_by_category_and_listed(
         r'<episodic_memory>\nToday:\n- \[[\d: -]+\] \(session_summary\) "Discussed Q1 roadmap[^"]+"\n</episodic_memory>'
     )
     assert re.search(lines, text) and "<semantic_memory>" not in text
-    for at in range(12):
-        service.save(f"The Q1 roadmap of Q1 roadmap team {at} stands.", type="facts")
+    for number in range(12):
+        service.save(f"The Q1 roadmap of Q1 roadmap team {number} stands.", type="facts")
     run = chat.run("Where do we stand with the Q1 roadmap?")
     assert "Discussed Q1 roadmap" in run.wait(60).text  # five facts, and what happened
-    (told,) = [event for event in run.events() if event.kind == "memory_recalled"]
-    assert told.found == {"LexicalMemory": 6}
+    (recalled,) = [event for event in run.events() if event.kind == "memory_recalled"]
+    assert recalled.found == {"LexicalMemory": 6}
     assert service.delete(skill) == 1 and listed("my_agent", category="procedural") == set()
 
 
@@ -87,17 +87,17 @@ def test_the_environment_configures_recall(tmp_path: Path, monkeypatch: pytest.M
     lines = [f"TURNWISE_MEMORY_{name}={value}\n" for name, value in settings.items()]
     (tmp_path / ".env").write_text("".join(lines), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    found = SessionConfig().memory
-    assert (found.enabled, found.max_results, found.agent_scope) == (True, 5, False)
-    assert found.categories == (MemoryCategory.SEMANTIC, MemoryCategory.EPISODIC)
+    memory = SessionConfig().memory
+    assert (memory.enabled, memory.max_results, memory.agent_scope) == (True, 5, False)
+    assert memory.categories == (MemoryCategory.SEMANTIC, MemoryCategory.EPISODIC)
 
 
 def test_flat_memories_are_migrated_to_their_categories(tmp_path: Path) -> None:
     """The section Migration from Flat Namespace."""
     target = f"sqlite:///{tmp_path}/facts.db"
     records = [
-        {"namespace": [user, "memories"], "key": f"{at}", "value": {"content": text, "memory_type": kind}}
-        for at, (user, text, kind) in enumerate(FLAT)
+        {"namespace": [user, "memories"], "key": f"{number}", "value": {"content": text, "memory_type": kind}}
+        for number, (user, text, kind) in enumerate(FLAT)
     ]
     source = tmp_path / "legacy.jsonl"
     source.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
@@ -105,10 +105,10 @@ def test_flat_memories_are_migrated_to_their_categories(tmp_path: Path) -> None:
     def migrate(*options: str) -> dict[str, int]:
         ran = CliRunner().invoke(app, ["memory", "migrate", str(source), target, "--json", *options])
         assert ran.exit_code == 0, ran.output
-        found: dict[str, int] = json.loads(ran.stdout)
-        return found
+        report: dict[str, int] = json.loads(ran.stdout)
+        return report
 
-    async def kept() -> list[tuple[str, str]]:
+    async def stored_texts() -> list[tuple[str, str]]:
         memory = LexicalMemory(SQLItems(target))
         pages = [await memory.list_items(Scope(user_id=user)) for user in ("user-123", "user-456", "user-789")]
         await memory.close()
@@ -116,7 +116,7 @@ def test_flat_memories_are_migrated_to_their_categories(tmp_path: Path) -> None:
 
     assert migrate("--dry-run")["written"] == 4 and not Path(target.removeprefix("sqlite:///")).exists()
     assert migrate("--user-ids", "user-123", "user-456")["written"] == 3
-    assert sorted(asyncio.run(kept())) == [
+    assert sorted(asyncio.run(stored_texts())) == [
         ("Always run tests before committing", "procedural"),
         ("Discussed deployment pipeline improvements", "episodic"),
         ("Lives in Warsaw, Poland", "semantic"),

@@ -31,8 +31,8 @@ NAMESPACE = "seeds-geppetto"
 def manager(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionManager]:
     store = f"sqlite:///{tmp_path_factory.mktemp('geppetto')}/chats.db"
     settings = {"engine": ScriptedEngine(), "namespace": NAMESPACE, "placement": Packed(hosts=1)}
-    with SessionManager(store, **settings) as made:  # type: ignore[arg-type]
-        yield made
+    with SessionManager(store, **settings) as session_manager:  # type: ignore[arg-type]
+        yield session_manager
     end_actors(ray_session, NAMESPACE)
 
 
@@ -72,8 +72,8 @@ def test_a_polling_loop_ends_when_the_run_has_ended_also_of_a_queued_run(manager
     first = session.run("slow 5")
     queued = session.run("slow 5", if_busy="enqueue")
     assert queued.status() == "queued" and queued.is_running() and not queued.is_done()
-    seen = queued.input()
-    assert [block.text for block in seen.new_blocks if block.kind == "user"] == ["slow 5"]
+    run_input = queued.input()
+    assert [block.text for block in run_input.new_blocks if block.kind == "user"] == ["slow 5"]
     while queued.is_running():
         pass
     assert queued.is_done() and first.is_done() and queued.status() == "completed"
@@ -118,36 +118,40 @@ def test_the_table_of_errors(manager: SessionManager) -> None:
 
 def test_event_sinks_get_each_event_in_order_and_their_failure_fails_nothing(manager: SessionManager) -> None:
     session = manager.open()
-    seen: list[AnyEvent] = []
+    handed_out: list[AnyEvent] = []
     callers = set()
 
     def sink(event: AnyEvent) -> None:
         callers.add(threading.current_thread())
-        seen.append(event)
+        handed_out.append(event)
         if event.kind == "run_started":
             raise ValueError("the sink broke")
 
     handle = session.run("slow 5", on_event=sink)
     assert handle.wait().text == "slow 5"
-    assert [event.seq for event in seen] == sorted(event.seq for event in seen)
-    assert seen == list(handle.events()) and seen[0].kind == "run_started" and seen[-1].kind == "run_completed"
-    assert "text_delta" in {event.kind for event in seen} and threading.current_thread() not in callers
+    assert [event.seq for event in handed_out] == sorted(event.seq for event in handed_out)
+    assert (
+        handed_out == list(handle.events())
+        and handed_out[0].kind == "run_started"
+        and handed_out[-1].kind == "run_completed"
+    )
+    assert "text_delta" in {event.kind for event in handed_out} and threading.current_thread() not in callers
 
     def waiting(event: AnyEvent) -> None:
         handle.wait()  # also in the sink's own thread
-        seen.append(event)
+        handed_out.append(event)
 
     handle = session.run("hello", on_event=waiting)
     turn = handle.wait()
-    assert turn.text == "hello" and seen[-1].kind == "run_completed" and seen[-1].turn_index == turn.index
+    assert turn.text == "hello" and handed_out[-1].kind == "run_completed" and handed_out[-1].turn_index == turn.index
 
 
 def test_a_sink_for_all_sessions_that_goes_on_where_it_stopped(manager: SessionManager) -> None:
     ended = threading.Semaphore(0)
-    seen: list[AnyEvent] = []
+    handed_out: list[AnyEvent] = []
 
     def sink(event: AnyEvent) -> None:
-        seen.append(event)
+        handed_out.append(event)
         ended.release()
 
     kinds = ["run_completed", "run_failed"]
@@ -156,7 +160,7 @@ def test_a_sink_for_all_sessions_that_goes_on_where_it_stopped(manager: SessionM
         second = manager.open("second", user_id="sue").run("raise")
         manager.open("other", user_id="joe").run("hello").wait()
         assert ended.acquire(timeout=60) and ended.acquire(timeout=60)
-    assert {(event.run_id, event.kind) for event in seen} == {
+    assert {(event.run_id, event.kind) for event in handed_out} == {
         (first.run_id, "run_completed"),
         (second.run_id, "run_failed"),
     }
@@ -164,7 +168,7 @@ def test_a_sink_for_all_sessions_that_goes_on_where_it_stopped(manager: SessionM
     third.wait()
     with manager.subscribe(sink, user_id="sue", kinds=kinds, cursor=subscription.cursor):
         assert ended.acquire(timeout=60)
-    assert [event.run_id for event in seen[2:]] == [third.run_id]
+    assert [event.run_id for event in handed_out[2:]] == [third.run_id]
     with pytest.raises(SessionNotFoundError):
         manager.subscribe(sink, session_id="first", user_id="joe")
 
@@ -175,15 +179,15 @@ async def test_the_same_awaited(manager: SessionManager, ray_session: ModuleType
         session = await opened.open()
         turn = await session.append("What's the weather in Paris?")
         assert turn == await session.latest() == await session.turn(0)
-        seen: list[str] = []
+        event_kinds: list[str] = []
 
         async def sink(event: AnyEvent) -> None:
-            seen.append(event.kind)
+            event_kinds.append(event.kind)
             raise ValueError("the sink broke")
 
         handle = await session.start(on_event=sink)
         result = await handle.wait()
-        assert seen[0] == "run_started" and seen[-1] == "run_completed"
+        assert event_kinds[0] == "run_started" and event_kinds[-1] == "run_completed"
         assert (await handle.input()).blocks == turn.blocks != result.blocks
         assert await handle.is_done() and not await handle.is_running()
         kinds: asyncio.Queue[str] = asyncio.Queue()

@@ -44,8 +44,8 @@ def settings(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def manager(ray_session: ModuleType, folder: Path) -> Iterator[SessionManager]:
-    with SessionManager(**settings(folder)) as made:
-        yield made
+    with SessionManager(**settings(folder)) as session_manager:
+        yield session_manager
     end_actors(ray_session, NAMESPACE)
 
 
@@ -87,14 +87,14 @@ def test_tool_results_carry_images_and_documents_in_the_providers_format() -> No
     ledger.flush_assistant()
     result = ToolResult.of({"results": ["item1"]}, chart, report).model_copy(update={"call_id": "tu-1"})
     ledger.append_tool_results(result)
-    asked = [User(text="status?"), *ledger.blocks()]
-    assert asked[-1] == result and result.data == {"results": ("item1",)}
-    (part,) = encode(asked, provider="anthropic")["messages"][-1]["content"]
-    assert [each["type"] for each in part["content"]] == ["text", "image", "document"]
-    output = encode(asked, provider="responses")["input"][-1]["output"]
-    assert [each["type"] for each in output] == ["input_text", "input_image", "input_file"]
-    told, shown = encode(asked, provider="chat")["messages"][-2:]
-    assert (told["role"], shown["role"]) == ("tool", "user"), "a tool's message takes text only"
+    blocks = [User(text="status?"), *ledger.blocks()]
+    assert blocks[-1] == result and result.data == {"results": ("item1",)}
+    (part,) = encode(blocks, provider="anthropic")["messages"][-1]["content"]
+    assert [content["type"] for content in part["content"]] == ["text", "image", "document"]
+    output = encode(blocks, provider="responses")["input"][-1]["output"]
+    assert [part["type"] for part in output] == ["input_text", "input_image", "input_file"]
+    tool_message, user_message = encode(blocks, provider="chat")["messages"][-2:]
+    assert (tool_message["role"], user_message["role"]) == ("tool", "user"), "a tool's message takes text only"
 
 
 def test_streamed_parts_have_an_index_and_say_which_is_final(manager: SessionManager) -> None:
@@ -108,14 +108,14 @@ def test_streamed_parts_have_an_index_and_say_which_is_final(manager: SessionMan
 
 def test_validate_for_bedrock() -> None:
     use, result = ToolUse(call_id="tu-1", name="search_db"), ToolResult(call_id="tu-1", text="item1")
-    asked, thought = User(text="status?"), Thinking(text="Hm.", signature="c2ln")
-    turnwise.validate(messages_of([asked, thought, use, result]), provider="bedrock", thinking=True)
-    for wrong, why in (
-        ([asked, use, result], "begin with a thinking block"),
-        ([asked, thought, use, result, ToolResult(call_id="tu-2", text="?")], "no call 'tu-2'"),
-        ([asked, thought, use, Text(text="Well."), asked], "has no result"),
+    prompt, thought = User(text="status?"), Thinking(text="Hm.", signature="c2ln")
+    turnwise.validate(messages_of([prompt, thought, use, result]), provider="bedrock", thinking=True)
+    for wrong, reason in (
+        ([prompt, use, result], "begin with a thinking block"),
+        ([prompt, thought, use, result, ToolResult(call_id="tu-2", text="?")], "no call 'tu-2'"),
+        ([prompt, thought, use, Text(text="Well."), prompt], "has no result"),
     ):
-        with pytest.raises(InvalidRequestError, match=why):
+        with pytest.raises(InvalidRequestError, match=reason):
             turnwise.validate(messages_of(wrong), provider="bedrock", thinking=True)
 
 
@@ -141,7 +141,7 @@ def test_messages_are_rebuilt_from_stored_events(manager: SessionManager, folder
     assert rebuild(chat.events()) == list(second.blocks), "the session's own events tell the same"
     of_run = stored_events(folder, "rebuilt", 1, run_id=second.run_id)
     assert rebuild(of_run) == list(second.new_blocks), "one run's own part"
-    ended = [at for at, event in enumerate(events, 1) if event.run_id == first.run_id and event.terminal]
+    ended = [index for index, event in enumerate(events, 1) if event.run_id == first.run_id and event.terminal]
     assert rebuild(events[: ended[0]]) == list(first.blocks), "any prefix tells the state at that time"
 
     again = [*rebuild(events), User(text="Thanks.")]
@@ -153,11 +153,11 @@ def test_the_run_log_is_read_by_pages(manager: SessionManager) -> None:
     chat = manager.open("paged")
     run = chat.run("What is the status?")
     run.wait()
-    seen: list[Any] = []
-    while page := chat.events(after=seen[-1].seq if seen else 0, limit=3):
-        seen += page
-    assert [event.seq for event in seen] == [event.seq for event in chat.events()]
-    assert seen[-1].terminal and not any(event.terminal for event in seen[:-1])
+    read: list[Any] = []
+    while page := chat.events(after=read[-1].seq if read else 0, limit=3):
+        read += page
+    assert [event.seq for event in read] == [event.seq for event in chat.events()]
+    assert read[-1].terminal and not any(event.terminal for event in read[:-1])
 
 
 def test_phases_notes_steps_and_own_events(manager: SessionManager) -> None:
@@ -180,7 +180,7 @@ def test_phases_notes_steps_and_own_events(manager: SessionManager) -> None:
     assert [event.seq for event in chat.events() if isinstance(event, CustomEvent)] == [rows.seq, seq]
     child = manager.open("child").run("slow 1", parent=turn.run_id)
     assert child.info().parent == turn.run_id
-    assert [found.run_id for found in manager.runs(parent=turn.run_id)] == [child.run_id]
+    assert [run.run_id for run in manager.runs(parent=turn.run_id)] == [child.run_id]
 
 
 def noted(folder: Path) -> dict[str, Any]:
@@ -192,8 +192,8 @@ def noted(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def noting(ray_session: ModuleType, folder: Path) -> Iterator[SessionManager]:
-    with SessionManager(**noted(folder)) as made:
-        yield made
+    with SessionManager(**noted(folder)) as session_manager:
+        yield session_manager
     end_actors(ray_session, f"{NAMESPACE}-noted")
 
 
@@ -215,8 +215,8 @@ async def test_planner_notes_are_a_kind_of_memory(noting: SessionManager, folder
         assert await again.memory.wait(60)
         assert len((await again.memory.list(type="planner_note")).items) == 2
         await again.memory.forget(turn.index)
-        (left,) = await again.memory.list(type="planner_note")
-        assert left.source.turn_index == turn.index + 1
+        (note,) = await again.memory.list(type="planner_note")
+        assert note.source.turn_index == turn.index + 1
 
 
 def test_an_ended_session_accepts_no_more_runs(manager: SessionManager) -> None:

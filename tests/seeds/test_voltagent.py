@@ -30,8 +30,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def manager(ray_session: ModuleType, settings: dict[str, Any]) -> Iterator[SessionManager]:
-    with SessionManager(**settings) as made:
-        yield made
+    with SessionManager(**settings) as session_manager:
+        yield session_manager
     end_actors(ray_session, NAMESPACE)
 
 
@@ -55,12 +55,12 @@ def test_a_run_without_memory(manager: SessionManager) -> None:
     assert handle.wait().text == "slow 3" and "text_delta" in {event.kind for event in handle.events()}
     turn = manager.run_once("hello").wait()
     assert turn.index == 0 and len(turn.blocks) == 2 and turn.session_id != handle.session_id
-    seen: list[str] = []
-    slow = manager.run_once("slow 100000", on_event=lambda event: seen.append(event.kind))
+    kinds: list[str] = []
+    slow = manager.run_once("slow 100000", on_event=lambda event: kinds.append(event.kind))
     assert slow.cancel() and slow.is_done() and pickle.loads(pickle.dumps(slow)).status() == "cancelled"
     with pytest.raises(RunCancelledError):
         slow.wait()
-    assert seen[-1] == "run_cancelled"
+    assert kinds[-1] == "run_cancelled"
     assert before == (len(manager.list(limit=1000)), len(manager.runs(limit=1000)))
     assert manager.execution(handle.run_id, user_id="zoe").wait().text == "slow 3", "from any process, for a while"
     with pytest.raises(EmptyTurnError):
@@ -88,11 +88,15 @@ def test_conversations_are_made_found_updated_and_deleted(manager: SessionManage
         manager.open(f"trip-{number}", user_id="ann", title=f"Trip {number} to Paris", metadata={"paid": number > 0})
     manager.open("taxes", user_id="ann", agent="clerk", title="Taxes")
 
-    assert [each.session_id for each in manager.list(user_id="ann", title="paris")] == ["trip-2", "trip-1", "trip-0"]
+    assert [session.session_id for session in manager.list(user_id="ann", title="paris")] == [
+        "trip-2",
+        "trip-1",
+        "trip-0",
+    ]
     page = manager.list(user_id="ann", title="TRIP", metadata={"paid": True}, limit=1)
-    assert [each.title for each in page] == ["Trip 2 to Paris"]
+    assert [session.title for session in page] == ["Trip 2 to Paris"]
     page = manager.list(user_id="ann", title="TRIP", metadata={"paid": True}, limit=1, cursor=page.cursor)
-    assert [each.title for each in page] == ["Trip 1 to Paris"] and page.cursor is None
+    assert [session.title for session in page] == ["Trip 1 to Paris"] and page.cursor is None
     assert len(manager.list(user_id="ann", since=began)) == 4 and not len(manager.list(user_id="ann", until=began))
 
     trip = manager.get("trip-0", user_id="ann")
@@ -122,12 +126,12 @@ def test_messages_of_a_conversation_by_pages(manager: SessionManager) -> None:
     for number in range(3):
         chat.run(f"prompt {number}").wait()
     page = chat.messages(limit=4)
-    assert [(each.role, each.text) for each in page] == [
+    assert [(message.role, message.text) for message in page] == [
         *(("user", "prompt 1"), ("assistant", "prompt 1"), ("user", "prompt 2"), ("assistant", "prompt 2")),
     ]
-    assert {each.run_id for each in page} == {run.run_id for run in chat.runs(after=0)} and page.items[0].at > 0
+    assert {message.run_id for message in page} == {run.run_id for run in chat.runs(after=0)} and page.items[0].at > 0
     page = chat.messages(limit=4, before=page.cursor, newest_first=True)
-    assert [each.role for each in page] == ["assistant", "user"] and page.cursor is None
+    assert [message.role for message in page] == ["assistant", "user"] and page.cursor is None
 
     events = chat.events(limit=4)
     more = chat.events(after=events.next or 0)
@@ -140,7 +144,7 @@ def test_messages_are_cleared_and_the_conversation_stays(manager: SessionManager
     handles = [chat.run(f"prompt {number}", if_busy="enqueue") for number in range(6)]
     turn = handles[-1].wait()
     done = chat.clear(keep_last=1)
-    assert done.turns == turn.index and [each.text for each in chat.messages()] == ["prompt 5", "prompt 5"]
+    assert done.turns == turn.index and [message.text for message in chat.messages()] == ["prompt 5", "prompt 5"]
     assert chat.clear().turns == 1 and not len(chat.messages()) and chat.latest() is None
     with pytest.raises(TurnNotFoundError):
         chat.execution(handles[-1].run_id).wait()
@@ -169,9 +173,9 @@ async def test_the_same_awaited(manager: SessionManager, settings: dict[str, Any
         chat = await opened.open("awaited", user_id="bob", title="A title", metadata={"a": 1})
         await (await chat.run("hello"))
         assert (await chat.update(title="Another", metadata={"b": 2})).metadata == {"a": 1, "b": 2}
-        assert [each.session_id for each in await opened.list(title="another", user_id="bob")] == ["awaited"]
+        assert [session.session_id for session in await opened.list(title="another", user_id="bob")] == ["awaited"]
         assert [run.session_id for run in await opened.runs(user_id="bob")] == ["awaited"]
-        assert [each.text for each in await chat.messages()] == ["hello", "hello"]
+        assert [message.text for message in await chat.messages()] == ["hello", "hello"]
         assert (await (await opened.run_once("hello", user_id="bob"))).text == "hello"
         assert (await chat.events(limit=1)).next == 1 and (await chat.events(after=1)).next is None
         with pytest.raises(InvalidInputError, match="if_exists"):

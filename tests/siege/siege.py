@@ -131,7 +131,7 @@ class Siege:
         """Return the process that hosts one of the sessions."""
         caller = self._dice.choice(self._callers)
         with contextlib.suppress(TurnwiseError):
-            return (await caller.asked((await caller.session()).info())).pid
+            return (await caller.result_of((await caller.session()).info())).pid
         return None
 
     async def _kill(self) -> None:
@@ -162,7 +162,7 @@ class Siege:
         self.ledger.deeds["freeze of the store"] += 1
 
     async def _cut(self) -> None:
-        """Lose the answers to all commits under way: some are stored, and nobody is told."""
+        """Lose the answers to all commits under way: some are stored, and no caller learns of it."""
         with contextlib.suppress(Exception):  # another attack has the server down
             if cut := await asyncio.to_thread(self._store.cut):
                 self.ledger.deeds["cut of all connections"] += 1
@@ -218,11 +218,11 @@ class Siege:
         """Kill the processes of a program with large settings that has ended: a session's or host's, and a memory's."""
         outcome = "could not begin"  # another attack has the store down: then it begins again
         while outcome == "could not begin" and not self._over.is_set():
-            number = sum(count for what, count in self.ledger.deeds.items() if what.startswith("orphan"))
+            number = sum(count for deed, count in self.ledger.deeds.items() if deed.startswith("orphan"))
             placement = "dedicated" if self._stage.name == "sqlite" else "packed"
-            where = self._store.url, f"orphan-{number}", self._folder / f"orphan-{number}", placement
+            arguments = self._store.url, f"orphan-{number}", self._folder / f"orphan-{number}", placement
             try:
-                outcome = await orphan(*where)
+                outcome = await orphan(*arguments)
             except AssertionError as error:
                 outcome = "did not come back"
                 self.ledger.violate(str(error))
@@ -238,13 +238,13 @@ class Siege:
         user, chat = self._dice.choice(self._stage.sessions)
         number = self.ledger.deeds["damaged archive"]
         self.ledger.deeds["damaged archive"] += 1
-        caller = next(one for one in self._callers if (one.user, one.chat) == (user, chat))
+        caller = next(candidate for candidate in self._callers if (candidate.user, candidate.chat) == (user, chat))
         try:
-            name = await caller.asked(mutate(self._store.url, (user, chat), number, self._dice, self.ledger))
+            name = await caller.result_of(mutate(self._store.url, (user, chat), number, self._dice, self.ledger))
             if name:
-                session = await caller.asked(self._manager.get(name, user_id=user))
-                handle = await caller.asked(session.run("say", if_busy="enqueue"))
-                await caller.asked(handle.wait(ANSWER_S))
+                session = await caller.result_of(self._manager.get(name, user_id=user))
+                handle = await caller.result_of(session.run("say", if_busy="enqueue"))
+                await caller.result_of(handle.wait(ANSWER_S))
         except NotFoundError:
             self.ledger.deeds["imported session that a restore took"] += 1
         except RunEndedError as error:
@@ -258,7 +258,7 @@ class Siege:
     async def _settle(self) -> None:
         """Check after the attack that every session accepts a run, and that every run of the ledger has ended."""
         for user, chat in self._stage.sessions:
-            caller = next(one for one in self._callers if (one.user, one.chat) == (user, chat))
+            caller = next(candidate for candidate in self._callers if (candidate.user, candidate.chat) == (user, chat))
             last: TurnwiseError | None = None
             for _ in range(20):
                 try:
@@ -274,10 +274,10 @@ class Siege:
                 self.ledger.violate(f"{user}'s {chat} is bricked: {last!r}")
 
     async def _judge(self) -> None:
-        ledger, found = self.ledger, await asyncio.to_thread(self._store.read)
-        for what in found.broken:
-            ledger.violate(what)
-        for token, users in found.tokens.items():
+        ledger, records = self.ledger, await asyncio.to_thread(self._store.read)
+        for violation in records.broken:
+            ledger.violate(violation)
+        for token, users in records.tokens.items():
             if len(users) != 1:
                 ledger.violate(f"prompt {token} is stored {len(users)} times")
             if any(user != token.split(".")[1] for user in users):
@@ -286,22 +286,22 @@ class Siege:
             if not entry.told_s:
                 continue
             ledger.deeds["acknowledged prompt"] += 1
-            there = entry.token in found.tokens and (not entry.run_id or entry.run_id in found.runs)
-            if not there and not ledger.may_be_gone(entry):
+            is_stored = entry.token in records.tokens and (not entry.run_id or entry.run_id in records.runs)
+            if not is_stored and not ledger.may_be_gone(entry):
                 ledger.violate(f"prompt {entry.token} of run {entry.run_id} was acknowledged and is lost")
-            elif not there:
+            elif not is_stored:
                 ledger.deeds["prompt that a restore took"] += 1
                 await self._check_told(entry.run_id, entry.user)
-            elif entry.run_id and found.runs[entry.run_id] not in SETTLED:
-                ledger.violate(f"run {entry.run_id} has no outcome: it is {found.runs[entry.run_id]}")
-            elif entry.run_id and entry.state not in (None, found.runs[entry.run_id]):
+            elif entry.run_id and records.runs[entry.run_id] not in SETTLED:
+                ledger.violate(f"run {entry.run_id} has no outcome: it is {records.runs[entry.run_id]}")
+            elif entry.run_id and entry.state not in (None, records.runs[entry.run_id]):
                 if ledger.may_have_ended_otherwise(entry):
                     ledger.deeds["end that a restore took"] += 1
                     continue
-                ledger.violate(f"run {entry.run_id} is {found.runs[entry.run_id]}, and {entry.state} was told")
-        for run_id, state in found.runs.items():
-            if state in SETTLED and found.ends.get(run_id) != 1:
-                ledger.violate(f"run {run_id} has {found.ends.get(run_id, 0)} ends")
+                ledger.violate(f"run {entry.run_id} is {records.runs[entry.run_id]}, and {entry.state} was told")
+        for run_id, state in records.runs.items():
+            if state in SETTLED and records.ends.get(run_id) != 1:
+                ledger.violate(f"run {run_id} has {records.ends.get(run_id, 0)} ends")
         if self._leaks.exists():
             for line in self._leaks.read_text(encoding="utf-8").splitlines():
                 ledger.violate(f"seen by another user: {line}")
@@ -355,10 +355,10 @@ def page(ledgers: dict[str, Ledger], minutes: float, seed: int) -> str:
     lines = ["# The last siege", "", summary]
     for name, ledger in ledgers.items():
         lines += ["", f"## {name}", "", "| what | times |", "|---|---|"]
-        lines += [f"| {what} | {count:,} |" for what, count in sorted(ledger.deeds.items())]
+        lines += [f"| {name} | {count:,} |" for name, count in sorted(ledger.deeds.items())]
         lines += ["", "| callers were refused with | times |", "|---|---|"]
-        lines += [f"| {what} | {count:,} |" for what, count in sorted(ledger.refusals.items())]
-        lines += ["", *(f"- VIOLATION: {what}" for what in ledger.violations)]
+        lines += [f"| {name} | {count:,} |" for name, count in sorted(ledger.refusals.items())]
+        lines += ["", *(f"- VIOLATION: {violation}" for violation in ledger.violations)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -369,15 +369,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", nargs="+", default=list(STORES), choices=list(STORES))
     parser.add_argument("--out", type=Path, default=HERE / "LAST.md")
-    chosen = parser.parse_args(arguments)
-    seconds = chosen.minutes * 60 / len(chosen.store)
+    options = parser.parse_args(arguments)
+    seconds = options.minutes * 60 / len(options.store)
     ledgers: dict[str, Ledger] = {}
-    for name in chosen.store:
+    for name in options.store:
         small = name == "sqlite"
-        stage = Stage(name, chosen.seed, seconds, users=4 if small else 6, chats=1 if small else 2)
+        stage = Stage(name, options.seed, seconds, users=4 if small else 6, chats=1 if small else 2)
         ledgers[name] = besiege(stage)
-        chosen.out.write_text(page(ledgers, chosen.minutes, chosen.seed), encoding="utf-8")
-    print(chosen.out.read_text(encoding="utf-8"))
+        options.out.write_text(page(ledgers, options.minutes, options.seed), encoding="utf-8")
+    print(options.out.read_text(encoding="utf-8"))
     return 1 if any(ledger.violations for ledger in ledgers.values()) else 0
 
 

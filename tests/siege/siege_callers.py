@@ -79,15 +79,15 @@ class Caller:
     async def release(self) -> bool:
         """Cancel the active run, which may wait for the approval of a caller who left; return whether there was one."""
         session = await self.session()
-        info = await self.asked(session.info())
+        info = await self.result_of(session.info())
         if info.active_run_id:
-            handle = await self.asked(session.execution(info.active_run_id))
-            await self.asked(handle.cancel("it stands in the way"))
+            handle = await self.result_of(session.execution(info.active_run_id))
+            await self.result_of(handle.cancel("it stands in the way"))
         return info.active_run_id is not None
 
     async def session(self) -> AsyncSession:
         """Open the session again, since a restore may have removed it."""
-        return await self.asked(self._manager.open(self.chat, user_id=self.user))
+        return await self.result_of(self._manager.open(self.chat, user_id=self.user))
 
     async def say(self) -> None:
         """Run a prompt and wait for its end."""
@@ -98,7 +98,7 @@ class Caller:
         """Append a prompt. Without an acknowledgement it is not repeated, since it may be stored."""
         session = await self.session()
         entry = self._ledger.ask(self.user, self.chat)
-        await self.asked(session.append(f"{entry.token} say"))
+        await self.result_of(session.append(f"{entry.token} say"))
         self._ledger.tell(entry)
         self._ledger.deeds["append"] += 1
 
@@ -106,35 +106,35 @@ class Caller:
         """Run a slow prompt, and cancel it."""
         handle, entry = await self.run("slow")
         await asyncio.sleep(self._dice.random() * 0.5)
-        await self.asked(handle.cancel("enough"))
+        await self.result_of(handle.cancel("enough"))
         await self.end(handle, entry)
 
     async def approve(self) -> None:
         """Run a prompt whose tool waits for approval; stop some waits, then decide, or leave that to another caller."""
         handle, entry = await self.run("ask")
         for _ in range(200):
-            if calls := await self.asked(handle.pending()):
+            if calls := await self.result_of(handle.pending()):
                 break
-            if await self.asked(handle.status()) not in ("queued", "running", "awaiting_approval"):
+            if await self.result_of(handle.status()) not in ("queued", "running", "awaiting_approval"):
                 await self.end(handle, entry)
                 return
             await asyncio.sleep(0.05)
         else:
-            await self.asked(handle.cancel("it does not get its turn"))
+            await self.result_of(handle.cancel("it does not get its turn"))
             await self.end(handle, entry)
             return
         await abandon(handle, self._dice.choice((10, 100, 1_200)), self._ledger)
         match self._dice.randrange(3):
             case 0:
-                await self.asked(handle.reject(calls[0].call_id, "too dear"))
+                await self.result_of(handle.reject(calls[0].call_id, "too dear"))
             case 1:
                 try:
-                    await self.asked(handle.approve(calls[0].call_id, input={"euros": "lots"}))
+                    await self.result_of(handle.approve(calls[0].call_id, input={"euros": "lots"}))
                     self._ledger.violate(f"run {handle.run_id}: an edited call that the tool does not take was stored")
                 except InvalidInputError:
-                    await self.asked(handle.approve(calls[0].call_id, input={"euros": 6}))
+                    await self.result_of(handle.approve(calls[0].call_id, input={"euros": 6}))
             case _:
-                await self.asked(handle.approve(calls[0].call_id))
+                await self.result_of(handle.approve(calls[0].call_id))
         await self.end(handle, entry)
 
     async def follow(self) -> None:
@@ -149,7 +149,7 @@ class Caller:
             if not await self._is_done(following, handle):
                 await self.release()  # it waits behind a run that waits for approval
                 return
-            events = await self.asked(following)
+            events = await self.result_of(following)
         finally:
             following.cancel()
         numbers = [event.seq for event in events]
@@ -163,7 +163,7 @@ class Caller:
         for _ in range(2):  # a run that has just left the queue has the whole time once more
             if (await asyncio.wait({following}, timeout=ANSWER_S))[0]:
                 return True
-            states.append(await self.asked(handle.status()))
+            states.append(await self.result_of(handle.status()))
             if states[-1] == "queued":
                 return False
         self._ledger.violate(f"run {handle.run_id} was {' and '.join(states)}, and its events do not come to an end")
@@ -172,18 +172,18 @@ class Caller:
     async def read(self) -> None:
         """Read the session's turns, runs and events."""
         session = await self.session()
-        await self.asked(session.latest())
-        await self.asked(session.turns(limit=5))
-        await self.asked(session.events(limit=5))
-        await self.asked(self._manager.list(user_id=self.user, limit=5))
+        await self.result_of(session.latest())
+        await self.result_of(session.turns(limit=5))
+        await self.result_of(session.events(limit=5))
+        await self.result_of(self._manager.list(user_id=self.user, limit=5))
 
     async def fork(self) -> None:
         """Fork the session, run a prompt there, and delete it."""
         session = await self.session()
-        fork = await self.asked(session.fork())
-        handle = await self.asked(fork.run("say"))
-        await self.asked(handle.wait(ANSWER_S))
-        await self.asked(fork.delete())
+        fork = await self.result_of(session.fork())
+        handle = await self.result_of(fork.run("say"))
+        await self.result_of(handle.wait(ANSWER_S))
+        await self.result_of(fork.delete())
         self._ledger.deeds["fork"] += 1
 
     async def run(self, how: str) -> tuple[AsyncExecutionHandle, Entry]:
@@ -193,7 +193,7 @@ class Caller:
         prompt = f"{entry.token} {how}"
         for last in (False, False, True):
             try:
-                handle = await self.asked(
+                handle = await self.result_of(
                     session.run(
                         prompt, if_busy="enqueue", idempotency_key=entry.token, memory=self._dice.random() < 0.5
                     )
@@ -213,13 +213,13 @@ class Caller:
     async def end(self, handle: AsyncExecutionHandle, entry: Entry) -> None:
         """Wait for a run's end, and record it."""
         try:
-            await self.asked(handle.wait(ANSWER_S))
+            await self.result_of(handle.wait(ANSWER_S))
             self._ledger.end(entry, "completed")
         except RunEndedError as error:
             self._ledger.end(entry, type(error).__name__.removeprefix("Run").removesuffix("Error").lower())
             raise
 
-    async def asked(self, answer: Awaitable[Result]) -> Result:
+    async def result_of(self, answer: Awaitable[Result]) -> Result:
         """Return the result of one call; record a missing answer, and an error that is not turnwise's."""
         try:
             async with asyncio.timeout(ANSWER_S + 10):
@@ -285,7 +285,7 @@ async def misuse(caller: Caller, manager: AsyncSessionManager, ledger: Ledger, u
     last: TurnwiseError | None = None
     for _ in range(20):
         try:
-            await caller.asked(bad_calls(manager, await caller.session(), user)[name]())
+            await caller.result_of(bad_calls(manager, await caller.session(), user)[name]())
         except InvalidInputError:
             ledger.deeds["bad call refused"] += 1
             return
@@ -306,7 +306,7 @@ async def misuse(caller: Caller, manager: AsyncSessionManager, ledger: Ledger, u
 HOSTILE: Sequence[Any] = (2**63 - 1, -1, 1e308, "", "\ud800", None, True, [], {}, [["l0", 0, 9_000_000]], "x" * 70_000)
 
 
-async def mutate(url: str, whose: tuple[str, str], number: int, dice: random.Random, ledger: Ledger) -> str | None:
+async def mutate(url: str, session: tuple[str, str], number: int, dice: random.Random, ledger: Ledger) -> str | None:
     """Import a damaged archive of a session; return the session's id if it was accepted.
 
     Its user is not changed, since an archive decides whose session it is.
@@ -314,18 +314,18 @@ async def mutate(url: str, whose: tuple[str, str], number: int, dice: random.Ran
     store = open_store(url)
     try:
         lines: list[str] = []
-        await export_session(store, SessionKey(whose[1], whose[0]), lines.append)
-        at = dice.randrange(len(lines))
-        value = json.loads(lines[at])
+        await export_session(store, SessionKey(session[1], session[0]), lines.append)
+        index = dice.randrange(len(lines))
+        value = json.loads(lines[index])
         match dice.randrange(4):
             case 0:
-                del lines[at]
+                del lines[index]
             case 1:
-                lines.insert(at, lines[at])
+                lines.insert(index, lines[index])
             case 2:
-                lines[at] = lines[at][: dice.randrange(len(lines[at]))]
+                lines[index] = lines[index][: dice.randrange(len(lines[index]))]
             case _:
-                lines[at] = json.dumps(_damaged(value, dice)) + "\n"
+                lines[index] = json.dumps(_damaged(value, dice)) + "\n"
         name = f"{IMPORTED}-{number}"
         await import_session(store, lines, session_id=name)
         ledger.deeds["damaged archive taken"] += 1
@@ -343,8 +343,8 @@ def _damaged(value: Any, dice: random.Random) -> Any:
         key = dice.choice(sorted(key for key in value if key != "user_id") or [""])
         return {**value, key: _damaged(value.get(key), dice)}
     if isinstance(value, list) and value and dice.random() < 0.9:
-        at = dice.randrange(len(value))
-        return [*value[:at], _damaged(value[at], dice), *value[at + 1 :]]
+        index = dice.randrange(len(value))
+        return [*value[:index], _damaged(value[index], dice), *value[index + 1 :]]
     if isinstance(value, str) and value.startswith("{") and dice.random() < 0.9:
         return json.dumps(_damaged(json.loads(value), dice))
     return dice.choice(HOSTILE)

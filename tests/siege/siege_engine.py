@@ -52,12 +52,12 @@ class _Model:
                     with self._leaks.open("a", encoding="utf-8") as leaks:
                         leaks.write(f"{user}'s session {context.session.session_id} was sent {owner}'s {number}\n")
         prompts = [block.text for block in turn.new_blocks if isinstance(block, User)]
-        asked = prompts[-1] if prompts else ""
-        if " ask" in asked and not any(isinstance(block, ToolResult) for block in turn.output):
+        prompt = prompts[-1] if prompts else ""
+        if " ask" in prompt and not any(isinstance(block, ToolResult) for block in turn.output):
             return [ToolUse(call_id="pay-1", name="pay", input={"euros": 5})]
-        answer = hashlib.sha256(asked.encode()).hexdigest()  # the token itself stands in the prompt only
-        if " slow" in asked:
-            for at in range(0, len(answer), 2):
-                context.emit(answer[at : at + 2])
+        answer = hashlib.sha256(prompt.encode()).hexdigest()  # the token itself stands in the prompt only
+        if " slow" in prompt:
+            for start in range(0, len(answer), 2):
+                context.emit(answer[start : start + 2])
                 await asyncio.sleep(0.02)
         return [Text(text=answer)]

@@ -63,9 +63,9 @@ class Ledger:
         """Record that the prompt was acknowledged."""
         entry.told_s, entry.run_id = time.monotonic(), run_id
 
-    def violate(self, what: str) -> None:
+    def violate(self, violation: str) -> None:
         """Record a violation."""
-        self.violations.append(what)
+        self.violations.append(violation)
 
     @contextmanager
     def putting_back(self, copied: tuple[float, float]) -> Iterator[None]:

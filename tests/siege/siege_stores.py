@@ -49,8 +49,8 @@ class Found:
 
     def add_log(self, name: str, positions: Iterable[int], size: int) -> None:
         """Check that a log has each position up to its size."""
-        if (found := sorted(positions)) != list(range(size)):
-            self.broken.append(f"{name}: its log of {size} has {len(found)} blocks, {found[:3]} to {found[-3:]}")
+        if (ordered := sorted(positions)) != list(range(size)):
+            self.broken.append(f"{name}: its log of {size} has {len(ordered)} blocks, {ordered[:3]} to {ordered[-3:]}")
 
 
 class Store(Protocol):
@@ -114,9 +114,9 @@ class SQLiteFile:
 
     def read(self) -> Found:
         with sqlite3.connect(self._path, timeout=60) as connection:
-            found = _read_tables(connection.execute)
+            records = _read_tables(connection.execute)
         connection.close()
-        return found
+        return records
 
     def close(self) -> None:
         """Nothing: no server is there."""
@@ -139,9 +139,11 @@ class Postgres:
 
     def cut(self) -> int:
         with psycopg.connect(self.url) as connection:
-            others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            condition = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
             return len(
-                connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}").fetchall()
+                connection.execute(
+                    f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {condition}"
+                ).fetchall()
             )
 
     def copy(self) -> tuple[str, list[tuple[str, int]]]:
@@ -221,7 +223,7 @@ class RedisStore:
             pipe.execute()
 
     def read(self) -> Found:
-        found = Found()
+        records = Found()
         with self._server.client as client:
             ids = next(key for key in client.scan_iter(match="*:ids"))
             base = ids.removesuffix(b":ids")
@@ -233,46 +235,46 @@ class RedisStore:
                 (row,) = client.hmget(whole, "row")
                 changing = json.loads(row)
                 log = client.hgetall(whole + b":log")
-                own = {int(at): body.decode() for at, body in log.items()}
-                found.add_log(name, own, changing.get("log_size", 0))
+                own = {int(position): body.decode() for position, body in log.items()}
+                records.add_log(name, own, changing.get("log_size", 0))
                 for body in own.values():
-                    found.add_block(body, user)
+                    records.add_block(body, user)
                 for text in client.zrange(whole + b":runs", 0, -1):
                     run = json.loads(text[20:])
-                    found.runs[run["run_id"]] = run.get("state", "")
+                    records.runs[run["run_id"]] = run.get("state", "")
                 for text in [*client.zrange(whole + b":events", 0, -1), *client.zrange(whole + b":keyed", 0, -1)]:
                     kind, _, _, run_id, _ = json.loads(text[19:].split(b"\n", 1)[0])
                     if kind in TERMINAL:
-                        found.ends[run_id] = found.ends.get(run_id, 0) + 1
-        return found
+                        records.ends[run_id] = records.ends.get(run_id, 0) + 1
+        return records
 
     def close(self) -> None:
         self._server.kill()
 
 
 def _read_tables(ask: Any) -> Found:
-    found = Found()
+    records = Found()
     sessions = {
         key: (session_id, user, size)
         for key, session_id, user, size in ask("SELECT key, session_id, user_id, log_size FROM turnwise_sessions")
         if not session_id.startswith(IMPORTED)
     }
     logs: dict[int, dict[int, str]] = {}
-    for log, at, body in ask("SELECT log, at, body FROM turnwise_blocks"):
-        logs.setdefault(log, {})[at] = body
+    for log, position, body in ask("SELECT log, at, body FROM turnwise_blocks"):
+        logs.setdefault(log, {})[position] = body
     for key, (name, user, size) in sessions.items():
         own = logs.get(key, {})
-        found.add_log(name, own, size)
+        records.add_log(name, own, size)
         for body in own.values():
-            found.add_block(body, user)
+            records.add_block(body, user)
     for key, run_id, state in ask("SELECT session, run_id, state FROM turnwise_runs"):
         if key in sessions:
-            found.runs[run_id] = state
+            records.runs[run_id] = state
     terminal = ", ".join(f"'{kind}'" for kind in TERMINAL)
     for key, run_id in ask(f"SELECT session, run_id FROM turnwise_events WHERE kind IN ({terminal})"):
         if key in sessions:
-            found.ends[run_id] = found.ends.get(run_id, 0) + 1
-    return found
+            records.ends[run_id] = records.ends.get(run_id, 0) + 1
+    return records
 
 
 STORES: dict[str, type[SQLiteFile | Postgres | RedisStore]] = {

@@ -147,9 +147,9 @@ def nodes_on_postgres(setting: Setting) -> Report:
     workers: list[Any] = []
 
     async def lose_a_node() -> None:  # on the main thread, since a node sets up signals
-        lost = workers.pop(0)
-        os.kill(lost.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-        cluster.worker_nodes.discard(lost)
+        worker = workers.pop(0)
+        os.kill(worker.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        cluster.worker_nodes.discard(worker)
         workers.append(cluster.add_node(wait=False, **NODE))
 
     def killers(manager: AsyncSessionManager, session_ids: Sequence[str]) -> Iterator[tuple[Killer, float]]:
@@ -172,7 +172,7 @@ def nodes_on_postgres(setting: Setting) -> Report:
 
 
 def _run(setting: Setting, url: str, placement: Placement, killers: Killers, title: str) -> Report:
-    journal, told = setting.folder / "faults.jsonl", Acknowledged(setting.folder / "told.jsonl")
+    journal, acknowledged = setting.folder / "faults.jsonl", Acknowledged(setting.folder / "told.jsonl")
     facts_url = url if url.startswith("postgresql") else f"sqlite:///{setting.folder}/facts.db"
     workload = Workload(sessions=setting.sessions, callers=3, calls=0.3, tag=f"soak-{setting.seed}")
 
@@ -189,7 +189,7 @@ def _run(setting: Setting, url: str, placement: Placement, killers: Killers, tit
             report = await chaos(
                 manager,
                 lambda: open_store(url),
-                told,
+                acknowledged,
                 killers=killers,
                 workload=workload,
                 bounds=Bounds(seconds=setting.seconds, most_s=setting.seconds, settle_s=300.0),
@@ -197,17 +197,19 @@ def _run(setting: Setting, url: str, placement: Placement, killers: Killers, tit
                 journal=journal,
                 title=title,
             )
-            counts, broken = await _audit_memory(manager, facts_url, told)
+            counts, broken = await _audit_memory(manager, facts_url, acknowledged)
         counts.update(report.audit.counts)
         return replace(report, audit=replace(report.audit, counts=counts), unsettled=(*report.unsettled, *broken))
 
     return asyncio.run(run())
 
 
-async def _audit_memory(manager: AsyncSessionManager, url: str, told: Acknowledged) -> tuple[Counter[str], list[str]]:
+async def _audit_memory(
+    manager: AsyncSessionManager, url: str, acknowledged: Acknowledged
+) -> tuple[Counter[str], list[str]]:
     """Check that the memory has each completed turn exactly once; return counts and violations."""
     broken: list[str] = []
-    for session_id in told.session_ids:
+    for session_id in acknowledged.session_ids:
         try:
             session = await manager.get(session_id)
         except SessionNotFoundError:
@@ -215,18 +217,18 @@ async def _audit_memory(manager: AsyncSessionManager, url: str, told: Acknowledg
             continue
         if not await session.memory.wait(MEMORY_S):
             broken.append(f"the memory of session {session_id!r} does not catch up")
-    completed = {note.run_id for note in told if note.kind == "end" and note.state == "completed"}
-    prompts = {str(note.prompt): note.run_id in completed for note in told if note.kind == "prompt"}
+    completed = {note.run_id for note in acknowledged if note.kind == "end" and note.state == "completed"}
+    prompts = {str(note.prompt): note.run_id in completed for note in acknowledged if note.kind == "prompt"}
     facts = SQLItems(url)
-    said: Counter[str] = Counter()
+    remembered: Counter[str] = Counter()
     async for fact in all_stored(facts, None):
-        said.update(re.findall(r"^user: (.*)$", fact.item.text, re.MULTILINE))
+        remembered.update(re.findall(r"^user: (.*)$", fact.item.text, re.MULTILINE))
     await facts.close()
-    broken += [f"prompt {prompt!r} is remembered {count} times" for prompt, count in said.items() if count > 1]
+    broken += [f"prompt {prompt!r} is remembered {count} times" for prompt, count in remembered.items() if count > 1]
     broken += [
-        f"prompt {prompt!r} is not remembered" for prompt, ended in prompts.items() if ended and not said[prompt]
+        f"prompt {prompt!r} is not remembered" for prompt, ended in prompts.items() if ended and not remembered[prompt]
     ]
-    return Counter({"remembered prompt": len(said)}), broken
+    return Counter({"remembered prompt": len(remembered)}), broken
 
 
 STAGES: tuple[tuple[Callable[[Setting], Report], float], ...] = (

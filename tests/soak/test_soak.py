@@ -26,27 +26,27 @@ def setting(name: str, default: float) -> int:
     return int(os.environ.get(f"SOAK_{name}", default))
 
 
-def written(reports: list[Report], wanted: int) -> str:
+def written(reports: list[Report], goal: int) -> str:
     """Return the page about all stages."""
     total = sum(report.total for report in reports)
     broken = sum(len(report.audit.violations) + len(report.unsettled) for report in reports)
     acknowledged = {
-        what: sum(report.audit.counts[f"acknowledged {what}"] for report in reports)
-        for what in ("prompt", "run", "end")
+        name: sum(report.audit.counts[f"acknowledged {name}"] for report in reports)
+        for name in ("prompt", "run", "end")
     }
     seconds = sum(report.seconds for report in reports)
-    told = (
+    promises = (
         f"Callers were told of {acknowledged['prompt']:,} stored prompts, {acknowledged['run']:,} runs and "
         f"{acknowledged['end']:,} ends. Each prompt is stored once and in order, each run has one outcome, the one "
         "that was told, each history is valid for three providers with one prompt more, and memory has each turn that "
         "completed once: unless a violation below says otherwise."
     )
-    made = (
+    method = (
         "Faults are counted where they were injected: by a killer, or in the process of a session, which writes each "
         "down before it strikes. `make soak` makes this page anew; `SOAK_SEED` draws other faults."
     )
-    summary = f"{total:,} faults in {seconds / 60:.0f} minutes, {wanted:,} wanted; {broken} violations."
-    lines = ["# The last soak", "", summary, "", told, "", made, ""]
+    summary = f"{total:,} faults in {seconds / 60:.0f} minutes, {goal:,} wanted; {broken} violations."
+    lines = ["# The last soak", "", summary, "", promises, "", method, ""]
     return "\n".join(lines) + "\n" + "\n".join(f"#{report.markdown()}" for report in reports)
 
 
@@ -60,7 +60,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_ten_thousand_faults_lose_and_double_nothing(folder: Path) -> None:
-    wanted, seconds, seed = setting("FAULTS", 10_000), setting("SECONDS", 1200), setting("SEED", 0)
+    goal, seconds, seed = setting("FAULTS", 10_000), setting("SECONDS", 1200), setting("SEED", 0)
     reports: list[Report] = []
 
     def stage(number: int) -> Setting:
@@ -70,9 +70,9 @@ def test_ten_thousand_faults_lose_and_double_nothing(folder: Path) -> None:
         return Setting(folder=of_stage, seed=seed + number, seconds=seconds * part, sessions=setting("SESSIONS", 24))
 
     stages = [run for run, _ in STAGES]
-    while stages or sum(report.total for report in reports) < wanted:
+    while stages or sum(report.total for report in reports) < goal:
         run = stages.pop(0) if stages else packed_on_postgres
         reports.append(run(stage(len(reports))))
-        LAST.write_text(written(reports, wanted), encoding="utf-8")
+        LAST.write_text(written(reports, goal), encoding="utf-8")
     for report in reports:
         report.check()

@@ -66,6 +66,7 @@ from window_bench import (
     audit,
     compacted,
     configured,
+    events_of,
     exchanges,
     facts,
     facts_of,
@@ -73,10 +74,9 @@ from window_bench import (
     noted,
     respond,
     summary_of,
-    taken,
     talk,
     talk_until_due,
-    told,
+    tokens_taken,
 )
 from window_models import Gate, Notebook, OnlyTheNewest, dig
 
@@ -121,9 +121,13 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
         new = {0: [System(text="Be kind.")], 20: [System(text="Be brief.")]}.get(number, [])
         assert chat.run(*new, ask(number)).wait(WAIT_S).text == answer(number)
     chat.compact()  # waits for what is under way
-    done = compacted(chat, len(told(chat, WindowCompacted)))
+    done = compacted(chat, len(events_of(chat, WindowCompacted)))
     bench.check()
-    assert len(bench.sent()) == 40 and not told(chat, CompactionFailed) and not told(chat, RunFailedError)
+    assert (
+        len(bench.sent_requests()) == 40
+        and not events_of(chat, CompactionFailed)
+        and not events_of(chat, RunFailedError)
+    )
     assert all(event.strategy == "Summarize" and event.tokens_after < event.tokens_before <= LIMIT for event in done)
 
     # Each block that went was shown once, behind the summary of what went before it.
@@ -140,7 +144,7 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
 
     # The summary is in each request from its commit on, in front of what it does not stand for.
     marks = {event.seq: end for event, end in zip(done, ends, strict=True)}
-    for number, (start, body) in enumerate(zip(told(chat, RunStarted), bench.sent(), strict=True)):
+    for number, (start, body) in enumerate(zip(events_of(chat, RunStarted), bench.sent_requests(), strict=True)):
         at_least = max((end for seq, end in marks.items() if seq < start.seq), default=0)
         system, *rest = body["messages"]
         assert system == {"role": "system", "content": "Be brief." if number >= 20 else "Be kind."}
@@ -159,12 +163,12 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
     assert [*behind, *turns[-1].blocks[2:]] == [
         block for turn in turns for block in turn.new_blocks if not isinstance(block, System)
     ]
-    assert json.loads(reader.communicate(timeout=WAIT_S)[0]) == [body["messages"] for body in bench.sent()]
+    assert json.loads(reader.communicate(timeout=WAIT_S)[0]) == [body["messages"] for body in bench.sent_requests()]
     assert reader.returncode == 0
 
     # What the summaries cost is in the bill.
     usage = chat.info().session.usage
-    requests = [*bench.sent(), *bench.sent(SMALL)]
+    requests = [*bench.sent_requests(), *bench.sent_requests(SMALL)]
     assert usage.calls == len(requests) == 40 + len(done)
     assert usage.input_tokens == sum(len(words(text_of(message))) for body in requests for message in body["messages"])
     assert usage == manager.usage(user_id="ada")
@@ -196,7 +200,7 @@ async def test_the_async_family_explains_compacts_and_expands(bench: Bench, tmp_
         assert bench.last() == encode(pending.blocks), "what waits is shown as it will be sent"
         behind = await chat.expand(summary_of(pending))
         assert facts_of(behind) == exchanges(0, len(behind) // 2) != []
-        assert all(body["instructions"].startswith(PROMPT) for body in bench.sent(SMALL))
+        assert all(body["instructions"].startswith(PROMPT) for body in bench.sent_requests(SMALL))
 
 
 # Slow summarizers
@@ -215,15 +219,15 @@ def test_a_slow_summarizer_delays_only_prompts_that_do_not_fit(bench: Bench, tmp
     assert len(chat.turns()) == number and chat.latest() == chat.turn(number - 1) and chat.events()
     assert chat.run("short").wait(WAIT_S).text.startswith("as to short")
     assert facts(bench.last())[:-1] == exchanges(0, number), "it was sent what there was"
-    request_count = len(bench.sent())
+    request_count = len(bench.sent_requests())
 
     long = chat.run(f"long {'z' * 200}")  # does not fit, so it waits
     queued = chat.run("behind", if_busy="enqueue")
     talk(second, 3, 5)
     assert len(chat.turns()) == number + 3 and chat.info().active_run_id == long.run_id
     assert long.status() == "running" and queued.status() == "queued"
-    assert len(bench.sent()) == request_count + 2, "the other's"
-    assert gate.notes() == ["came"] and not told(chat, WindowCompacted) and not bench.sent(SMALL)
+    assert len(bench.sent_requests()) == request_count + 2, "the other's"
+    assert gate.notes() == ["came"] and not events_of(chat, WindowCompacted) and not bench.sent_requests(SMALL)
 
     gate.before.off()
     assert long.wait(WAIT_S).text.startswith("as to long")
@@ -232,7 +236,7 @@ def test_a_slow_summarizer_delays_only_prompts_that_do_not_fit(bench: Bench, tmp
     assert models[: request_count + 4] == [*[MODEL] * (request_count + 2), SMALL, MODEL], (
         "it was taken over, not made again"
     )
-    sent_facts = facts(bench.sent()[request_count + 2]["messages"])
+    sent_facts = facts(bench.sent_requests()[request_count + 2]["messages"])
     assert sent_facts[0][0] == "summary" and sent_facts[-3][1] == "short" and sent_facts[-1][1].startswith("long")
     (earlier, summarized) = bench.summed_up()[0]
     assert earlier is None and [*summarized, *sent_facts[1:-3]] == exchanges(0, number)
@@ -258,7 +262,7 @@ def test_a_summary_is_applied_once_whatever_happens_to_waiting_runs(bench: Bench
         with pytest.raises(RunCancelledError) as cancelled:
             run.wait(WAIT_S)
         assert (cancelled.value.turn is None) is (run is third), "what was rolled back left no trace"
-    assert len(bench.sent()) == number and gate.notes() == ["came"] and not told(chat, WindowCompacted)
+    assert len(bench.sent_requests()) == number and gate.notes() == ["came"] and not events_of(chat, WindowCompacted)
     gate.before.off()
     assert last.wait(WAIT_S).text.startswith("as to short")
     (who, _), *rest = facts(bench.last())
@@ -311,18 +315,18 @@ def test_a_failed_summary_is_reported_and_requested_again(bench: Bench) -> None:
         number += 4
         with pytest.raises(CompactionError, match=reason):
             chat.compact()
-        assert re.search(reason, told(chat, CompactionFailed)[-1].why)
+        assert re.search(reason, events_of(chat, CompactionFailed)[-1].why)
     talk(chat, number, number + 1)
-    assert facts(bench.last())[:-1] == exchanges(0, number) and not told(chat, WindowCompacted)
+    assert facts(bench.last())[:-1] == exchanges(0, number) and not events_of(chat, WindowCompacted)
 
-    failed = len(told(chat, CompactionFailed))
+    failed = len(events_of(chat, CompactionFailed))
     model = bench.engine(f"{SMALL}/500-once")
     manager = bench.manager(Summarize(model, **settings), {**limit, "compaction_attempts": 2})
     chat = manager.open("chat")
     talk(chat, number + 1, number + 2)
     chat.compact()
     compacted(chat, 1)
-    assert [(event.attempt, event.of) for event in told(chat, CompactionFailed)[failed:]] == [(1, 2)]
+    assert [(event.attempt, event.of) for event in events_of(chat, CompactionFailed)[failed:]] == [(1, 2)]
     talk(chat, number + 2, number + 3)
     assert facts(bench.last())[0][0] == "summary"
     chat.compact()
@@ -362,7 +366,7 @@ def test_a_kill_during_a_compaction_loses_nothing(bench: Bench, tmp_path: Path) 
             kill(chat)
             hold.off()
             paid += hold is gate.after
-            assert len(told(chat, WindowCompacted)) == round_, "nothing was committed"
+            assert len(events_of(chat, WindowCompacted)) == round_, "nothing was committed"
             assert [turn.index for turn in chat.turns()] == list(range(number)), "and nothing is lost"
             talk(chat, number, number + 1)
             assert facts(bench.last())[-1] == ("user", ask(number))
@@ -404,8 +408,8 @@ def test_a_run_that_waits_for_a_compaction_resumes_after_a_kill(bench: Bench, tm
     gate.after.off()
     turn = run.wait(WAIT_S)
     assert turn.text.startswith("as to long") and chat.runs(after=number - 1)[0].resumes == 1
-    assert facts(bench.last())[0][0] == "summary" and len(bench.sent()) == number + 1
-    assert len(bench.sent(SMALL)) == 2 and chat.compact() is None
+    assert facts(bench.last())[0][0] == "summary" and len(bench.sent_requests()) == number + 1
+    assert len(bench.sent_requests(SMALL)) == 2 and chat.compact() is None
     bench.check()
     audit(manager, "chat")
 
@@ -415,7 +419,7 @@ def test_a_run_that_waits_for_a_compaction_resumes_after_a_kill(bench: Bench, tm
 
 def flushed(chat: Session, notebook: Notebook, manager: SessionManager) -> list[dict[str, Any]]:
     """Return a memory's items, after comparing each with the blocks of its source."""
-    items = notebook.kept()
+    items = notebook.stored_items()
 
     async def texts() -> list[str]:
         store = manager._client.open_store()
@@ -444,13 +448,13 @@ def test_exchanges_stay_in_the_window_until_each_memory_has_them(bench: Bench, t
     chat = manager.open("chat", user_id="ada")
     chat.run(System(text="Be kind."), "hello").wait(WAIT_S)
     number = talk_until_due(chat)
-    until(lambda: len(told(chat, CompactionFailed)) == 2)
-    failed = told(chat, CompactionFailed)
+    until(lambda: len(events_of(chat, CompactionFailed)) == 2)
+    failed = events_of(chat, CompactionFailed)
     assert [(event.attempt, event.of) for event in failed] == [(1, 2), (2, 2)]
     assert all(event.why == "long-term memory failed: Notebook: OSError: the disk is full" for event in failed)
-    first = [item["id"] for item in good.kept()]
-    assert good.given() == first, "it has them, and is not asked again"
-    assert bad.given() == first * 2 and not bad.kept()
+    first = [item["id"] for item in good.stored_items()]
+    assert good.received_ids() == first, "it has them, and is not asked again"
+    assert bad.received_ids() == first * 2 and not bad.stored_items()
 
     talk(chat, number, number + 1)  # fits as things are
     assert facts(bench.last())[2:] == [*exchanges(0, number), ("user", ask(number))], "all is still there"
@@ -458,11 +462,13 @@ def test_exchanges_stay_in_the_window_until_each_memory_has_them(bench: Bench, t
     with pytest.raises(RunFailedError, match="the disk is full") as refused:
         chat.run(f"long {'z' * 60}").wait(WAIT_S)
     assert refused.value.turn and refused.value.turn.status == "failed" and chat.runs()[-1].code == "compaction"
-    assert len(bench.sent()) == number + 1 and not told(chat, WindowCompacted), "the provider was not asked"
+    assert len(bench.sent_requests()) == number + 1 and not events_of(chat, WindowCompacted), (
+        "the provider was not asked"
+    )
 
     bad.broken.off()
     talk(chat, number, number + 1)
-    (done,) = told(chat, WindowCompacted)
+    (done,) = events_of(chat, WindowCompacted)
     assert done.strategy == "FlushToMemory" and done.tokens_after <= LIMIT // 2
     remaining = facts(bench.last())
     for notebook in (good, bad):
@@ -472,8 +478,8 @@ def test_exchanges_stay_in_the_window_until_each_memory_has_them(bench: Bench, t
         saved = [fact for item in items for fact in said_in(item)]
         spoken = [("user", "hello"), ("assistant", f"as to hello {'y' * 30}"), *exchanges(0, number)]
         assert [*saved, *remaining] == [*spoken, ("user", f"long {'z' * 60}"), ("user", ask(number))]
-    assert {item["id"] for item in good.kept()} == {item["id"] for item in bad.kept()} >= set(first)
-    assert not static.given()
+    assert {item["id"] for item in good.stored_items()} == {item["id"] for item in bad.stored_items()} >= set(first)
+    assert not static.received_ids()
     bench.check()
     audit(manager, "chat", user_id="ada", drops=True)
 
@@ -485,11 +491,11 @@ def test_acknowledged_exchanges_are_removed_and_the_others_stay(bench: Bench, tm
     chat = manager.open("chat", user_id="ada")
     number = talk_until_due(chat)
     compacted(chat, 1)
-    assert [said_in(item) for item in slow.kept()] == [exchanges(0, 1), exchanges(1, 2)]
-    assert "were not saved" in told(chat, CompactionFailed)[0].why
+    assert [said_in(item) for item in slow.stored_items()] == [exchanges(0, 1), exchanges(1, 2)]
+    assert "were not saved" in events_of(chat, CompactionFailed)[0].why
     talk(chat, number, number + 1)
     assert facts(bench.last()) == [*exchanges(2, number), ("user", ask(number))]
-    assert len(good.kept()) > 2, "what it has already stays in the window all the same"
+    assert len(good.stored_items()) > 2, "what it has already stays in the window all the same"
     audit(manager, "chat", user_id="ada", drops=True)
 
 
@@ -500,18 +506,18 @@ def test_a_kill_between_acknowledgement_and_commit_makes_no_duplicates(bench: Be
     manager = bench.manager(FlushToMemory([notebook]))
     chat = manager.open("chat", user_id="ada")
     number = talk_until_due(chat)
-    until(lambda: Path(notebook.path).exists() and notebook.kept())
-    first = notebook.kept()
+    until(lambda: Path(notebook.path).exists() and notebook.stored_items())
+    first = notebook.stored_items()
     kill(chat)
     notebook.held.off()
-    assert len(chat.turns()) == number and not told(chat, WindowCompacted)
+    assert len(chat.turns()) == number and not events_of(chat, WindowCompacted)
     talk(chat, number, number + 1)
     assert facts(bench.last()) == [*exchanges(0, number), ("user", ask(number))]
     number += 1
     compacted(chat, 1)
     items = flushed(chat, notebook, manager)
     assert items[: len(first)] == first and len({item["id"] for item in items}) == len(items)
-    given_ids = notebook.given()
+    given_ids = notebook.received_ids()
     assert [given_ids.count(item["id"]) for item in first] == [2] * len(first)
     assert len(given_ids) == len(first) + len(items), "they were given once more, and are the same"
     assert [item["turn"] for item in items] == list(range(len(items)))
@@ -534,7 +540,7 @@ def test_a_summary_is_requested_once_despite_kills_and_new_managers(bench: Bench
     for round_ in range(1, 5):
         number = talk_until_due(chat, number)
         compacted(chat, round_)
-        assert len(bench.sent(SMALL)) == round_
+        assert len(bench.sent_requests(SMALL)) == round_
         pid = process_of(chat.info())
         if round_ == 1:
             kill(chat)
@@ -547,7 +553,7 @@ def test_a_summary_is_requested_once_despite_kills_and_new_managers(bench: Bench
         (who, text), *rest = facts(bench.last())
         first = int(text.split()[-1][1:]) + 1
         assert who == "summary" and rest == [*exchanges(first, number), ("user", ask(number))]
-        assert len(bench.sent(SMALL)) == round_
+        assert len(bench.sent_requests(SMALL)) == round_
         assert round_ > 2 or chat.info().pid != pid
         number += 1
     summarized = [fact for _, new in bench.summed_up() for fact in new]
@@ -572,7 +578,7 @@ def test_an_idle_process_stays_until_its_window_is_compacted(bench: Bench, tmp_p
     gate.before.off()
     gone_from(pid)
     talk(chat, number, number + 1)
-    assert facts(bench.last())[0][0] == "summary" and len(bench.sent(SMALL)) == 1
+    assert facts(bench.last())[0][0] == "summary" and len(bench.sent_requests(SMALL)) == 1
 
 
 # Agents
@@ -589,12 +595,12 @@ def test_a_tool_loop_that_outgrows_the_window_continues_with_fewer_old_blocks(
     manager = bench.manager(overflow, {"max_context_tokens": limit}, engine=engine)
     chat = manager.open("chat")
     talk(chat, 0, 18)
-    before = len(bench.sent())
+    before = len(bench.sent_requests())
     turn = chat.run(prompt(*[[("dig", {"size": 200})]] * 5, "done")).wait(WAIT_S)
     assert turn.text == "done" and [len(text) > 200 and not is_error for text, is_error in results(turn)] == [True] * 5
-    done = told(chat, WindowCompacted)
+    done = events_of(chat, WindowCompacted)
     assert done and {event.strategy for event in done} == {name}
-    requests = bench.sent()[before:]
+    requests = bench.sent_requests()[before:]
     assert len(requests) == 6
     uses = [block.call_id for block in turn.output if isinstance(block, ToolUse)]
     for step, body in enumerate(requests):
@@ -608,7 +614,9 @@ def test_a_tool_loop_that_outgrows_the_window_continues_with_fewer_old_blocks(
     if api == "chat":
         bench.check(limit)
         if name == "Trim":
-            assert {event.tokens_after for event in done} <= {taken(body) for body in requests}, "as it was counted"
+            assert {event.tokens_after for event in done} <= {tokens_taken(body) for body in requests}, (
+                "as it was counted"
+            )
     talk(chat, 18, 20)
     chat.compact()
     audit(manager, "chat", drops=name == "Trim")
@@ -621,7 +629,7 @@ def test_an_oversized_turn_fails_with_token_counts(bench: Bench) -> None:
     chat = manager.open("chat")
     system = System(text="Be kind. " + "s" * 100)
     chat.run(system, ask(0)).wait(WAIT_S)
-    overhead = COUNTER.overhead(None, bench.sent()[0]["tools"]) + COUNTER.count(system)
+    overhead = COUNTER.overhead(None, bench.sent_requests()[0]["tools"]) + COUNTER.count(system)
     request_count = len(bench.provider.requests)
 
     def refused(prompt: str) -> Turn:
@@ -640,9 +648,9 @@ def test_an_oversized_turn_fails_with_token_counts(bench: Bench) -> None:
     refused("z" * 2500)
     assert len(bench.provider.requests) == request_count, "neither the model nor the summarizer"
     talk(chat, 1, 3)
-    request_count = len(bench.sent())
+    request_count = len(bench.sent_requests())
     turn = refused(prompt([("dig", {"size": 300})]))
-    assert len(results(turn)) == len(bench.sent()) - request_count > 1 and not any(
+    assert len(results(turn)) == len(bench.sent_requests()) - request_count > 1 and not any(
         is_error for _, is_error in results(turn)
     )
     talk(chat, 3, 5)
@@ -662,23 +670,23 @@ def test_the_next_run_has_the_strategy_of_a_later_manager(bench: Bench) -> None:
     number = talk_until_due(chat)
     compacted(chat, 1)
     own = bench.manager(OnlyTheNewest()).open("chat")
-    while len(told(own, WindowCompacted)) == 1:
+    while len(events_of(own, WindowCompacted)) == 1:
         talk(own, number, number + 1)
         number += 1
-    done = told(own, WindowCompacted)[-1]
+    done = events_of(own, WindowCompacted)[-1]
     summary, newest = facts(bench.last())
     assert (done.strategy, summary[0], newest) == ("OnlyTheNewest", "summary", ("user", ask(number - 1)))
-    assert done.tokens_after == taken(bench.sent()[-1]) and len(bench.sent(SMALL)) == 1
+    assert done.tokens_after == tokens_taken(bench.sent_requests()[-1]) and len(bench.sent_requests(SMALL)) == 1
     bench.check()
 
     none = bench.manager(None).open("chat")
     talk(none, number, number + 10)
-    assert taken(bench.sent()[-1]) > LIMIT and none.compact() is None, "nobody sees to it"
+    assert tokens_taken(bench.sent_requests()[-1]) > LIMIT and none.compact() is None, "nobody sees to it"
     assert facts(bench.last()) == [summary, *exchanges(number - 1, number + 9), ("user", ask(number + 9))]
     number += 10
 
     chat.run(ask(number)).wait(WAIT_S)
-    assert taken(bench.sent()[-1]) <= LIMIT and len(bench.sent(SMALL)) == 2
+    assert tokens_taken(bench.sent_requests()[-1]) <= LIMIT and len(bench.sent_requests(SMALL)) == 2
     earlier, summarized = bench.summed_up()[-1]
     assert earlier == summary[1] and [*summarized, *facts(bench.last())[1:]] == [
         *exchanges(number - 11, number),
@@ -705,7 +713,7 @@ def test_a_strategy_that_cannot_be_imported_is_refused(
     fresh = strange.open("fresh")
     with pytest.raises(RunFailedError, match=r"only_here.*define it in a module that is installed there"):
         fresh.run(ask(0)).wait(WAIT_S)
-    assert fresh.compact() is None and len(bench.sent()) == 2
+    assert fresh.compact() is None and len(bench.sent_requests()) == 2
     talk(bench.manager(Trim()).open("fresh"), 1, 2)
     del sys.modules["only_here"]
 

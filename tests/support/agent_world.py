@@ -66,15 +66,15 @@ def check_request(blocks: Sequence[Block]) -> None:
 
     Pictures and files that it does not take are sent as engines send those of turns that have ended.
     """
-    sent = {rules.name: rules.spare(blocks) for rules in (CHAT, RESPONSES, ANTHROPIC)}
+    requests = {rules.name: rules.spare(blocks) for rules in (CHAT, RESPONSES, ANTHROPIC)}
     for rules in (CHAT, RESPONSES, ANTHROPIC):
-        check(messages_of(sent[rules.name]), rules)
-    check_chat(chat.encode(sent[CHAT.name]))
-    check_responses(responses.encode(sent[RESPONSES.name])[1])
-    wire = anthropic.encode(sent[ANTHROPIC.name])[1]
-    said = [message["content"][0]["type"] for message in wire if message["role"] == "assistant"]
+        check(messages_of(requests[rules.name]), rules)
+    check_chat(chat.encode(requests[CHAT.name]))
+    check_responses(responses.encode(requests[RESPONSES.name])[1])
+    wire = anthropic.encode(requests[ANTHROPIC.name])[1]
+    kinds = [message["content"][0]["type"] for message in wire if message["role"] == "assistant"]
     # Thinking can be on only for a conversation in which the model has always thought.
-    check_anthropic(wire, thinking=all(kind in ("thinking", "redacted_thinking") for kind in said))
+    check_anthropic(wire, thinking=all(kind in ("thinking", "redacted_thinking") for kind in kinds))
 
 
 class Processes:
@@ -120,35 +120,35 @@ class WildModel:
     def __init__(self, random: random.Random, processes: Processes) -> None:
         self._random = random
         self._processes = processes
-        self.asked = 0
+        self.requests = 0
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         check_request(turn.blocks)
-        self.asked += 1
+        self.requests += 1
         if REFUSED in turn.blocks:
             raise RequestRefusedError("the provider refuses a picture")
-        dice, number = self._random.random, self.asked
-        said: list[AnyBlock] = []
+        dice, number = self._random.random, self.requests
+        output: list[AnyBlock] = []
         if dice() < 0.4:
             signature = self._random.choice((None, "signed", responses.pack_reasoning(f"rs_{number}", "secret")))
-            said.append(Thinking(text=f"hm {number}", signature=signature))
-            context.emit(said[0])
+            output.append(Thinking(text=f"hm {number}", signature=signature))
+            context.emit(output[0])
         if dice() < 0.8:
             for piece in ("let me ", "see ", str(number)):
                 context.emit(piece)
                 await pause(self._random)
-            said.append(Text(text=f"let me see {number}"))
+            output.append(Text(text=f"let me see {number}"))
         if dice() < 0.05:
             raise ValueError("the model broke")
-        calls = self._random.choice((0, 0, 1, 1, 2, 3)) if said else 1
+        calls = self._random.choice((0, 0, 1, 1, 2, 3)) if output else 1
         for call in range(calls):
             name = self._random.choice(self.NAMES)
             arguments = {"thing": f"{number}.{call}"} if dice() < 0.9 else {"think": 1}
             # Some servers count calls anew in each answer.
             call_id = f"{context.run_id}-{number}-{call}" if dice() < 0.7 else f"call_{call % 2}"
-            said.append(ToolUse(call_id=call_id, name=name, input=arguments))
-        self._random.shuffle(said)
-        return said if any(isinstance(block, Text | ToolUse) for block in said) else [*said, Text(text="done")]
+            output.append(ToolUse(call_id=call_id, name=name, input=arguments))
+        self._random.shuffle(output)
+        return output if any(isinstance(block, Text | ToolUse) for block in output) else [*output, Text(text="done")]
 
 
 class Workshop:

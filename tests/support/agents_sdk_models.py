@@ -52,12 +52,15 @@ class Steps(InstantModel):
         self._steps = steps
 
     def _answer(self, items: Any) -> list[TResponseOutputItem]:
-        prompts = [at for at, item in enumerate(items) if item.get("role") == "user"]
+        prompts = [index for index, item in enumerate(items) if item.get("role") == "user"]
         kinds = [item.get("type") for item in items[prompts[-1] :]]
-        at = sum(pair == ("function_call_output", "function_call") for pair in pairwise(kinds)) + (
+        step_index = sum(pair == ("function_call_output", "function_call") for pair in pairwise(kinds)) + (
             "function_call" in kinds
         )
-        step = self._steps[at]
+        step = self._steps[step_index]
         if isinstance(step, str):
             return [assistant_message(step)]
-        return [function_call(name, given, call_id=f"c{len(prompts)}-{at}-{n}") for n, (name, given) in enumerate(step)]
+        return [
+            function_call(name, arguments, call_id=f"c{len(prompts)}-{step_index}-{n}")
+            for n, (name, arguments) in enumerate(step)
+        ]

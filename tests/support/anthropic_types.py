@@ -24,12 +24,12 @@ def check_request(body: Mapping[str, Any]) -> None:
     _check(_REQUEST, body)
 
 
-def _check(types: TypeAdapter[Any], given: Any) -> None:
+def _check(types: TypeAdapter[Any], value: Any) -> None:
     # Pydantic leaves out what the types do not have, and checks an Iterable while it is read.
-    assert _read(types.validate_python(given)) == given
+    assert _read(types.validate_python(value)) == value
 
 
 def _read(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _read(each) for name, each in value.items()}
-    return value if value is None or isinstance(value, str | int | float) else [_read(each) for each in value]
+        return {name: _read(item) for name, item in value.items()}
+    return value if value is None or isinstance(value, str | int | float) else [_read(item) for item in value]

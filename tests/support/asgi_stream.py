@@ -31,7 +31,7 @@ async def streamed(
         "server": ("127.0.0.1", 2),
         "root_path": "",
     }
-    left = asyncio.Event()
+    disconnected = asyncio.Event()
     sent: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=1)
     is_asked = False
 
@@ -40,18 +40,18 @@ async def streamed(
         if not is_asked:
             is_asked = True
             return {"type": "http.request", "body": body, "more_body": False}
-        await left.wait()
+        await disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
-        if not left.is_set():
+        if not disconnected.is_set():
             await sent.put(message)
 
     async def serve() -> None:
         try:
             await app(scope, receive, send)
         finally:
-            if not left.is_set():
+            if not disconnected.is_set():
                 await sent.put(None)
 
     async def chunks() -> AsyncGenerator[bytes, None]:
@@ -63,10 +63,10 @@ async def streamed(
 
     serving = asyncio.create_task(serve())
     try:
-        async with aclosing(chunks()) as found:
-            yield found
+        async with aclosing(chunks()) as stream:
+            yield stream
     finally:
-        left.set()
+        disconnected.set()
         while not serving.done():
             while not sent.empty():
                 sent.get_nowait()

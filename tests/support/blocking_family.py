@@ -101,10 +101,10 @@ def blocking_text(name: str, text: str) -> str:
     Raises:
         ValueError: the module no longer has one of the phrases.
     """
-    for phrase, other in PHRASES.get(name, {}).items():
+    for phrase, replacement in PHRASES.get(name, {}).items():
         if text.count(phrase) != 1:
             raise ValueError(f"{name}.py has {text.count(phrase)} times, not once: {phrase}")
-        text = text.replace(phrase, other)
+        text = text.replace(phrase, replacement)
     modules = "|".join((*MODULES, "steps"))
     text = re.sub(rf"\bturnwise\.actors\.client\.({modules})\b", r"turnwise.actors.client.blocking.\1", text)
     text = text.replace("from turnwise.actors.client import steps", "from turnwise.actors.client.blocking import steps")
@@ -123,14 +123,14 @@ def without_methods(text: str) -> str:
 def replaced(text: str) -> str:
     """Return the text with its tokens replaced, all else as it was."""
     lines = text.splitlines(keepends=True)
-    for (row, start), (_, end), other in reversed([*edits(text)]):
+    for (row, start), (_, end), replacement in reversed([*edits(text)]):
         line = lines[row - 1]
-        lines[row - 1] = line[:start] + other + line[end:]
+        lines[row - 1] = line[:start] + replacement + line[end:]
     return re.sub(r"`Async(?=[A-Z])", "`", "".join(lines))
 
 
 def edits(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int], str]]:
-    """Yield what is to be replaced, by its start and end in a line, in the order of the text."""
+    """Yield the replacements, with their places in the lines, in the order of the text."""
     unwrapped: list[bool] = []
     """Whether each open bracket is that of a type that stands for its argument."""
     before = ""

@@ -1,4 +1,4 @@
-"""The wheel where only what it needs is installed: what a user has after `pip install turnwise`."""
+"""The wheel with its requirements and nothing else: what a user has after `pip install turnwise`."""
 
 import re
 import subprocess
@@ -38,13 +38,17 @@ def build_wheel(*options: str, into: Path) -> zipfile.ZipFile:
 def hidden_modules() -> set[str]:
     """Return the modules that are here, and not where only requirements.lock was installed."""
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-    needed = {_normal(name) for name in re.findall(r"^[\w.-]+", lock, re.MULTILINE)} | {"pip", "setuptools", "turnwise"}
-    found = {name for name, homes in packages_distributions().items() if needed.isdisjoint(map(_normal, homes))}
-    return found - {"psutil", "setproctitle"}  # Ray brings its own
+    required = {_normal(name) for name in re.findall(r"^[\w.-]+", lock, re.MULTILINE)} | {
+        "pip",
+        "setuptools",
+        "turnwise",
+    }
+    modules = {name for name, homes in packages_distributions().items() if required.isdisjoint(map(_normal, homes))}
+    return modules - {"psutil", "setproctitle"}  # Ray brings its own
 
 
 def clean_install(folder: Path) -> str:
-    """Unpack the wheel in a folder; return the PYTHONPATH of a Python that has it, and what it needs, and no more."""
+    """Unpack the wheel in a folder; return the PYTHONPATH of a Python that has the wheel and its requirements only."""
     build_wheel("--wheel", into=folder).extractall(folder / "installed")
     (folder / "installed/sitecustomize.py").write_text(GUARD.format(hidden=hidden_modules()), encoding="utf-8")
     return str(folder / "installed")

@@ -40,9 +40,9 @@ def build(root: Path = ROOT) -> Path:
         text=True,
         check=False,
     )
-    said = re.sub(r"\x1b\[[0-9;]*m", "", built.stdout)
-    if built.returncode or "griffe: " in said or "Warning" in said:
-        raise BrokenSiteError(said)
+    output = re.sub(r"\x1b\[[0-9;]*m", "", built.stdout)
+    if built.returncode or "griffe: " in output or "Warning" in output:
+        raise BrokenSiteError(output)
     shutil.copytree(MERMAID, site / "assets/mermaid", ignore=shutil.ignore_patterns("*.map"))
     copy_linked_files(root, site)
     if broken := list(broken_links(site)):
@@ -78,30 +78,30 @@ class Links(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.ids |= {str(found[name]) for name in ("id", "name") if found.get(name)}
-        wanted = "href" if tag in ("a", "link") else "src"
-        if (link := found.get(wanted)) is not None:
+        values = dict(attrs)
+        self.ids |= {str(values[name]) for name in ("id", "name") if values.get(name)}
+        attribute = "href" if tag in ("a", "link") else "src"
+        if (link := values.get(attribute)) is not None:
             self.links.append(link)
 
 
 def broken_links(site: Path) -> Iterator[str]:
     """Yield the links of all pages that lead to no file or no place of the site, and what is loaded from elsewhere."""
     pages = {page: Links(page.read_text(encoding="utf-8")) for page in sorted(site.rglob("*.html"))}
-    for page, found in pages.items():
-        here = page.relative_to(site).as_posix()
-        if here == "404.html":
+    for page, document in pages.items():
+        page_path = page.relative_to(site).as_posix()
+        if page_path == "404.html":
             continue  # its links begin at the root of the server
-        for link in found.links:
-            target = urlsplit(urljoin(f"http://site/{here}", link))
+        for link in document.links:
+            target = urlsplit(urljoin(f"http://site/{page_path}", link))
             if target.hostname != "site":
                 continue
             file = site / unquote(target.path).lstrip("/")
             file = file / "index.html" if file.is_dir() else file
             if not file.is_file():
-                yield f"{here}: {link} is not there"
+                yield f"{page_path}: {link} is not there"
             elif target.fragment and file in pages and unquote(target.fragment) not in pages[file].ids:
-                yield f"{here}: {link}: no such place in {file.relative_to(site)}"
+                yield f"{page_path}: {link}: no such place in {file.relative_to(site)}"
 
 
 if __name__ == "__main__":

@@ -32,14 +32,14 @@ class ScriptedEngine:
 
     async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:  # noqa: PLR0911 - one a case
         prompt: str = turn.new_blocks[-1].text  # type: ignore[union-attr, assignment]
-        word, _, rest = prompt.partition(" ")
+        word, _, arguments = prompt.partition(" ")
         match word:
             case "slow":
-                for number in range(int(rest)):
+                for number in range(int(arguments)):
                     context.emit(f"{number} ")
                     await asyncio.sleep(0.02)
             case "raise":
-                raise ValueError(rest or "the engine broke")
+                raise ValueError(arguments or "the engine broke")
             case "exit":
                 raise SystemExit(3)
             case "nothing":
@@ -144,10 +144,10 @@ class Researcher:
         return ToolLoop(self, ToolRegistry(search_db))
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
-        if found := [block for block in turn.output if isinstance(block, ToolResult)]:
+        if results := [block for block in turn.output if isinstance(block, ToolResult)]:
             context.emit("I found ")
-            context.annotate(sources=len(found))
-            return [Text(text=f"I found {found[-1].text}")]
+            context.annotate(sources=len(results))
+            return [Text(text=f"I found {results[-1].text}")]
         context.note("search first")
         return [
             Thinking(text="Let me search for that...", signature="cHJvdmlkZXItc2ln"),

@@ -28,10 +28,10 @@ class Model:
         assert schema == SCHEMA and isinstance(request[0], System) and isinstance(request[1], User)
         lines = [json.loads(line) for line in request[1].text.split("\n")[:-2]]
         self.calls.append(lines)
-        said = self.say(lines)
+        answer = self.say(lines)
         if self.during:
             await self.during()
-        return said if isinstance(said, str) else json.dumps({"facts": said})
+        return answer if isinstance(answer, str) else json.dumps({"facts": answer})
 
 
 def fact(text: str, evidence: str | None = None, **values: Any) -> dict[str, Any]:
@@ -39,10 +39,10 @@ def fact(text: str, evidence: str | None = None, **values: Any) -> dict[str, Any
 
 
 def told(number: int, *blocks: AnyBlock | str, at: float = 0.0, session: str | None = "s") -> MemoryItem:
-    said = tuple(User(text=block) if isinstance(block, str) else block for block in blocks)
-    spans = (Span(f"log-{session}", number * 10, number * 10 + len(said)),)
+    content = tuple(User(text=block) if isinstance(block, str) else block for block in blocks)
+    spans = (Span(f"log-{session}", number * 10, number * 10 + len(content)),)
     source = Source(session_id=session, turn_index=number, spans=spans)
-    return MemoryItem(id=item_id(spans, said), text="user: ...", source=source, blocks=said, created_at=at)
+    return MemoryItem(id=item_id(spans, content), text="user: ...", source=source, blocks=content, created_at=at)
 
 
 async def texts(facts: ItemStore, scope: Scope = USER, which: ItemFilter = ItemFilter()) -> list[str]:  # noqa: B008

@@ -119,17 +119,19 @@ def facts_in(facts: ItemStore, user_id: str | None = None) -> dict[str, list[Sto
     """Return all that is in the store by user."""
 
     async def scan() -> dict[str, list[StoredItem]]:
-        found: dict[str, list[StoredItem]] = {}
+        facts_by_user: dict[str, list[StoredItem]] = {}
         for fact in await facts.scan(user_id, limit=100_000):
-            found.setdefault(fact.user_id, []).append(fact)
-        return found
+            facts_by_user.setdefault(fact.user_id, []).append(fact)
+        return facts_by_user
 
     return asyncio.run(scan())
 
 
 def texts(facts: ItemStore) -> dict[str, list[str]]:
-    return {user: sorted(fact.item.text for fact in found) for user, found in facts_in(facts).items()}
+    return {user: sorted(fact.item.text for fact in user_facts) for user, user_facts in facts_in(facts).items()}
 
 
 def many(count: int, users: int, *, size: int = 10) -> Iterator[Row]:
-    return ((f"u{at % users}.memories", f"k{at}", {"content": f"{at} {'x' * size}"}) for at in range(count))
+    return (
+        (f"u{number % users}.memories", f"k{number}", {"content": f"{number} {'x' * size}"}) for number in range(count)
+    )

@@ -97,8 +97,8 @@ def serve(address: str) -> None:
         server.bind(address)
         server.listen(64)
         Path(f"{address}.starting").unlink()
-        wanted = time.monotonic()
-        while raylet.exists() and time.monotonic() < wanted + IDLE_S:
+        last_request = time.monotonic()
+        while raylet.exists() and time.monotonic() < last_request + IDLE_S:
             if select.select([server], [], [], 1)[0]:
                 client, _ = server.accept()
                 if os.fork() == 0:
@@ -107,7 +107,7 @@ def serve(address: str) -> None:
                     return
                 client.close()
             if has_forks():
-                wanted = time.monotonic()
+                last_request = time.monotonic()
         Path(address).unlink(missing_ok=True)  # a worker that has connected since then is told by the closed connection
 
 
@@ -127,18 +127,18 @@ def become_worker(client: socket.socket) -> None:
     message, ancillary, _, _ = client.recvmsg(1 << 20, socket.CMSG_SPACE(3 * size))
     while not message.endswith(b"\n"):
         message += client.recv(1 << 20)
-    asked = json.loads(message)
+    request = json.loads(message)
     os.setsid()
     for number, file in enumerate(array.array("i", ancillary[0][2])):
         os.dup2(file, number)
         os.close(file)
-    os.chdir(asked["folder"])
+    os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(asked["environment"])
+    os.environ.update(request["environment"])
     client.sendall(b"+")
     client.close()
     random.seed()
-    sys.argv = asked["arguments"]
+    sys.argv = request["arguments"]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -20,12 +20,12 @@ WAIT_S = 30
 def is_forked(address: str, arguments: list[str]) -> bool:
     """Ask for a fork with these arguments; return whether there is one."""
     folder = os.getcwd()  # noqa: PTH109 - to import pathlib takes longer than all else here
-    asked = {"arguments": arguments, "environment": dict(os.environ), "folder": folder}
+    request = {"arguments": arguments, "environment": dict(os.environ), "folder": folder}
     try:
         with socket.socket(socket.AF_UNIX) as server:
             server.connect(address)
             files = socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2])
-            server.sendmsg([json.dumps(asked).encode() + b"\n"], [files])
+            server.sendmsg([json.dumps(request).encode() + b"\n"], [files])
             return server.recv(1) == b"+"
     except OSError:
         return False
@@ -44,12 +44,12 @@ def start_server(address: str) -> None:
 
 
 def main() -> None:
-    environments = [each for each in sys.argv if each.startswith(ENVIRONMENT)]
-    if any(each != f"{ENVIRONMENT}{{}}" for each in environments):
+    environments = [argument for argument in sys.argv if argument.startswith(ENVIRONMENT)]
+    if any(argument != f"{ENVIRONMENT}{{}}" for argument in environments):
         from ray._private.workers import setup_worker  # which prepares that environment
 
         os.execv(sys.executable, [sys.executable, setup_worker.__file__, *sys.argv[1:]])
-    arguments = [each for each in sys.argv[1:] if not each.startswith((ENVIRONMENT, LANGUAGE))]
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith((ENVIRONMENT, LANGUAGE))]
     deadline = time.monotonic() + WAIT_S
     while os.environ.get("RAY_JOB_ID") == os.environ["TURNWISE_FORK_JOB"] and time.monotonic() < deadline:
         if is_forked(os.environ["TURNWISE_FORK_SERVER"], arguments):

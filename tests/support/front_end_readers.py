@@ -53,7 +53,7 @@ class UiMessage:
                 part = self._call(data["toolCallId"])
                 part |= {"state": "approval-requested", "approval": {"id": data["approvalId"]}}
             case "tool-approval-response":
-                (part,) = [each for each in self.parts if each.get("approval", {}).get("id") == data["approvalId"]]
+                (part,) = [part for part in self.parts if part.get("approval", {}).get("id") == data["approvalId"]]
                 part["state"] = "approval-responded"
                 part["approval"] = {**part["approval"], "approved": data["approved"]}
             case "tool-output-available":
@@ -78,19 +78,19 @@ class UiMessage:
                 pass
             case _:
                 assert kind.startswith("data-"), data
-                same = [each for each in self.parts if each["type"] == kind and each.get("id") == data["id"]]
-                if same:
-                    same[0]["data"] = data["data"]
+                earlier_parts = [part for part in self.parts if part["type"] == kind and part.get("id") == data["id"]]
+                if earlier_parts:
+                    earlier_parts[0]["data"] = data["data"]
                 else:
                     self.parts.append(dict(data))
 
     def _call(self, call_id: str, name: str | None = None) -> dict[str, Any]:
-        found = [part for part in self.parts if part.get("toolCallId") == call_id]
-        if not found:
+        call_parts = [part for part in self.parts if part.get("toolCallId") == call_id]
+        if not call_parts:
             assert name, f"nothing was said of call {call_id}"
-            found = [{"type": f"tool-{name}", "toolCallId": call_id}]
-            self.parts += found
-        return found[0]
+            call_parts = [{"type": f"tool-{name}", "toolCallId": call_id}]
+            self.parts += call_parts
+        return call_parts[0]
 
 
 class AgUiThread:
@@ -139,8 +139,8 @@ class AgUiThread:
             case "CUSTOM":
                 self.customs.append([event["name"], event["value"]])
                 if event["name"] == "turnwise.void":
-                    for each in event["value"]["messageIds"]:
-                        self.messages.pop(each, None)
+                    for message_id in event["value"]["messageIds"]:
+                        self.messages.pop(message_id, None)
             case "RUN_FINISHED" | "RUN_ERROR":
                 assert not self._open, f"left open: {list(self._open)}"
                 self.finished.append(event)
@@ -158,9 +158,9 @@ class AgUiThread:
             self.messages.setdefault(event["messageId"], {"role": role, "content": ""})
 
     def _call(self, call_id: str) -> dict[str, Any]:
-        calls = [each for message in self.messages.values() for each in message.get("toolCalls", {}).items()]
-        found: dict[str, Any] = dict(calls)[call_id]
-        return found
+        calls = [call for message in self.messages.values() for call in message.get("toolCalls", {}).items()]
+        call: dict[str, Any] = dict(calls)[call_id]
+        return call
 
 
 def plain(frames: Sequence[Any]) -> list[Any]:

@@ -61,9 +61,9 @@ def call(name: str, **args: Any) -> dict[str, Any]:
 def _events(parts: Sequence[Mapping[str, Any]]) -> list[str]:
     usage = {"promptTokenCount": 7, "candidatesTokenCount": 3, "thoughtsTokenCount": 2, "totalTokenCount": 12}
     events = []
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         candidate: dict[str, Any] = {"content": {"role": "model", "parts": [part]}, "index": 0}
-        if at == len(parts) - 1:
+        if index == len(parts) - 1:
             candidate["finishReason"] = "STOP"
         chunk = {"candidates": [candidate], "usageMetadata": usage, "modelVersion": "gemini", "responseId": "r1"}
         events.append(f"data: {json.dumps(chunk)}\r\n\r\n")
@@ -74,9 +74,9 @@ def _flaw(contents: Sequence[Mapping[str, Any]]) -> str | None:
     """Return why Gemini would refuse this conversation."""
     calls: list[str] = []
     for content in contents:
-        answered = [part["functionResponse"]["name"] for part in content["parts"] if "functionResponse" in part]
-        if sorted(answered) != sorted(calls):
-            return f"function responses {answered} must be as many as the function calls {calls} before them"
+        answered_names = [part["functionResponse"]["name"] for part in content["parts"] if "functionResponse" in part]
+        if sorted(answered_names) != sorted(calls):
+            return f"function responses {answered_names} must be as many as the function calls {calls} before them"
         called = [part for part in content["parts"] if "functionCall" in part]
         if called and called[0].get("thoughtSignature") != SIGNATURE:
             return "Function call is missing a thought_signature in functionCall parts"

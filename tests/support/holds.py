@@ -50,10 +50,10 @@ class Holds:
     _threads: set[int] = field(default_factory=set)
 
     def take(self) -> dict[str, Any]:
-        """Return the longest holds, and begin anew."""
-        found = {"pid": os.getpid(), "loop_s": self.loop_s, "what": self.what, "store_s": self.store_s}
+        """Return the longest holds, and reset them."""
+        holds = {"pid": os.getpid(), "loop_s": self.loop_s, "what": self.what, "store_s": self.store_s}
         self.loop_s, self.what, self.store_s = 0.0, "", 0.0
-        return found
+        return holds
 
     def add_loop(self) -> None:
         """Measure the steps of the event loop of this thread, too."""

@@ -37,8 +37,8 @@ def manager_of(folder: Path, provider_url: str | None = None, **settings: Any) -
         engines["agent"] = OpenAIEngine("local", base_url=provider_url, api_key="none", tools=tools, max_retries=0)
         settings["memory"] = [LexicalMemory(folder / "facts.db", name="facts")]
         settings["working_memory"] = WorkingMemory(f"sqlite:///{folder}/notes.db")
-    given: dict[str, Any] = {"placement": Packed(hosts=1), **settings}
-    return AsyncSessionManager(f"sqlite:///{folder}/chats.db", engine=engines, **given)
+    arguments: dict[str, Any] = {"placement": Packed(hosts=1), **settings}
+    return AsyncSessionManager(f"sqlite:///{folder}/chats.db", engine=engines, **arguments)
 
 
 @asynccontextmanager
@@ -89,14 +89,14 @@ async def served(
 
 
 class Frames:
-    """Reads server-sent events from bytes; what is incomplete waits for the rest, and is lost with it."""
+    """Reads server-sent events from bytes; an incomplete event waits for the rest of its bytes."""
 
     def __init__(self) -> None:
-        self._left = b""
+        self._incomplete = b""
 
     def feed(self, chunk: bytes) -> list[dict[str, Any]]:
         """Return the events that are complete: `id`, `event` and `data`."""
-        *whole, self._left = (self._left + chunk).split(b"\n\n")
+        *whole, self._incomplete = (self._incomplete + chunk).split(b"\n\n")
         return list(filter(None, map(_frame, whole)))
 
 

@@ -20,9 +20,9 @@ async def purge(
     return await store.delete(Scope(user_id=user_id, session_id=session_id), turn_index=turn_index)
 
 
-async def touch(store: ItemStore, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
+async def touch(store: ItemStore, user_id: str, ids: Collection[str], time: float, *, counts: bool = False) -> None:
     """Record one use of a user's items."""
-    await store.touch([Use(user_id, tuple(ids), at, counts)])
+    await store.touch([Use(user_id, tuple(ids), time, counts)])
 
 
 async def sweep(store: ItemStore, before: float, **options: Any) -> int:

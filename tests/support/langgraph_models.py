@@ -40,12 +40,12 @@ class OpenAIChat(BaseChatModel):
         raise NotImplementedError
 
     async def _agenerate(
-        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **given: Any
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **arguments: Any
     ) -> ChatResult:
-        whole = AIMessageChunk(content="")
-        async for chunk in self._astream(messages, stop, None, **given):
-            whole += chunk.message  # type: ignore[assignment]
-        return ChatResult(generations=[ChatGeneration(message=whole)])
+        message = AIMessageChunk(content="")
+        async for chunk in self._astream(messages, stop, None, **arguments):
+            message += chunk.message  # type: ignore[assignment]
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
     async def _astream(
         self,
@@ -68,9 +68,9 @@ class OpenAIChat(BaseChatModel):
             )
             async with stream:
                 async for chunk in stream:
-                    said = AIMessageChunk(content="")
+                    message_chunk = AIMessageChunk(content="")
                     if chunk.usage:
-                        said.usage_metadata = {
+                        message_chunk.usage_metadata = {
                             "input_tokens": chunk.usage.prompt_tokens,
                             "output_tokens": chunk.usage.completion_tokens,
                             "total_tokens": chunk.usage.total_tokens,
@@ -86,12 +86,15 @@ class OpenAIChat(BaseChatModel):
                             }
                             for call in choice.delta.tool_calls or ()
                         ]
-                        said = AIMessageChunk(content=choice.delta.content or "", tool_call_chunks=calls)
+                        message_chunk = AIMessageChunk(content=choice.delta.content or "", tool_call_chunks=calls)
                         if choice.finish_reason:
-                            said.response_metadata = {"finish_reason": choice.finish_reason, "model_name": chunk.model}
-                    piece = ChatGenerationChunk(message=said)
+                            message_chunk.response_metadata = {
+                                "finish_reason": choice.finish_reason,
+                                "model_name": chunk.model,
+                            }
+                    piece = ChatGenerationChunk(message=message_chunk)
                     if run_manager:
-                        await run_manager.on_llm_new_token(str(said.content), chunk=piece)
+                        await run_manager.on_llm_new_token(str(message_chunk.content), chunk=piece)
                     yield piece
 
 
@@ -102,7 +105,7 @@ class ScriptedChat(BaseChatModel):
     """Answers with what a function makes of the messages, word by word."""
 
     reply: Reply
-    asked: list[list[BaseMessage]] = []  # noqa: RUF012 - pydantic copies it
+    requests: list[list[BaseMessage]] = []  # noqa: RUF012 - pydantic copies it
 
     @property
     def _llm_type(self) -> str:
@@ -111,8 +114,8 @@ class ScriptedChat(BaseChatModel):
     def bind_tools(self, tools: Sequence[Any], **_: Any) -> ScriptedChat:
         return self
 
-    def _said(self, messages: list[BaseMessage]) -> AIMessage:
-        self.asked.append(messages)
+    def _answer(self, messages: list[BaseMessage]) -> AIMessage:
+        self.requests.append(messages)
         return self.reply(messages)
 
     def _generate(
@@ -122,7 +125,7 @@ class ScriptedChat(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **_: Any,
     ) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=self._said(messages))])
+        return ChatResult(generations=[ChatGeneration(message=self._answer(messages))])
 
     def _stream(
         self,
@@ -131,31 +134,33 @@ class ScriptedChat(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **_: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        said = self._said(messages)
-        for word in re.findall(r"\s*\S+", said.content) if isinstance(said.content, str) else ():
+        message = self._answer(messages)
+        for word in re.findall(r"\s*\S+", message.content) if isinstance(message.content, str) else ():
             piece = ChatGenerationChunk(message=AIMessageChunk(content=word))
             if run_manager:
                 run_manager.on_llm_new_token(word, chunk=piece)
             yield piece
-        rest = said.model_dump(exclude={"type", "content", "tool_calls", "invalid_tool_calls"}, exclude_none=True)
+        extra_fields = message.model_dump(
+            exclude={"type", "content", "tool_calls", "invalid_tool_calls"}, exclude_none=True
+        )
         calls: list[Any] = [
             {
                 "name": call["name"],
                 "args": json.dumps(call["args"]),
                 "id": call["id"],
-                "index": at,
+                "index": index,
                 "type": "tool_call_chunk",
             }
-            for at, call in enumerate(said.tool_calls)
+            for index, call in enumerate(message.tool_calls)
         ]
-        content = said.content if isinstance(said.content, list) else ""
-        yield ChatGenerationChunk(message=AIMessageChunk(content=content, tool_call_chunks=calls, **rest))
+        content = message.content if isinstance(message.content, list) else ""
+        yield ChatGenerationChunk(message=AIMessageChunk(content=content, tool_call_chunks=calls, **extra_fields))
 
 
 def calls(*named: tuple[str, dict[str, Any]], text: str = "", first: int = 1) -> AIMessage:
     """Return a message that calls tools, with ids c1, c2, ..."""
-    made = [{"name": name, "args": args, "id": f"c{at}"} for at, (name, args) in enumerate(named, first)]
-    return AIMessage(text, tool_calls=made)
+    tool_calls = [{"name": name, "args": args, "id": f"c{number}"} for number, (name, args) in enumerate(named, first)]
+    return AIMessage(text, tool_calls=tool_calls)
 
 
 def script(*steps: AIMessage | str) -> Reply:
@@ -168,8 +173,8 @@ def script(*steps: AIMessage | str) -> Reply:
                 break
             since += isinstance(message, AIMessage)
         step = steps[min(since, len(steps) - 1)]
-        said = AIMessage(step) if isinstance(step, str) else step
-        return said.model_copy(update={"id": None})
+        answer = AIMessage(step) if isinstance(step, str) else step
+        return answer.model_copy(update={"id": None})
 
     return reply
 
@@ -224,7 +229,7 @@ def bench_graph() -> StateGraph[Any]:
 
 
 def graph_that_asks() -> StateGraph[Any]:
-    """Return a graph that asks whether to go on, and says what it got."""
+    """Return a graph that asks whether to go on, and answers with the reply."""
 
     def ask(state: State) -> dict[str, Any]:
         return {"messages": [AIMessage(f"got {interrupt({'ask': 'go on?'})}")]}

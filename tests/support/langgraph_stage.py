@@ -71,8 +71,8 @@ def copied(saver: InMemorySaver) -> InMemorySaver:
     """Return a saver with the same checkpoints, which the process that goes on does not reach."""
     twin = InMemorySaver()
     for thread, spaces in saver.storage.items():
-        for space, held in spaces.items():
-            twin.storage[thread][space] = dict(held)
-    twin.writes.update({at: dict(held) for at, held in saver.writes.items()})
+        for space, checkpoints in spaces.items():
+            twin.storage[thread][space] = dict(checkpoints)
+    twin.writes.update({key: dict(checkpoints) for key, checkpoints in saver.writes.items()})
     twin.blobs.update(saver.blobs)
     return twin

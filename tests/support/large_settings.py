@@ -117,8 +117,10 @@ def end_all(namespace: str) -> None:
 
 def named_in(namespace: str, prefix: str = "") -> list[str]:
     """Return the names of a namespace's actors that begin so."""
-    named = ray.util.list_named_actors(all_namespaces=True)
-    return [each["name"] for each in named if each["namespace"] == namespace and each["name"].startswith(prefix)]
+    named_actors = ray.util.list_named_actors(all_namespaces=True)
+    return [
+        actor["name"] for actor in named_actors if actor["namespace"] == namespace and actor["name"].startswith(prefix)
+    ]
 
 
 async def orphan(store: str, namespace: str, folder: Path, placement: str) -> str:
@@ -140,17 +142,17 @@ async def orphan(store: str, namespace: str, folder: Path, placement: str) -> st
     return await back(store, namespace, folder, placement, json.loads(printed.splitlines()[-1]))
 
 
-async def back(store: str, namespace: str, folder: Path, placement: str, made: dict[str, Any]) -> str:
+async def back(store: str, namespace: str, folder: Path, placement: str, report: dict[str, Any]) -> str:
     """Kill the processes that a program made which has ended, and return what came of its run; see `orphan`."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(made["pid"], signal.SIGKILL)
+        os.kill(report["pid"], signal.SIGKILL)
     for name in named_in(namespace, "turnwise/memory/"):
         ray.kill(ray.get_actor(name, namespace=namespace), no_restart=False)
     await asyncio.to_thread((folder / "gate").touch)
     settings: dict[str, Any] = {"placement": PLACEMENTS[placement], "config": RESUMED, "memory": [handbook()]}
     async with AsyncSessionManager(store, engine=ScriptedEngine(), namespace=namespace, **settings) as manager:
         try:
-            return await _is_back(manager, made["run_id"], made["answer"])
+            return await _is_back(manager, report["run_id"], report["answer"])
         finally:
             end_all(namespace)
 

@@ -1,6 +1,6 @@
 """LiteLLM's proxy as a process of its own, from `.venv-litellm`, on the loopback and without a network.
 
-Its models are told by their prefix: `openai/<model>` is asked of the upstream of that name, and so on.
+The prefix of a model names its upstream: `openai/<model>` goes to the upstream `openai`, and so on.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class LiteLLM:
     """A proxy.
 
     Args:
-        folder: for its configuration and what it says.
+        folder: for its configuration and its log.
         upstreams: where it asks the models of a provider, by the provider's name.
         models: more models, each with the parameters that LiteLLM has for it.
-        trap: where it is to send whatever it asks of other hosts.
+        trap: the address to which its requests to other hosts go.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class LiteLLM:
         trap: str | None = None,
     ) -> None:
         self._folder = folder
-        asked = {f"{name}/*": {"model": f"{name}/*", "api_base": url} for name, url in upstreams.items()}
-        self._models = {**asked, **(models or {})}
+        defaults = {f"{name}/*": {"model": f"{name}/*", "api_base": url} for name, url in upstreams.items()}
+        self._models = {**defaults, **(models or {})}
         self._trap = trap
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
@@ -70,7 +70,7 @@ class LiteLLM:
 
     @property
     def log(self) -> str:
-        """What it has said."""
+        """Its output so far."""
         return (self._folder / "litellm.log").read_text(encoding="utf-8", errors="replace")
 
     def start(self) -> None:

@@ -1,7 +1,7 @@
-"""A cluster of three nodes on this machine, and what is tried on it, in a process of its own.
+"""A cluster of three nodes on this machine, and checks of it, in a process of its own.
 
-`python local_cluster.py <URLs> <folder>` prints one line of JSON for each check: what was found, or why it failed. What
-that has to be, `test_cluster_on_ray.py` says. `leave` and `attach` are drivers that come and go.
+`python local_cluster.py <URLs> <folder>` prints one line of JSON for each check: its outcome, or why it failed.
+`test_cluster_on_ray.py` has the expected outcomes. `leave` and `attach` are drivers that come and go.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Box:
     """Of databases, with `{}` for their names: one for each namespace, as sessions have one placement at a time."""
     folder: Path
     cluster: Cluster = field(default_factory=Cluster)
-    told: Acknowledged = field(default_factory=Acknowledged)
+    acknowledged: Acknowledged = field(default_factory=Acknowledged)
     head: str = ""
     victim: Any = None
     """The node that dies."""
@@ -156,9 +156,9 @@ class Box:
 
     async def ask(self, chat: AsyncSession, prompt: str, **settings: Any) -> AsyncExecutionHandle:
         """Start a run, and note that it was acknowledged."""
-        asked = self.told.clock()
+        asked_at = self.acknowledged.clock()
         run = await chat.run(prompt, **settings)
-        self.told.stored(chat.id, [prompt], asked, run_id=run.run_id, turn_index=run.turn_index)
+        self.acknowledged.stored(chat.id, [prompt], asked_at, run_id=run.run_id, turn_index=run.turn_index)
         return run
 
     async def end(self, run: AsyncExecutionHandle) -> str:
@@ -168,24 +168,24 @@ class Box:
             turn, state = await run.wait(60), "completed"
         except RunEndedError as error:
             turn, state = error.turn, str((await run.info()).state)
-        self.told.ended(run.session_id, run.run_id, state, None if turn is None else turn.blocks)
+        self.acknowledged.ended(run.session_id, run.run_id, state, None if turn is None else turn.blocks)
         return state
 
     async def follow(self, run: AsyncExecutionHandle) -> list[str]:
-        """Follow a run to its end, and note what was seen; return the kinds."""
+        """Follow a run to its end, and note its events; return their kinds."""
         events = [event async for event in run.events()]
-        self.told.followed(run.session_id, run.run_id, [event.seq for event in events])
+        self.acknowledged.followed(run.session_id, run.run_id, [event.seq for event in events])
         return [event.kind for event in events]
 
     async def audit(self, namespace: str, tag: str) -> dict[str, Any]:
-        """Hold a store to what was told of sessions whose names begin so."""
+        """Compare a store with what was acknowledged, for sessions whose ids begin with a tag."""
         store = SQLStore(self.urls.format(namespace))
         try:
-            ids = [name for name in self.told.session_ids if name.startswith(tag)]
-            found = await audit(store, ids, self.told)
+            ids = [name for name in self.acknowledged.session_ids if name.startswith(tag)]
+            report = await audit(store, ids, self.acknowledged)
         finally:
             await store.close()
-        return {"violations": list(map(str, found.violations)), "counts": dict(found.counts)}
+        return {"violations": list(map(str, report.violations)), "counts": dict(report.counts)}
 
 
 def node_of(namespace: str, name: str) -> str:
@@ -196,9 +196,9 @@ def node_of(namespace: str, name: str) -> str:
 
 
 def names_of(namespace: str, prefix: str) -> list[str]:
-    named = ray.util.list_named_actors(all_namespaces=True)
-    found = [each["name"] for each in named if each["namespace"] == namespace]
-    return sorted(name for name in found if name.startswith(prefix))
+    named_actors = ray.util.list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in named_actors if actor["namespace"] == namespace]
+    return sorted(name for name in names if name.startswith(prefix))
 
 
 @asynccontextmanager
@@ -229,7 +229,7 @@ async def a_node_joins(box: Box) -> dict[str, Any]:
     await before.memory.save("Ada keeps bees.", id="bees")
     await (await before.run("hello")).wait(60)
     host = await packed.open("packed")
-    held = await host.run("hold join")
+    run = await host.run("hold join")
     box.add_two()
     after = [await dedicated.open(f"after{number}") for number in range(2)]
     await kill(before, host)
@@ -249,17 +249,17 @@ async def a_node_joins(box: Box) -> dict[str, Any]:
                 pass
         except ConfigError as error:
             refused[name] = str(error)
-    found = {
+    outcome = {
         "texts": texts,
         "is_all_on_head": nodes == {box.head},
-        "lost": (await held.info()).state,
+        "lost": (await run.info()).state,
         "recalled": [item.text for item in await before.memory.recall("bees")],
         "refused": refused,
     }
     for manager in (dedicated, packed):
         await manager.close()
     end_actors("file", "file-packed")
-    return found
+    return outcome
 
 
 async def placement(box: Box) -> dict[str, Any]:
@@ -344,15 +344,15 @@ async def a_node_dies(box: Box) -> dict[str, Any]:
     except LongTermMemoryError as error:
         why_not = str(error)
     return {
-        "broken": [str(each) for report in reports for each in (*report.unsettled, *report.audit.violations)],
+        "broken": [str(violation) for report in reports for violation in (*report.unsettled, *report.audit.violations)],
         "faults": [report.total for report in reports],
         "prompts": [report.audit.counts["acknowledged prompt"] for report in reports],
         "followers": [report.audit.counts["acknowledged followed"] for report in reports],
         "settling_s": [report.settling_s for report in reports],
         "states": states,
         "after": after,
-        "resumed": [seen.count("run_resumed") for seen in kinds],
-        "ends": [[kind for kind in seen if kind.startswith("run_")][-1] for seen in kinds],
+        "resumed": [run_kinds.count("run_resumed") for run_kinds in kinds],
+        "ends": [[kind for kind in run_kinds if kind.startswith("run_")][-1] for run_kinds in kinds],
         "audit": [await box.audit("d", "d-held"), await box.audit("p", "p-on")],
         "left": victim not in {(await chat.info()).node_id for chat in (alone, shared)},
         "memory_moved": was_on == victim != node_of("d", memory),
@@ -374,7 +374,7 @@ async def kept_in_files_of(box: Box, node_id: str) -> AsyncSession:
     """Return a session whose memory is in a file of a node, and that lives elsewhere; no manager of it is open here."""
 
     @ray.remote(num_cpus=0)
-    def there(url: str, folder: str) -> bytes:
+    def start_on_node(url: str, folder: str) -> bytes:
         manager = SessionManager(
             url, engine=Gated(folder), namespace="away", memory=[memory_at(f"sqlite:///{folder}/away.db")]
         )
@@ -383,9 +383,9 @@ async def kept_in_files_of(box: Box, node_id: str) -> AsyncSession:
         manager.close()
         return pickle.dumps(("away", chat._client.name))
 
-    pickled = await there.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(
-        box.urls.format("away"), str(box.folder)
-    )
+    pickled = await start_on_node.options(
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+    ).remote(box.urls.format("away"), str(box.folder))
     from turnwise.actors.client.shared.cluster_client import ClusterClient
 
     namespace, name = pickle.loads(pickled)
@@ -408,11 +408,11 @@ async def drivers_leave(box: Box) -> dict[str, Any]:
     ready = await line_of(attached)
     box.open_gate("leave")
     texts = [(await run.wait(60)).text for run in runs]
-    seen = json.loads(await line_of(attached))
+    results = json.loads(await line_of(attached))
     codes.append(await attached.wait())
     for manager in managers.values():
         await manager.close()
-    return {"codes": codes, "before": before, "attached": json.loads(ready), "texts": texts, "seen": seen}
+    return {"codes": codes, "before": before, "attached": json.loads(ready), "texts": texts, "seen": results}
 
 
 async def driver(box: Box, *words: str) -> asyncio.subprocess.Process:
@@ -445,7 +445,7 @@ def leave(urls: str, folder: str, how: str) -> None:
 
 
 def attach(handles: Sequence[str]) -> None:
-    """Say that runs are there, follow them to their end, and say what was seen."""
+    """Print the states of runs, follow them to their end, and print their texts."""
     ray.init(configure_logging=False, log_to_driver=False)
     runs: list[ExecutionHandle] = [pickle.loads(base64.b64decode(handle)) for handle in handles]
     print(json.dumps([run.status() for run in runs]), flush=True)
@@ -462,12 +462,12 @@ async def hosts_change(box: Box) -> dict[str, Any]:
     again = [await second.get(chat.id) for chat in chats]
     later = [await box.ask(chat, f"later {chat.id}", if_busy="enqueue") for chat in again]
     unmoved = [process_of(await chat.info()) for chat in again] == pids
-    lost = [at for at, pid in enumerate(pids) if pid == pids[0]]
+    lost_indexes = [index for index, pid in enumerate(pids) if pid == pids[0]]
     os.kill(pids[0], signal.SIGKILL)
     store = SQLStore(box.urls.format("p"))
 
     async def has_outcome() -> bool:
-        return all([(await store.run(runs[at].run_id)).state != "running" for at in lost])
+        return all([(await store.run(runs[index].run_id)).state != "running" for index in lost_indexes])
 
     try:
         await until(has_outcome)  # nobody asks for them meanwhile
@@ -487,8 +487,8 @@ async def hosts_change(box: Box) -> dict[str, Any]:
     await second.close()
     return {
         "unmoved": unmoved,
-        "lost": [states[at] for at in lost],
-        "kept": [state for at, state in enumerate(states) if at not in lost],
+        "lost": [states[index] for index in lost_indexes],
+        "kept": [state for index, state in enumerate(states) if index not in lost_indexes],
         "after": after,
         "last": last,
         "hosts": len(now),
@@ -500,22 +500,22 @@ async def hosts_change(box: Box) -> dict[str, Any]:
 async def a_program_goes_with_its_node(box: Box) -> dict[str, Any]:
     """With large settings; then the processes that it made elsewhere are killed, too."""
     node = box.cluster.add_node(**NODE)
-    here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    program: Any = ray.remote(num_cpus=0)(large_settings.make).options(scheduling_strategy=here)
+    on_node = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    program: Any = ray.remote(num_cpus=0)(large_settings.make).options(scheduling_strategy=on_node)
     places = {
         placed: (box.urls.format("away"), f"gone-{placed}", box.folder / f"gone-{placed}", placed)
         for placed in large_settings.PLACEMENTS
     }
     for _, _, folder, _ in places.values():
         folder.mkdir()
-    made = {placed: await program.remote(*map(str, where), 20.0) for placed, where in places.items()}
+    reports = {placed: await program.remote(*map(str, place), 20.0) for placed, place in places.items()}
     os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
 
     async def is_dead() -> bool:
-        return not any(each["Alive"] for each in ray.nodes() if each["NodeID"] == node.node_id)
+        return not any(entry["Alive"] for entry in ray.nodes() if entry["NodeID"] == node.node_id)
 
     await until(is_dead)
-    return {placed: await large_settings.back(*where, made[placed]) for placed, where in places.items()}
+    return {placed: await large_settings.back(*place, reports[placed]) for placed, place in places.items()}
 
 
 CHECKS = (a_node_joins, placement, a_node_dies, drivers_leave, hosts_change, a_program_goes_with_its_node)
@@ -534,11 +534,11 @@ def main(urls: str, folder: str) -> None:
         for check in CHECKS:
             began = time.monotonic()
             try:
-                said: dict[str, Any] = {"found": asyncio.run(asyncio.wait_for(check(box), 300))}
+                outcome: dict[str, Any] = {"found": asyncio.run(asyncio.wait_for(check(box), 300))}
             except Exception:  # noqa: BLE001 - the test that asks for it shall say so
-                said = {"error": traceback.format_exc()}
+                outcome = {"error": traceback.format_exc()}
             seconds = round(time.monotonic() - began, 1)
-            print(json.dumps({"check": check.__name__, "seconds": seconds, **said}), flush=True)
+            print(json.dumps({"check": check.__name__, "seconds": seconds, **outcome}), flush=True)
     finally:
         ray.shutdown()
         box.cluster.shutdown()

@@ -47,7 +47,7 @@ class LocalRealm(ClusterClient):
         self.portal = PORTAL
         self.config = SessionConfig()
         self.residents: dict[SessionKey, SessionService] = {}
-        self.asked: list[str] = []
+        self.verbs: list[str] = []
 
     @property
     def lookup(self) -> Any:
@@ -58,7 +58,7 @@ class LocalRealm(ClusterClient):
 
     async def call(self, request: bytes) -> bytes:
         message: Message = pickle.loads(request)
-        self.asked.append(message.verb)
+        self.verbs.append(message.verb)
         try:
             return pickle.dumps(await self._resident(message.session.key).carry_out(message))
         except TurnwiseError as error:

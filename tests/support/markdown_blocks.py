@@ -20,5 +20,5 @@ class Block(NamedTuple):
 
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    found = re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [Block(m[1].strip(), text.count("\n", 0, m.start(2)) + 1, m[2]) for m in found]
+    fences = re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [Block(m[1].strip(), text.count("\n", 0, m.start(2)) + 1, m[2]) for m in fences]

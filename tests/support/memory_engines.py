@@ -20,7 +20,7 @@ from window_models import Switch
 
 
 class Mirror:
-    """Answers a question of when or where with what was recalled for it; notes all else."""
+    """Answers a prompt that asks when or where with the recalled texts, any other with "noted"."""
 
     def build(self, session: SessionView) -> InferenceRunner:
         return self
@@ -28,8 +28,8 @@ class Mirror:
     async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         prompt = next(block.text for block in reversed(turn.blocks) if isinstance(block, User))
         recalled = [block.text for block in turn.blocks if isinstance(block, Recalled)]
-        asked = prompt.startswith(("When", "Where"))
-        return [Text(text="\n".join(recalled) if asked and recalled else "noted")]
+        is_question = prompt.startswith(("When", "Where"))
+        return [Text(text="\n".join(recalled) if is_question and recalled else "noted")]
 
 
 class BrokenMemory:
@@ -56,12 +56,12 @@ class SlowMemory(BrokenMemory):
 
     def __init__(self, name: str = "slow") -> None:
         self.name = name
-        self.asked = 0
+        self.requests = 0
 
     async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
-        self.asked += 1
+        self.requests += 1
         await asyncio.sleep(float(query))
-        return [MemoryItem(id=str(self.asked), text=str(os.getpid()))]
+        return [MemoryItem(id=str(self.requests), text=str(os.getpid()))]
 
 
 def pid_of(_: object) -> int:

@@ -1,4 +1,4 @@
-"""A house for tests on Ray: a manager whose sessions have memories, and the provider that plays all models."""
+"""For tests on Ray: a manager whose sessions have memories, and the provider that plays all models."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ WANTED = "Answer with the facts now"
 
 
 def extracting(messages: list[Message]) -> str:
-    """Play a model that is asked for facts: takes what begins with "My" for one; what it is about is the second word.
+    """Play a model that extracts facts: each prompt that begins with "My" is a fact; its second word is the topic.
 
-    Where something of the same is known it is superseded, also where it says just the same.
+    A known fact of the same topic is superseded, even if it says the same.
     """
     rows = [json.loads(line) for line in texts_of(messages[-1])[0].splitlines() if line.startswith("{")]
-    known = {row["text"].split()[1]: row["known"] for row in rows if row.get("text", "").startswith("My ")}
+    known_facts = {row["text"].split()[1]: row["known"] for row in rows if row.get("text", "").startswith("My ")}
     facts = []
     for line in (row["user"] for row in rows if row.get("user", "").startswith("My ")):
-        of = known.get(line.split()[1])
+        of = known_facts.get(line.split()[1])
         facts.append(
             {"text": line, "type": "facts", "topic": line.split()[1], "evidence": line}
             | {"action": "supersede" if of else "add", "of": of}
@@ -104,8 +104,10 @@ class House:
     def manager(self, *memory: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> SessionManager:
         """Return a manager whose runs wait for memories as long as it takes, unless the config says how long."""
         settings.setdefault("engine", self.engine())
-        chosen = SessionConfig(**{"memory": MemoryConfig(timeout_s=WAIT_S), **(config or {})})
-        manager = SessionManager(self.url("chats"), namespace=self.namespace, memory=memory, config=chosen, **settings)
+        session_config = SessionConfig(**{"memory": MemoryConfig(timeout_s=WAIT_S), **(config or {})})
+        manager = SessionManager(
+            self.url("chats"), namespace=self.namespace, memory=memory, config=session_config, **settings
+        )
         self._managers.append(manager)
         return manager
 
@@ -121,7 +123,7 @@ class House:
             os.kill(pid, signal.SIGKILL)
 
     def sent(self, word: str) -> list[str]:
-        """Return what the model was sent in each request whose last prompt has the word; requests for facts aside."""
+        """Return the text of each request whose last prompt has the word, except requests for facts."""
         conversations = [record.body["messages"] for record in self.provider.requests if "messages" in record.body]
         return [
             "\n".join(text for message in messages for text in (*texts_of(message), *_called(message)))
@@ -158,8 +160,8 @@ def told(chat: Session, kind: type[Any]) -> list[Any]:
 
 def results(turn: Turn) -> list[Any]:
     """Return what each tool gave, errors as text."""
-    found = [block for block in turn.output if isinstance(block, ToolResult)]
-    return [block.text if block.is_error else json.loads(block.text) for block in found]
+    results = [block for block in turn.output if isinstance(block, ToolResult)]
+    return [block.text if block.is_error else json.loads(block.text) for block in results]
 
 
 SECTION = re.compile(r"<(\w+)_memory>\n(.*?)\n</\1_memory>", re.DOTALL)
@@ -175,10 +177,10 @@ def files_with(folder: Path, words: Iterable[str]) -> list[str]:
 
     Another process reads them: a process that has a database open, and its file otherwise, loses its locks.
     """
-    asked = [part for word in words for part in ("-e", word)]
-    found = subprocess.run(["grep", "-rlaiF", *asked, str(folder)], capture_output=True, text=True, check=False)
-    assert found.returncode in (0, 1) or "No such file" in found.stderr, found.stderr
-    return found.stdout.splitlines()
+    patterns = [part for word in words for part in ("-e", word)]
+    process = subprocess.run(["grep", "-rlaiF", *patterns, str(folder)], capture_output=True, text=True, check=False)
+    assert process.returncode in (0, 1) or "No such file" in process.stderr, process.stderr
+    return process.stdout.splitlines()
 
 
 class Chroma:

@@ -34,7 +34,7 @@ _PARTS = {"memory": SessionMemory, "recalled": RecalledContent}
 """What attributes of these objects are."""
 
 _CLASSES = (
-    *dict.fromkeys(each for classes in OBJECTS.values() for each in classes),
+    *dict.fromkeys(name for classes in OBJECTS.values() for name in classes),
     *_PARTS.values(),
     EngineBuilder,
     HistoryStore,
@@ -50,45 +50,47 @@ _MODULES = ("adapters", "blocks", "conformance", "engines", "errors", "events", 
 _MORE_MODULES = ("testing", "transcripts")
 
 
-def problems(shown: str) -> list[str]:
+def problems(code_text: str) -> list[str]:
     """Return what is wrong with code: names that do not exist, and arguments that a function does not take.
 
     What is no code, such as a command, an address or an environment variable, has no problems.
     """
-    if re.fullmatch(r"[A-Z_]{2,}", shown):
+    if re.fullmatch(r"[A-Z_]{2,}", code_text):
         return []
-    code = re.sub(r"=(?=\s*[,)]|$)", "=...", shown.removeprefix("@")).replace("...", "Ellipsis")
+    code = re.sub(r"=(?=\s*[,)]|$)", "=...", code_text.removeprefix("@")).replace("...", "Ellipsis")
     try:
         tree = ast.parse(f"{code}: pass" if code.startswith("for ") else code)
     except SyntaxError:
         return []
-    found = []
+    messages = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            functions = _found(node.func, is_called=True)
-            if functions and not any(_takes(each, node) for each in functions):
-                found.append(f"{ast.unparse(node.func)} does not take these arguments")
+            functions = _values_of(node.func, is_called=True)
+            if functions and not any(_takes(function, node) for function in functions):
+                messages.append(f"{ast.unparse(node.func)} does not take these arguments")
             elif not functions:
-                found.append(f"there is no {ast.unparse(node.func)}")
-        elif (isinstance(node, ast.Attribute) or (isinstance(node, ast.Name) and node.id[0].isupper())) and not _found(
-            node
-        ):
-            found.append(f"there is no {ast.unparse(node)}")
+                messages.append(f"there is no {ast.unparse(node.func)}")
+        elif (
+            isinstance(node, ast.Attribute) or (isinstance(node, ast.Name) and node.id[0].isupper())
+        ) and not _values_of(node):
+            messages.append(f"there is no {ast.unparse(node)}")
     word: ast.AST | None = tree.body[0] if len(tree.body) == 1 else None
     if isinstance(word, ast.Assign):
         word = word.targets[0]
     elif isinstance(word, ast.Expr):
         word = word.value
     if isinstance(word, ast.Name) and word.id not in _words():
-        found.append(f"nothing is called {word.id}")
-    return list(dict.fromkeys(found))
+        messages.append(f"nothing is called {word.id}")
+    return list(dict.fromkeys(messages))
 
 
-def _found(node: ast.AST, *, is_called: bool = False) -> list[Any]:
+def _values_of(node: ast.AST, *, is_called: bool = False) -> list[Any]:
     """Return what an expression may be; empty if there is nothing of this name."""
     if isinstance(node, ast.Name):
-        known = [_public()[node.id]] if node.id in _public() else []
-        return known + [held for each in _CLASSES if (held := _held(each, node.id)) is not None] * is_called
+        objects = [_public()[node.id]] if node.id in _public() else []
+        return (
+            objects + [attribute for cls in _CLASSES if (attribute := _attribute(cls, node.id)) is not None] * is_called
+        )
     if not isinstance(node, ast.Attribute):
         return []
     owner = node.value
@@ -97,17 +99,17 @@ def _found(node: ast.AST, *, is_called: bool = False) -> list[Any]:
     elif isinstance(owner, ast.Attribute) and owner.attr in _PARTS:
         owners = (_PARTS[owner.attr],)
     elif isinstance(owner, ast.Attribute) and ast.unparse(owner).startswith("turnwise."):
-        owners = tuple(_found(owner))
+        owners = tuple(_values_of(owner))
     else:
         owners = _CLASSES  # of what a function returns
-    return [held for each in owners if (held := _held(each, node.attr)) is not None]
+    return [attribute for owner in owners if (attribute := _attribute(owner, node.attr)) is not None]
 
 
-def _held(owner: Any, name: str) -> Any:
+def _attribute(owner: Any, name: str) -> Any:
     """Return an attribute, or its name if only instances have it; None if there is none."""
     if hasattr(owner, name) or not inspect.isclass(owner):
         return getattr(owner, name, None)
-    sources = [_source(each) for each in owner.__mro__ if each.__module__.startswith("turnwise.")]
+    sources = [_source(base) for base in owner.__mro__ if base.__module__.startswith("turnwise.")]
     return name if any(re.search(rf"\bself\.{name}\b|\n    {name}: ", source) for source in sources) else None
 
 
@@ -120,18 +122,18 @@ def _takes(function: Any, call: ast.Call) -> bool:
     if not callable(function):
         return False
     signature = inspect.signature(function)
-    names = {each.arg for each in call.keywords if each.arg}
-    options = [each for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
+    names = {keyword.arg for keyword in call.keywords if keyword.arg}
+    options = [parameter for parameter in signature.parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
     if options and "RunOptions" in str(options[0].annotation):
         names -= RunOptions.__annotations__.keys()
         signature = signature.replace(
-            parameters=[each for each in signature.parameters.values() if each not in options]
+            parameters=[parameter for parameter in signature.parameters.values() if parameter not in options]
         )
-    given: list[Any] = [None] * ("self" in signature.parameters)
-    if not any(isinstance(each, ast.Starred) or ast.unparse(each) == "Ellipsis" for each in call.args):
-        given += call.args
+    arguments: list[Any] = [None] * ("self" in signature.parameters)
+    if not any(isinstance(argument, ast.Starred) or ast.unparse(argument) == "Ellipsis" for argument in call.args):
+        arguments += call.args
     try:
-        signature.bind_partial(*given, **dict.fromkeys(names))
+        signature.bind_partial(*arguments, **dict.fromkeys(names))
     except TypeError:
         return False
     return True
@@ -141,18 +143,27 @@ def _takes(function: Any, call: ast.Call) -> bool:
 def _public() -> dict[str, Any]:
     modules = [import_module(f"turnwise.{name}") for name in (*_MODULES, *_MORE_MODULES)]
     root = import_module("turnwise")
-    found = {name: getattr(module, name) for module in (*modules, root) for name in dir(module) if name[0] != "_"}
-    return {**found, **dict.fromkeys(_OF_THE_READER, object), "turnwise": root, "Ellipsis": ..., "None": None}
+    names = {name: getattr(module, name) for module in (*modules, root) for name in dir(module) if name[0] != "_"}
+    return {**names, **dict.fromkeys(_OF_THE_READER, object), "turnwise": root, "Ellipsis": ..., "None": None}
 
 
 @functools.cache
 def _words() -> set[str]:
     """Return the words that may stand alone: names of methods, parameters, kinds of events, and policies."""
-    methods = [getattr(each, name) for each in _CLASSES for name in dir(each) if name[0] != "_"]
-    parameters = {name for each in [*_public().values(), *methods] for name in _parameters(each)}
-    held = {name for each in _CLASSES for name in dir(each)}
-    fields = {name for each in KINDS.values() for name in each.model_fields}
-    return {*_public(), *OBJECTS, *parameters, *held, *fields, *KINDS, *get_args(IfBusy), *RunOptions.__annotations__}
+    methods = [getattr(cls, name) for cls in _CLASSES for name in dir(cls) if name[0] != "_"]
+    parameters = {name for item in [*_public().values(), *methods] for name in _parameters(item)}
+    attributes = {name for cls in _CLASSES for name in dir(cls)}
+    fields = {name for event in KINDS.values() for name in event.model_fields}
+    return {
+        *_public(),
+        *OBJECTS,
+        *parameters,
+        *attributes,
+        *fields,
+        *KINDS,
+        *get_args(IfBusy),
+        *RunOptions.__annotations__,
+    }
 
 
 def _parameters(function: Any) -> list[str]:

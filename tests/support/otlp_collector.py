@@ -59,7 +59,7 @@ class Collector:
     def wait_for(self, name: str, number: int = 1) -> list[CollectedSpan]:
         """Wait for so many spans of this name; return all of them."""
         wait(
-            lambda: len(self.named(name)) >= number, f"{number} of {name!r}, with {[each.name for each in self.spans]}"
+            lambda: len(self.named(name)) >= number, f"{number} of {name!r}, with {[span.name for span in self.spans]}"
         )
         return self.named(name)
 
@@ -69,11 +69,11 @@ class Collector:
         return self.metrics[name]
 
 
-def wait(until: Callable[[], object], what: str) -> None:
+def wait(until: Callable[[], object], description: str) -> None:
     """Wait until something is so."""
     deadline = time.monotonic() + WAIT_S
     while not until():
-        assert time.monotonic() < deadline, f"nothing came: {what}"
+        assert time.monotonic() < deadline, f"nothing came: {description}"
         time.sleep(0.02)
 
 
@@ -135,4 +135,4 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 def _value(value: Any) -> Any:
     kind = value.WhichOneof("value")
-    return [_value(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+    return [_value(item) for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)

@@ -56,7 +56,7 @@ class OpenResources(WorkerResources):
 
 
 class Hosting:
-    """A packed host, what callers ask of it, and what it has noted for its next process."""
+    """A packed host, the requests of callers, and the overrides that it has noted for its next process."""
 
     def __init__(
         self,
@@ -65,14 +65,16 @@ class Hosting:
         limits: Packed | None = None,
         *,
         config: SessionConfig | None = None,
-        others: Mapping[str, EngineBuilder] | None = None,
+        other_engines: Mapping[str, EngineBuilder] | None = None,
         previous_hosts: Sequence[PreviousHost] = (),
         overrides: dict[SessionKey, EngineOverride] | None = None,
     ) -> None:
         self.store = store
         self.config = config or SessionConfig(idle_s=1e9, cancel_grace_s=0.5)
-        engines = {"first": engine, **(others or {})}
-        setups: dict[str, SessionSetup] = {name: (each, self.config, None, (), None) for name, each in engines.items()}
+        engines = {"first": engine, **(other_engines or {})}
+        setups: dict[str, SessionSetup] = {
+            name: (engine_of_name, self.config, None, (), None) for name, engine_of_name in engines.items()
+        }
         self.overrides: dict[SessionKey, EngineOverride] = overrides if overrides is not None else {}
         self.has_left = asyncio.Event()
         self._resources = OpenResources(store, setups, "first")
@@ -104,7 +106,7 @@ class Hosting:
     async def ask(
         self, session: str | SessionRef, call: VerbCall[Any], engine_id: str = "", engine: bytes = b""
     ) -> Any:
-        """Return the answer, or raise what was refused. A session is named by its id, or with its user and log."""
+        """Return the answer, or raise the error of a refusal. A session has an id, or also a user and a log."""
         ref = SessionRef(SessionKey(session)) if isinstance(session, str) else session
         return answer_of(await self.host.call(call.to(ref, engine_id, engine).pickled()))
 
@@ -129,17 +131,17 @@ class Hosting:
 
 
 def answer_of(answer: bytes) -> Any:
-    """Return what a host has answered, without whether the wait is over; raise what was refused."""
-    found = pickle.loads(answer)
-    if isinstance(found, Refused):
-        raise found.error
-    return found.answer if isinstance(found, Waited) else found
+    """Return the answer of a host, without whether the wait is over; raise the error of a refusal."""
+    unpickled = pickle.loads(answer)
+    if isinstance(unpickled, Refused):
+        raise unpickled.error
+    return unpickled.answer if isinstance(unpickled, Waited) else unpickled
 
 
 async def refused(kind: type[TurnwiseError], answer: Any) -> TurnwiseError:
     """Return the error of this kind that an answer is."""
     try:
-        found = await answer
+        outcome = await answer
     except kind as error:
         return error
-    raise AssertionError(f"{kind.__name__} expected, and not {found}")
+    raise AssertionError(f"{kind.__name__} expected, and not {outcome}")

@@ -48,8 +48,8 @@ class PostgresServer:
         Args:
             settings: of its connections, such as `statement_timeout=500` (ms).
         """
-        chosen = "%20".join(f"-c%20{key}%3D{value}" for key, value in settings.items())
-        return f"{self.address.format(self.make_database())}&connect_timeout=2&options={chosen}"
+        options = "%20".join(f"-c%20{key}%3D{value}" for key, value in settings.items())
+        return f"{self.address.format(self.make_database())}&connect_timeout=2&options={options}"
 
     def make_database(self) -> str:
         """Make an empty database and return its name."""

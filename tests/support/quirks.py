@@ -1,7 +1,7 @@
-"""What real servers send in place of what OpenAI sends, as data; and a server that sends it, byte for byte.
+"""What real servers send where they differ from OpenAI, as data; and a server that sends it, byte for byte.
 
-Each quirk names the server that does so and where that is told. `served` are the bytes of the body; what must come out
-is an answer (its blocks), or an error that says what it says.
+Each quirk names the server that does so and its source. `served` are the bytes of the body; what must come out is an
+answer (its blocks), or an error that says what it says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JSON = "application/json"
 class Quirk:
     """One thing that a server does. What comes out is `blocks`, or an error that `error` (a regular expression) finds.
 
-    `provider` is the profile that the engine has, `told` what of the answer's text was streamed before an error.
+    `provider` is the profile that the engine has, `streamed` what of the answer's text was streamed before an error.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Quirk:
     provider: str | None = None
     blocks: Sequence[Block] = ()
     error: str | None = None
-    told: str = ""
+    streamed: str = ""
 
 
 def events(*objects: Any, done: bool = True) -> bytes:
     """Return a stream of events: objects as JSON, texts as they are."""
-    lines = [f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n" for one in objects]
+    lines = [f"data: {item if isinstance(item, str) else json.dumps(item)}\n\n" for item in objects]
     return "".join([*lines, *["data: [DONE]\n\n"] * done]).encode()
 
 
@@ -65,10 +65,10 @@ def function(name: str | None = None, arguments: Any = None) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
-def message(finish: str | None = "stop", /, **said: Any) -> dict[str, Any]:
+def message(finish: str | None = "stop", /, **fields: Any) -> dict[str, Any]:
     """Return a completion that is not streamed."""
-    said = {"role": "assistant", **said}
-    return {"object": "chat.completion", "choices": [{"index": 0, "message": said, "finish_reason": finish}]}
+    fields = {"role": "assistant", **fields}
+    return {"object": "chat.completion", "choices": [{"index": 0, "message": fields, "finish_reason": finish}]}
 
 
 def item(kind: str, **fields: Any) -> dict[str, Any]:
@@ -93,8 +93,8 @@ def spoken(text: str) -> dict[str, Any]:
 
 def completed(*output: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Return the last event of a response."""
-    whole = {"id": "resp_1", "created_at": 0, "object": "response", "status": "completed", "output": output}
-    return item("response.completed", response={**whole, **fields})
+    response = {"id": "resp_1", "created_at": 0, "object": "response", "status": "completed", "output": output}
+    return item("response.completed", response={**response, **fields})
 
 
 HI = [Text(text="Hi there")]
@@ -399,7 +399,7 @@ QUIRKS = [
         source="https://docs.ollama.com/api/errors",
         served=events(*STREAM, {"error": "an error was encountered while running the model"}),
         error="reported an error within its answer: an error was encountered while running the model",
-        told="Hi there",
+        streamed="Hi there",
     ),
     Quirk(
         name="an error within the stream",
@@ -407,7 +407,7 @@ QUIRKS = [
         source=VLLM,
         served=events(*STREAM, {"object": "error", "message": "CUDA out of memory", "code": 500}),
         error="reported an error within its answer: CUDA out of memory",
-        told="Hi there",
+        streamed="Hi there",
     ),
     Quirk(
         name="a finish reason that is an error",
@@ -415,7 +415,7 @@ QUIRKS = [
         source=OPENROUTER,
         served=events(*STREAM, {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error"}]}),
         error="reported an error within its answer: without a reason",
-        told="Hi there",
+        streamed="Hi there",
     ),
     Quirk(
         name="a choice with an error",
@@ -557,7 +557,7 @@ QUIRKS = [
 
 
 class QuirkServer:
-    """A server of raw sockets that answers each request with what it is told to, and keeps what it was asked.
+    """A server of raw sockets that answers each request with the given answers, and keeps the requests.
 
     Args:
         answers: status, content type and body, one a request, or what returns them and may wait first; the last is
@@ -589,8 +589,8 @@ class QuirkServer:
                 server.requests.append(json.loads(self.rfile.read(int(headers["content-length"]))))
                 if refused := server.refuse and server.refuse(server.requests[-1]):
                     server.refused.append(refused)
-                answered = len(server.requests) - len(server.refused)
-                answer = refused or server.answers[min(answered, len(server.answers)) - 1]
+                answered_count = len(server.requests) - len(server.refused)
+                answer = refused or server.answers[min(answered_count, len(server.answers)) - 1]
                 status, content_type, body = answer() if callable(answer) else answer
                 head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\nconnection: close\r\n\r\n"
                 with suppress(OSError):  # the client has left
@@ -604,7 +604,7 @@ class QuirkServer:
         *answers: Reply | Callable[[], Reply],
         refuse: Callable[[dict[str, Any]], Reply | None] | None = None,
     ) -> None:
-        """Answer like this from now on, and forget what was asked."""
+        """Give these answers from now on, and forget the requests."""
         self.answers, self.refuse = answers, refuse
         self.requests, self.refused, self.heads = [], [], []
 

@@ -93,15 +93,15 @@ def public_modules() -> Sequence[str]:
 
 @cache
 def package() -> griffe.Module:
-    found = griffe.load("turnwise", search_paths=[str(ROOT / "src")], docstring_parser="google")
-    assert isinstance(found, griffe.Module)
-    return found
+    loaded = griffe.load("turnwise", search_paths=[str(ROOT / "src")], docstring_parser="google")
+    assert isinstance(loaded, griffe.Module)
+    return loaded
 
 
 def pages() -> Mapping[str, str]:
     """Return the text of each page, by the name of its file."""
-    found = dict(module_pages())
-    return found | {
+    texts = dict(module_pages())
+    return texts | {
         "events.md": events_page(),
         "errors.md": errors_page(),
         "environment.md": environment_page(),
@@ -114,8 +114,10 @@ def module_pages() -> Iterator[tuple[str, str]]:
     """Yield a page for each public module. A name that several modules have is described in the first one."""
     described: dict[str, str] = {}
     for module, about in MODULES.items():
-        here = package() if module == "turnwise" else package()[module.partition(".")[2]]
-        homes = {name: each.target_path for name, each in here.members.items() if isinstance(each, griffe.Alias)}
+        module_object = package() if module == "turnwise" else package()[module.partition(".")[2]]
+        homes = {
+            name: alias.target_path for name, alias in module_object.members.items() if isinstance(alias, griffe.Alias)
+        }
         homes = {name: home for name, home in homes.items() if not home.startswith(ELSEWHERE)}
         links = [f"[`{name}`][{described[home]}]" for name, home in homes.items() if home in described]
         own = [name for name, home in homes.items() if home not in described]
@@ -133,7 +135,7 @@ def module_pages() -> Iterator[tuple[str, str]]:
 
 def twins_together(names: Sequence[str]) -> list[str]:
     """Return the names so that each class comes before its asynchronous twin."""
-    place = {name: (at, 0) for at, name in enumerate(names)}
+    place = {name: (index, 0) for index, name in enumerate(names)}
     twins = {name: name.removeprefix("Async") for name in names if name.removeprefix("Async") != name}
     place |= {name: (place[twin][0], 1) for name, twin in twins.items() if twin in place}
     return sorted(names, key=place.__getitem__)
@@ -154,8 +156,8 @@ def fields_of(path: str) -> Iterator[griffe.Attribute]:
     """Yield the public fields of a class, those of its bases first, as the source has them."""
     cls = package()[path]
     for base in cls.bases:
-        if (found := getattr(base, "canonical_path", "")).startswith("turnwise."):
-            yield from fields_of(found.removeprefix("turnwise."))
+        if (base_path := getattr(base, "canonical_path", "")).startswith("turnwise."):
+            yield from fields_of(base_path.removeprefix("turnwise."))
     for member in cls.members.values():
         is_field = isinstance(member, griffe.Attribute) and "instance-attribute" in member.labels
         if is_field and member.annotation and not member.name.startswith("_"):
@@ -164,14 +166,14 @@ def fields_of(path: str) -> Iterator[griffe.Attribute]:
 
 def events_page() -> str:
     everywhere = {field.name for field in fields_of("memory.conversation.events.Event")}
-    kinds = [each for each in get_args(get_args(events.AnyEvent)[0]) if each is not events.UnknownEvent]
+    kinds = [kind for kind in get_args(get_args(events.AnyEvent)[0]) if kind is not events.UnknownEvent]
 
     def rows() -> Iterator[tuple[str, ...]]:
         for cls in sorted(kinds, key=lambda cls: str(cls.model_fields["kind"].default)):
             own = [name for name in cls.model_fields if name not in everywhere]
-            stored = "live only" if cls.live else "stored, the run's last" if cls.terminal else "stored"
+            kind_of_storage = "live only" if cls.live else "stored, the run's last" if cls.terminal else "stored"
             kind = str(cls.model_fields["kind"].default)
-            yield f"`{kind}`", stored, cell(cls.__doc__), ", ".join(f"`{name}`" for name in own)
+            yield f"`{kind}`", kind_of_storage, cell(cls.__doc__), ", ".join(f"`{name}`" for name in own)
 
     shared = (
         (f"`{field.name}`", f"`{cell(field.annotation)}`", about or SHARED[field.name])
@@ -218,13 +220,13 @@ name in small letters without the ending, such as `session_busy`.
 
 
 def errors_page() -> str:
-    found = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TurnwiseError)]
+    classes = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TurnwiseError)]
 
     def rows() -> Iterator[tuple[str, ...]]:
-        for cls in found:
+        for cls in classes:
             fields = ", ".join(f"`{name}`" for name in cls.fields)
-            said = re.sub(r"\{(\w+)(![rs])?\}", r"<\1>", cls.message)
-            yield f"`{cls.__name__}`", cell(cls.__doc__), f"`{cell(said)}`", fields, str(status_of(cls_sample(cls)))
+            message = re.sub(r"\{(\w+)(![rs])?\}", r"<\1>", cls.message)
+            yield f"`{cls.__name__}`", cell(cls.__doc__), f"`{cell(message)}`", fields, str(status_of(cls_sample(cls)))
 
     tree = (errors.__doc__ or "").partition("\n\n")[2].rpartition("\n\n")[0]
     return "\n".join(
@@ -251,12 +253,12 @@ def described_fields(path: str) -> Iterator[tuple[griffe.Attribute, str]]:
 def default_of(field: griffe.Attribute) -> str:
     """Return a field's default, as it is written."""
     value = str(field.value) if field.value is not None else ""
-    if found := re.search(r"_from_environment\('\w+', (.+), \w+\)\)?", value):
-        value = found[1]
-    elif found := re.match(r"(?:Field|field)\((?:default=([^,]+))?", value):
-        value = found[1] or ""
+    if match := re.search(r"_from_environment\('\w+', (.+), \w+\)\)?", value):
+        value = match[1]
+    elif match := re.match(r"(?:Field|field)\((?:default=([^,]+))?", value):
+        value = match[1] or ""
     if value == "tuple(MemoryCategory)":
-        value = ",".join(get_args(memories.MemoryCategory) or [each.value for each in memories.MemoryCategory])
+        value = ",".join(get_args(memories.MemoryCategory) or [category.value for category in memories.MemoryCategory])
     return f"`{value}`" if value not in ("", "None") else ""
 
 
@@ -283,8 +285,8 @@ class _Plain(ast.NodeTransformer):
 def environment_page() -> str:
     def memory() -> Iterator[tuple[str, ...]]:
         for field, about in described_fields("actors.memory.config.MemoryConfig"):
-            if found := re.search(r"_from_environment\('(\w+)'", str(field.value)):
-                yield f"`TURNWISE_MEMORY_{found[1]}`", default_of(field), re.sub(r":? ?`TURNWISE_\w+`", "", about)
+            if match := re.search(r"_from_environment\('(\w+)'", str(field.value)):
+                yield f"`TURNWISE_MEMORY_{match[1]}`", default_of(field), re.sub(r":? ?`TURNWISE_\w+`", "", about)
 
     def prefixed(prefix: str, path: str) -> Iterator[tuple[str, ...]]:
         for field, about in described_fields(path):

@@ -24,16 +24,19 @@ def note(line: str) -> None:
 
 def tools() -> list[dict[str, Any]]:
     names = ["echo", "freeze", "rude", "die", "slowly.checked", "variable"]
-    found: list[dict[str, Any]] = [{"name": name, "inputSchema": SCHEMA} for name in names]
-    found[0]["inputSchema"] = {"type": "object"}
-    found[4]["inputSchema"] = {"type": "object", "properties": {"text": {"type": "string", "pattern": "^(a+)+$"}}}
+    descriptions: list[dict[str, Any]] = [{"name": name, "inputSchema": SCHEMA} for name in names]
+    descriptions[0]["inputSchema"] = {"type": "object"}
+    descriptions[4]["inputSchema"] = {
+        "type": "object",
+        "properties": {"text": {"type": "string", "pattern": "^(a+)+$"}},
+    }
     if HOW in UNSAFE:
-        found.append({"name": "evil", "inputSchema": {"type": "object", "properties": {"text": UNSAFE[HOW]}}})
+        descriptions.append({"name": "evil", "inputSchema": {"type": "object", "properties": {"text": UNSAFE[HOW]}}})
     if HOW == "twins":
-        found += [{"name": name, "inputSchema": SCHEMA} for name in ("a.b", "a/b")]
+        descriptions += [{"name": name, "inputSchema": SCHEMA} for name in ("a.b", "a/b")]
     if HOW == "long":
-        found += [{"name": "x" * 100 + end, "inputSchema": SCHEMA} for end in "ab"]
-    return found
+        descriptions += [{"name": "x" * 100 + end, "inputSchema": SCHEMA} for end in "ab"]
+    return descriptions
 
 
 def call(name: str, arguments: dict[str, Any]) -> Any:
@@ -85,8 +88,8 @@ def main() -> None:
             continue
         note(request["method"])
         result = answer(request)
-        found = {"result": result} if result else {"error": {"code": -32601, "message": "no such thing"}}
-        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **found}), flush=True)
+        outcome = {"result": result} if result else {"error": {"code": -32601, "message": "no such thing"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **outcome}), flush=True)
     if HOW == "stubborn":
         time.sleep(600)
 

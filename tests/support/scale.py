@@ -20,7 +20,7 @@ def on_stores_in_turn(laws: Iterable[Law]) -> list[Any]:
     """Return each law with "memory" or "sqlite", in turn, as parameters of a test; with `make races` with both."""
     return [
         pytest.param(law, store, id=f"{law.__name__.removeprefix('check_')}-{store}")
-        for at, law in enumerate(laws)
+        for index, law in enumerate(laws)
         for number, store in enumerate(("memory", "sqlite"))
-        if share(2, 2) == 2 or at % 2 == number
+        if share(2, 2) == 2 or index % 2 == number
     ]

@@ -87,7 +87,7 @@ class WildEngine:
 
 
 class World:
-    """One session in one schedule, with what its callers were told."""
+    """One session in one schedule, with the answers that its callers got."""
 
     def __init__(self, seed: int, *, kinds: Sequence[str] = ("answer",), config: SessionConfig | None = None) -> None:
         self.random = random.Random(seed)

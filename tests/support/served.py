@@ -59,8 +59,8 @@ def served(
         log: the file that has what it logs; this process's standard error if omitted.
         files: how many files it may open; as many as this process if omitted.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "RAY_ADDRESS"))}
-    environment = {name: value for name, value in (kept | env).items() if value is not None}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "RAY_ADDRESS"))}
+    environment = {name: value for name, value in (inherited | env).items() if value is not None}
     command = [sys.executable, "-m", "turnwise", "serve", *words]
     command = with_files(files, *command) if files else command
     lines: queue.Queue[str] = queue.Queue()
@@ -76,9 +76,9 @@ def served(
                 line = lines.get(timeout=ready_s)
                 assert line, f"it ended with {process.wait(10)}: {printed}"
                 printed.append(line)
-            found = re.search(r" at (http://\S+?);", "".join(printed))
-            assert found, printed
-            yield Served(process, found[1], printed)
+            match = re.search(r" at (http://\S+?);", "".join(printed))
+            assert match, printed
+            yield Served(process, match[1], printed)
         finally:
             process.terminate()
             try:
@@ -142,7 +142,7 @@ def start(url: str, session: str, prompt: str, headers: Mapping[str, str] | None
 
 def run_all(commands: Sequence[str], **env: str) -> list[str]:
     """Run commands in a shell, exactly as they are; return what they print."""
-    found = []
+    outputs = []
     if any("curl" in command for command in commands):
         path_to("curl")
     for command in commands:
@@ -155,8 +155,8 @@ def run_all(commands: Sequence[str], **env: str) -> list[str]:
             check=False,
         )
         assert ran.returncode == 0, (command, ran.stdout, ran.stderr)
-        found.append(ran.stdout)
-    return found
+        outputs.append(ran.stdout)
+    return outputs
 
 
 def with_files(count: int, *command: str) -> list[str]:
@@ -167,10 +167,10 @@ def with_files(count: int, *command: str) -> list[str]:
 def patient(look: Callable[[], int], patience_s: float = 60) -> int:
     """Look until something is there; return it."""
     end = time.monotonic() + patience_s
-    while not (found := look()):
+    while not (value := look()):
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.05)
-    return found
+    return value
 
 
 def half_open(port: int, count: int) -> Iterator[None]:

@@ -18,7 +18,7 @@ from window_stage import Talker
 
 
 class Book:
-    """Keeps items by id, refuses those that it is told to, and fails while it is told to."""
+    """Keeps items by id, refuses those whose texts have words of `refuses`, and fails while `fails` is set."""
 
     def __init__(self, *, read_only: bool = False, delay_s: float = 0.01) -> None:
         self.items: dict[str, MemoryItem] = {}

@@ -40,7 +40,9 @@ def actors() -> set[str]:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return set()
-    return {each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == "turnwise"}
+    return {
+        actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == "turnwise"
+    }
 
 
 def end(names: set[str]) -> None:

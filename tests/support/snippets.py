@@ -134,12 +134,12 @@ def service_of(snippets: SnippetRunner) -> Iterator[str]:
 
 
 def check_imports(block: Block, *also: str) -> None:
-    """See that it imports only what is installed with turnwise, and these packages."""
-    needed = {re.split(r"[^\w-]", each)[0] for each in PROJECT["dependencies"]}
+    """Check that a block imports only turnwise, its requirements and these packages."""
+    required = {re.split(r"[^\w-]", requirement)[0] for requirement in PROJECT["dependencies"]}
     nodes = list(ast.walk(compile(block.text, "block", "exec", ast.PyCF_ONLY_AST | _AWAITS)))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-    installed = {"turnwise", *sys.stdlib_module_names, *needed, *also}
+    installed = {"turnwise", *sys.stdlib_module_names, *required, *also}
     assert {name.partition(".")[0] for name in imported} <= installed, f"line {block.line}"
 
 
@@ -164,17 +164,17 @@ def commands_of(block: Block) -> list[str]:
 
 
 def check_command(command: str) -> None:
-    """See that it exists, and takes these arguments."""
+    """Check that a command exists, and takes these arguments."""
     extras = PROJECT["optional-dependencies"]
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     words = [word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=", word)]
     match words:
-        case ["make", *wanted]:
-            assert set(wanted) <= set(targets), command
+        case ["make", *goals]:
+            assert set(goals) <= set(targets), command
         case ["pip" | "uv", "install" | "add", package]:
-            name, _, chosen = package.removesuffix("]").partition("[")
+            name, _, extra_names = package.removesuffix("]").partition("[")
             assert name in ("turnwise", ".", "ray"), command
-            assert name == "ray" or set(filter(None, chosen.split(","))) <= set(extras), command
+            assert name == "ray" or set(filter(None, extra_names.split(","))) <= set(extras), command
         case ["python", script, *_]:
             compile((ROOT / script).read_text(encoding="utf-8"), script, "exec")
         case ["turnwise", *arguments]:  # it reads all of them before it helps

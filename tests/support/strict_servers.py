@@ -1,6 +1,6 @@
-"""What real servers refuse, as data; and a server that refuses it, and else answers as it is told to.
+"""What real servers refuse, as data; and a server that refuses it, and otherwise gives the given answers.
 
-Each row names the server, where it is told that it refuses this, and in which words.
+Each row names the server, the source that says that it refuses this, and its words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Answer = tuple[int, str, bytes]
 class Refusal:
     """One thing that a server refuses."""
 
-    what: str
+    title: str
     source: str
     words: str
     """Its message; `{found}` in it is what was found."""
@@ -35,9 +35,9 @@ class Refusal:
 
     def answer(self, body: Body) -> Answer | None:
         """Return how a request is refused for this; None if it is not."""
-        if not (found := self.find(body)):
+        if not (faults := self.find(body)):
             return None
-        error = {"error": {"message": self.words.replace("{found}", str(found[0])), "code": None, "param": None}}
+        error = {"error": {"message": self.words.replace("{found}", str(faults[0])), "code": None, "param": None}}
         return self.status, JSON, json.dumps(error).encode()
 
 
@@ -76,8 +76,13 @@ class StrictServer:
             ]
             return 200, EVENTS, events(completed(*output))
         pieces = [
-            call(index=at, id=call_id, function=function("look", arguments), **(self.attached or {} if at == 0 else {}))
-            for at, (call_id, arguments) in enumerate(zip(ids, (PARIS, ROME), strict=True))
+            call(
+                index=index,
+                id=call_id,
+                function=function("look", arguments),
+                **(self.attached or {} if index == 0 else {}),
+            )
+            for index, (call_id, arguments) in enumerate(zip(ids, (PARIS, ROME), strict=True))
         ]
         thoughts = [chunk(reasoning_content=self.thought)] if self.thought else []
         return 200, EVENTS, events(*thoughts, *pieces, chunk("tool_calls"))
@@ -99,9 +104,9 @@ def fields(*names: str) -> Callable[[Body], Sequence[object]]:
     return lambda body: [name for name in names if name in body]
 
 
-def unknown_fields(*known: str) -> Callable[[Body], Sequence[object]]:
+def unknown_fields(*extra_fields: str) -> Callable[[Body], Sequence[object]]:
     """Find fields of the request that are none of these."""
-    return lambda body: sorted(set(body) - {"model", "messages", "stream", "tools", *known})
+    return lambda body: sorted(set(body) - {"model", "messages", "stream", "tools", *extra_fields})
 
 
 def fields_of_messages(*names: str) -> Callable[[Body], Sequence[object]]:
@@ -128,8 +133,8 @@ def null_contents(body: Body) -> Sequence[object]:
 def calls_without_thoughts(body: Body) -> Sequence[object]:
     """Find a message that calls tools and has no thoughts, which may be empty."""
     return [
-        at
-        for at, message in enumerate(messages(body))
+        index
+        for index, message in enumerate(messages(body))
         if "tool_calls" in message and "reasoning_content" not in message
     ]
 
@@ -140,7 +145,7 @@ def ids_longer_than(limit: int) -> Callable[[Body], Sequence[object]]:
     def find(body: Body) -> Sequence[object]:
         calls = [call for message in messages(body) for call in message.get("tool_calls", ())]
         ids = [call["id"] for call in calls] + [item["call_id"] for item in body.get("input", ()) if "call_id" in item]
-        return [each for each in ids if len(each) > limit]
+        return [call_id for call_id in ids if len(call_id) > limit]
 
     return find
 
@@ -149,24 +154,28 @@ def long_ids(body: Body) -> Sequence[object]:
     """Find ids of calls that are not nine letters and digits."""
     ids = [call["id"] for message in messages(body) for call in message.get("tool_calls", ())]
     ids += [message["tool_call_id"] for message in messages(body, "tool")]
-    return [each for each in ids if not re.fullmatch("[a-zA-Z0-9]{9}", each)]
+    return [call_id for call_id in ids if not re.fullmatch("[a-zA-Z0-9]{9}", call_id)]
 
 
 def users_after_tools(body: Body) -> Sequence[object]:
     """Find a prompt right after the results of calls."""
     roles = [message["role"] for message in messages(body)]
-    return [at for at in range(1, len(roles)) if roles[at - 1 : at + 1] == ["tool", "user"]]
+    return [index for index in range(1, len(roles)) if roles[index - 1 : index + 1] == ["tool", "user"]]
 
 
 def roles_in_a_row(body: Body) -> Sequence[object]:
     """Find two messages of one side with nothing between them but calls and results, as chat templates count."""
-    said = [message["role"] for message in messages(body, "user", "assistant") if "tool_calls" not in message]
-    return [at for at in range(1, len(said)) if said[at] == said[at - 1]] + [0] * (said[:1] == ["assistant"])
+    roles = [message["role"] for message in messages(body, "user", "assistant") if "tool_calls" not in message]
+    return [index for index in range(1, len(roles)) if roles[index] == roles[index - 1]] + [0] * (
+        roles[:1] == ["assistant"]
+    )
 
 
 def late_systems(body: Body) -> Sequence[object]:
     """Find a system message that is not the first."""
-    return [True for at, message in enumerate(messages(body)) if message["role"] in ("system", "developer") and at]
+    return [
+        True for index, message in enumerate(messages(body)) if message["role"] in ("system", "developer") and index
+    ]
 
 
 def unsigned_calls(body: Body) -> Sequence[object]:
@@ -186,16 +195,16 @@ def keywords(*refused: str) -> Callable[[Body], Sequence[object]]:
 
     def find(schema: object) -> Iterator[str]:
         if isinstance(schema, list):
-            for each in schema:
-                yield from find(each)
+            for item in schema:
+                yield from find(item)
         if isinstance(schema, dict):
             yield from (keyword for keyword in refused if keyword in schema)
             for keyword, value in schema.items():
                 inner = value.values() if keyword in ("properties", "$defs") else [value]
-                for each in inner:
-                    yield from find(each)
+                for part in inner:
+                    yield from find(part)
 
-    return lambda body: [found for tool in body.get("tools", ()) for found in find(tool["function"]["parameters"])]
+    return lambda body: [keyword for tool in body.get("tools", ()) for keyword in find(tool["function"]["parameters"])]
 
 
 def image_addresses(body: Body) -> Sequence[object]:
@@ -221,7 +230,7 @@ STRICT = [
         takes_images=False,
         refusals=[
             Refusal(
-                what="a content that is a list",
+                title="a content that is a list",
                 source="https://github.com/BerriAI/litellm/issues/6642",
                 words="Failed to deserialize the JSON body into the target type: messages[2]: invalid type: sequence,"
                 " expected a string at line 1 column 13946",
@@ -229,7 +238,7 @@ STRICT = [
                 find=lists,
             ),
             Refusal(
-                what="calls without the thoughts behind them",
+                title="calls without the thoughts behind them",
                 source="https://github.com/decolua/9router/issues/773",
                 words="The `reasoning_content` in the thinking mode must be passed back to the API.",
                 find=calls_without_thoughts,
@@ -243,7 +252,7 @@ STRICT = [
         thought="Hm.",
         refusals=[
             Refusal(
-                what="calls without the thoughts behind them",
+                title="calls without the thoughts behind them",
                 source="https://github.com/mastra-ai/mastra/issues/12592",
                 words="thinking is enabled but reasoning_content is missing in assistant tool call message at index"
                 " {found}",
@@ -259,33 +268,33 @@ STRICT = [
         settings={"max_output_tokens": 900},
         refusals=[
             Refusal(
-                what="fields that it does not know",
+                title="fields that it does not know",
                 source="https://github.com/dnakov/anon-kode/issues/53",
                 words=_EXTRA,
                 status=422,
                 find=unknown_fields("max_tokens", "random_seed", *_SAMPLING),
             ),
             Refusal(
-                what="thoughts in a field of the message",
+                title="thoughts in a field of the message",
                 source="https://github.com/charmbracelet/crush/issues/1590",
                 words=_EXTRA,
                 status=422,
                 find=fields_of_messages("reasoning_content", "reasoning_details", "name"),
             ),
             Refusal(
-                what="ids that are not nine letters and digits",
+                title="ids that are not nine letters and digits",
                 source="https://github.com/anomalyco/opencode/issues/1680",
                 words="Tool call id was {found} but must be a-z, A-Z, 0-9, with a length of 9.",
                 find=long_ids,
             ),
             Refusal(
-                what="a prompt right after results",
+                title="a prompt right after results",
                 source="https://github.com/avante-corp/avante.nvim/pull/2695",
                 words="Unexpected role 'user' after role 'tool'",
                 find=users_after_tools,
             ),
             Refusal(
-                what="an empty list of tools",
+                title="an empty list of tools",
                 source="https://github.com/partITech/php-mistral/issues/76",
                 words=_EXTRA,
                 status=422,
@@ -299,14 +308,14 @@ STRICT = [
         attached=_GOOGLE,
         refusals=[
             Refusal(
-                what="a call without its signature",
+                title="a call without its signature",
                 source="https://github.com/lbjlaq/Antigravity-Manager/issues/938",
                 words="Function call is missing a thought_signature in functionCall parts. Additional data, function"
                 " call `default_api:{found}`, position 2.",
                 find=unsigned_calls,
             ),
             *(
-                Refusal(what=f"the keyword {keyword}", source=source, words=_KEYWORD, find=keywords(keyword))
+                Refusal(title=f"the keyword {keyword}", source=source, words=_KEYWORD, find=keywords(keyword))
                 for keyword, source in (
                     ("$schema", "https://github.com/router-for-me/CLIProxyAPI/issues/97"),
                     ("const", "https://github.com/zed-industries/zed/issues/44875"),
@@ -315,7 +324,7 @@ STRICT = [
                 )
             ),
             Refusal(
-                what="fields that it does not know",
+                title="fields that it does not know",
                 source="https://github.com/MinLL/SkyrimNet-GamePlugin/issues/77",
                 words=_UNKNOWN,
                 find=fields("reasoning", "top_k", "frequency_penalty", "extra_body", "store"),
@@ -328,19 +337,19 @@ STRICT = [
         ids=(None, None),
         refusals=[
             Refusal(
-                what="calls without content",
+                title="calls without content",
                 source="https://github.com/pydantic/pydantic-ai/issues/5206",
                 words="invalid message content type: <nil>",
                 find=null_contents,
             ),
             Refusal(
-                what="a list of texts",
+                title="a list of texts",
                 source="https://github.com/OpenCoworkAI/open-cowork/pull/254",
                 words="invalid message format",
                 find=lists_of_texts,
             ),
             Refusal(
-                what="a picture by its address",
+                title="a picture by its address",
                 source="https://github.com/ollama/ollama/issues/6753",
                 words="invalid image input",
                 find=image_addresses,
@@ -353,14 +362,14 @@ STRICT = [
         thought="Hm.",
         refusals=[
             Refusal(
-                what="thoughts in a field of the message",
+                title="thoughts in a field of the message",
                 source="https://github.com/janhq/jan/issues/8136",
                 words="'messages.1' : for 'role:assistant' the following must be satisfied[('messages.1' : property"
                 " '{found}' is unsupported)]",
                 find=fields_of_messages("reasoning_content"),
             ),
             Refusal(
-                what="the field `store`",
+                title="the field `store`",
                 source="https://github.com/fanenr/chatbot/issues/21",
                 words="property '{found}' is unsupported, did you mean 'stop'?",
                 find=fields("store"),
@@ -373,7 +382,7 @@ STRICT = [
         ids=("", ""),
         refusals=[
             Refusal(
-                what="roles that do not alternate",
+                title="roles that do not alternate",
                 source="https://github.com/vllm-project/vllm/issues/6862",
                 words="After the optional system message, conversation roles must alternate user/assistant/user/...",
                 find=roles_in_a_row,
@@ -387,7 +396,7 @@ STRICT = [
         ids=("", ""),
         refusals=[
             Refusal(
-                what="a system message that is not the first",
+                title="a system message that is not the first",
                 source="https://github.com/lemonade-sdk/lemonade/issues/2674",
                 words="System message must be at the beginning.",
                 find=late_systems,
@@ -400,7 +409,7 @@ STRICT = [
         takes_images=False,
         refusals=[
             Refusal(
-                what="the field `stream_options`",
+                title="the field `stream_options`",
                 source="https://github.com/openai/openai-python/issues/1469",
                 words="Unrecognized request argument supplied: {found}",
                 find=fields("stream_options"),
@@ -414,21 +423,21 @@ STRICT = [
         settings={"max_output_tokens": 900},
         refusals=[
             Refusal(
-                what="the older name of the limit",
+                title="the older name of the limit",
                 source="https://github.com/decolua/9router/issues/560",
                 words="Unsupported parameter: '{found}' is not supported with this model. Use 'max_completion_tokens'"
                 " instead.",
                 find=fields("max_tokens"),
             ),
             Refusal(
-                what="ids of more than 40 characters",
+                title="ids of more than 40 characters",
                 source="https://github.com/openclaw/openclaw/pull/875",
                 words="Invalid 'messages[2].tool_calls[0].id': string too long. Expected a string with maximum length"
                 " 40, but got a string with length 83 instead.",
                 find=ids_longer_than(40),
             ),
             Refusal(
-                what="a temperature",
+                title="a temperature",
                 source="https://github.com/QwenLM/qwen-code/issues/921",
                 words="Unsupported value: '{found}' does not support 0 with this model. Only the default (1) value is"
                 " supported.",
@@ -442,14 +451,14 @@ STRICT = [
         api="responses",
         refusals=[
             Refusal(
-                what="that encrypted reasoning is asked for",
+                title="that encrypted reasoning is asked for",
                 source="https://github.com/pydantic/pydantic-ai/issues/2865",
                 words="Encrypted content is not supported with this model.",
                 find=fields("include"),
                 is_known=False,
             ),
             Refusal(
-                what="ids of more than 64 characters",
+                title="ids of more than 64 characters",
                 source="https://github.com/BerriAI/litellm/issues/41534",
                 words="Invalid 'input[3].call_id': string too long. Expected a string with maximum length 64, but got a"
                 " string with length 949 instead.",

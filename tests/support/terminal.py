@@ -35,8 +35,8 @@ class Terminal:
         self.screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
         self._changed = threading.Condition()
-        given = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "", "LINES": "", **(env or {})}
-        environ = {name: value for name, value in given.items() if value}
+        variables = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "", "LINES": "", **(env or {})}
+        environ = {name: value for name, value in variables.items() if value}
         self.pid, self._file = pty.fork()
         if self.pid == 0:
             os.execvpe(argv[0], argv, environ)
@@ -82,8 +82,8 @@ class Terminal:
         until = time.monotonic() + PATIENCE_S
         while self._code is None:
             assert time.monotonic() < until, f"it has not ended:\n{self.text}"
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            if found:
+            ended_pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended_pid:
                 self._code = os.waitstatus_to_exitcode(status)
             else:
                 time.sleep(0.02)

@@ -28,8 +28,8 @@ class Served:
 
     def openai_client(self, token: str) -> Any:
         """Return a client of `openai`, which is closed before the service ends."""
-        made = openai.OpenAI(base_url=f"{self.url}/openai/v1", api_key=token, max_retries=0)
-        return self.clients.enter_context(made)
+        client = openai.OpenAI(base_url=f"{self.url}/openai/v1", api_key=token, max_retries=0)
+        return self.clients.enter_context(client)
 
     def call(self, work: Any) -> Any:
         """Run a coroutine on the service's event loop; return its result."""

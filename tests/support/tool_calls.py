@@ -38,9 +38,9 @@ def answer(*tools: Tool, **arguments: Any) -> str:
     return outcome.result.text
 
 
-def error(made: Tool, settings: Mapping[str, Any] | None = None, /, **arguments: Any) -> str:
+def error(tool: Tool, settings: Mapping[str, Any] | None = None, /, **arguments: Any) -> str:
     """Return the text of the error that the tool gives."""
-    outcome = call(ToolRegistry(made, **settings or {}), made.name, **arguments)
+    outcome = call(ToolRegistry(tool, **settings or {}), tool.name, **arguments)
     assert outcome.result.is_error, outcome.result.text
     return outcome.result.text
 

@@ -61,7 +61,7 @@ def bytes_in(folder: Path) -> bytes:
 
 
 class FlakyEmbedding(HashEmbedding):
-    """Fails while it is told to, counts its calls, and may change its mind about its dimensions."""
+    """Fails while a test says so, counts its calls, and may change its mind about its dimensions."""
 
     is_ready = True
 

@@ -65,32 +65,34 @@ def answer(number: int) -> str:
 
 
 def exchanges(start: int, stop: int) -> list[Fact]:
-    return [fact for at in range(start, stop) for fact in (("user", ask(at)), ("assistant", answer(at)))]
+    return [fact for number in range(start, stop) for fact in (("user", ask(number)), ("assistant", answer(number)))]
 
 
-def shown(messages: Sequence[Message]) -> tuple[str | None, list[Fact]]:
-    """Return the earlier summary that a summarizer was shown, if there was one, and all else that it was."""
+def shown_parts(messages: Sequence[Message]) -> tuple[str | None, list[Fact]]:
+    """Return the earlier summary that a summarizer got, if there was one, and the messages after it."""
     lines = text_of(messages[-1]).partition("\n\n")[0].splitlines()
-    told = [next(iter(json.loads(line).items())) for line in lines]
-    earlier = [text for who, text in told if who.startswith("summary")]
-    assert len(earlier) <= 1 and all(who.startswith("summary") for who, _ in told[: len(earlier)]), "it comes first"
-    return next(iter(earlier), None), told[len(earlier) :]
+    records = [next(iter(json.loads(line).items())) for line in lines]
+    earlier = [text for role, text in records if role.startswith("summary")]
+    assert len(earlier) <= 1 and all(role.startswith("summary") for role, _ in records[: len(earlier)]), (
+        "it comes first"
+    )
+    return next(iter(earlier), None), records[len(earlier) :]
 
 
 def respond(messages: list[Message]) -> str | Message:
     """Sum up, if that is asked for; do as a prompt of `agent_tools.prompt` says; else answer."""
-    told = text_of(messages[0])
-    if told.startswith(PROMPT[:40]):
-        if CALL in told:
+    prompt = text_of(messages[0])
+    if prompt.startswith(PROMPT[:40]):
+        if CALL in prompt:
             return {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "dig", "arguments": "{}"}}]}
-        if RAMBLE in told:
+        if RAMBLE in prompt:
             return "so " * 100
-        earlier, facts = shown(messages)
-        names = [text.split()[0][:3] for who, text in facts if who == "user"]
+        earlier, facts = shown_parts(messages)
+        names = [text.split()[0][:3] for role, text in facts if role == "user"]
         return f"Talked of {earlier.split()[2] if earlier else names[0]} to {names[-1]}"
     content = next(message["content"] for message in reversed(messages) if message["role"] == "user")
-    asked = (content if isinstance(content, str) else content[-1]["text"]).split(PARAGRAPH)[-1]
-    return obey(messages) if asked.startswith("{") else f"as to {asked.split()[0]} {'y' * 30}"
+    question = (content if isinstance(content, str) else content[-1]["text"]).split(PARAGRAPH)[-1]
+    return obey(messages) if question.startswith("{") else f"as to {question.split()[0]} {'y' * 30}"
 
 
 class Bench:
@@ -111,24 +113,24 @@ class Bench:
         settings.setdefault("engine", self.engine())
         return self._make_manager(overflow=overflow, config=configured(**(config or {})), **settings)
 
-    def sent(self, model: str = MODEL) -> list[Message]:
-        """Return what the model was sent, request for request."""
+    def sent_requests(self, model: str = MODEL) -> list[Message]:
+        """Return the bodies of the requests to the model, in order."""
         return [record.body for record in self.provider.requests if record.body["model"] == model]
 
     def last(self) -> list[Message]:
         """Return the last conversation that was sent."""
-        messages: list[Message] = self.sent()[-1]["messages"]
+        messages: list[Message] = self.sent_requests()[-1]["messages"]
         return messages
 
     def summed_up(self) -> list[tuple[str | None, list[Fact]]]:
-        """Return what was shown for each summary."""
-        return [shown(body["messages"]) for body in self.sent(SMALL)]
+        """Return the earlier summary and the messages of each request for a summary."""
+        return [shown_parts(body["messages"]) for body in self.sent_requests(SMALL)]
 
     def check(self, limit: int = LIMIT) -> None:
         """Check that each request fits, is valid, and has one system prompt at most."""
-        for body in self.sent():
+        for body in self.sent_requests():
             check_chat(body["messages"])
-            assert taken(body) <= limit
+            assert tokens_taken(body) <= limit
             assert [message["role"] for message in body["messages"]].count("system") <= 1
 
 
@@ -137,8 +139,8 @@ def configured(**settings: Any) -> SessionConfig:
     return SessionConfig(**{**window, **settings})
 
 
-def taken(body: Message) -> int:
-    """Return what a request takes, counted anew from what was sent."""
+def tokens_taken(body: Message) -> int:
+    """Return how many tokens a request takes, counted from its body."""
     blocks = [part for block in decode(body["messages"]) for part in parted(block)]
     return sum(map(COUNTER.count, blocks)) + COUNTER.overhead(None, body.get("tools") or ())
 
@@ -149,15 +151,15 @@ def parted(block: Block) -> list[Block]:
 
 
 def facts(messages: Sequence[Message]) -> list[Fact]:
-    """Return what was said in a request, the system prompt left out; a summary is `summary`."""
-    found: list[Fact] = []
+    """Return the messages of a request without the system prompt; the role of a summary is `summary`."""
+    texts: list[Fact] = []
     for block in decode(messages):
         for part in parted(block):
             if isinstance(part, User) and part.text.startswith(SUMMARY):
-                found.append(("summary", part.text.removeprefix(SUMMARY)))
+                texts.append(("summary", part.text.removeprefix(SUMMARY)))
             elif isinstance(part, User | Text):
-                found.append(("user" if isinstance(part, User) else "assistant", part.text))
-    return found
+                texts.append(("user" if isinstance(part, User) else "assistant", part.text))
+    return texts
 
 
 def facts_of(blocks: Iterable[Block]) -> list[Fact]:
@@ -171,24 +173,24 @@ def talk(chat: Session, start: int, stop: int) -> None:
 
 def talk_until_due(chat: Session, start: int = 0) -> int:
     """Talk until something is to go, and return the number of the next prompt; it may be under way, or done."""
-    number, before = start, len(told(chat, WindowCompacted))
-    while number == start or (chat.compact(explain=True) is None and len(told(chat, WindowCompacted)) == before):
+    number, before = start, len(events_of(chat, WindowCompacted))
+    while number == start or (chat.compact(explain=True) is None and len(events_of(chat, WindowCompacted)) == before):
         talk(chat, number, number + 1)
         number += 1
         assert number < start + 20
     return number
 
 
-def told(chat: Session, kind: type[Any]) -> list[Any]:
+def events_of(chat: Session, kind: type[Any]) -> list[Any]:
     return [event for event in chat.events() if isinstance(event, kind)]
 
 
 def compacted(chat: Session, count: int) -> list[WindowCompacted]:
-    """Wait until the window has been compacted so often."""
-    until(lambda: len(told(chat, WindowCompacted)) >= count)
-    found = told(chat, WindowCompacted)
-    assert len(found) == count
-    return found
+    """Wait until the window has been compacted `count` times."""
+    until(lambda: len(events_of(chat, WindowCompacted)) >= count)
+    compactions = events_of(chat, WindowCompacted)
+    assert len(compactions) == count
+    return compactions
 
 
 def noted(gate: Gate, *notes: str) -> None:
@@ -223,8 +225,8 @@ class _Runs:
 def audit(manager: SessionManager, session_id: str, *, user_id: str = DEFAULT_USER, drops: bool = False) -> list[Turn]:
     """Check what is in the store, without the session; return its turns.
 
-    Events and runs are as ever. Each turn could be sent to a provider. With its summaries expanded it holds all that
-    was said before, once and in order, then what is new; with `drops`, some of the former.
+    Events and runs are as ever. Each turn could be sent to a provider. With its summaries expanded it holds all earlier
+    messages, once and in order, then the new ones; with `drops`, some of the earlier ones.
     """
 
     async def check() -> list[Turn]:
@@ -238,19 +240,21 @@ def audit(manager: SessionManager, session_id: str, *, user_id: str = DEFAULT_US
         before: list[Block] = []
         for turn in turns:
             check_chat(encode([*turn.blocks, User(text="next")]))
-            held: list[Block] = []
+            blocks: list[Block] = []
             for block in turn.blocks:
                 if isinstance(block, Summary):
-                    held += await read(await originals(block, read))
+                    blocks += await read(await originals(block, read))
                 elif not isinstance(block, System):
-                    held.append(block)
+                    blocks.append(block)
             new = [block for block in turn.new_blocks if not isinstance(block, System)]
-            assert held[len(held) - len(new) :] == new, f"{turn} has lost what is its own"
-            rest = iter(before)
+            assert blocks[len(blocks) - len(new) :] == new, f"{turn} has lost what is its own"
+            remaining = iter(before)
             if drops:
-                assert all(block in rest for block in held[: len(held) - len(new)]), f"{turn} holds something twice"
+                assert all(block in remaining for block in blocks[: len(blocks) - len(new)]), (
+                    f"{turn} holds something twice"
+                )
             else:
-                assert held == [*before, *new], f"{turn} does not stand for all that was said"
+                assert blocks == [*before, *new], f"{turn} does not stand for all that was said"
             before += new
         await store.close()
         return turns

@@ -67,7 +67,7 @@ def read(window: Window) -> list[Block]:
 
 
 class Memory:
-    """A long-term memory in a dict, which may be told to fail."""
+    """A long-term memory in a dict, which a test can make fail."""
 
     def __init__(self, name: str = "memory", *, read_only: bool = False) -> None:
         self.name = name
@@ -95,8 +95,8 @@ class Memory:
         return True
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:
-        gone = [name for name in self.items if ids is None or name in ids]
-        return len([self.items.pop(name) for name in gone])
+        names = [name for name in self.items if ids is None or name in ids]
+        return len([self.items.pop(name) for name in names])
 
     async def close(self) -> None:
         pass
@@ -118,9 +118,9 @@ class CountingCache(BlockCache):
         self.blocks_read = 0
 
     def read(self, spans: Iterable[Span]) -> tuple[AnyBlock, ...]:
-        found = super().read(spans)
-        self.blocks_read += len(found)
-        return found
+        blocks = super().read(spans)
+        self.blocks_read += len(blocks)
+        return blocks
 
 
 def long_conversation(blocks: int, cache: BlockCache | None = None) -> Conversation:

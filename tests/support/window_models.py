@@ -1,7 +1,7 @@
 """Models that can be delayed and memories in SQLite files, for compactions in other processes.
 
-A test steers them by files, so that an order of events is an order and not a matter of time: what is `held` stands
-still until the test lets it go.
+A test steers them by files, so that an order of events is an order and not a matter of time: a model or memory that is
+`held` waits until the test releases it.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Gate:
         path = Path(self.path)
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
-    def _note(self, what: str) -> None:
+    def _note(self, note: str) -> None:
         with Path(self.path).open("a", encoding="utf-8") as notes:
-            notes.write(f"{what}\n")
+            notes.write(f"{note}\n")
 
 
 class Notebook:
-    """A long-term memory in an SQLite file: what it was given, and what it has kept of that.
+    """A long-term memory in an SQLite file: the items that it received, and those that it has stored.
 
     `broken`, it refuses all; `held`, it has kept what it was given and does not say so.
 
@@ -88,9 +88,9 @@ class Notebook:
         self.held = Switch(path.with_suffix(".held"))
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
-        taken = self._write(scope, items)
+        accepted = self._write(scope, items)
         await self.held.wait()
-        return taken
+        return accepted
 
     async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> Sequence[MemoryItem]:
         return []
@@ -112,19 +112,19 @@ class Notebook:
                 raise AssertionError("a memory that is read-only was written")
             if self.broken.is_on:
                 raise OSError("the disk is full")
-            taken = items[: self.most]
+            accepted = items[: self.most]
             with database:
                 database.executemany(
-                    "INSERT OR IGNORE INTO kept VALUES (?, ?, ?, ?, ?, ?)", [_row(scope, item) for item in taken]
+                    "INSERT OR IGNORE INTO kept VALUES (?, ?, ?, ?, ?, ?)", [_row(scope, item) for item in accepted]
                 )
-            return [item.id for item in taken]
+            return [item.id for item in accepted]
 
-    def given(self) -> list[str]:
+    def received_ids(self) -> list[str]:
         """Return the id of each item, once for each time that it was given."""
         with closing(self._open()) as database:
             return [name for (name,) in database.execute("SELECT id FROM given ORDER BY rowid")]
 
-    def kept(self) -> list[dict[str, Any]]:
+    def stored_items(self) -> list[dict[str, Any]]:
         """Return the items that it has, in the order in which it got them."""
         with closing(self._open()) as database:
             database.row_factory = sqlite3.Row

@@ -21,7 +21,7 @@ WINDOW: dict[str, Any] = {"token_counter": ByteCounter(), "reserve_output_tokens
 
 
 class Talker:
-    """Answers each prompt with its own words, and notes what it was given."""
+    """Answers each prompt with its own words, and notes the blocks of each request."""
 
     def __init__(self) -> None:
         self.given: list[tuple[Block, ...]] = []
@@ -36,7 +36,7 @@ class Talker:
 
 
 class Summarizer:
-    """Sums up what it is shown as it is told to; counts how often it is asked."""
+    """Summarizes with the answers that the test gives, and keeps its requests."""
 
     def __init__(self, *answers: Any, delay_s: float = 0.0) -> None:
         self.answers = list(answers)
@@ -106,7 +106,7 @@ class SavesOnly:
 
 
 class Notebook(SavesOnly):
-    """A memory that fails as often as it is told to, and notes all that it is given."""
+    """A memory that fails `failures` times, and counts the items that it receives."""
 
     def __init__(self, failures: int = 0, *, read_only: bool = False) -> None:
         self.failures = failures

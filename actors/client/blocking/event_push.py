@@ -23,9 +23,9 @@ _Page = Callable[[int], tuple[list[AnyEvent], int, bool]]
 class Delivery:
     """Calls a function with each event, and logs the first of its failures."""
 
-    def __init__(self, on_event: EventSink, what: str) -> None:
+    def __init__(self, on_event: EventSink, description: str) -> None:
         self._on_event = on_event
-        self._what = what
+        self._description = description
         self._has_failed = False
 
     def call(self, event: AnyEvent) -> None:
@@ -35,12 +35,12 @@ class Delivery:
         except Exception:  # noqa: BLE001 - logged; the function's failure fails nothing
             if not self._has_failed:
                 self._has_failed = True
-                why = "the %s raised an exception at event %d (%s); it gets the events that follow"
-                _log.warning(why, self._what, event.seq, event.kind, exc_info=True)
+                message = "the %s raised an exception at event %d (%s); it gets the events that follow"
+                _log.warning(message, self._description, event.seq, event.kind, exc_info=True)
 
     def note_end(self, error: Exception, after: int) -> None:
         """Log that no more events can be read."""
-        _log.warning("the %s gets no events after %d: %s", self._what, after, error)
+        _log.warning("the %s gets no events after %d: %s", self._description, after, error)
 
 
 class EventPush:
@@ -53,7 +53,7 @@ class EventPush:
         self._work.start(self._deliver)
 
     def drain(self) -> None:
-        """Wait up to `DRAIN_S` seconds until the function has had all events; not at all in a call of it."""
+        """Wait up to `DRAIN_S` seconds until the function has had all events; return at once in a call of it."""
         self._work.ended(DRAIN_S)
 
     def _deliver(self) -> None:

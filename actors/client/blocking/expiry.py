@@ -26,20 +26,20 @@ def sweep(client: ClusterClient, store: SessionStore, archive: Path | None, memo
     """Delete the sessions of a store that have expired; see `SessionManager.sweep`."""
     portal = client.portal
     now = steps.run(portal, store.now)  # the store's clock, which also dates the sessions' commits
-    done, cursor = Swept(), None
+    swept, cursor = Swept(), None
     history = client.open_history()
     try:
         while True:
             page = steps.run(portal, store.expired, now, cursor=cursor, limit=PAGE)
             for session in page:
                 if client.is_live(SessionRef.of(session)) or history or memory:
-                    done += _ask(client, store, session, archive=archive, history=history, memory=memory)
+                    swept += _ask(client, store, session, archive=archive, history=history, memory=memory)
                 else:
-                    done += steps.run(portal, sweep_session, store, session, archive)
+                    swept += steps.run(portal, sweep_session, store, session, archive)
                     client.drop(SessionRef.of(session))
-            done += damaged(page)
+            swept += damaged(page)
             if (cursor := page.cursor) is None:
-                return done
+                return swept
     finally:
         if history:
             steps.run(portal, history.close)

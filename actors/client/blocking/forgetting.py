@@ -20,19 +20,19 @@ _PAGE = 100
 
 def forget(client: ClusterClient, store: StoreReads, user_id: str, *, verify: bool) -> Forgotten:
     """Delete a user's sessions, then what the client's memories keep for the user; see `SessionManager.forget`."""
-    done = Forgotten()
-    tried: set[SessionKey] = set()
+    report = Forgotten()
+    attempted: set[SessionKey] = set()
     while True:
         page = store.ask("query", user_id=user_id, limit=_PAGE)
         keys = [*(session.key for session in page), *page.unreadable]
         if not keys:
             break
-        if tried.issuperset(keys):  # deleting them had no effect: their stored ids are corrupt
+        if attempted.issuperset(keys):  # deleting them had no effect: their stored ids are corrupt
             names = [key.session_id for key in keys]
             raise CorruptRecordError(f"sessions {names}", "they cannot be deleted by their ids")
-        tried.update(keys)
+        attempted.update(keys)
         for key in keys:
-            done += _delete(client, store, SessionRef(key))
+            report += _delete(client, store, SessionRef(key))
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
     erased: dict[str, Erasure] = {}
@@ -47,7 +47,7 @@ def forget(client: ClusterClient, store: StoreReads, user_id: str, *, verify: bo
     notes = 0
     if working := client.working_memory:
         notes = steps.run(client.portal, working.forget, scope)
-    return done + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
+    return report + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
 
 
 def _delete(client: ClusterClient, store: StoreReads, ref: SessionRef) -> Forgotten:

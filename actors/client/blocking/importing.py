@@ -59,10 +59,10 @@ def send_conversation(
 ) -> int:
     """Store a conversation; return the index of its last turn.
 
-    Of one without a key that begins with all that the session has, only what follows is stored. All parts are checked
+    If a conversation without a key begins with all that the session has, only the rest is stored. All parts are checked
     before the first one is stored, so a message that cannot be stored leaves nothing. Each part must follow the one
     before, and the first one of several without a key must follow the turn up to which it was compared with the
-    session. What was cut off by a kill is continued when the call is repeated.
+    session. After a kill, a repeated call stores the rest.
 
     Args:
         ask: calls a verb of the session.
@@ -76,22 +76,22 @@ def send_conversation(
     parts = conversation.parts()
     if len(parts) > 1:
         if conversation.key is None:
-            had, digest, newest = ask(verbs.stored_prefix(len(conversation.texts)))
-            if conversation.begins_with(had, digest):
-                if had == len(conversation.texts):
+            stored_count, digest, newest = ask(verbs.stored_prefix(len(conversation.texts)))
+            if conversation.begins_with(stored_count, digest):
+                if stored_count == len(conversation.texts):
                     return int(newest)
-                parts = conversation.parts(had)
+                parts = conversation.parts(stored_count)
             after = newest if after is None else after
         for part in reversed(parts):
             assert part.key is not None  # noqa: S101 - each of several parts has one
-            stored = ask(verbs.check_import(part.given, part.key, after))
+            stored = ask(verbs.check_import(part.content, part.key, after))
             index = stored if part is parts[-1] else index
             if index is not None and conversation.key is None:
                 break  # its key says that all before it is stored, too
         if index is not None:
             return index
     for part in parts:
-        index = ask(verbs.import_turns(part.given, part.key, after, memory_use(memory)))
+        index = ask(verbs.import_turns(part.content, part.key, after, memory_use(memory)))
         after = index
     assert index is not None  # noqa: S101 - a conversation has at least one part
     return index

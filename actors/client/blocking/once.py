@@ -40,7 +40,7 @@ class Once:
         self, user_id: str, agent: str | None, metadata: Mapping[str, Any], engine: str | None
     ) -> tuple[ClusterClient, SessionRecord]:
         """Create a session; return it and its client."""
-        client = self._made()
+        client = self._connected()
         store = client.stores[0]
         if time.monotonic() - self._swept_at > ONCE_SWEEP_S:
             self._swept_at = time.monotonic()
@@ -55,7 +55,7 @@ class Once:
         """Return a run, by any manager of this Ray, as long as it is there, and its client."""
         if not steps.in_thread(partial(is_there, ONCE_STORE, self._namespace)):
             return None
-        client = self._made()
+        client = self._connected()
         try:
             run = steps.run(client.portal, client.stores[0].run, run_id)
         except NotFoundError:
@@ -67,7 +67,7 @@ class Once:
         if self._client:
             steps.run(self._client.portal, self._client.close)
 
-    def _made(self) -> ClusterClient:
+    def _connected(self) -> ClusterClient:
         if self._client is None:
             self._client = steps.in_thread(self._make)
         return self._client

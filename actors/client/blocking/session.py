@@ -131,15 +131,16 @@ class Session:
         """Store a conversation from elsewhere behind the newest turn; return its last turn.
 
         Each of its turns is prompts with their answer, tool calls and results included; it has ended, without a run.
-        One of up to 1,000 blocks is one commit. A longer one is several, in order, so that nobody waits long for them;
-        if that is cut off, a repeated call stores the rest. Prompts at the end wait for the next run, like appended
-        ones. Long-term memories get them with `memory`. The conversation is checked as a provider would check it.
-        Durable on return. May be repeated: the same conversation is stored once, and again only after its turns were
-        cleared. Of one that begins with all that the session has, only what follows is stored.
+        A conversation of up to 1,000 blocks is one commit. A longer one is several commits, in order, so that other
+        calls do not wait long; if they are cut off, a repeated call stores the rest. Prompts at the end wait for the
+        next run, like appended ones. Long-term memories get them with `memory`. The conversation is checked as a
+        provider would check it. Durable on return. May be repeated: the same conversation is stored once, and again
+        only after its turns were cleared. If a conversation begins with all that the session has, only the rest is
+        stored.
 
         Args:
             messages: dicts, or objects of the provider's client or of the library, oldest first; see `MessageFormat`.
-            format: their format; by default it is found, which fails where two formats are mixed.
+            format: their format; by default it is detected, which fails if two formats are mixed.
             system: the system prompt, where it is not among the messages. Several become one, at the beginning.
             idempotency_key: identifies this import; by default a digest of the messages does. Pass one to store the
                 same messages twice.
@@ -282,8 +283,8 @@ class Session:
         """
         settings = checked_options(options)
         records = partial(with_records, settings, options)
-        whole = steps.in_thread(records) if takes_long(settings) else records()
-        started = self._host.start(plain_prompts(self.id, prompts), whole)
+        run_options = steps.in_thread(records) if takes_long(settings) else records()
+        started = self._host.start(plain_prompts(self.id, prompts), run_options)
         run = self._ref, started.run_id, started.turn_index
         if started.dropped:  # it is another caller's run
             return ExecutionHandle(self._client, *run, started.outcome, dropped=True)
@@ -311,7 +312,7 @@ class Session:
     def turns(self, after: int = -1, limit: int = 100) -> ListPage[Turn]:
         """Return up to `limit` turns with an index above `after`, by index.
 
-        A page that is large is shorter: it has a megabyte or one turn. Its `next` says whether there are more.
+        A page of large turns is shorter: a megabyte, or one turn. Its `next` says whether there are more.
         """
         cache = self._client.cache(self._ref)
         packed: list[PackedTurn]
@@ -342,7 +343,7 @@ class Session:
     def runs(self, after: int = -1, limit: int = 100) -> ListPage[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index.
 
-        A page that is large is shorter: it has a megabyte or one run. Its `next` says whether there are more.
+        A page of large runs is shorter: a megabyte, or one run. Its `next` says whether there are more.
         """
         runs, later = self._host.ask(verbs.runs(after, limit))
         return ListPage(runs, later)
@@ -424,8 +425,8 @@ class Session:
         Without a strategy no limit is known: see `SessionConfig.max_context_tokens`.
 
         Args:
-            message: a text of the user that will follow in the request, for which there is room then. None is kept if
-                it is the newest block already.
+            message: a text of the user that will follow in the request, for which there is room then. No room is kept
+                if it is already the newest block.
 
         Raises:
             TurnOverflowError: the newest turn does not fit alone, with the message behind it.
@@ -531,8 +532,8 @@ class Session:
             raise InvalidInputError("blocks", high[0], f"it has {len(own)} blocks, numbered from 0")
         if what.session_id != self.id:
             raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
-        chosen = join(union([own[number] for number in blocks] if blocks else own))
-        return self._host.ask(verbs.remove(index, chosen, new_id()))
+        removed_spans = join(union([own[number] for number in blocks] if blocks else own))
+        return self._host.ask(verbs.remove(index, removed_spans, new_id()))
 
     @checked(keep_last=Count, memory=bool, verify=bool, updated_at=Time | None)
     def clear(

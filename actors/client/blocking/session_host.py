@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.client.shared.reaching import Search, is_away, lost
+from turnwise.actors.client.shared.reaching import Search, is_away, lost_error
 from turnwise.actors.cluster.reach import NoProcessError
 from turnwise.actors.cluster.wire import (
     ClientOutcome,
@@ -97,7 +97,7 @@ class SessionHost:
             except (NoProcessError, RayError) as error:
                 if not is_away(error) or not verb.repeatable:
                     client.lookup.invalidate(ref.key)  # the next request may make another actor
-                    raise lost(ref.session_id, verb, error) from error
+                    raise lost_error(ref.session_id, verb, error) from error
                 failure: Exception = error
             else:
                 answer = pickle.loads(packed)

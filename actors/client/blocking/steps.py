@@ -59,7 +59,7 @@ def finish(answer: object) -> None:
 
 
 class Start:
-    """What has to be done once before a manager's first call: when the manager is made."""
+    """Work that has to be done once before a manager's first call: its constructor does it."""
 
     def __init__(self, start: Callable[[], None]) -> None:
         start()

@@ -55,10 +55,10 @@ class StoreReads:
         store, portal = self.store, self._client.portal
         try:
             if not self._knows_rivals:
-                others = steps.run(portal, rivals, store)
+                addresses = steps.run(portal, rivals, store)
                 self._knows_rivals = True
-                if others:
-                    _log.warning(_RIVALS, this_ray().address, ", ".join(others), store)
+                if addresses:
+                    _log.warning(_RIVALS, this_ray().address, ", ".join(addresses), store)
             return steps.run(portal, request, store)
         except StoreClosedError as error:
             if self._client.was_closed:
@@ -70,8 +70,8 @@ class StoreReads:
         if self._now is None:
             now = self.ask("now")
             self._now = now, time.monotonic()
-        then, began = self._now
-        return then + (time.monotonic() - began)
+        store_time, asked_at = self._now
+        return store_time + (time.monotonic() - asked_at)
 
     def find(self, session_id: str, user_id: str) -> SessionRecord | None:
         """Return the stored record of a user's session; None if the user has no such session."""
@@ -91,7 +91,7 @@ class StoreReads:
             raise SessionNotFoundError(session_id)
         return session
 
-    def shown(self, page: Page[SessionRecord]) -> Page[SessionRecord]:
+    def checked(self, page: Page[SessionRecord]) -> Page[SessionRecord]:
         """Return the page; log which records cannot be read."""
         if not self._is_encrypted:
             for session in page:

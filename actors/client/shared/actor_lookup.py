@@ -108,18 +108,18 @@ class DedicatedLookup(_LookupOfOne):
     """One actor for each session, named by the session's user and id.
 
     Args:
-        where: the nodes on which actors start, as Ray options.
+        node_options: the nodes on which actors start, as Ray options.
     """
 
     def __init__(
-        self, namespace: str, store_id: str, placement: Dedicated, spec: ActorSpec, where: dict[str, Any]
+        self, namespace: str, store_id: str, placement: Dedicated, spec: ActorSpec, node_options: dict[str, Any]
     ) -> None:
         super().__init__(namespace, store_id)
         self._placement = placement
         self._logs = spec.logs
         self._settings = ActorSettings(pickled(spec))
         self._settings.keep()  # now, on the thread that starts the manager
-        self._where = where
+        self._node_options = node_options
 
     def warm(self, key: SessionKey, request: bytes) -> None:
         self.actor(key).call.remote(request)
@@ -128,11 +128,15 @@ class DedicatedLookup(_LookupOfOne):
         name, most = actor_name(self._store_id, key), self._placement.max_live
         if most is not None and not self.is_live(key):
             prefix = actors_of(self._store_id)
-            others = ray.util.list_named_actors(all_namespaces=True)
-            live = [one for one in others if one["namespace"] == self._namespace and one["name"].startswith(prefix)]
+            named_actors = ray.util.list_named_actors(all_namespaces=True)
+            live = [
+                entry
+                for entry in named_actors
+                if entry["namespace"] == self._namespace and entry["name"].startswith(prefix)
+            ]
             if len(live) >= most:
                 raise OverloadedError(key.session_id, "max_live", most)
-        options = {**FOR_EVER, **self._where, "max_concurrency": self._placement.max_waits + MAX_CALLS}
+        options = {**FOR_EVER, **self._node_options, "max_concurrency": self._placement.max_waits + MAX_CALLS}
         arguments = key, self._namespace, self._logs, self._placement.max_waits
         return self._settings.actor(SessionActor, name, self._namespace, *arguments, **options)
 
@@ -143,18 +147,20 @@ class PackedLookup:
     If the number of hosts changed, the hosts of the earlier layout are notified, so that they hand over their sessions.
 
     Args:
-        where: the nodes on which actors start, as Ray options.
+        node_options: the nodes on which actors start, as Ray options.
     """
 
     is_shared = True
 
-    def __init__(self, namespace: str, store_id: str, limits: Packed, spec: ActorSpec, where: dict[str, Any]) -> None:
+    def __init__(
+        self, namespace: str, store_id: str, limits: Packed, spec: ActorSpec, node_options: dict[str, Any]
+    ) -> None:
         self._namespace = namespace
         self._store_id = store_id
         self._limits = limits
         self._logs = spec.logs
         self._settings = ActorSettings(pickled(spec))
-        self._where = where
+        self._node_options = node_options
         layouts = find_layouts(namespace, store_id)
         newest = layouts[0] if layouts else Layout(0, 0)
         self._layout = newest if newest.hosts == limits.hosts else newest.next(limits.hosts)
@@ -190,7 +196,7 @@ class PackedLookup:
     def _make_all(self) -> list[Any]:
         layout, limits = self._layout, self._limits
         most = limits.max_calls + limits.max_waits + MAX_CALLS  # room for refusals
-        options = {**FOR_EVER, **self._where, "max_concurrency": most}
+        options = {**FOR_EVER, **self._node_options, "max_concurrency": most}
         return [
             self._settings.actor(
                 PackedActor,
@@ -221,14 +227,14 @@ class LiveLookup(_LookupOfOne):
     def _look_up(self, key: SessionKey) -> Any:
         actor = self._find(key)
         if actor is None:
-            why = "no process of it is live: open a SessionManager on its store in this process first"
-            raise SessionLostError(key.session_id, why)
+            reason = "no process of it is live: open a SessionManager on its store in this process first"
+            raise SessionLostError(key.session_id, reason)
         return actor
 
 
 def make_lookup(namespace: str, store_id: str, placement: Dedicated | Packed, spec: ActorSpec) -> ActorLookup:
     """Return the lookup for a manager's sessions; its actors start on this node if the store is a local file."""
-    where = here() if spec.place.is_local else ANYWHERE
+    node_options = here() if spec.place.is_local else ANYWHERE
     if isinstance(placement, Packed):
-        return PackedLookup(namespace, store_id, placement, spec, where)
-    return DedicatedLookup(namespace, store_id, placement, spec, where)
+        return PackedLookup(namespace, store_id, placement, spec, node_options)
+    return DedicatedLookup(namespace, store_id, placement, spec, node_options)

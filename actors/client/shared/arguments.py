@@ -68,11 +68,11 @@ def checked(**types: Any) -> Callable[[Callable[Given, Made]], Callable[Given, M
 
         @wraps(function)
         def blocking(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-            return function(*arguments.positional(args), **arguments.named(kwargs))
+            return function(*arguments.positional(args), **arguments.keyword(kwargs))
 
         @wraps(function)
         async def awaited(*args: Given.args, **kwargs: Given.kwargs) -> Any:
-            answer: Any = function(*arguments.positional(args), **arguments.named(kwargs))
+            answer: Any = function(*arguments.positional(args), **arguments.keyword(kwargs))
             return await answer
 
         return cast("Callable[Given, Made]", awaited) if inspect.iscoroutinefunction(function) else blocking
@@ -89,17 +89,19 @@ class _Arguments:
         self._names = [
             name for name, kind in kinds.items() if kind in (kind.POSITIONAL_ONLY, kind.POSITIONAL_OR_KEYWORD)
         ]
-        self._rest = next((name for name, kind in kinds.items() if kind is kind.VAR_POSITIONAL and name in types), None)
+        self._varargs_name = next(
+            (name for name, kind in kinds.items() if kind is kind.VAR_POSITIONAL and name in types), None
+        )
         self._types = types
         self._validators: dict[str, TypeAdapter[Any]] = {}
 
     def positional(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return the validated values of a call's positional arguments."""
-        named, rest = values[: len(self._names)], values[len(self._names) :]
-        valid = [self._valid(name, value) for name, value in zip(self._names, named, strict=False)]
-        return [*valid, *(self._valid(self._rest, rest) if self._rest else rest)]
+        declared, extra = values[: len(self._names)], values[len(self._names) :]
+        valid = [self._valid(name, value) for name, value in zip(self._names, declared, strict=False)]
+        return [*valid, *(self._valid(self._varargs_name, extra) if self._varargs_name else extra)]
 
-    def named(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def keyword(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the validated values of a call's keyword arguments."""
         return {name: self._valid(name, value) for name, value in values.items()}
 
@@ -135,8 +137,8 @@ def check_names(of: str, values: Collection[str], names: Sequence[str]) -> None:
 _HINTS = {"engine": "pass what answers the runs, such as engine=OpenAIEngine('gpt-5'), or EchoEngine() for a first try"}
 
 
-def named(init: Callable[Given, None]) -> Callable[Given, None]:
-    """Decorate `__init__` so that a missing or a misspelt argument is told by the name of the class that was called.
+def checks_init(init: Callable[Given, None]) -> Callable[Given, None]:
+    """Decorate `__init__` so that its errors about missing and misspelt arguments name the class that was called.
 
     Raises:
         MissingArgumentError: of the decorated method: there is no engine.
@@ -144,7 +146,7 @@ def named(init: Callable[Given, None]) -> Callable[Given, None]:
     """
 
     @wraps(init)
-    def made(*args: Given.args, **kwargs: Given.kwargs) -> None:
+    def wrapper(*args: Given.args, **kwargs: Given.kwargs) -> None:
         signature = inspect.signature(init)
         of = f"{type(args[0]).__name__}()"
         check_names(of, kwargs, list(signature.parameters)[1:])
@@ -155,7 +157,7 @@ def named(init: Callable[Given, None]) -> Callable[Given, None]:
             raise TypeError(f"{of}: {error}") from None
         init(*args, **kwargs)
 
-    return made
+    return wrapper
 
 
 def _unexpected(of: str, name: str, names: Sequence[str]) -> str:
@@ -168,12 +170,12 @@ def _unexpected(of: str, name: str, names: Sequence[str]) -> str:
 
 
 def _refusal(name: str, error: ValidationError) -> InvalidInputError:
-    first = error.errors(include_url=False)[0]
-    field = name + "".join(f"[{shown(part)}]" for part in first["loc"] if part != "[key]")
-    if first["type"] == _TOO_MANY:
-        return TooManyError(field, *(first["ctx"][name] for name in ("count", "limit", "most")))
-    why = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return InvalidInputError(field, shown(first["input"]), why)
+    detail = error.errors(include_url=False)[0]
+    field = name + "".join(f"[{shown(part)}]" for part in detail["loc"] if part != "[key]")
+    if detail["type"] == _TOO_MANY:
+        return TooManyError(field, *(detail["ctx"][name] for name in ("count", "limit", "most")))
+    reason = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return InvalidInputError(field, shown(detail["input"]), reason)
 
 
 def _text(value: str) -> str:
@@ -196,7 +198,7 @@ def _item_id(value: str) -> str:
 
 
 def few(value: Any, limit: str = "MAX_NAMES", most: int = MAX_NAMES) -> Any:
-    """Return an argument, unless it has more members than a bound allows. It stands before what checks each member.
+    """Return an argument, unless it has more members than a bound allows. Use it before the check of each member.
 
     Raises:
         PydanticCustomError: `checked` makes a TooManyError of it.

@@ -152,9 +152,9 @@ class ClusterClient:
         except ConfigError:
             raise
         except Exception as error:
-            why = f"it cannot be pickled ({error}): hold settings in it and make clients in build()"
-            what = f"{type(engine).__name__}, overflow={type(overflow).__name__}"
-            raise ConfigError("engine", what, why) from error
+            reason = f"it cannot be pickled ({error}): hold settings in it and make clients in build()"
+            value = f"{type(engine).__name__}, overflow={type(overflow).__name__}"
+            raise ConfigError("engine", value, reason) from error
         if not read_only:  # a handle unpickled here may need to write
             _CLIENTS[client.name] = client
         return client
@@ -208,24 +208,24 @@ class ClusterClient:
         If the answer's blocks are from another source, which then sent all of them, the turn uses a new cache, which
         replaces the old one; earlier turns keep the old one. Afterwards the caches are trimmed to their limits.
         """
-        cache = cache if packed.source == cache.source else self._renewed(cache, packed.source)
+        cache = cache if packed.source == cache.source else self._cache_of(cache, packed.source)
         size_before = cache.size_bytes
         turn = packed.unpack(cache)
-        self._bound(turn, cache.size_bytes - size_before)
+        self._evict(turn, cache.size_bytes - size_before)
         return turn
 
-    def _renewed(self, old: BlockCache, source: str) -> BlockCache:
-        """Return the cache of a source; if there is none yet, create one, which replaces the old cache."""
+    def _cache_of(self, replaced: BlockCache, source: str) -> BlockCache:
+        """Return the cache of a source; if there is none yet, create one, which takes the place of `replaced`."""
         with self._lock:
             for key, cache in self._caches.items():
                 if cache.source == source:
                     return cache
-                if cache is old:
+                if cache is replaced:
                     self._caches[key] = BlockCache(source)
                     return self._caches[key]
         return BlockCache(source)
 
-    def _bound(self, turn: Turn, added_bytes: int) -> None:
+    def _evict(self, turn: Turn, added_bytes: int) -> None:
         """Evict caches, least recently used first; of the last one keep only the blocks of `turn`, if they fit.
 
         Evicts a little more than it must, so that it rarely needs to add up the sizes of all caches.
@@ -236,12 +236,12 @@ class ClusterClient:
                 return
             size_bytes = sum(cache.size_bytes for cache in self._caches.values())
             while size_bytes > CACHED_BYTES or (size_bytes > CACHED_BYTES * 7 / 8 and len(self._caches) > 1):
-                key, gone = self._caches.popitem(last=False)
-                size_bytes -= gone.size_bytes
-                if gone is turn.cache and not self._caches:
-                    shown = gone.only((*turn.record.prompt, *turn.record.spans))
-                    if shown.size_bytes <= CACHED_BYTES:
-                        self._caches[key] = shown
+                key, evicted = self._caches.popitem(last=False)
+                size_bytes -= evicted.size_bytes
+                if evicted is turn.cache and not self._caches:
+                    reduced = evicted.only((*turn.record.prompt, *turn.record.spans))
+                    if reduced.size_bytes <= CACHED_BYTES:
+                        self._caches[key] = reduced
             self._most_bytes = sum(cache.size_bytes for cache in self._caches.values())
 
     def drop(self, ref: SessionRef) -> None:
@@ -304,8 +304,8 @@ def _checked(encryption: Encryption | None) -> Encryption | None:
     try:
         cloudpickle.dumps(encryption)
     except Exception as error:
-        why = f"it cannot be pickled ({error}): let its function ask for keys where they are kept"
-        raise ConfigError("encryption", encryption, why) from error
+        reason = f"it cannot be pickled ({error}): let its function ask for keys where they are kept"
+        raise ConfigError("encryption", encryption, reason) from error
     return encryption
 
 

@@ -55,8 +55,8 @@ def _find(namespace: str, store_id: str) -> list[Any]:
         if (actor := find_actor(namespace, name)) is not None
     ]
     prefix = actors_of(store_id)
-    others = ray.util.list_named_actors(all_namespaces=True)
-    names = sorted(other["name"] for other in others if other["namespace"] == namespace)
+    named_actors = ray.util.list_named_actors(all_namespaces=True)
+    names = sorted(entry["name"] for entry in named_actors if entry["namespace"] == namespace)
     own = [name for name in names if name.startswith(prefix)]
     dedicated = [
         _ask(actor, HostInfo(name=name, is_packed=False), nodes, session_of(store_id, name))

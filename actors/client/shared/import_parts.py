@@ -1,4 +1,4 @@
-"""`Conversation`: one from elsewhere that was read and checked, and is stored in parts."""
+"""`Conversation`: a conversation from elsewhere, read and checked, which is stored in parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PART = 1_000
 class Part:
     """Some turns of a conversation, which are stored in one commit."""
 
-    given: Given
+    content: Given
     key: str | None
     """Its idempotency key; None for the session to make one, of a conversation that is one part."""
 
@@ -28,41 +28,45 @@ class Part:
 class Conversation:
     """A conversation that was read and checked."""
 
-    given: Given
+    content: Given
     texts: Sequence[str]
     """Its blocks as stored texts."""
     key: str | None
     """The idempotency key of the whole conversation; None if its content tells what is stored already."""
 
-    def parts(self, had: int = 0) -> list[Part]:
-        """Return what follows the first `had` blocks in parts, which end where turns end.
+    def parts(self, stored_count: int = 0) -> list[Part]:
+        """Return what follows the first `stored_count` blocks in parts, which end where turns end.
 
         Raises:
             TooManyError: there are too many blocks in one turn.
         """
-        ends, start = [had], had
-        for begins, _, stop in exchanges(self.given.blocks[had:]):
+        ends, start = [stored_count], stored_count
+        for begins, _, stop in exchanges(self.content.blocks[stored_count:]):
             check_count("messages of one turn", stop - begins, "MAX_BLOCKS", MAX_BLOCKS)
-            if had + stop - start > PART and had + begins > start:
-                start = had + begins
+            if stored_count + stop - start > PART and stored_count + begins > start:
+                start = stored_count + begins
                 ends.append(start)
         ends.append(len(self.texts))
-        if len(ends) == 2 and not had:  # noqa: PLR2004 - one part
-            return [Part(self.given, self.key)]
+        if len(ends) == 2 and not stored_count:  # noqa: PLR2004 - one part
+            return [Part(self.content, self.key)]
         keys = self._digests(ends) if self.key is None else _keys_of_parts(self.key, len(ends) - 1)
-        return [Part(self.given.part(*places), key) for places, key in zip(pairwise(ends), keys, strict=True)]
+        return [Part(self.content.part(*places), key) for places, key in zip(pairwise(ends), keys, strict=True)]
 
-    def begins_with(self, had: int, digest: str) -> bool:
+    def begins_with(self, stored_count: int, digest: str) -> bool:
         """Return whether its first blocks have this digest, and what follows is turns of their own."""
-        return 0 < had <= len(self.texts) and self._digests([0, had]) == [digest] and goes_on(self.given.blocks, had)
+        return (
+            0 < stored_count <= len(self.texts)
+            and self._digests([0, stored_count]) == [digest]
+            and goes_on(self.content.blocks, stored_count)
+        )
 
     def _digests(self, ends: Sequence[int]) -> list[str]:
         """Return a digest of all texts up to each end but the first one."""
-        whole, digests, wanted = hashlib.sha256(), [], set(ends[1:])
-        for at, text in enumerate(self.texts[: ends[-1]], 1):
-            whole.update(f"{text}\n".encode())
-            if at in wanted:
-                digests.append(whole.hexdigest())
+        running_hash, digests, digest_ends = hashlib.sha256(), [], set(ends[1:])
+        for count, text in enumerate(self.texts[: ends[-1]], 1):
+            running_hash.update(f"{text}\n".encode())
+            if count in digest_ends:
+                digests.append(running_hash.hexdigest())
         return digests
 
 

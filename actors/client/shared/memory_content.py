@@ -40,6 +40,6 @@ def _block(message: Mapping[str, str]) -> Block:
     role, content = message.get("role"), message.get("content")
     kind = _ROLES.get(role) if isinstance(role, str) else None
     if kind is None or not isinstance(content, str):
-        known = ", ".join(_ROLES)
-        raise InvalidInputError("messages", shown(message), f"must have a role of {known} and a text as content")
+        roles = ", ".join(_ROLES)
+        raise InvalidInputError("messages", shown(message), f"must have a role of {roles} and a text as content")
     return kind(text=content)

@@ -55,20 +55,22 @@ def is_away(error: NoProcessError | RayError) -> bool:
     return not error.actor_init_failed
 
 
-def lost(session_id: str, verb: Verb[..., Any], error: NoProcessError | RayError) -> SessionLostError:
+def lost_error(session_id: str, verb: Verb[..., Any], error: NoProcessError | RayError) -> SessionLostError:
     """Return the error of a call that would fail in any process of the session, or for which there is none."""
     if isinstance(error, NoProcessError):
-        why = "Ray's logs of this actor say why its processes end, or what it waits for"
-        return SessionLostError(session_id, f"{error}; {why}")
+        reason = "Ray's logs of this actor say why its processes end, or what it waits for"
+        return SessionLostError(session_id, f"{error}; {reason}")
     if isinstance(error, RayTaskError):
         return SessionLostError(session_id, f"{verb.name} failed there: {error.cause!r}")
     if is_away(error):
-        why = f"its process has died before it answered, and perhaps after it did {verb.name}: look first"
-        return SessionLostError(session_id, f"{why} ({error})")
+        reason = f"its process has died before it answered, and perhaps after it did {verb.name}: look first"
+        return SessionLostError(session_id, f"{reason} ({error})")
     if isinstance(error, RayActorError):
-        why = "its process cannot start: install this turnwise, and what it needs, on every node"
-        return SessionLostError(session_id, f"{why} ({error})")
+        reason = "its process cannot start: install this turnwise, and what it needs, on every node"
+        return SessionLostError(session_id, f"{reason} ({error})")
     if isinstance(error, ActorUnschedulableError):
-        why = "no node may run its process: open a manager on the node that has its files, or use a store on a server"
-        return SessionLostError(session_id, f"{why} ({error})")
+        reason = (
+            "no node may run its process: open a manager on the node that has its files, or use a store on a server"
+        )
+        return SessionLostError(session_id, f"{reason} ({error})")
     return SessionLostError(session_id, f"{type(error).__name__}: {error}")

@@ -91,8 +91,8 @@ def with_records(settings: dict[str, Any], options: RunOptions) -> StartOptions:
         InvalidInputError: one is wrong.
     """
     output, tools = settings["output"], settings["tools"]
-    wanted = None if output is None else output_record(output, options.get("output_retries", 2))
-    records = settings | {"output": wanted, "tools": record_of_tools(tools) if tools else {}}
+    record = None if output is None else output_record(output, options.get("output_retries", 2))
+    records = settings | {"output": record, "tools": record_of_tools(tools) if tools else {}}
     return cast("StartOptions", records)
 
 

@@ -15,11 +15,11 @@ _RECEIVED: ContextVar[Mapping[str, str]] = ContextVar("turnwise_received_trace",
 @contextmanager
 def received(trace: Mapping[str, str]) -> Iterator[None]:
     """Within the `with` block, new runs use this received trace context, unless a span is active."""
-    before = _RECEIVED.set(trace)
+    token = _RECEIVED.set(trace)
     try:
         yield
     finally:
-        _RECEIVED.reset(before)
+        _RECEIVED.reset(token)
 
 
 def callers_trace() -> dict[str, Any]:

@@ -106,7 +106,7 @@ async def test_a_decision_about_an_interrupt_is_the_value_that_the_graph_gets(de
     again = thread.replace("#0", "#1")
     assert list(saver.storage) == [again], "the checkpoints of a turn are deleted when the next one begins"
     model = stage.engine.graph.nodes["agent"].runnable.afunc.__closure__[0].cell_contents
-    assert [message.text for message in model.asked[-1]] == ["go", f"Shall I?got {value}", "again"]
+    assert [message.text for message in model.requests[-1]] == ["go", f"Shall I?got {value}", "again"]
     await stage.core.admission.cancel("second")
     assert (await stage.outcome("second")).run.state == "cancelled"
 
@@ -220,7 +220,7 @@ async def test_a_breakpoint_before_the_tools_makes_their_calls_wait() -> None:
     await stage.decide("c3", "rejected")
     texts = [block.text for block in output(await stage.outcome()) if isinstance(block, ToolResult)]
     assert texts == ["sunny in Oslo", "sunny in Paris", "rejected"]
-    assert said_by_tools(model.asked[-1]) == texts, "the graph's model gets what was decided"
+    assert said_by_tools(model.requests[-1]) == texts, "the graph's model gets what was decided"
 
 
 async def test_a_breakpoint_elsewhere_waits_as_a_call_of_its_own() -> None:
@@ -284,7 +284,7 @@ async def test_a_call_with_a_result_is_not_made_again_after_a_loss(durable: bool
     again = durable and repeatable
     assert called == (["quick", "slow", "slow"] if again else ["quick", "slow"])
     texts = [block.text for block in blocks if isinstance(block, ToolResult)]
-    assert texts == ["quick", "slow" if again else LOST] == said_by_tools(model.asked[-1])
+    assert texts == ["quick", "slow" if again else LOST] == said_by_tools(model.requests[-1])
     assert blocks[-1] == Text(text="Done.")
 
 
@@ -322,7 +322,7 @@ async def test_ids_that_a_server_repeats_are_told_apart() -> None:
     blocks = output(await Stage(LangGraphEngine(agent(model, [weather]))).run())
     assert [block.call_id for block in blocks if isinstance(block, ToolUse)] == ["c1", "c1_2"]
     texts = [block.text for block in blocks if isinstance(block, ToolResult)]
-    assert texts == ["sunny in Oslo", "sunny in Rome"] == said_by_tools(model.asked[-1])
+    assert texts == ["sunny in Oslo", "sunny in Rome"] == said_by_tools(model.requests[-1])
 
 
 async def test_a_graph_that_does_not_end_reaches_its_limit() -> None:
@@ -340,7 +340,7 @@ async def test_a_budget_ends_a_graph_before_its_next_model_call() -> None:
         graph.add_node(name, lambda state: {"messages": [model.invoke(state["messages"])]})
     graph.add_edge(START, "a").add_edge("a", "b").add_edge("b", "c")
     outcome = await Stage(LangGraphEngine(graph), run_budget=Budget(calls=2)).run()
-    assert (outcome.run.state, outcome.run.code) == ("failed", "budget") and len(model.asked) == 2
+    assert (outcome.run.state, outcome.run.code) == ("failed", "budget") and len(model.requests) == 2
     assert outcome.turn and [block.text for block in outcome.turn.output if isinstance(block, Text)] == ["one", "two"]
 
 
@@ -555,7 +555,7 @@ async def test_checkpoints_of_a_deleted_session_are_not_those_of_its_successor()
     await second.begin("hello", run_id="other")
     await second.until_it_waits("other")
     model = engine.graph.nodes["agent"].runnable.afunc.__closure__[0].cell_contents
-    assert [message.text for message in model.asked[-1]] == ["hello"]
+    assert [message.text for message in model.requests[-1]] == ["hello"]
 
 
 @pytest.mark.parametrize("user", ["bob", "ann"])
@@ -582,7 +582,7 @@ async def test_summaries_leave_no_checkpoints_and_touch_none() -> None:
     model = ScriptedChat(reply=script("short"))
     summarizer = EngineModel(LangGraphEngine(agent(model), checkpointer=saver))
     assert [await summarizer.answer([User(text=text)]) for text in ("a", "b")] == ["short", "short"]
-    assert [[message.text for message in prompt] for prompt in model.asked] == [["a"], ["b"]]
+    assert [[message.text for message in prompt] for prompt in model.requests] == [["a"], ["b"]]
     assert not saver.storage
 
 

@@ -64,7 +64,7 @@ async def turns(site: Site, hosts: int, seconds: float, callers: int = CALLERS, 
     async with AsyncSessionManager(site.url, engine=EchoEngine(), placement=placement, namespace=namespace) as manager:
         sessions = [await manager.open(f"session-{number}") for number in range(callers)]
         await in_batches(one_turn, sessions)  # which starts the hosts
-        taken: list[float] = []
+        durations: list[float] = []
         errors: list[TurnwiseError] = []
         ends = asyncio.Event()
 
@@ -73,7 +73,7 @@ async def turns(site: Site, hosts: int, seconds: float, callers: int = CALLERS, 
                 began = time.perf_counter()
                 try:
                     await one_turn(session)
-                    taken.append(time.perf_counter() - began)
+                    durations.append(time.perf_counter() - began)
                 except TurnwiseError as error:  # its host was killed meanwhile
                     errors.append(error)
 
@@ -82,11 +82,11 @@ async def turns(site: Site, hosts: int, seconds: float, callers: int = CALLERS, 
         counted = {"host": await processes_of(manager), "caller": [psutil.Process()]}
         counted |= {name: find() for name, find in site.processes.items()}
         before, at_first, began = {name: spent(of) for name, of in counted.items()}, site.count(), time.perf_counter()
-        taken.clear()
+        durations.clear()
         with counted_calls() as calls:
             await (kill_hosts(manager, kills) if kills else asyncio.sleep(seconds))
-        done, lasted, at_last = sorted(taken), time.perf_counter() - began, site.count()
-        found: dict[str, Any] = {
+        done, lasted, at_last = sorted(durations), time.perf_counter() - began, site.count()
+        result: dict[str, Any] = {
             "hosts": hosts,
             "callers": callers,
             "rate": len(done) / lasted,
@@ -95,23 +95,23 @@ async def turns(site: Site, hosts: int, seconds: float, callers: int = CALLERS, 
             "calls": calls[0] / len(done),
         }
         if kills:
-            found |= {"kill_every_s": KILL_EVERY_S, "interrupted": len(errors), "turns": len(done)}
+            result |= {"kill_every_s": KILL_EVERY_S, "interrupted": len(errors), "turns": len(done)}
         else:
-            found["cpu_s"] = {name: sum(spent(of, before[name]).values()) / len(done) for name, of in counted.items()}
-            found |= {
+            result["cpu_s"] = {name: sum(spent(of, before[name]).values()) / len(done) for name, of in counted.items()}
+            result |= {
                 name: (at_last[name] - at_first[name]) / len(done)
                 for name in ("transactions", "bytes")
                 if name in at_last
             }
-            found |= {name: at_last[name] for name in ("connections",) if name in at_last}
+            result |= {name: at_last[name] for name in ("connections",) if name in at_last}
         ends.set()
         await asyncio.gather(*talks)
         if hosts == 1:
-            found |= await recovered(sessions[0])
+            result |= await recovered(sessions[0])
         await retire(manager)
     if errors and not kills:
         raise errors[0]
-    return found
+    return result
 
 
 async def kill_hosts(manager: AsyncSessionManager, times: int) -> None:
@@ -172,13 +172,13 @@ def of_sqlite(url: str) -> Mapping[str, float]:
 
 
 def spent(processes: Sequence[psutil.Process], since: Mapping[int, float] | None = None) -> dict[int, float]:
-    """Return the processor time of each process that is still there, by its id; beyond what is given."""
-    found = {}
+    """Return the processor seconds of each process that still runs, by its id, less those in `since`."""
+    seconds_of = {}
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # such as one that PostgreSQL has for a while
             times = process.cpu_times()
-            found[process.pid] = times.user + times.system - (since or {}).get(process.pid, 0.0)
-    return found
+            seconds_of[process.pid] = times.user + times.system - (since or {}).get(process.pid, 0.0)
+    return seconds_of
 
 
 def ray_processes() -> list[psutil.Process]:

@@ -99,30 +99,30 @@ def simulate(costs: Costs, load: Load, seed: int = 0) -> Outcome:
     hosts = [simpy.PriorityResource(env, 1) for _ in range(load.hosts)]
     threads = [simpy.Resource(env, 1) for _ in range(load.hosts)]
     connections = [simpy.Resource(env, costs.connections) for _ in range(load.hosts)]
-    taken: list[float] = []
+    durations: list[float] = []
     warm_s = load.seconds / 5
 
     def work(seconds: float) -> Steps:
         """Use a core, in slices, as the system's scheduler gives them."""
-        left = seconds * chance.uniform(0.5, 1.5)
-        while left > 0:
+        remaining_s = seconds * chance.uniform(0.5, 1.5)
+        while remaining_s > 0:
             with cores.request() as core:
                 yield core
-                part = min(left, 0.002)
+                part = min(remaining_s, 0.002)
                 yield env.timeout(part)
-                left -= part
+                remaining_s -= part
 
     def done_by(process: Any, seconds: float, **request: Any) -> Steps:
         """Have a process, which does one thing at a time, do this."""
-        with process.request(**request) as mine:
-            yield mine
+        with process.request(**request) as granted:
+            yield granted
             yield from work(seconds)
 
-    def turn(at: int) -> Steps:
+    def turn(index: int) -> Steps:
         yield from done_by(caller, costs.caller / 2)
-        yield from done_by(hosts[at], costs.serial, priority=1)
-        yield from done_by(threads[at], costs.host - costs.serial)
-        yield from done_by(connections[at], costs.store)
+        yield from done_by(hosts[index], costs.serial, priority=1)
+        yield from done_by(threads[index], costs.host - costs.serial)
+        yield from done_by(connections[index], costs.store)
         yield from done_by(ray, costs.ray)
         yield from done_by(caller, costs.caller / 2)
 
@@ -131,7 +131,7 @@ def simulate(costs: Costs, load: Load, seed: int = 0) -> Outcome:
             began = env.now
             yield from turn(number % load.hosts)
             if env.now > warm_s:
-                taken.append(env.now - began)
+                durations.append(env.now - began)
 
     def fail() -> Steps:
         while load.kill_every_s:
@@ -148,5 +148,7 @@ def simulate(costs: Costs, load: Load, seed: int = 0) -> Outcome:
         env.process(talk(number))
     env.process(fail())
     env.run(until=load.seconds)
-    taken.sort()
-    return Outcome(len(taken) / (load.seconds - warm_s), taken[len(taken) // 2], taken[len(taken) * 99 // 100])
+    durations.sort()
+    return Outcome(
+        len(durations) / (load.seconds - warm_s), durations[len(durations) // 2], durations[len(durations) * 99 // 100]
+    )

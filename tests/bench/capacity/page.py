@@ -1,4 +1,4 @@
-"""Makes docs/scale.md of what was measured: `python -m capacity.page FILE`."""
+"""Makes docs/scale.md from the measurements: `python -m capacity.page FILE`."""
 
 from __future__ import annotations
 
@@ -84,15 +84,15 @@ not. A transaction writes what many turns have to write at that moment, so there
 with fewer turns at once there are more for each. Nodes were Ray's, on the same cores."""
 
 
-def text_of(results: Mapping[str, Any], found: Sequence[Compared]) -> str:
+def text_of(results: Mapping[str, Any], comparisons: Sequence[Compared]) -> str:
     runs = results["runs"]
     ones = ones_of(runs)
-    one = ones["postgresql"]
-    cluster = Costs.of(one, connections_of(runs))
+    single = ones["postgresql"]
+    cluster = Costs.of(single, connections_of(runs))
     kills = next(run for run in runs if "kill_every_s" in run)
     head = {"sessions": SESSIONS, "most": RATES[-1], "cores": results["cores"], "callers": results["callers"]}
     planned = {"busy": BUSY, "cores": CORES_EACH, "allowed": CONNECTIONS_EACH}
-    growth = GROWTH.format(most=RATES[-1], per_day=RATES[-1] * 86_400 * one["bytes"] / 1e9)
+    growth = GROWTH.format(most=RATES[-1], per_day=RATES[-1] * 86_400 * single["bytes"] / 1e9)
     parts = [
         HEAD.format(**head, minutes=results["seconds"] / 60),
         "## What a turn costs",
@@ -105,18 +105,18 @@ def text_of(results: Mapping[str, Any], found: Sequence[Compared]) -> str:
             at_once=AT_ONCE,
             groups=GROUPS,
         ),
-        markdown(checked(found)),
+        markdown(checked(comparisons)),
         "## Carried further",
         CARRIED.format(**planned, resident=results["resident_bytes"] / 1024),
-        markdown(carried(cluster, one, results["resident_bytes"])),
+        markdown(carried(cluster, single, results["resident_bytes"])),
         "## Where it breaks",
         "What gives way first, as the load grows, with one of each, on PostgreSQL:",
-        "\n".join(f"{at}. {text}" for at, text in enumerate([*limits(cluster), f"**The disk.** {growth}"], 1)),
+        "\n".join(f"{number}. {text}" for number, text in enumerate([*limits(cluster), f"**The disk.** {growth}"], 1)),
         "## When hosts are killed",
-        KILLED.format(recovery_s=one["recovery_s"], interrupted=kills["interrupted"], turns=kills["turns"]),
-        markdown(killed(cluster, one["recovery_s"])),
+        KILLED.format(recovery_s=single["recovery_s"], interrupted=kills["interrupted"], turns=kills["turns"]),
+        markdown(killed(cluster, single["recovery_s"])),
         "## What is missing",
-        NOT_THERE.format(transactions=one["transactions"]),
+        NOT_THERE.format(transactions=single["transactions"]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -129,16 +129,19 @@ def ones_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
 
 def connections_of(runs: Sequence[Mapping[str, Any]]) -> int:
     """Return how many connections to PostgreSQL one more host adds: the callers have some, too."""
-    those = [run for run in runs if "connections" in run and run["nodes"] == 1]
+    counted_runs = [run for run in runs if "connections" in run and run["nodes"] == 1]
     counts: dict[int, int] = {
-        run["hosts"]: max(each["connections"] for each in those if each["hosts"] == run["hosts"]) for run in those
+        run["hosts"]: max(
+            run_of_hosts["connections"] for run_of_hosts in counted_runs if run_of_hosts["hosts"] == run["hosts"]
+        )
+        for run in counted_runs
     }
     most = max(counts)
     return math.ceil((counts[most] - counts[1]) / (most - 1))
 
 
 def limits(costs: Costs) -> list[str]:
-    """Return what is said of each limit, the lowest first."""
+    """Return a text about each limit, the lowest limit first."""
     hosts = CONNECTIONS_EACH // costs.connections
     rates = {
         "caller": 1 / costs.caller,
@@ -146,19 +149,19 @@ def limits(costs: Costs) -> list[str]:
         "connections": hosts * BUSY / costs.serial,
         "store": CORES_EACH * BUSY / costs.store,
     }
-    said = {
+    facts = {
         "connections": costs.connections,
         "allowed": CONNECTIONS_EACH,
         "hosts": hosts,
         "cores": CORES_EACH,
         "busy": BUSY,
     }
-    return [LIMITS[name].format(rate=f"{rates[name]:,.0f}", **said) for name in sorted(rates, key=rates.__getitem__)]
+    return [LIMITS[name].format(rate=f"{rates[name]:,.0f}", **facts) for name in sorted(rates, key=rates.__getitem__)]
 
 
 def cost_table(ones: Mapping[str, Mapping[str, Any]], connections: int) -> Table:
-    def row(what: str, show: Callable[[Mapping[str, Any]], str]) -> tuple[str, str, str]:
-        return (what, show(ones["sqlite"]), show(ones["postgresql"]))
+    def row(title: str, show: Callable[[Mapping[str, Any]], str]) -> tuple[str, str, str]:
+        return (title, show(ones["sqlite"]), show(ones["postgresql"]))
 
     def ms(part: str) -> Callable[[Mapping[str, Any]], str]:
         return lambda run: f"{run['cpu_s'][part] * 1000:.2f} ms" if part in run["cpu_s"] else "-"
@@ -168,7 +171,7 @@ def cost_table(ones: Mapping[str, Mapping[str, Any]], connections: int) -> Table
 
     return [
         ("of a turn", "SQLite", "PostgreSQL"),
-        *(row(what, ms(part)) for what, part in PARTS.items()),
+        *(row(title, ms(part)) for title, part in PARTS.items()),
         row("calls of actors by the caller, which puts several turns into one", number("calls")),
         row("transactions, by PostgreSQL's count", number("transactions")),
         row("stored, with its text of 400 bytes and indexes", number("bytes", " bytes")),
@@ -189,11 +192,11 @@ class Compared:
     """A measurement, and what the model says of it."""
 
     run: Mapping[str, Any]
-    said: Outcome
+    outcome: Outcome
 
     @property
     def off(self) -> float:
-        return self.said.rate / float(self.run["rate"]) - 1
+        return self.outcome.rate / float(self.run["rate"]) - 1
 
     @property
     def is_prediction(self) -> bool:
@@ -212,7 +215,7 @@ def compared(results: Mapping[str, Any]) -> list[Compared]:
     return [Compared(run, predicted(results, run)) for run in results["runs"]]
 
 
-def checked(found: Sequence[Compared]) -> Table:
+def checked(comparisons: Sequence[Compared]) -> Table:
     rows = [
         (
             "store",
@@ -228,26 +231,26 @@ def checked(found: Sequence[Compared]) -> Table:
             "model",
         )
     ]
-    for each in found:
-        run, said = each.run, each.said
-        durations = (f"{run['p50_s'] * 1000:.0f} ms", f"{said.p50_s * 1000:.0f} ms")
-        shown = (f"{run['rate']:,.0f}", f"{said.rate:,.0f}", f"{each.off:+.0%}", each.verdict)
+    for comparison in comparisons:
+        run, outcome = comparison.run, comparison.outcome
+        durations = (f"{run['p50_s'] * 1000:.0f} ms", f"{outcome.p50_s * 1000:.0f} ms")
+        cells = (f"{run['rate']:,.0f}", f"{outcome.rate:,.0f}", f"{comparison.off:+.0%}", comparison.verdict)
         kills = every(run.get("kill_every_s"))
         rows.append(
-            (run["store"], str(run["nodes"]), str(run["hosts"]), str(run["callers"]), kills, *shown, *durations)
+            (run["store"], str(run["nodes"]), str(run["hosts"]), str(run["callers"]), kills, *cells, *durations)
         )
     return rows
 
 
 def predicted(results: Mapping[str, Any], run: Mapping[str, Any]) -> Outcome:
-    """Simulate a run, with what was measured at one host."""
-    alone = [one for one in results["runs"] if one["hosts"] == 1 and one["store"] == run["store"]]
-    measured = {1 / one["calls"]: Costs.of(one, connections_of(results["runs"])) for one in alone}
+    """Simulate a run with the costs that were measured at one host."""
+    alone = [single for single in results["runs"] if single["hosts"] == 1 and single["store"] == run["store"]]
+    measured = {1 / single["calls"]: Costs.of(single, connections_of(results["runs"])) for single in alone}
     together = 1 / run["calls"] if run in alone else run["callers"] / run["hosts"] / GROUPS
     load = Load(run["hosts"], run["callers"], results["cores"], seconds=SIMULATED_S)
     if seconds := run.get("kill_every_s"):
-        one = max(alone, key=lambda each: each["callers"])
-        again = {"recovery_s": one["recovery_s"], "restart_cpu_s": one["restart_cpu_s"]}
+        largest = max(alone, key=lambda single: single["callers"])
+        again = {"recovery_s": largest["recovery_s"], "restart_cpu_s": largest["restart_cpu_s"]}
         load = replace(load, kill_every_s=seconds, **again)
     return simulate(costs_with(measured, together), load)
 
@@ -256,7 +259,7 @@ def every(seconds: float | None) -> str:
     return f"one every {seconds:.0f} s" if seconds else "none"
 
 
-def carried(costs: Costs, one: Mapping[str, Any], resident: float) -> Table:
+def carried(costs: Costs, single: Mapping[str, Any], resident: float) -> Table:
     rows = [
         (
             "turns a second",
@@ -271,27 +274,34 @@ def carried(costs: Costs, one: Mapping[str, Any], resident: float) -> Table:
         )
     ]
     for rate in RATES:
-        callers, hosts, cores = (math.ceil(rate * each / BUSY) for each in (costs.caller, costs.serial, costs.store))
+        callers, hosts, cores = (math.ceil(rate * cost / BUSY) for cost in (costs.caller, costs.serial, costs.store))
         connections = hosts * costs.connections
         parts = (math.ceil(cores / CORES_EACH), math.ceil(connections / CONNECTIONS_EACH))
-        counts = (rate, callers, hosts, cores, connections, *parts, rate * one["transactions"])
-        rows.append((*(f"{count:,.0f}" for count in counts), f"{rate * 86_400 * one['bytes'] / 1e9:,.0f}"))  # type: ignore[arg-type]
+        counts = (rate, callers, hosts, cores, connections, *parts, rate * single["transactions"])
+        rows.append((*(f"{count:,.0f}" for count in counts), f"{rate * 86_400 * single['bytes'] / 1e9:,.0f}"))  # type: ignore[arg-type]
     all_of_it = (f"{SESSIONS:,} sessions, all resident", "", f"{SESSIONS * resident / 1e9:,.0f} GB in all")
     return [*rows, (*all_of_it, *[""] * (len(rows[0]) - len(all_of_it)))]
 
 
 def killed(costs: Costs, recovery_s: float) -> Table:
     rows = [("hosts", "killed", "turns a second", "median", "p99")]
-    return [*rows, *(of_kills(costs, hosts, each, recovery_s) for hosts in (2, 4) for each in (None, KILL_EVERY_S))]
+    return [
+        *rows,
+        *(
+            of_kills(costs, hosts, kill_every_s, recovery_s)
+            for hosts in (2, 4)
+            for kill_every_s in (None, KILL_EVERY_S)
+        ),
+    ]
 
 
 def of_kills(costs: Costs, hosts: int, seconds: float | None, recovery_s: float) -> tuple[str, ...]:
     """Simulate hosts on cores of their own, with as many callers as keep them busy."""
     alone = Costs(0.0, costs.host, 0.0, 0.0, costs.serial)
     load = Load(hosts, 2 * hosts, 4 * hosts, seconds=SIMULATED_S, kill_every_s=seconds, recovery_s=recovery_s)
-    found = simulate(alone, load)
-    times = (f"{found.p50_s * 1000:.1f} ms", f"{found.p99_s * 1000:.1f} ms")
-    return str(hosts), every(seconds), f"{found.rate:,.0f}", *times
+    outcome = simulate(alone, load)
+    times = (f"{outcome.p50_s * 1000:.1f} ms", f"{outcome.p99_s * 1000:.1f} ms")
+    return str(hosts), every(seconds), f"{outcome.rate:,.0f}", *times
 
 
 def markdown(table: Table) -> str:
@@ -308,16 +318,19 @@ def _lines(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Se
 def main() -> int:
     """Write the page, or print it; return 1 if a prediction was too far off."""
     results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    found = compared(results)
-    text = text_of(results, found)
+    comparisons = compared(results)
+    text = text_of(results, comparisons)
     if os.environ.get("QUICK", "0") not in ("", "0"):
         print(text)
         return 0  # so short a measurement says nothing about the model
     (ROOT / "docs/scale.md").write_text(text, encoding="utf-8")
-    missed = [each for each in found if each.verdict == "MISSED"]
-    for each in missed:
-        where = f"{each.run['store']}, nodes={each.run['nodes']}, hosts={each.run['hosts']}"
-        print(f"the model is off by {each.off:+.0%}, which is more than {OFF_AT_MOST:.0%}: {where}", file=sys.stderr)
+    missed = [comparison for comparison in comparisons if comparison.verdict == "MISSED"]
+    for comparison in missed:
+        run_text = f"{comparison.run['store']}, nodes={comparison.run['nodes']}, hosts={comparison.run['hosts']}"
+        print(
+            f"the model is off by {comparison.off:+.0%}, which is more than {OFF_AT_MOST:.0%}: {run_text}",
+            file=sys.stderr,
+        )
     return 1 if missed else 0
 
 

@@ -49,8 +49,8 @@ def measure(results: dict[str, Any], options: argparse.Namespace, quick: bool) -
     """Add the results of the questions; return those that failed."""
 
     def start(name: str, folder: Path, model: Model, env: Any) -> Worker:
-        ours = (dict(MAKERS) | dict(MEMORIES))[name][0] == "peers.of_turnwise"
-        return Worker(options.turnwise if ours else sys.executable, name, folder, model, env)
+        is_turnwise = (dict(MAKERS) | dict(MEMORIES))[name][0] == "peers.of_turnwise"
+        return Worker(options.turnwise if is_turnwise else sys.executable, name, folder, model, env)
 
     results["machine"] = machine()
     results["commands"] = [*results.get("commands", []), command()]
@@ -62,13 +62,13 @@ def measure(results: dict[str, Any], options: argparse.Namespace, quick: bool) -
         with bench.all("versions", Model()) as workers:
             results["versions"] = ask_all(workers, "versions")
         for question in options.questions:
-            at = time.monotonic()
+            question_began = time.monotonic()
             try:
                 results[question] = importlib.import_module(f"peers.{question}").ask(bench)
             except WorkerError:
                 traceback.print_exc()
                 failed.append(question)
-            results["seconds"][question] = time.monotonic() - at
+            results["seconds"][question] = time.monotonic() - question_began
             print(f"{question}: {results['seconds'][question]:.0f} s", file=sys.stderr, flush=True)
             if not quick:
                 KEPT.parent.mkdir(exist_ok=True)
@@ -80,25 +80,25 @@ def measure(results: dict[str, Any], options: argparse.Namespace, quick: bool) -
 def command() -> str:
     """Return the command that this is, with the name of the data's file, and without its folder."""
     data = Path(os.environ.get("DATA", "")).name
-    given = [
+    words = [
         f"DATA={data}" if data else "",
         "make bench-peers",
         f'ARGS="{" ".join(sys.argv[1:])}"' if sys.argv[1:] else "",
     ]
-    return " ".join(filter(None, given))
+    return " ".join(filter(None, words))
 
 
 def machine() -> str:
     """Return what the machine is, as far as Linux says it."""
     cores, model = f"{os.cpu_count()} cores", re.search(r"model name\s*: (.+)", text_of("/proc/cpuinfo"))
     memory = re.search(r"MemTotal:\s*(\d+) kB", text_of("/proc/meminfo"))
-    told = [
+    facts = [
         f"{cores} of {model[1]}" if model else cores,
         f"{int(memory[1]) / 1e6:.0f} GB of memory" if memory else "",
         f"Python {platform.python_version()}",
         platform.system(),
     ]
-    return ", ".join(filter(None, told))
+    return ", ".join(filter(None, facts))
 
 
 def text_of(path: str) -> str:

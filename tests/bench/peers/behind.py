@@ -17,7 +17,7 @@ CLEARLY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    what: str
+    title: str
     values: Mapping[str, float]
     """Of each peer, by its name."""
     show: Callable[[float], str]
@@ -25,15 +25,17 @@ class Measure:
 
     def ahead_of(self, name: str) -> list[str]:
         """Return who is clearly better than a peer, the best first, each with its number."""
-        ours, sign = self.values[name], -1 if self.most_is_best else 1
-        others = {other: value for other, value in self.values.items() if not other.startswith("turnwise")}
-        better = [other for other, value in others.items() if sign * (ours - value) > CLEARLY * max(ours, value)]
-        better.sort(key=lambda other: sign * others[other])
-        return [f"{other} {self.show(others[other])}" for other in better]
+        own_value, sign = self.values[name], -1 if self.most_is_best else 1
+        peer_values = {peer: value for peer, value in self.values.items() if not peer.startswith("turnwise")}
+        better = [
+            peer for peer, value in peer_values.items() if sign * (own_value - value) > CLEARLY * max(own_value, value)
+        ]
+        better.sort(key=lambda peer: sign * peer_values[peer])
+        return [f"{peer} {self.show(peer_values[peer])}" for peer in better]
 
 
 def measures(results: Mapping[str, Any]) -> Iterator[Measure]:
-    """Yield what was measured, of the questions that were asked."""
+    """Yield the measures of the questions that were asked."""
 
     def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:
         return {name: statistics.median(values) for name, values in samples.items() if values}
@@ -46,10 +48,10 @@ def measures(results: Mapping[str, Any]) -> Iterator[Measure]:
         }
         yield Measure(f"a turn, of the first {window}", medians(first), ms)
         yield Measure(f"a turn, of the last {window}", medians(last), ms)
-        stored = {name: sizes[-1] / len(growth["taken"][name]) for name, sizes in growth["stored"].items()}
-        yield Measure("stored for a turn", stored, lambda count: f"{count:,.0f} bytes")
-    for count, taken in results.get("many", {}).get("taken", {}).items():
-        yield Measure(f"a turn, of {int(count):,} at once", medians(taken), ms)
+        bytes_of_turn = {name: sizes[-1] / len(growth["taken"][name]) for name, sizes in growth["stored"].items()}
+        yield Measure("stored for a turn", bytes_of_turn, lambda count: f"{count:,.0f} bytes")
+    for count, durations in results.get("many", {}).get("taken", {}).items():
+        yield Measure(f"a turn, of {int(count):,} at once", medians(durations), ms)
     if stopping := results.get("stopping"):
         yield Measure("a stop", medians(stopping["taken"]), ms)
     if resident := results.get("resident"):
@@ -72,5 +74,5 @@ def table(results: Mapping[str, Any]) -> Table:
     for measure in measures(results):
         for name, value in measure.values.items():
             if name.startswith("turnwise") and (ahead := measure.ahead_of(name)):
-                rows.append((measure.what, name, measure.show(value), ", ".join(ahead)))
+                rows.append((measure.title, name, measure.show(value), ", ".join(ahead)))
     return rows

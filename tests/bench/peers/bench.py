@@ -23,9 +23,9 @@ class Working(Protocol):
     @property
     def pid(self) -> int: ...
 
-    def do(self, what: str, **given: Any) -> Any: ...
+    def do(self, verb: str, **arguments: Any) -> Any: ...
 
-    def ask(self, what: str, **given: Any) -> None: ...
+    def ask(self, verb: str, **arguments: Any) -> None: ...
 
     def answer(self) -> Any: ...
 
@@ -50,35 +50,35 @@ class Bench:
     quick: bool = False
 
     @property
-    def ours(self) -> dict[str, Mapping[str, str]]:
+    def turnwise_envs(self) -> dict[str, Mapping[str, str]]:
         """Those of the peers that are turnwise, with no environment variables."""
         return {name: {} for name in self.names if name.startswith("turnwise")}
 
-    def one(self, name: str, where: str, model: Model, env: Mapping[str, str] | None = None) -> Working:
+    def start_one(self, name: str, place: str, model: Model, env: Mapping[str, str] | None = None) -> Working:
         """Start the process of a peer; processes of one peer in the same place share a store."""
-        folder = self.folder / where / re.sub(r"\W+", "-", name)
+        folder = self.folder / place / re.sub(r"\W+", "-", name)
         folder.mkdir(parents=True, exist_ok=True)
         return self.start(name, folder, model, env or {})
 
     @contextmanager
     def all(
-        self, where: str, model: Model, envs: Mapping[str, Mapping[str, str]] | None = None
+        self, place: str, model: Model, envs: Mapping[str, Mapping[str, str]] | None = None
     ) -> Iterator[dict[str, Working]]:
         """Start the processes of all peers, or of those in `envs`, at the same time; they end together too."""
         workers = {}
         try:
             for name in self.names if envs is None else envs:
-                workers[name] = self.one(name, where, model, (envs or {}).get(name))
+                workers[name] = self.start_one(name, place, model, (envs or {}).get(name))
             yield workers
         finally:
             with ThreadPoolExecutor() as threads:
                 list(threads.map(lambda worker: worker.close(), workers.values()))
 
 
-def ask_all(workers: Mapping[str, Working], what: str, **given: Any) -> dict[str, Any]:
-    """Have all carry out the same at the same time, which is not for what is timed; return what each returns."""
+def ask_all(workers: Mapping[str, Working], verb: str, **arguments: Any) -> dict[str, Any]:
+    """Have all workers do the same at the same time, without timing them; return the answer of each."""
     for worker in workers.values():
-        worker.ask(what, **given)
+        worker.ask(verb, **arguments)
     return {name: worker.answer() for name, worker in workers.items()}
 
 
@@ -103,9 +103,9 @@ def times_table(samples: Mapping[str, Sequence[float]], notes: Mapping[str, str]
     for name, values in samples.items():
         middle = statistics.median(values)
         spread = (percentile(values, 75) - percentile(values, 25)) / middle * 100
-        shown = (ms(value) for value in (middle, percentile(values, 90), percentile(values, 99)))
+        texts = (ms(value) for value in (middle, percentile(values, 90), percentile(values, 99)))
         note = (notes or {}).get(name, "")
-        rows.append((f"{name}{note}", f"{middle / first:.2g}", *shown, f"{spread:.0f} %", f"{len(values):,}"))  # type: ignore[arg-type]
+        rows.append((f"{name}{note}", f"{middle / first:.2g}", *texts, f"{spread:.0f} %", f"{len(values):,}"))  # type: ignore[arg-type]
     return rows
 
 
@@ -119,6 +119,6 @@ def megabytes(count: float) -> str:
     return f"{value:,.0f} MB" if value >= 100 else f"{value:.3g} MB"
 
 
-def said(history: Sequence[Sequence[Any]]) -> str:
+def history_text(history: Sequence[Sequence[Any]]) -> str:
     """Return a history as it is shown in a table."""
-    return "; ".join(f"{who}: {text.strip()}" for who, text in history) or "nothing"
+    return "; ".join(f"{role}: {text.strip()}" for role, text in history) or "nothing"

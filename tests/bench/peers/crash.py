@@ -13,7 +13,7 @@ import importlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
-from peers.bench import Bench, Table, ask_all, said
+from peers.bench import Bench, Table, ask_all, history_text
 from peers.peer import PROMPT, READ, TALKING, Peer
 
 
@@ -35,23 +35,23 @@ async def ray_of(peer: Peer) -> dict[str, str]:
 
 
 def ask(bench: Bench) -> dict[str, Any]:
-    left = left_by(bench, "crash", {name: {} for name in bench.names})
-    with bench.all("keeper", TALKING, bench.ours) as keepers:
+    histories = left_by(bench, "crash", {name: {} for name in bench.names})
+    with bench.all("keeper", TALKING, bench.turnwise_envs) as keepers:
         stay = left_by(bench, "stays", ask_all(keepers, "crash.ray_of"))
-    return left | {f"{name}, Ray stays": history for name, history in stay.items()}
+    return histories | {f"{name}, Ray stays": history for name, history in stay.items()}
 
 
-def left_by(bench: Bench, where: str, envs: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+def left_by(bench: Bench, place: str, envs: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """Kill a reader of each peer, one after the other, and return what new programs find."""
-    with bench.all(where, TALKING, envs) as readers:
+    with bench.all(place, TALKING, envs) as readers:
         for name, reader in readers.items():
             reader.ask("crash.read")
             for _ in range(READ):
                 reader.answer()
             reader.kill(all_of_it=not envs[name])
-    with bench.all(where, TALKING, envs) as workers:
+    with bench.all(place, TALKING, envs) as workers:
         return ask_all(workers, "crash.history", wait_s=2.0 if any(envs.values()) else 0.0)
 
 
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
-    yield "", [("", "the history then"), *((name, said(history)) for name, history in result.items())]
+    yield "", [("", "the history then"), *((name, history_text(history)) for name, history in result.items())]

@@ -26,27 +26,27 @@ LIMIT_S, QUICK_LIMIT_S = 100, 15
 
 
 async def turns(peer: Peer, count: int, chat: str) -> list[float]:
-    taken = []
+    durations = []
     for _ in range(count):
         began = time.perf_counter()
         await peer.turn(chat, PROMPT)
-        taken.append(time.perf_counter() - began)
-    return taken
+        durations.append(time.perf_counter() - began)
+    return durations
 
 
 def ask(bench: Bench) -> dict[str, Any]:
     limit, count = (QUICK_LIMIT_S, QUICK_TURNS) if bench.quick else (LIMIT_S, TURNS)
-    taken: dict[str, list[float]] = {name: [] for name in bench.names}
-    stored: dict[str, list[int]] = {name: [] for name in bench.names}
+    durations: dict[str, list[float]] = {name: [] for name in bench.names}
+    sizes: dict[str, list[int]] = {name: [] for name in bench.names}
     with bench.all("growth", Model()) as workers:
         for worker in workers.values():
             worker.do("growth.turns", count=5, chat="warm-up")
         for _ in range(count // AT_ONCE):
             for name, worker in workers.items():
-                if sum(taken[name]) < limit:
-                    taken[name] += worker.do("growth.turns", count=AT_ONCE, chat="t")
-                    stored[name].append(stored_in(worker))
-    return {"taken": taken, "stored": stored, "turns": count, "limit_s": limit}
+                if sum(durations[name]) < limit:
+                    durations[name] += worker.do("growth.turns", count=AT_ONCE, chat="t")
+                    sizes[name].append(stored_in(worker))
+    return {"taken": durations, "stored": sizes, "turns": count, "limit_s": limit}
 
 
 def window_of(result: Mapping[str, Any]) -> int:
@@ -57,10 +57,14 @@ def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
     turns, window = result["turns"], window_of(result)
     late = f" (stopped after {result['limit_s']} s)"
     for end in (window, turns // 2, turns):
-        there = {name: values[end - window : end] for name, values in result["taken"].items() if len(values) >= end}
-        gone = [name for name, values in result["taken"].items() if len(values) < end]
-        stopped = f", before which {' and '.join(gone)} stopped after {result['limit_s']} s" if gone else ""
-        yield f"Turns {end - window + 1:,} to {end:,}{stopped}", times_table(there)
+        last_values = {
+            name: values[end - window : end] for name, values in result["taken"].items() if len(values) >= end
+        }
+        stopped_names = [name for name, values in result["taken"].items() if len(values) < end]
+        stopped = (
+            f", before which {' and '.join(stopped_names)} stopped after {result['limit_s']} s" if stopped_names else ""
+        )
+        yield f"Turns {end - window + 1:,} to {end:,}{stopped}", times_table(last_values)
     yield (
         f"Growth: the last {window} turns, to the first {window}",
         [

@@ -28,35 +28,35 @@ async def at_once(peer: Peer, count: int) -> tuple[float, dict[str, int]]:
     began = time.perf_counter()
     turns = (peer.one_of_many(f"chat-{number}", PROMPT) for number in range(count))
     done = await asyncio.gather(*turns, return_exceptions=True)
-    return time.perf_counter() - began, Counter(type(each).__name__ for each in done if each is not None)
+    return time.perf_counter() - began, Counter(type(error).__name__ for error in done if error is not None)
 
 
 def ask(bench: Bench) -> dict[str, Any]:
-    taken: dict[str, dict[str, list[float]]] = {}
+    durations: dict[str, dict[str, list[float]]] = {}
     failed: dict[str, Counter[str]] = {name: Counter() for name in bench.names}
     with bench.all("many", Model()) as workers:
         for count, rounds in (QUICK_ROUNDS if bench.quick else ROUNDS).items():
-            those = [name for name in bench.names if count <= MOST.get(name, count)]
-            taken[str(count)] = {name: [] for name in those}
-            for name in those:
+            names = [name for name in bench.names if count <= MOST.get(name, count)]
+            durations[str(count)] = {name: [] for name in names}
+            for name in names:
                 workers[name].do("many.at_once", count=count)  # the first time, conversations are made
             for _ in range(rounds):
-                for name in those:
+                for name in names:
                     seconds, errors = workers[name].do("many.at_once", count=count)
-                    taken[str(count)][name].append(seconds / count)
+                    durations[str(count)][name].append(seconds / count)
                     failed[name].update(errors)
-    return {"taken": taken, "failed": failed}
+    return {"taken": durations, "failed": failed}
 
 
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
-    for count, taken in result["taken"].items():
-        yield f"{int(count):,} at once: time for one turn", times_table(taken)
+    for count, durations in result["taken"].items():
+        yield f"{int(count):,} at once: time for one turn", times_table(durations)
     if any(result["failed"].values()):
         yield (
             "Errors",
-            [("", "errors"), *((name, of(errors)) for name, errors in result["failed"].items() if errors)],
+            [("", "errors"), *((name, counts_text(errors)) for name, errors in result["failed"].items() if errors)],
         )
 
 
-def of(errors: Mapping[str, int]) -> str:
+def counts_text(errors: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} `{error}`" for error, count in errors.items())

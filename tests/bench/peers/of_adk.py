@@ -45,17 +45,17 @@ class ADK:
     def content(self, role: str, text: str) -> Any:
         return self.types.Content(role=role, parts=[self.types.Part(text=text)])
 
-    async def found(self, chat: str) -> Any:
+    async def stored_chat(self, chat: str) -> Any:
         return await self.service.get_session(app_name="peers", user_id=USER, session_id=chat)
 
     async def run(self, chat: str, prompt: str, **config: Any) -> AsyncIterator[Any]:
         async with self.making:
             if chat not in self.chats:
-                if await self.found(chat) is None:
+                if await self.stored_chat(chat) is None:
                     await self.service.create_session(app_name="peers", user_id=USER, session_id=chat)
                 self.chats.add(chat)
-        asked = self.content("user", prompt)
-        async for event in self.runner.run_async(user_id=USER, session_id=chat, new_message=asked, **config):
+        message = self.content("user", prompt)
+        async for event in self.runner.run_async(user_id=USER, session_id=chat, new_message=message, **config):
             yield event
 
     async def turn(self, chat: str, prompt: str) -> None:
@@ -74,7 +74,7 @@ class ADK:
         return await stop_reader(self, chat, prompt, after)
 
     async def history(self, chat: str) -> History:
-        session = await self.found(chat)
+        session = await self.stored_chat(chat)
         events = session.events if session else []
         return [
             (event.author, "".join(part.text or "" for part in event.content.parts))

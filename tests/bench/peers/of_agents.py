@@ -71,10 +71,10 @@ class Agents:
 
     async def stop(self, chat: str, prompt: str, after: int) -> float:
         run = self.agents.Runner.run_streamed(self.agent, prompt, session=self.session(chat))
-        seen, began = 0, 0.0
+        count, began = 0, 0.0
         async for _ in self.read(run):
-            seen += 1
-            if seen == after:
+            count += 1
+            if count == after:
                 began = time.perf_counter()
                 run.cancel()
         return time.perf_counter() - began
@@ -82,8 +82,8 @@ class Agents:
     async def history(self, chat: str) -> History:
         items = await self.session(chat).get_items()
         texts = [item["content"] for item in items]
-        said = [text if isinstance(text, str) else text[0]["text"] for text in texts]
-        return [(item["role"], text) for item, text in zip(items, said, strict=True)]
+        strings = [text if isinstance(text, str) else text[0]["text"] for text in texts]
+        return [(item["role"], text) for item, text in zip(items, strings, strict=True)]
 
     async def close(self) -> None:
         for session in self.sessions.values():

@@ -30,8 +30,10 @@ class Chroma:
         )
 
     async def find(self, user: str, prompts: Sequence[str]) -> list[str]:
-        found = self.texts.query(query_embeddings=self.embed(["\n".join(prompts)]), n_results=10, where={"user": user})
-        return [key.partition("/")[2] for key in found["ids"][0]]
+        results = self.texts.query(
+            query_embeddings=self.embed(["\n".join(prompts)]), n_results=10, where={"user": user}
+        )
+        return [key.partition("/")[2] for key in results["ids"][0]]
 
     async def close(self) -> None:
         pass

@@ -41,9 +41,9 @@ class LangGraph:
     def blocking(self) -> Any:
         if "blocking" not in self.apps:
             self.connection = sqlite3.connect(self.file, check_same_thread=False)
-            said = self.messages.AIMessage
+            message = self.messages.AIMessage
             self.apps["blocking"] = self.app(
-                lambda _: {"messages": [said(self.model.text)]}, self.sync(self.connection)
+                lambda _: {"messages": [message(self.model.text)]}, self.sync(self.connection)
             )
         return self.apps["blocking"]
 

@@ -43,8 +43,8 @@ class Mem0:
             self.memory.add(text, user_id=user, metadata={"item": key}, infer=False)
 
     async def find(self, user: str, prompts: Sequence[str]) -> list[str]:
-        found = self.memory.search("\n".join(prompts), filters={"user_id": user}, top_k=10)
-        return [each["metadata"]["item"] for each in found["results"]]
+        results = self.memory.search("\n".join(prompts), filters={"user_id": user}, top_k=10)
+        return [memory["metadata"]["item"] for memory in results["results"]]
 
     async def close(self) -> None:
         pass

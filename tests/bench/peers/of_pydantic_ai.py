@@ -61,7 +61,7 @@ class PydanticAI:
         return await stop_reader(self, chat, prompt, after)
 
     async def history(self, chat: str) -> History:
-        return [(each.kind, "".join(part.content for part in each.parts)) for each in self.load(chat)]
+        return [(message.kind, "".join(part.content for part in message.parts)) for message in self.load(chat)]
 
     async def close(self) -> None:
         self.connection.close()

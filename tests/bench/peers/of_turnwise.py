@@ -57,10 +57,10 @@ class Turnwise:
 
     async def stop(self, chat: str, prompt: str, after: int) -> float:
         run = await (await self.chat(chat)).run(prompt)
-        seen = 0
+        count = 0
         async for event in run.events():
-            seen += event.kind == "text_delta"
-            if seen == after:
+            count += event.kind == "text_delta"
+            if count == after:
                 break
         began = time.perf_counter()
         await run.cancel()
@@ -103,15 +103,15 @@ class Remembering:
         self.memory = VectorMemory(text, index, query_s=600.0) if index else VectorMemory(text, embedding=None)
 
     async def save(self, user: str, items: Sequence[tuple[str, str]]) -> None:
-        kept = [
-            MemoryItem(id=key, text=text, source=Source(session_id=user, turn_index=at))
-            for at, (key, text) in enumerate(items, self.saved[user])
+        new_items = [
+            MemoryItem(id=key, text=text, source=Source(session_id=user, turn_index=index))
+            for index, (key, text) in enumerate(items, self.saved[user])
         ]
-        self.saved[user] += len(kept)
-        await self.memory.remember(Scope(user_id=user), kept)
+        self.saved[user] += len(new_items)
+        await self.memory.remember(Scope(user_id=user), new_items)
 
     async def find(self, user: str, prompts: Sequence[str]) -> list[str]:
-        *before, prompt = [[User(text=each)] for each in prompts]
+        *before, prompt = [[User(text=text)] for text in prompts]
         query = memory_retrieval._query(prompt, before[-1] if before else ())  # as a session asks
         return [item.id for item in await self.memory.recall(Scope(user_id=user), query, limit=10)]
 

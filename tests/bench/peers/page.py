@@ -1,4 +1,4 @@
-"""Makes docs/benchmarks.md of what was measured."""
+"""Makes docs/benchmarks.md from the measurements."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _parts(results: Mapping[str, Any], pictures: Mapping[str, str]) -> Iterator[
     commands = ", then ".join(f"`{command}`" for command in results["commands"])
     minutes = sum(results["seconds"].values()) / 60
     yield f"Measured by {commands}, which took {minutes:.0f} minutes, with: {results['machine']}."
-    told = [*results["versions"].values(), *results.get("recall", {}).get("versions", {}).values()]
-    versions = {f"{package} {number}": None for each in told for package, number in each.items()}
+    version_maps = [*results["versions"].values(), *results.get("recall", {}).get("versions", {}).values()]
+    versions = {f"{package} {number}": None for version_map in version_maps for package, number in version_map.items()}
     yield f"Versions: {', '.join(versions)}."
     for question in QUESTIONS:
         if question in results:

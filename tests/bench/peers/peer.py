@@ -89,8 +89,8 @@ class Memory(Protocol):
 
 def embedding() -> Callable[[Sequence[str]], Any]:
     """Return what makes vectors: all-MiniLM-L6-v2, with the weights in the folder that the bench has named."""
-    made: Callable[[Sequence[str]], Any] = importlib.import_module("minilm").MiniLM(Path(os.environ["MINILM"]))
-    return made
+    model: Callable[[Sequence[str]], Any] = importlib.import_module("minilm").MiniLM(Path(os.environ["MINILM"]))
+    return model
 
 
 async def stop_reader(peer: Peer, chat: str, prompt: str, after: int) -> float:
@@ -98,10 +98,10 @@ async def stop_reader(peer: Peer, chat: str, prompt: str, after: int) -> float:
     enough, ending = asyncio.Event(), asyncio.Event()
 
     async def read() -> None:
-        seen = 0
+        count = 0
         async for _ in peer.words(chat, prompt):
-            seen += 1
-            if seen == after:
+            count += 1
+            if count == after:
                 enough.set()
                 await ending.wait()  # whoever stops it is not in the middle of a word
 

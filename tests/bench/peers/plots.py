@@ -1,4 +1,4 @@
-"""Draws what was measured, in SVG."""
+"""Draws the measurements, in SVG."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 def growth(pyplot: Any, result: Mapping[str, Any]) -> Any:
     figure, (times, bytes_) = pyplot.subplots(1, 2, figsize=(9, 3.4))
-    for name, taken in result["taken"].items():
-        ends = range(AT_ONCE, len(taken) + 1, AT_ONCE)
-        times.plot(ends, [statistics.median(taken[end - AT_ONCE : end]) * 1000 for end in ends], label=name)
+    for name, durations in result["taken"].items():
+        ends = range(AT_ONCE, len(durations) + 1, AT_ONCE)
+        times.plot(ends, [statistics.median(durations[end - AT_ONCE : end]) * 1000 for end in ends], label=name)
         bytes_.plot(ends, [count / 1e6 for count in result["stored"][name]], label=name)
-    for axes, what in ((times, "ms for a turn"), (bytes_, "MB stored")):
-        axes.set(xlabel="turn", ylabel=what, yscale="log")
+    for axes, label in ((times, "ms for a turn"), (bytes_, "MB stored")):
+        axes.set(xlabel="turn", ylabel=label, yscale="log")
         axes.grid(alpha=0.3)
     times.legend(fontsize=7)
     return figure
@@ -46,8 +46,8 @@ def recall(pyplot: Any, result: Mapping[str, Any]) -> Any:
     shares = result["shares"]
     kinds = [kind for kind in KINDS if kind in next(iter(shares.values()))]
     width = 0.8 / len(shares)
-    for at, (name, of_kinds) in enumerate(shares.items()):
-        places = [place + at * width for place in range(len(kinds))]
+    for index, (name, of_kinds) in enumerate(shares.items()):
+        places = [place + index * width for place in range(len(kinds))]
         axes.bar(places, [statistics.fmean(of_kinds[kind]) for kind in kinds], width, label=name)
     axes.set_xticks(
         [place + 0.4 - width / 2 for place in range(len(kinds))], [KINDS[kind] for kind in kinds], fontsize=7
@@ -60,10 +60,12 @@ def recall(pyplot: Any, result: Mapping[str, Any]) -> Any:
 
 def many(pyplot: Any, result: Mapping[str, Any]) -> Any:
     figure, axes = pyplot.subplots(figsize=(6, 3.4))
-    names = dict.fromkeys(name for taken in result["taken"].values() for name in taken)
+    names = dict.fromkeys(name for durations in result["taken"].values() for name in durations)
     for name in names:
         rates = {
-            int(count): 1 / statistics.median(taken[name]) for count, taken in result["taken"].items() if name in taken
+            int(count): 1 / statistics.median(durations[name])
+            for count, durations in result["taken"].items()
+            if name in durations
         }
         axes.plot([*rates], [*rates.values()], marker="o", label=name)
     axes.set(xlabel="conversations at once", ylabel="turns a second", xscale="log", yscale="log")
@@ -74,7 +76,7 @@ def many(pyplot: Any, result: Mapping[str, Any]) -> Any:
 
 def stopping(pyplot: Any, result: Mapping[str, Any]) -> Any:
     figure, axes = pyplot.subplots(figsize=(6, 3.0))
-    axes.boxplot([[value * 1000 for value in taken] for taken in result["taken"].values()], vert=False)
+    axes.boxplot([[value * 1000 for value in durations] for durations in result["taken"].values()], vert=False)
     axes.set_yticks(range(1, len(result["taken"]) + 1), [*result["taken"]])
     axes.set(xlabel="ms from the stop to its outcome", xscale="log")
     axes.grid(alpha=0.3)

@@ -44,27 +44,29 @@ ONE_THREAD: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS":
 async def material(_: Peer, data: str | None, sample: int | None) -> dict[str, Any]:
     """Return texts and questions. A process of turnwise makes them: the others do not have its bench of recall."""
     messages: Any = importlib.import_module("messages")
-    one = importlib.import_module("recall").paraphrases()
-    asked = [("meaning", each) for each in messages.messages_of([one], "bare", sample=sample)]
-    conversations = [one]
+    meaning = importlib.import_module("recall").paraphrases()
+    questions = [("meaning", message) for message in messages.messages_of([meaning], "bare", sample=sample)]
+    conversations = [meaning]
     if data:
-        conversations += (told := messages.load(Path(data)))
+        conversations += (loaded := messages.load(Path(data)))
         for kind in [*KINDS][1:]:
-            asked += [(kind, each) for each in messages.messages_of(told, kind, sample=sample)]
+            questions += [(kind, message) for message in messages.messages_of(loaded, kind, sample=sample)]
     return {
-        "items": {each.user: [(item.id, item.text) for item in each.items] for each in conversations},
-        "asked": [(kind, each.user, each.prompts, sorted(each.evidence)) for kind, each in asked],
+        "items": {
+            conversation.user: [(item.id, item.text) for item in conversation.items] for conversation in conversations
+        },
+        "asked": [(kind, message.user, message.prompts, sorted(message.evidence)) for kind, message in questions],
     }
 
 
-async def saved(peer: Peer, user: str, items: Sequence[Sequence[str]]) -> float:
+async def save(peer: Peer, user: str, items: Sequence[Sequence[str]]) -> float:
     """Save a user's texts; return the seconds that it takes for each."""
     began = time.perf_counter()
     await cast(Memory, peer).save(user, [(key, text) for key, text in items])
     return (time.perf_counter() - began) / len(items)
 
 
-async def found(peer: Peer, user: str, prompts: Sequence[str]) -> tuple[list[str], float]:
+async def find(peer: Peer, user: str, prompts: Sequence[str]) -> tuple[list[str], float]:
     began = time.perf_counter()
     ids = await cast(Memory, peer).find(user, prompts)
     return ids, time.perf_counter() - began
@@ -72,9 +74,9 @@ async def found(peer: Peer, user: str, prompts: Sequence[str]) -> tuple[list[str
 
 def ask(bench: Bench) -> dict[str, Any]:
     data = os.environ.get("DATA")
-    maker = bench.one(bench.names[0], "material", Model())
+    maker = bench.start_one(bench.names[0], "material", Model())
     try:
-        given = maker.do(
+        texts = maker.do(
             "recall.material", data=data and str(Path(data).resolve()), sample=QUICK_SAMPLE if bench.quick else SAMPLE
         )
     finally:
@@ -86,15 +88,15 @@ def ask(bench: Bench) -> dict[str, Any]:
     with bench.all("recall", Model(), dict.fromkeys(MEMORIES, env)) as workers:
         for name, worker in workers.items():
             result["versions"][name] = worker.do("versions")
-            first = [(user, items[:TIMED]) for user, items in given["items"].items()]
-            result["saved"][name] = [worker.do("recall.saved", user=user, items=items) for user, items in first]
+            first = [(user, items[:TIMED]) for user, items in texts["items"].items()]
+            result["saved"][name] = [worker.do("recall.save", user=user, items=items) for user, items in first]
             result["taken"][name], result["shares"][name] = [], {}
-        for user, items in given["items"].items():
+        for user, items in texts["items"].items():
             if items[TIMED:]:
-                ask_all(workers, "recall.saved", user=user, items=items[TIMED:])
-        for kind, user, prompts, evidence in given["asked"]:
+                ask_all(workers, "recall.save", user=user, items=items[TIMED:])
+        for kind, user, prompts, evidence in texts["asked"]:
             for name, worker in workers.items():
-                ids, seconds = worker.do("recall.found", user=user, prompts=prompts)
+                ids, seconds = worker.do("recall.find", user=user, prompts=prompts)
                 result["taken"][name].append(seconds)
                 result["shares"][name].setdefault(kind, []).append(share(ids, evidence))
     return result

@@ -34,7 +34,7 @@ def ask(bench: Bench) -> dict[str, Any]:
     result = {}
     for name in bench.names:
         count = FEWER.get(name, COUNT)
-        worker = bench.one(name, "resident", Model())
+        worker = bench.start_one(name, "resident", Model())
         try:
             count = min(count, QUICK_COUNT) if bench.quick else count
             worker.do("resident.fill", first=0, last=1)
@@ -68,11 +68,11 @@ def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
     rows = [
         (
             name,
-            megabytes(each["before"]),
-            f"{each['count']:,}",
-            megabytes(each["after"]),
-            f"{(each['after'] - each['before']) / (each['count'] - 1) / 1000:,.0f} KB",
+            megabytes(sizes["before"]),
+            f"{sizes['count']:,}",
+            megabytes(sizes["after"]),
+            f"{(sizes['after'] - sizes['before']) / (sizes['count'] - 1) / 1000:,.0f} KB",
         )
-        for name, each in result.items()
+        for name, sizes in result.items()
     ]
     yield "", [("", "with one", "conversations", "with all", "each adds"), *rows]

@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from peers.bench import Bench, Table, ask_all, said
+from peers.bench import Bench, Table, ask_all, history_text
 from peers.peer import TALKING, Peer
 
 
-async def both(peer: Peer) -> dict[str, Any]:
+async def run_twice(peer: Peer) -> dict[str, Any]:
     turns = (peer.one_of_many("t", prompt) for prompt in ("first", "second"))
     done = await asyncio.gather(*turns, return_exceptions=True)
-    errors = [type(each).__name__ for each in done if each is not None]
+    errors = [type(error).__name__ for error in done if error is not None]
     while len(before := await peer.history("t")) % 2 and not errors:
         await asyncio.sleep(0.1)
     return {"errors": errors, "history": before}
@@ -26,12 +26,12 @@ async def both(peer: Peer) -> dict[str, Any]:
 
 def ask(bench: Bench) -> dict[str, Any]:
     with bench.all("second", TALKING) as workers:
-        return ask_all(workers, "second.both")
+        return ask_all(workers, "second.run_twice")
 
 
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
     rows = [
-        (name, ", ".join(f"`{error}`" for error in each["errors"]) or "none", said(each["history"]))
-        for name, each in result.items()
+        (name, ", ".join(f"`{error}`" for error in outcome["errors"]) or "none", history_text(outcome["history"]))
+        for name, outcome in result.items()
     ]
     yield "", [("", "errors", "the history then"), *rows]

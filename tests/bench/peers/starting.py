@@ -23,20 +23,20 @@ async def first(peer: Peer) -> bool:
 
 
 def ask(bench: Bench) -> dict[str, Any]:
-    taken: dict[str, list[float]] = {}
-    with bench.all("started", Model(), bench.ours) as keepers:
+    durations: dict[str, list[float]] = {}
+    with bench.all("started", Model(), bench.turnwise_envs) as keepers:
         rays = ask_all(keepers, "crash.ray_of")
-        for at in range(QUICK_ROUNDS if bench.quick else ROUNDS):
+        for number in range(QUICK_ROUNDS if bench.quick else ROUNDS):
             for name in bench.names:
-                taken.setdefault(name, []).append(started(bench, name, f"new-{at}", {}))
+                durations.setdefault(name, []).append(started(bench, name, f"new-{number}", {}))
                 if ray := rays.get(name):
-                    taken.setdefault(f"{name}, Ray runs", []).append(started(bench, name, f"runs-{at}", ray))
-    return {"taken": taken}
+                    durations.setdefault(f"{name}, Ray runs", []).append(started(bench, name, f"runs-{number}", ray))
+    return {"taken": durations}
 
 
-def started(bench: Bench, name: str, where: str, env: Mapping[str, str]) -> float:
+def started(bench: Bench, name: str, place: str, env: Mapping[str, str]) -> float:
     began = time.perf_counter()
-    worker = bench.one(name, f"starting/{where}", Model(), env)
+    worker = bench.start_one(name, f"starting/{place}", Model(), env)
     try:
         worker.do("starting.first")
         return time.perf_counter() - began

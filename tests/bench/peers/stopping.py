@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from peers.bench import Bench, Table, ask_all, said, times_table
+from peers.bench import Bench, Table, ask_all, history_text, times_table
 from peers.peer import READ, TALKING, Peer
 
 ROUNDS, QUICK_ROUNDS = 20, 3
@@ -27,16 +27,16 @@ async def history(peer: Peer) -> Any:
 
 
 def ask(bench: Bench) -> dict[str, Any]:
-    taken: dict[str, list[float]] = {name: [] for name in bench.names}
+    durations: dict[str, list[float]] = {name: [] for name in bench.names}
     with bench.all("stopping", TALKING) as workers:
-        left = ask_all(workers, "stopping.history")
+        histories = ask_all(workers, "stopping.history")
         for number in range(QUICK_ROUNDS if bench.quick else ROUNDS):
             for name, worker in workers.items():
-                taken[name].append(worker.do("stopping.stop", number=number))
-    return {"taken": taken, "left": left}
+                durations[name].append(worker.do("stopping.stop", number=number))
+    return {"taken": durations, "left": histories}
 
 
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
     yield "From the call that stops to its outcome", times_table(result["taken"])
-    rows = [(name, said(history)) for name, history in result["left"].items()]
+    rows = [(name, history_text(history)) for name, history in result["left"].items()]
     yield "What the history holds then", [("", "history"), *rows]

@@ -43,7 +43,7 @@ TOO_LONG_S = 900
 
 
 class WorkerError(Exception):
-    """The process of a peer failed; what it printed last is in the message."""
+    """The process of a peer failed; the message has the end of its output."""
 
 
 class Worker:
@@ -54,33 +54,41 @@ class Worker:
         self.folder = folder
         self.log = folder / "log.txt"
         command = [python, "-m", "peers.worker", name, str(folder), model.text, str(model.pause_s)]
-        here = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *_paths()])} | dict(env)
+        worker_env = (
+            os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *_paths()])} | dict(env)
+        )
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=here, cwd=folder
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=worker_env,
+                cwd=folder,
             )
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def do(self, what: str, **given: Any) -> Any:
-        """Have a coroutine of a question carried out; return what it returns."""
-        self.ask(what, **given)
+    def do(self, verb: str, **arguments: Any) -> Any:
+        """Run a coroutine of a question in the process; return its answer."""
+        self.ask(verb, **arguments)
         return self.answer()
 
-    def ask(self, what: str, **given: Any) -> None:
+    def ask(self, verb: str, **arguments: Any) -> None:
         assert self.process.stdin
         with suppress(BrokenPipeError):  # then there is no answer either
-            self.process.stdin.write(json.dumps([what, given]) + "\n")
+            self.process.stdin.write(json.dumps([verb, arguments]) + "\n")
             self.process.stdin.flush()
 
     def answer(self) -> Any:
         assert self.process.stdout
         line = self.process.stdout.readline()
         if not line:
-            told = self.log.read_text(encoding="utf-8").strip()[-2000:]
-            raise WorkerError(f"the process of {self.name} failed:\n{told}")
+            log_end = self.log.read_text(encoding="utf-8").strip()[-2000:]
+            raise WorkerError(f"the process of {self.name} failed:\n{log_end}")
         return json.loads(line)
 
     def kill(self, *, all_of_it: bool = True) -> None:
@@ -113,19 +121,19 @@ def _paths() -> list[str]:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the processes that a process started, and those that these started."""
+    """Return the processes that a process started, directly or through others."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    found, todo = [], [root]
+    pids, todo = [], [root]
     while todo:
         above = todo.pop()
         below = [pid for pid, parent in parents.items() if parent == above]
-        found += below
+        pids += below
         todo += below
-    return found
+    return pids
 
 
 def make(name: str, folder: Path, model: Model) -> Peer:
@@ -134,16 +142,16 @@ def make(name: str, folder: Path, model: Model) -> Peer:
     return peer
 
 
-async def carry_out(peer: Peer, what: str, given: Mapping[str, Any]) -> AsyncIterator[Any]:
+async def carry_out(peer: Peer, verb: str, arguments: Mapping[str, Any]) -> AsyncIterator[Any]:
     """Yield the answers to a request: one, or as many as an asynchronous generator has."""
-    if what == "versions":
+    if verb == "versions":
         yield {name: version(name) for name in peer.packages}
         return
-    module, _, function = what.partition(".")
-    done = getattr(importlib.import_module(f"peers.{module}"), function)(peer, **given)
+    module, _, function = verb.partition(".")
+    done = getattr(importlib.import_module(f"peers.{module}"), function)(peer, **arguments)
     if hasattr(done, "__aiter__"):
-        async for each in done:
-            yield each
+        async for answer in done:
+            yield answer
     else:
         yield await done
 
@@ -154,8 +162,8 @@ async def serve(name: str, folder: Path, model: Model) -> None:
     peer = make(name, folder, model)
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):
-            what, given = json.loads(line)
-            async for answer in carry_out(peer, what, given):
+            verb, arguments = json.loads(line)
+            async for answer in carry_out(peer, verb, arguments):
                 answers.write(json.dumps(answer) + "\n")
                 answers.flush()
     finally:

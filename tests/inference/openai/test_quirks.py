@@ -35,7 +35,7 @@ def test_a_quirk_leads_to_an_answer_or_to_the_servers_message(quirk: Quirk) -> N
             error, context = failure(chosen, "Hello")
             assert re.search(quirk.error, str(error)), error
             assert len(str(error)) < 1000
-            assert context.text == quirk.told
+            assert context.text == quirk.streamed
             blocks = [Text(text=context.text)] if context.text else []
         # The conversation goes on with a healthy server.
         results = [ToolResult(call_id=use.call_id, text="Sun") for use in blocks if isinstance(use, ToolUse)]

@@ -91,6 +91,6 @@ def test_a_strict_server_accepts_a_whole_conversation(strict: StrictServer, name
 
 def test_the_endpoints_page_lists_what_each_server_refuses() -> None:
     page = (Path(__file__).parents[3] / "docs/endpoints.md").read_text(encoding="utf-8")
-    lines = [f"- *{strict.name}*: {'; '.join(refusal.what for refusal in strict.refusals)}" for strict in STRICT]
+    lines = [f"- *{strict.name}*: {'; '.join(refusal.title for refusal in strict.refusals)}" for strict in STRICT]
     assert [line for line in page.splitlines() if line.startswith("- *")] == lines
     assert all(refusal.source.startswith("https://") for strict in STRICT for refusal in strict.refusals)

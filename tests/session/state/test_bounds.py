@@ -153,7 +153,7 @@ async def test_a_long_import_is_stored_in_commits_of_bounded_size(key: str | Non
     core, store = await opened()
     conversation = await conversation_of(dialogue(2 * PART), key)
     parts = conversation.parts()
-    assert len(parts) == 4 and max(len(part.given.blocks) for part in parts) <= PART
+    assert len(parts) == 4 and max(len(part.content.blocks) for part in parts) <= PART
     assert await send(conversation, core) == 2 * PART - 1
     assert len(store.rows) == 4 and max(store.rows) <= PART
     assert await send(conversation, core) == 2 * PART - 1  # repeated, it stores nothing

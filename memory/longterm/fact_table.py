@@ -101,10 +101,10 @@ class FactTable(SQLDatabase):
         columns: list[Any] = [sa.column(name) for name in names if name is not None]
         select = sa.select(*columns).select_from(sa.table(self._settings["table"])).order_by(columns[0])
         rows = connection.execute(select).all()
-        found = {str(row[0]): self._item(*row) for row in rows}
-        if len(found) < len(rows):
+        items = {str(row[0]): self._item(*row) for row in rows}
+        if len(items) < len(rows):
             raise InvalidMemoryError(names[0], f"the column of ids in {self!r} has one value twice")
-        return tuple(found.values())
+        return tuple(items.values())
 
     def _item(self, id: Any, text: Any, topic: Any = None) -> MemoryItem:
         if id is None or not isinstance(text, str):

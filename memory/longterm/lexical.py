@@ -196,10 +196,10 @@ class LexicalMemory:
                 similarities = self._similarity.of(query, [row.item.text for row in user_index.rows])
             except StoreError as error:
                 trouble = str(error)
-        found = find(
+        selected = find(
             user_index, query, limit=limit, weights=self._weights, similarities=similarities, per_category=per_category
         )
-        return found, trouble
+        return selected, trouble
 
     async def update(
         self,
@@ -224,9 +224,9 @@ class LexicalMemory:
         return await self._store.query(scope, ItemFilter(types=types), cursor=cursor, limit=limit)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
-        gone = await self._store.delete(scope, ids, turn_index=turn_index)
-        await self.unindex(scope.user_id, gone)
-        return len(gone)
+        deleted = await self._store.delete(scope, ids, turn_index=turn_index)
+        await self.unindex(scope.user_id, deleted)
+        return len(deleted)
 
     async def unindex(self, user_id: str, ids: Collection[str]) -> None:
         """Let go of a user's items that are deleted."""
@@ -275,30 +275,32 @@ class LexicalMemory:
         expiring = self._retention.expiring(which.types)
         lasting = frozenset(MemoryType if which.types is None else which.types) - expiring
         noted = self._uses.noted(scope.user_id, since)
-        found: dict[str, MemoryItem] = {}
+        items_by_id: dict[str, MemoryItem] = {}
         if expiring:
             some = replace(which, types=expiring)
-            found = {item.id: item for item in await all_items(self._store, scope, replace(some, used_since=since))}
-            if late := noted.difference(found):
+            items_by_id = {
+                item.id: item for item in await all_items(self._store, scope, replace(some, used_since=since))
+            }
+            if late := noted.difference(items_by_id):
                 there = await self._store.get(scope, late)
-                found |= {name: item for name, item in there.items() if matches(item, some)}
+                items_by_id |= {name: item for name, item in there.items() if matches(item, some)}
         if lasting:
             more = await all_items(self._store, scope, replace(which, types=lasting))
-            found |= {item.id: item for item in more}
-        return sorted(found.values(), key=lambda item: -item.created_at)
+            items_by_id |= {item.id: item for item in more}
+        return sorted(items_by_id.values(), key=lambda item: -item.created_at)
 
     def use(self, scope: Scope, ids: Collection[str], *, recalled: bool = False) -> None:
         """Record that these items are used now, or were recalled, if retention depends on it."""
         if self._retention is not None and (self._retention.refresh or not recalled):
             self._uses.note(scope.user_id, ids, self._clock())
 
-    def use_profile(self, scope: Scope, profile: Sequence[MemoryItem], found: Sequence[MemoryItem]) -> None:
+    def use_profile(self, scope: Scope, profile: Sequence[MemoryItem], items: Sequence[MemoryItem]) -> None:
         """Record the use of recalled and profile items. If the profile is long, count the recalls of its items."""
-        self.use(scope, [item.id for item in (*profile, *found)], recalled=True)
+        self.use(scope, [item.id for item in (*profile, *items)], recalled=True)
         if len(profile) > COUNTED:
             standing = {item.id for item in profile}
             self._uses.note(
-                scope.user_id, [item.id for item in found if item.id in standing], self._clock(), counts=True
+                scope.user_id, [item.id for item in items if item.id in standing], self._clock(), counts=True
             )
 
     def use_again(self, scope: Scope, ids: Collection[str]) -> None:
@@ -344,13 +346,13 @@ def beside(
     Args:
         ranked: the best items, `limit` more than the profile has.
     """
-    ids, taken, found = {item.id for item in profile}, Counter[tuple[bool, str]](), list[MemoryItem]()
+    ids, taken, selected = {item.id for item in profile}, Counter[tuple[bool, str]](), list[MemoryItem]()
     for item in ranked:
         group = item.id in ids, item.type.category.value if per_category else ""
         taken[group] += 1
         if taken[group] <= limit:
-            found.append(item)
-    return found
+            selected.append(item)
+    return selected
 
 
 COUNTED = 20

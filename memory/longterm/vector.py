@@ -259,8 +259,8 @@ class VectorMemory:
         per_category: bool = False,
     ) -> Sequence[MemoryItem]:
         await self.prepare(scope)
-        asked = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of, per_category=per_category)
-        return (await self.recall_many_with_profiles([asked]))[0].found
+        request = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of, per_category=per_category)
+        return (await self.recall_many_with_profiles([request]))[0].found
 
     async def recall_with_profile(
         self,
@@ -274,8 +274,8 @@ class VectorMemory:
         """See `Profiled`: what is pinned is in the profile. One look at the file does for both."""
         await self.prepare(scope)
         more = {"with_profile": True, "per_category": per_category}
-        asked = Recall(scope=scope, query=query, limit=limit, types=types, **more)
-        return (await self.recall_many_with_profiles([asked]))[0]
+        request = Recall(scope=scope, query=query, limit=limit, types=types, **more)
+        return (await self.recall_many_with_profiles([request]))[0]
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""
@@ -362,8 +362,8 @@ class VectorMemory:
     async def _grow(self, user: str) -> None:
         held, is_all = self._user_indexes.get(user), False
         while not is_all:
-            known = {} if held is None else {user: held.revision}
-            loaded = (await self._store.load([user], known, most=LOADED))[user]
+            revisions = {} if held is None else {user: held.revision}
+            loaded = (await self._store.load([user], revisions, most=LOADED))[user]
             growth = await on_thread(_growth, held, loaded)
             while not growth.is_done:
                 await on_thread(growth.step)
@@ -418,30 +418,32 @@ class VectorMemory:
             return []
         with self._lock:
             held = {
-                user: self._user_indexes[user] for one in batch if (user := one.scope.user_id) in self._user_indexes
+                user: self._user_indexes[user]
+                for request in batch
+                if (user := request.scope.user_id) in self._user_indexes
             }
-        known = {user: user_index.revision for user, user_index in held.items()}
-        users = dict.fromkeys(one.scope.user_id for one in batch)
+        revisions = {user: user_index.revision for user, user_index in held.items()}
+        users = dict.fromkeys(request.scope.user_id for request in batch)
         now = self._clock()
         expiry = self._expiry(now, users)
-        embedding = self._begin_vectors([one.query for one in batch if one.query], queries=True)
-        if expiry is None and self._store.revisions(users) == known and self._is_quick(batch, held):
-            matches = [self._match(one, held[one.scope.user_id], now) for one in batch]
-            made = await self._vectors_of(embedding)
+        embedding = self._begin_vectors([request.query for request in batch if request.query], queries=True)
+        if expiry is None and self._store.revisions(users) == revisions and self._is_quick(batch, held):
+            matches = [self._match(request, held[request.scope.user_id], now) for request in batch]
+            vectors = await self._vectors_of(embedding)
             before = self.trouble
-            answers = self._ranked(batch, held, matches, made, {})
+            answers = self._ranked(batch, held, matches, vectors, {})
             self._note_recalled(users)
         else:
-            made, loaded = await asyncio.gather(
-                self._vectors_of(embedding), self._store.load(users, known, expiry, most=LOADED)
+            vectors, loaded = await asyncio.gather(
+                self._vectors_of(embedding), self._store.load(users, revisions, expiry, most=LOADED)
             )
             before = self.trouble
-            answers = await on_thread(self._answer, batch, loaded, made, held, now)
-        if made[0] is not None and self.trouble is before:
+            answers = await on_thread(self._answer, batch, loaded, vectors, held, now)
+        if vectors[0] is not None and self.trouble is before:
             self._recover()
         if self._retention is not None and self._retention.refresh:
-            for one, answer in zip(batch, answers, strict=True):
-                self._uses.note(one.scope.user_id, [item.id for item in (*answer.profile, *answer.found)], now)
+            for request, answer in zip(batch, answers, strict=True):
+                self._uses.note(request.scope.user_id, [item.id for item in (*answer.profile, *answer.found)], now)
         return answers
 
     # What keeps it whole
@@ -464,16 +466,16 @@ class VectorMemory:
         await self.flush()
         is_ready = self._index.is_ready
         pending = await self._store.pending(self._index.embedding, limit) if is_ready else []
-        if pending := [one for one in pending if one.key not in self._fresh]:
+        if pending := [item for item in pending if item.key not in self._fresh]:
             await self._make(pending, limit)
         for _ in range(0, limit, NOTED):
             if not await self._delete_dropped():
                 break
         self._recover()
-        left = len(await self._store.pending(self._index.embedding, limit)) if is_ready else 0
-        if not left:
+        remaining = len(await self._store.pending(self._index.embedding, limit)) if is_ready else 0
+        if not remaining:
             self._to_make = 0
-        return left + len(await self._store.dropped(limit))
+        return remaining + len(await self._store.dropped(limit))
 
     async def rebuild(self) -> int:
         """Compute the vectors of all items again, into a new collection; return the number of items.
@@ -488,8 +490,8 @@ class VectorMemory:
             StoreError: the embedding function is not ready, and no vector was dropped; or it fails, or Chroma does.
         """
         if not self._index.is_ready:
-            why = "is not ready: no vector was dropped, try again later"
-            raise StoreError(f"embedding function {self._index.embedding} {why}")
+            reason = "is not ready: no vector was dropped, try again later"
+            raise StoreError(f"embedding function {self._index.embedding} {reason}")
         await self.flush()
         await asyncio.to_thread(self._index.drop)
         await asyncio.to_thread(self._index.scrub)
@@ -507,8 +509,8 @@ class VectorMemory:
         `Health.ok` ignores `strays`: vectors of deleted items.
         """
         await self.flush()
-        keys, others = await self._store.keys(self._index.embedding)
-        return await asyncio.to_thread(self._index.check, keys, others)
+        keys, other_keys = await self._store.keys(self._index.embedding)
+        return await asyncio.to_thread(self._index.check, keys, other_keys)
 
     # Erasing
 
@@ -543,13 +545,13 @@ class VectorMemory:
         await self.flush()
         while await self._delete_dropped():
             pass
-        left = len(await asyncio.to_thread(self._index.get, list(keys)))
+        remaining = len(await asyncio.to_thread(self._index.get, list(keys)))
         if self._index.paths():
             for _ in range(0, SYNC_CHANGES, PUSHED):
                 await _in_turn(self._index.push, PUSHED)
-            left += await asyncio.to_thread(self._index.overwrite, keys)
-        if left:
-            raise StoreError(f"{left} deleted vectors could not be erased; repeat the deletion")
+            remaining += await asyncio.to_thread(self._index.overwrite, keys)
+        if remaining:
+            raise StoreError(f"{remaining} deleted vectors could not be erased; repeat the deletion")
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
         """Rewrite all files, or only the given ones: O(size of the files). Recalls and saves wait until it is done.
@@ -603,15 +605,17 @@ class VectorMemory:
         Raises:
             ConfigError: they have another dimension than those that are kept.
         """
-        parts = {text: [said for _, said in vectors_of("", text)] for text in texts}
-        vectors, _ = await self._vectors_of(self._begin_vectors([said for each in parts.values() for said in each]))
+        parts = {text: [part for _, part in vectors_of("", text)] for text in texts}
+        vectors, _ = await self._vectors_of(
+            self._begin_vectors([part for texts_of_one in parts.values() for part in texts_of_one])
+        )
         return None if vectors is None else _by_text(parts, vectors)
 
     async def _keep(self, pending: Sequence[Pending], vectors: Mapping[str, _Rows]) -> None:
         """Hold the vectors of new items, by text, until Chroma is given them."""
-        for one in pending:
-            self._fresh[one.key] = one, _keyed(one, vectors[one.text])
-        if not self._keep_s or sum(len(each) for _, each in self._fresh.values()) > HELD:
+        for item in pending:
+            self._fresh[item.key] = item, _keyed(item, vectors[item.text])
+        if not self._keep_s or sum(len(vectors_of_item) for _, vectors_of_item in self._fresh.values()) > HELD:
             await self.flush()
         elif self._fresh and (self._keeper is None or self._keeper.done()):
             self._keeper = asyncio.create_task(self._flush_later())
@@ -644,17 +648,17 @@ class VectorMemory:
         if not self._to_make:
             self._to_make, self._made = await self._store.lacking(self._index.embedding), 0
         parts: dict[str, list[str]] = {}
-        for one in pending:
+        for item in pending:
             if sum(map(len, parts.values())) < limit:
-                parts[one.text] = [said for _, said in vectors_of("", one.text)]
-        texts = [said for each in parts.values() for said in each]
-        made = [
+                parts[item.text] = [part for _, part in vectors_of("", item.text)]
+        texts = [part for item_parts in parts.values() for part in item_parts]
+        batches = [
             await _made(self._embedders.submit(self._index.embed, texts[start : start + BATCH]), self._embed_s)
             for start in range(0, len(texts), BATCH)
         ]
-        by_text = _by_text(parts, [vector for vectors in made for vector in vectors])
-        done = [one for one in pending if one.text in parts]
-        await self._add([(one, _keyed(one, by_text[one.text])) for one in done])
+        by_text = _by_text(parts, [vector for vectors in batches for vector in vectors])
+        done = [item for item in pending if item.text in parts]
+        await self._add([(item, _keyed(item, by_text[item.text])) for item in done])
         before, self._made = self._made, self._made + len(done)
         if self._to_make > limit and 10 * before // self._to_make < 10 * self._made // self._to_make:
             _log.info("%r: %d of %d items have their vectors", self._store, self._made, self._to_make)
@@ -663,15 +667,15 @@ class VectorMemory:
         """Give Chroma the vectors of items."""
         import numpy as np
 
-        all_of = [(one, key, vector) for one, vectors in items for key, vector in vectors.items()]
+        all_of = [(item, key, vector) for item, vectors in items for key, vector in vectors.items()]
         await asyncio.to_thread(
             self._index.add,
             [key for _, key, _ in all_of],
-            [one.user_id for one, _, _ in all_of],
+            [item.user_id for item, _, _ in all_of],
             np.array([vector for _, _, vector in all_of]),
-            items=[one.key for one, _, _ in all_of],
+            items=[item.key for item, _, _ in all_of],
         )
-        await self._store.mark([one for one, _ in items], self._index.embedding)
+        await self._store.mark([item for item, _ in items], self._index.embedding)
 
     async def _remove(self, deleted: Mapping[str, Collection[str]]) -> None:
         """Remove deleted items, by user, from the indexes in memory, and delete their vectors."""
@@ -720,10 +724,10 @@ class VectorMemory:
 
     def _is_quick(self, batch: Sequence[Recall], held: Mapping[str, UserIndex]) -> bool:
         """Return whether a batch takes some milliseconds: the users have few items, and no vectors are to be read."""
-        sizes = [len(held[one.scope.user_id].rows) for one in batch]
+        sizes = [len(held[request.scope.user_id].rows) for request in batch]
         if max(sizes) > QUICK_EACH or sum(sizes) + ASKED * len(sizes) > QUICK:
             return False
-        if sum(len(one.query) for one in batch) > QUICK_CHARS:
+        if sum(len(request.query) for request in batch) > QUICK_CHARS:
             return False
         return not self._index.is_ready or not any(user_index.missing() for user_index in held.values())
 
@@ -738,23 +742,27 @@ class VectorMemory:
         self,
         batch: Sequence[Recall],
         loaded: Mapping[str, Loaded],
-        made: _Vectors,
+        vectors: _Vectors,
         held: dict[str, UserIndex],
         now: float,
     ) -> list[ProfiledRecall]:
         user_indexes, troubles = self._updated_indexes(loaded, held)
-        users = [one.scope.user_id for one in batch]
+        users = [request.scope.user_id for request in batch]
         matches = [
-            self._match(one, user_indexes[user], now, loaded[user].expired)
-            for one, user in zip(batch, users, strict=True)
+            self._match(request, user_indexes[user], now, loaded[user].expired)
+            for request, user in zip(batch, users, strict=True)
         ]
-        return self._ranked(batch, user_indexes, matches, made, troubles)
+        return self._ranked(batch, user_indexes, matches, vectors, troubles)
 
-    def _match(self, one: Recall, user_index: UserIndex, now: float, expired: Sequence[int] = ()) -> _Match:
+    def _match(self, request: Recall, user_index: UserIndex, now: float, expired: Sequence[int] = ()) -> _Match:
         """Return the profile, if it is wanted, and how items match the query by words."""
-        which = ItemFilter(types=one.types, as_of=one.as_of, live_at=now if one.as_of is None else one.as_of)
-        profile = profile_of(user_index.pinned(one.scope, which, expired), ()) if one.with_profile else []
-        return profile, user_index.match(parse(one.query), one.scope, which, weights=self._weights, expired=expired)
+        which = ItemFilter(
+            types=request.types, as_of=request.as_of, live_at=now if request.as_of is None else request.as_of
+        )
+        profile = profile_of(user_index.pinned(request.scope, which, expired), ()) if request.with_profile else []
+        return profile, user_index.match(
+            parse(request.query), request.scope, which, weights=self._weights, expired=expired
+        )
 
     def _ranked(
         self,
@@ -768,15 +776,15 @@ class VectorMemory:
         rows, trouble = made
         vectors = iter(()) if rows is None else iter(rows)
         answers: list[ProfiledRecall] = []
-        for one, (profile, match) in zip(batch, matches, strict=True):
+        for request, (profile, match) in zip(batch, matches, strict=True):
             check_awaited()
-            user_index = user_indexes[one.scope.user_id]
-            similarities = user_index.similarities(next(vectors, None) if one.query else None)
-            most = max(one.limit, 0) + len(profile)
-            ranked = user_index.rank(match, limit=most, similarities=similarities, per_category=one.per_category)
-            best = beside(profile, ranked, one.limit, per_category=one.per_category)
-            found = recalled(best, trouble or troubles.get(one.scope.user_id))
-            answers.append(ProfiledRecall(profile=profile, found=found))
+            user_index = user_indexes[request.scope.user_id]
+            similarities = user_index.similarities(next(vectors, None) if request.query else None)
+            most = max(request.limit, 0) + len(profile)
+            ranked = user_index.rank(match, limit=most, similarities=similarities, per_category=request.per_category)
+            best = beside(profile, ranked, request.limit, per_category=request.per_category)
+            items = recalled(best, trouble or troubles.get(request.scope.user_id))
+            answers.append(ProfiledRecall(profile=profile, found=items))
         return answers
 
     def _updated_indexes(
@@ -788,11 +796,11 @@ class VectorMemory:
         """
         user_indexes: dict[str, UserIndex] = {}
         troubles: dict[str, str] = {}
-        for user, found in loaded.items():
-            growth = _growth(held.get(user), found)
+        for user, rows in loaded.items():
+            growth = _growth(held.get(user), rows)
             growth.step()  # one only, as others wait; `prepare` takes the others
             user_indexes[user] = growth.index
-            if not (found.is_all and growth.is_done):
+            if not (rows.is_all and growth.is_done):
                 troubles[user] = _BEHIND
         whole = {user: user_index for user, user_index in user_indexes.items() if user not in troubles}
         lacking, trouble = self._give_vectors(whole) if self._index.is_ready else ([], None)
@@ -831,8 +839,8 @@ class VectorMemory:
         with self._lock:
             held = {user: self._user_indexes[user] for user in users if user in self._user_indexes}
         if held:
-            known = {user: user_index.revision for user, user_index in held.items()}
-            loaded = await self._store.load(held, known, most=LOADED)
+            revisions = {user: user_index.revision for user, user_index in held.items()}
+            loaded = await self._store.load(held, revisions, most=LOADED)
             await on_thread(self._updated_indexes, loaded, held)
 
     def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
@@ -867,16 +875,16 @@ def _embedded(
     embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str], is_given_up: Callable[[], bool]
 ) -> NDArray[np.float32]:
     """Return the vectors of texts, of some at once, until nobody waits for them any more."""
-    made = [embed(texts[:BATCH])]
+    batches = [embed(texts[:BATCH])]
     for start in range(BATCH, len(texts), BATCH):
         if is_given_up():
             raise StoreError("nobody waits for the vectors any more")
-        made.append(embed(texts[start : start + BATCH]))
-    if len(made) == 1:
-        return made[0]
+        batches.append(embed(texts[start : start + BATCH]))
+    if len(batches) == 1:
+        return batches[0]
     import numpy as np
 
-    return np.concatenate(made)
+    return np.concatenate(batches)
 
 
 async def _made(
@@ -895,15 +903,15 @@ async def _made(
             given_up.set()
 
 
-def _keyed(one: Pending, vectors: _Rows) -> dict[str, NDArray[np.float32]]:
+def _keyed(item: Pending, vectors: _Rows) -> dict[str, NDArray[np.float32]]:
     """Return the vectors of an item by their keys."""
-    return dict(zip(vector_keys(one.key, len(vectors)), vectors, strict=True))
+    return dict(zip(vector_keys(item.key, len(vectors)), vectors, strict=True))
 
 
 def _by_text(parts: Mapping[str, Sequence[str]], vectors: Iterable[NDArray[np.float32]]) -> dict[str, _Rows]:
     """Return the vectors of each text, made of its parts in their order."""
-    left = iter(vectors)
-    return {text: [next(left) for _ in said] for text, said in parts.items()}
+    remaining = iter(vectors)
+    return {text: [next(remaining) for _ in texts] for text, texts in parts.items()}
 
 
 def _url(path: str | Path) -> str:
@@ -911,7 +919,7 @@ def _url(path: str | Path) -> str:
     return path if isinstance(path, str) and "://" in path else f"sqlite:///{Path(path).expanduser().absolute()}"
 
 
-def _place_of(store: SQLItems, given: object) -> ChromaFolder | PostgresVectors:
+def _place_of(store: SQLItems, place: object) -> ChromaFolder | PostgresVectors:
     """Return where the vectors of items are kept: in a folder beside their file, or in their PostgreSQL.
 
     Raises:
@@ -919,16 +927,16 @@ def _place_of(store: SQLItems, given: object) -> ChromaFolder | PostgresVectors:
     """
     if store.is_local:
         return ChromaFolder(f"{store.paths()[0]}-vectors")
-    if not isinstance(given, str):
+    if not isinstance(place, str):
         raise ConfigError("VectorMemory.index", None, "pass an index, such as VectorIndex(PostgresVectors(url))")
-    return PostgresVectors(given)
+    return PostgresVectors(place)
 
 
 _BEHIND = "not all items are indexed yet: later recalls find the others"
 
 
-async def _in_turn(work: Callable[[Given], object], given: Given) -> None:
+async def _in_turn(work: Callable[[Given], object], argument: Given) -> None:
     """Do some work on a thread, and leave the machine to others for a while."""
     began = time.monotonic()
-    await asyncio.to_thread(work, given)
+    await asyncio.to_thread(work, argument)
     await asyncio.sleep(REST * (time.monotonic() - began))

@@ -46,12 +46,12 @@ def clauses_of(text: str) -> Iterator[Clause]:
         for end in ends:
             if part := text[start:end].strip():
                 about = subjects(part) - _SMALL_TALK
-                others = frozenset(match[0] for match in _OTHER_USER.finditer(part))
-                states = not overrides and not (asks and end == ends[-1]) and _states(part, asks, bool(others))
+                others_words = frozenset(match[0] for match in _OTHER_USER.finditer(part))
+                states = not overrides and not (asks and end == ends[-1]) and _states(part, asks, bool(others_words))
                 mere = (
                     states and bool(_REQUEST.match(part)) and not (_FIRST_PERSON.search(part) or _LASTING.search(part))
                 )
-                yield Clause(start, end, states and not mere, states, about, others)
+                yield Clause(start, end, states and not mere, states, about, others_words)
             start = end
 
 

@@ -64,8 +64,8 @@ def _types(profile: Collection[MemoryType]) -> tuple[MemoryType, ...]:
             raise TypeError("it is a text")
         return tuple(MemoryType(kind) for kind in profile)
     except (TypeError, ValueError) as error:
-        known = ", ".join(MemoryType)
-        raise ConfigError("ExtractiveMemory.profile", profile, f"must be types of {known}") from error
+        names = ", ".join(MemoryType)
+        raise ConfigError("ExtractiveMemory.profile", profile, f"must be types of {names}") from error
 
 
 @needs(
@@ -225,11 +225,11 @@ class ExtractiveMemory:
             LongTermMemoryError: the model failed; nothing was stored.
             ExtractionError: the model's answer was invalid; nothing was stored.
         """
-        given = {item.id: item for item in reversed(items)}
-        messages = [item for item in reversed(given.values()) if item.blocks]
+        items_by_id = {item.id: item for item in reversed(items)}
+        messages = [item for item in reversed(items_by_id.values()) if item.blocks]
         for item in messages:
             checked_item(scope, replace(item, text="a message"))  # raises before the model is called
-        if ready := [item for item in reversed(given.values()) if not item.blocks]:
+        if ready := [item for item in reversed(items_by_id.values()) if not item.blocks]:
             await self._found.remember(scope, ready)
         if messages:
             lock = self._locks.setdefault(scope.user_id, asyncio.Lock())
@@ -252,7 +252,7 @@ class ExtractiveMemory:
         With `chooses`, each recall calls the model once. If it fails or its answer is invalid, facts are found by words
         and vectors instead, as a `DegradedRecall`.
         """
-        why = None
+        reason = None
         if self._chooses and limit > 0:
             try:
                 chosen = await self._choose(scope, query, ItemFilter(types=types, as_of=as_of))
@@ -260,10 +260,10 @@ class ExtractiveMemory:
                 self._found.use(scope, [item.id for item in some], recalled=True)
                 return recalled(some, trouble_of(chosen))
             except Exception as error:  # noqa: BLE001 - whatever a model raises is reported
-                why = f"the model could not choose facts: {error!r}"[:_WHY_CHARS]
+                reason = f"the model could not choose facts: {error!r}"[:_WHY_CHARS]
         options: dict[str, Any] = {"types": types, "as_of": as_of, "per_category": per_category}
-        found = await self._found.recall(scope, query, limit=limit, **options)
-        return recalled(found, why or trouble_of(found))
+        items = await self._found.recall(scope, query, limit=limit, **options)
+        return recalled(items, reason or trouble_of(items))
 
     async def recall_with_profile(
         self,
@@ -279,14 +279,14 @@ class ExtractiveMemory:
         if not self._chooses or not query:
             options: dict[str, Any] = {"limit": limit, "types": types, "per_category": per_category}
             return await self._found.recall_with_profile(scope, query, profile=profile, **options)
-        items, found = await asyncio.gather(
+        items, ranked = await asyncio.gather(
             self._found.items(scope, ItemFilter(types=types)),
             self.recall(scope, query, limit=2 * limit, types=types, per_category=per_category),
         )
         standing = profile_of(items, profile)
-        chosen = beside(standing, found, limit, per_category=per_category)
+        chosen = beside(standing, ranked, limit, per_category=per_category)
         self._found.use_profile(scope, standing, chosen)
-        return ProfiledRecall(profile=standing, found=recalled(chosen, trouble_of(found)))
+        return ProfiledRecall(profile=standing, found=recalled(chosen, trouble_of(ranked)))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""
@@ -303,8 +303,8 @@ class ExtractiveMemory:
         model = self._bound_model()
         newest = await self._found.items(scope, which)
         nearest = await self._found.ranked(scope, query, newest, which, limit=rerank.MOST // 2)
-        known = {item.id: item for item in (*nearest, *newest)}
-        items = [*known.values()][: rerank.MOST]
+        items_by_id = {item.id: item for item in (*nearest, *newest)}
+        items = [*items_by_id.values()][: rerank.MOST]
         if not items:
             return []
         answer = await model.answer(rerank.request(query, items, self._choosing_prompt), schema=rerank.SCHEMA)
@@ -335,9 +335,9 @@ class ExtractiveMemory:
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         """Delete facts; an item's id deletes all facts that were extracted from it. Returns the number of facts."""
         check_turn(scope.session_id, turn_index, ids)
-        gone = await self._delete(scope, ids, turn_index)
-        await self._found.unindex(scope.user_id, gone)
-        return sum(not is_record(name) for name in gone)
+        deleted = await self._delete(scope, ids, turn_index)
+        await self._found.unindex(scope.user_id, deleted)
+        return sum(not is_record(name) for name in deleted)
 
     async def _delete(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[str]:
         """Delete items, facts that were extracted from them, and their records; return the ids of all."""
@@ -347,9 +347,9 @@ class ExtractiveMemory:
         keys = {_key(name) for name in names}
         # The first records go too: an extraction that finds its first record deleted deletes its facts.
         marks = [_seen(key) for key in keys]
-        gone = await self.store.delete(scope, [*dict.fromkeys((*names, *marks, *await self._made(scope, keys)))])
+        deleted = await self.store.delete(scope, [*dict.fromkeys((*names, *marks, *await self._made(scope, keys)))])
         # Again, since facts may have been written after the query and before the deletion of the records.
-        return gone + await self._unmake(scope, keys)
+        return deleted + await self._unmake(scope, keys)
 
     async def texts(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
@@ -411,11 +411,11 @@ class ExtractiveMemory:
 
     async def _ask(self, scope: Scope, messages: ExtractionInput) -> ReconcileResult:
         model = self._bound_model()
-        known = await self._found.items(scope, _KNOWN)
+        facts = await self._found.items(scope, _KNOWN)
         recent = _FILLED * self._nearest
-        indexed = await self._found.indexed(scope, known, _KNOWN)
+        indexed = await self._found.indexed(scope, facts, _KNOWN)
         shown = await on_thread(
-            nearest, messages, known, count=self._nearest, recent=recent, user_index=indexed.user_index
+            nearest, messages, facts, count=self._nearest, recent=recent, user_index=indexed.user_index
         )
         names = {f"f{number}": item for number, item in enumerate(shown, 1)}
         self._counts["calls"] += 1
@@ -429,9 +429,9 @@ class ExtractiveMemory:
         except Exception as error:
             self._counts["failed"] += 1
             raise ExtractionError(f"the model's answer is invalid: {error!r}"[:_WHY_CHARS]) from error
-        known = await self._found.items(scope, _KNOWN)  # facts may have been deleted meanwhile
+        facts = await self._found.items(scope, _KNOWN)  # facts may have been deleted meanwhile
         now = self._clock()
-        decision = await on_thread(decide, candidates, messages, known, names, self._limits, now=now)
+        decision = await on_thread(decide, candidates, messages, facts, names, self._limits, now=now)
         self._found.use_again(scope, decision.again)
         self._counts.update(decision.counts)
         return decision
@@ -444,17 +444,17 @@ class ExtractiveMemory:
         """
         facts: dict[str, list[MemoryItem]] = {_key(item.id): [] for item in items}
         pairs: dict[str, list[tuple[str, str]]] = {key: [] for key in facts}
-        made: list[MemoryItem] = []
+        new_facts: list[MemoryItem] = []
         for accepted in decision.accepted:
             key = _key(accepted.said.item.id)
-            olds = [old for each in accepted.instead_of if (old := await self._predecessor(scope, each))]
-            made.append(_fact(f"{key}-{len(facts[key])}", accepted, olds[:1], self._clock()))
-            facts[key].append(made[-1])
-            pairs[key] += [_by_age(made[-1], old) for old in olds]
-        for accepted, fact in zip(decision.accepted, made, strict=True):
-            pairs[_key(accepted.said.item.id)] += [_by_age(fact, made[at]) for at in accepted.instead_of_new]
+            olds = [old for predecessor in accepted.instead_of if (old := await self._predecessor(scope, predecessor))]
+            new_facts.append(_fact(f"{key}-{len(facts[key])}", accepted, olds[:1], self._clock()))
+            facts[key].append(new_facts[-1])
+            pairs[key] += [_by_age(new_facts[-1], old) for old in olds]
+        for accepted, fact in zip(decision.accepted, new_facts, strict=True):
+            pairs[_key(accepted.said.item.id)] += [_by_age(fact, new_facts[index]) for index in accepted.instead_of_new]
         marks = [_mark(_done(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
-        new = set(await self.store.put(scope, [*(fact for each in facts.values() for fact in each), *marks], at=now))
+        new = set(await self.store.put(scope, [*(fact for group in facts.values() for fact in group), *marks], at=now))
         there = await self.store.get(scope, [mark for key in facts for mark in (_seen(key), _done(key))])
         whole = [key for key in facts if _done(key) in new and _seen(key) in there]
         lost = [fact.id for key in facts if key not in whole for fact in facts[key] if fact.id in new]
@@ -502,8 +502,8 @@ class ExtractiveMemory:
 
     async def _unmake(self, scope: Scope, keys: Collection[str]) -> list[str]:
         """Delete the facts extracted from items; return their ids."""
-        made = await self._made(scope, keys)
-        return await self.store.delete(scope, made) if made else []
+        ids = await self._made(scope, keys)
+        return await self.store.delete(scope, ids) if ids else []
 
 
 _FILLED = 3

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def nearest(
     messages: ExtractionInput,
-    known: Sequence[MemoryItem],
+    facts: Sequence[MemoryItem],
     *,
     count: int,
     recent: int,
@@ -32,21 +32,21 @@ def nearest(
     """Return the known facts to show to the model: those similar to the user's statements, then the newest.
 
     Args:
-        known: all known facts, the newest first.
+        facts: all known facts, the newest first.
         count: the maximum number of similar facts to return for each statement.
         recent: the newest facts are added up to this number, since a contradicting fact may share no word.
         user_index: the index of the known facts; made if left out.
     """
     from turnwise.memory.longterm.recall.user_index import find, index_of
 
-    asked = "\n".join(said.text for said in messages.said)
+    text = "\n".join(statement.text for statement in messages.said)
     most = min(count * len(messages.said), max(count, _SHOWN))
-    places = {item.id: at for at, item in enumerate(known)}
-    found = find(user_index or index_of(known), asked, limit=most, weights=_LOOSE)
-    near = [places[item.id] for item in found if item.id in places]
+    places = {item.id: index for index, item in enumerate(facts)}
+    similar = find(user_index or index_of(facts), text, limit=most, weights=_LOOSE)
+    near = [places[item.id] for item in similar if item.id in places]
     there = set(near)
-    newest = [at for at in range(min(len(known), recent + len(near))) if at not in there]
-    return [known[at] for at in [*near, *newest[: max(recent - len(near), 0)]]]
+    newest = [index for index in range(min(len(facts), recent + len(near))) if index not in there]
+    return [facts[index] for index in [*near, *newest[: max(recent - len(near), 0)]]]
 
 
 _LOOSE = replace(FACTS, tail=0.0, margin=float("-inf"), part=0.0)
@@ -82,7 +82,7 @@ class ReconcileResult:
 def decide(
     candidates: Sequence[Candidate | Refusal],
     messages: ExtractionInput,
-    known: Sequence[MemoryItem],
+    facts: Sequence[MemoryItem],
     shown: Mapping[str, MemoryItem],
     limits: Limits,
     *,
@@ -94,11 +94,11 @@ def decide(
     see `contradiction`, even if the model does not say so.
 
     Args:
-        known: the facts that are valid now. A fact that the model was shown is replaced only if it is among them.
+        facts: the facts that are valid now. A fact that the model was shown is replaced only if it is among them.
         shown: the facts that the model was shown, by short name.
         now: the time of statements that have none, in seconds since the epoch.
     """
-    deciding = _Reconciling(known)
+    deciding = _Reconciling(facts)
     for number, candidate in enumerate(candidates):
         check_awaited()
         if len(deciding.accepted) >= limits.max_facts or number >= _READ * limits.max_facts:
@@ -118,7 +118,7 @@ def decide(
         else:
             names = said_names(candidate, verdict.said, messages)
             name = candidate.name if candidate.name in names else None
-            own: dict[str, Any] = {"name": name, "aliases": tuple(each for each in names if each != name)}
+            own: dict[str, Any] = {"name": name, "aliases": tuple(alias for alias in names if alias != name)}
             if verdict.tool is not None:
                 own["type"] = str(MemoryType.CONTEXT)  # no type of the profile, which says who the user is
             deciding.accept(number, candidate.model_copy(update=own), verdict, of, now)
@@ -128,9 +128,9 @@ def decide(
 class _Reconciling:
     """The decisions about an answer's candidates so far."""
 
-    def __init__(self, known: Sequence[MemoryItem]) -> None:
-        self.holds = {item.id: item for item in known}
-        self.keys = {item.id: _key(item.text) for item in known}
+    def __init__(self, facts: Sequence[MemoryItem]) -> None:
+        self.holds = {item.id: item for item in facts}
+        self.keys = {item.id: _key(item.text) for item in facts}
         self.accepted: list[Accepted] = []
         self.places: list[tuple[int, int]] = []
         """The place of each accepted fact in the messages."""
@@ -150,33 +150,35 @@ class _Reconciling:
         target = self._target(candidate, of)
         key = _key(text)
         if target is None:
-            of = next((at for at, other in self.keys.items() if at in self.holds and _extends(key, other)), None)
+            of = next(
+                (id_ for id_, other_key in self.keys.items() if id_ in self.holds and _extends(key, other_key)), None
+            )
             target = self.holds[of] if of is not None else None
-            same = {at for at, other in self.keys.items() if _extends(other, key)}
+            same = {id_ for id_, other_key in self.keys.items() if _extends(other_key, key)}
         else:
-            same = {at for at, other in self.keys.items() if other == key}
+            same = {id_ for id_, other_key in self.keys.items() if other_key == key}
         if verdict.quote is not None:
             plain = _key(verdict.quote)  # a known fact in the same words
-            same |= {at for at, other in self.keys.items() if other == plain}
+            same |= {id_ for id_, other_key in self.keys.items() if other_key == plain}
         if same:
             self.counts["same"] += 1
             self.again |= same & self.holds.keys()
             return
-        gone = {target.id: target} if target else {}
+        replaced = {target.id: target} if target else {}
         before: list[int] = []
         if verdict.quote is not None:
             self.counts["quoted" if verdict.tool is None else "sourced"] += 1
         else:
-            for each in self.holds.values():
+            for fact in self.holds.values():
                 check_awaited()
-                if _contradicts(candidate, each.text, each.topic):
-                    gone[each.id] = each
+                if _contradicts(candidate, fact.text, fact.topic):
+                    replaced[fact.id] = fact
             before = self._contradicted(candidate, verdict.place)
-        for name in gone:
+        for name in replaced:
             del self.holds[name]  # a fact is replaced by one fact only
         self.keys[f"{number} of this answer"] = key
         self.places.append(verdict.place)
-        self.accepted.append(Accepted(candidate, verdict.said, tuple(gone.values()), tuple(before)))
+        self.accepted.append(Accepted(candidate, verdict.said, tuple(replaced.values()), tuple(before)))
 
     def _target(self, candidate: Candidate, of: str | None) -> MemoryItem | None:
         """Return the known fact that the model says the candidate replaces, if that is plausible."""
@@ -191,13 +193,13 @@ class _Reconciling:
         The candidate is added to the later facts that contradict it.
         """
         before = []
-        for at, other in enumerate(self.accepted):
-            if _contradicts(candidate, other.candidate.text, other.candidate.topic):
-                if self.places[at] <= place:
-                    before.append(at)
+        for index, accepted in enumerate(self.accepted):
+            if _contradicts(candidate, accepted.candidate.text, accepted.candidate.topic):
+                if self.places[index] <= place:
+                    before.append(index)
                 else:
-                    later = (*other.instead_of_new, len(self.accepted))
-                    self.accepted[at] = replace(other, instead_of_new=later)
+                    later = (*accepted.instead_of_new, len(self.accepted))
+                    self.accepted[index] = replace(accepted, instead_of_new=later)
         return before
 
 

@@ -34,8 +34,10 @@ def overwrite(folder: Path, ids: Collection[str]) -> int:
     Raises:
         OSError: there can be no other process, or it failed.
     """
-    asked = json.dumps({"folder": str(folder), "ids": list(ids)})
-    done = subprocess.run([sys.executable, "-I", __file__], input=asked, capture_output=True, text=True, check=False)  # noqa: S603 - this file
+    arguments = json.dumps({"folder": str(folder), "ids": list(ids)})
+    done = subprocess.run(
+        [sys.executable, "-I", __file__], input=arguments, capture_output=True, text=True, check=False
+    )  # noqa: S603 - this file
     if done.returncode:
         raise OSError(f"what Chroma keeps was not overwritten ({done.returncode}): {done.stderr.strip()[-500:]}")
     return int(done.stdout)
@@ -70,7 +72,9 @@ def _overwrite(folder: Path, ids: Sequence[str]) -> int:
         connection.execute("PRAGMA secure_delete = ON")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("BEGIN IMMEDIATE")
-        left = sum(_count(connection, ids[at : at + _NAMED_AT_ONCE]) for at in range(0, len(ids), _NAMED_AT_ONCE))
+        remaining = sum(
+            _count(connection, ids[start : start + _NAMED_AT_ONCE]) for start in range(0, len(ids), _NAMED_AT_ONCE)
+        )
         # The pages of the queue have old vectors between those that are in use.
         connection.execute("CREATE TEMP TABLE waiting AS SELECT * FROM embeddings_queue")
         connection.execute("DELETE FROM embeddings_queue")
@@ -82,7 +86,7 @@ def _overwrite(folder: Path, ids: Sequence[str]) -> int:
         connection.execute("INSERT INTO turnwise_blank VALUES (zeroblob(?))", (free * size,))
         connection.execute("DROP TABLE turnwise_blank")
         connection.execute("COMMIT")
-    return left
+    return remaining
 
 
 def _count(connection: sqlite3.Connection, ids: Sequence[str]) -> int:
@@ -94,5 +98,5 @@ def _count(connection: sqlite3.Connection, ids: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    given = json.load(sys.stdin)
-    json.dump(_overwrite(Path(given["folder"]), given["ids"]), sys.stdout)
+    arguments = json.load(sys.stdin)
+    json.dump(_overwrite(Path(arguments["folder"]), arguments["ids"]), sys.stdout)

@@ -65,8 +65,8 @@ class ChromaProcess:
                 try:
                     answer = self._exchange(request)
                 except _ENDED as error:
-                    why = f"the process that has it ends whenever it is asked ({type(error).__name__}: {error})"
-                    raise StoreError(f"vectors in {key[0]!r}: {why}; its log says more") from error
+                    reason = f"the process that has it ends whenever it is asked ({type(error).__name__}: {error})"
+                    raise StoreError(f"vectors in {key[0]!r}: {reason}; its log says more") from error
         return cast("tuple[Any, int | None]", answer)
 
     def _exchange(self, request: bytes) -> Any:

@@ -66,12 +66,12 @@ class VectorCollection:
 
     def get(self, keys: Sequence[str]) -> dict[str, Array]:
         """Return the vectors of those keys that are there."""
-        found: dict[str, Array] = {}
+        vectors: dict[str, Array] = {}
         with self._opened() as collection:
             for page in _pages(len(keys)):
                 got = collection.get(ids=list(keys[page]), include=["embeddings"])
-                found |= zip(got["ids"], np.asarray(got["embeddings"], dtype=np.float32), strict=True)
-        return found
+                vectors |= zip(got["ids"], np.asarray(got["embeddings"], dtype=np.float32), strict=True)
+        return vectors
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete the vectors of these keys, and of items of these, of all embedding functions.
@@ -80,19 +80,19 @@ class VectorCollection:
         takes some milliseconds each, so better delete a few at a time.
         """
         with self._opened() as collection:
-            for each in (collection, *self._others()):
+            for target in (collection, *self._others()):
                 for page in _pages(len(keys)):
-                    for found in _of_keys(each, list(keys[page])):
-                        there = list(found["ids"])
-                        chance = np.random.default_rng().normal(size=np.shape(found["embeddings"]))
-                        each.update(ids=there, embeddings=chance.astype(np.float32))
-                        each.delete(ids=there)
+                    for records in _of_keys(target, list(keys[page])):
+                        there = list(records["ids"])
+                        chance = np.random.default_rng().normal(size=np.shape(records["embeddings"]))
+                        target.update(ids=there, embeddings=chance.astype(np.float32))
+                        target.delete(ids=there)
 
     def push(self, changes: int) -> None:
         """Submit this many no-op deletions, so that Chroma reaches `SYNC_CHANGES` and writes its index files."""
         with self._opened() as collection:
-            for each in (collection, *self._others()):
-                each.delete(ids=[f"nothing-{number}" for number in range(changes)])
+            for target in (collection, *self._others()):
+                target.delete(ids=[f"nothing-{number}" for number in range(changes)])
 
     def overwrite(self, keys: Collection[str]) -> int:
         """Overwrite what deletions have left in Chroma's files, after it has written those of its index.
@@ -106,11 +106,11 @@ class VectorCollection:
 
     def keys(self) -> set[str]:
         """Return the keys of all vectors."""
-        found: set[str] = set()
+        keys: set[str] = set()
         with self._opened() as collection:
             for page in _pages(collection.count()):
-                found |= set(collection.get(limit=PAGE, offset=page.start, include=[])["ids"])
-        return found
+                keys |= set(collection.get(limit=PAGE, offset=page.start, include=[])["ids"])
+        return keys
 
     def drop(self) -> None:
         """Delete all collections of this name with all their vectors, their files included."""
@@ -152,9 +152,13 @@ class VectorCollection:
 
     def _others(self) -> list[Any]:
         """Return the collections of this name that other embedding functions made."""
-        ours = re.compile(re.escape(self._prefix) + "-[0-9a-f]{16}")
-        found = self._client.list_collections()
-        return [each for each in found if ours.fullmatch(each.name) and each.name != self._name]
+        pattern = re.compile(re.escape(self._prefix) + "-[0-9a-f]{16}")
+        collections = self._client.list_collections()
+        return [
+            collection
+            for collection in collections
+            if pattern.fullmatch(collection.name) and collection.name != self._name
+        ]
 
     def _open(self) -> None:
         if self._client is None:
@@ -176,11 +180,11 @@ def _alias(user: str) -> str:
 
 def _of_keys(collection: Any, keys: list[str]) -> Iterator[Any]:
     """Yield the vectors of these keys, then those of passages of items of these. Who is given some deletes them."""
-    if len((found := collection.get(ids=keys, include=["embeddings"]))["ids"]):
-        yield found
+    if len((records := collection.get(ids=keys, include=["embeddings"]))["ids"]):
+        yield records
     is_part = {"item": {"$in": keys}}
-    while len((found := collection.get(where=is_part, limit=PAGE, include=["embeddings"]))["ids"]):
-        yield found
+    while len((records := collection.get(where=is_part, limit=PAGE, include=["embeddings"]))["ids"]):
+        yield records
 
 
 def _pages(count: int) -> Iterator[slice]:

@@ -59,7 +59,7 @@ def _locked(path: Path) -> sqlite3.Connection:
         if connection is not None:
             connection.close()
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-            why = "another process has it open: end that one, or let both use a server, ChromaServer()"
-            raise StoreError(f"folder {path}: {why}") from error
+            reason = "another process has it open: end that one, or let both use a server, ChromaServer()"
+            raise StoreError(f"folder {path}: {reason}") from error
         raise StoreError(f"folder {path}: it cannot be opened: {error}") from error
     return connection

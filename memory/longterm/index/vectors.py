@@ -91,5 +91,5 @@ class VectorFiles(Protocol):
 def check_dimensions(dimensions: int | None, vectors: Array, embedding: str) -> None:
     """Raise ConfigError if vectors of an embedding cannot be where others are of so many dimensions, if of any."""
     if dimensions is not None and vectors.shape[1] != dimensions:
-        why = f"its vectors have {vectors.shape[1]} dimensions, those that are kept {dimensions}"
-        raise ConfigError("embedding", embedding, f"{why}: rebuild() makes them anew")
+        reason = f"its vectors have {vectors.shape[1]} dimensions, those that are kept {dimensions}"
+        raise ConfigError("embedding", embedding, f"{reason}: rebuild() makes them anew")

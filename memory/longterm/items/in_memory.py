@@ -109,9 +109,9 @@ class InMemoryItems:
             deleted = [name for name, row in rows.items() if matches(row.item, which)]
             self._forget(scope.user_id, deleted)
             return deleted
-        seen = [name for name in dict.fromkeys(ids) if self._seen(scope, name)]
-        self._forget(scope.user_id, [*seen, *(name for name in ids if name not in rows)])
-        return seen
+        visible = [name for name in dict.fromkeys(ids) if self._seen(scope, name)]
+        self._forget(scope.user_id, [*visible, *(name for name in ids if name not in rows)])
+        return visible
 
     async def touch(self, uses: Sequence[Use]) -> None:
         self._check_open()
@@ -182,14 +182,16 @@ class InMemoryItems:
 
     def _forget(self, user_id: str, ids: Collection[str]) -> None:
         rows = self._users.get(user_id, {})
-        gone = {name: rows.pop(name, None) for name in ids}
+        deleted = {name: rows.pop(name, None) for name in ids}
         now = time.time()
-        for name in gone:
+        for name in deleted:
             self._deleted.setdefault(digest_of(user_id, name), now)
         while self._deleted and next(iter(self._deleted.values())) < now - TOMBSTONE_S:
             self._deleted.popitem(last=False)
-        ends = {name: (row.item.superseded_at, row.item.superseded_by) if row else NO_END for name, row in gone.items()}
+        ends = {
+            name: (row.item.superseded_at, row.item.superseded_by) if row else NO_END for name, row in deleted.items()
+        }
         for name, row in rows.items():
             if row.item.superseded_by in ends:
-                at, by = end_after_deletion(ends, name, row.item.superseded_by)
-                row.item = replace(row.item, superseded_at=at, superseded_by=by)
+                superseded_at, by = end_after_deletion(ends, name, row.item.superseded_by)
+                row.item = replace(row.item, superseded_at=superseded_at, superseded_by=by)

@@ -50,7 +50,7 @@ def _escaped(value: Any) -> Any:
 
 def _unescaped(value: Any) -> Any:
     if isinstance(value, str) and _MARK in value:
-        return _ESCAPED.sub(lambda found: "\0" if found[0] == f"{_MARK}0" else _MARK, value)
+        return _ESCAPED.sub(lambda match: "\0" if match[0] == f"{_MARK}0" else _MARK, value)
     return value
 
 

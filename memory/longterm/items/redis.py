@@ -188,10 +188,10 @@ def _agent(scope: Scope) -> bytes:
     return encode(scope.agent or "")
 
 
-def _used(at: float | None) -> float:
-    used = time.time() if at is None else float(at)
+def _used(used_at: float | None) -> float:
+    used = time.time() if used_at is None else float(used_at)
     if math.isnan(used):
-        raise ConfigError("at", at, "is not a time")
+        raise ConfigError("at", used_at, "is not a time")
     return used
 
 
@@ -223,7 +223,7 @@ def _filters(scope: Scope, which: ItemFilter, cursor: str | None, limit: int) ->
     if which.as_of is not None:
         end = min(end, f"{tag}{_sortable(which.as_of)}~")
     times = (which.as_of, which.used_since, which.live_at)
-    as_of, used_since, live_at = ("" if at is None else str(float(at)) for at in times)
+    as_of, used_since, live_at = ("" if moment is None else str(float(moment)) for moment in times)
     session, turn = _origin(which.session_id, which.turn_index)
     first: list[Argument] = [tag, _agent(scope), f"({end}", limit, _kinds(which.types)]
     return [*first, session, turn, as_of, "1" if which.superseded else "", used_since, live_at]

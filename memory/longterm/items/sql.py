@@ -164,7 +164,7 @@ class SQLItems(SecureDeleteDatabase):
     async def load(
         self,
         users: Collection[str],
-        known: Mapping[str, Revision],
+        revisions: Mapping[str, Revision],
         expiry: Expiry | None = None,
         *,
         most: int | None = None,
@@ -172,14 +172,14 @@ class SQLItems(SecureDeleteDatabase):
         """Return the rows of users that the caller does not have yet.
 
         Args:
-            known: of users, the revision whose rows the caller has.
+            revisions: of users, the revision whose rows the caller has.
             expiry: which of the rows are expired; none if left out.
             most: of how many new rows of a user to return the first; all if left out. If rows were changed or deleted
                 since what is known, all of the user's rows are returned.
         """
         loaded = await self._reading(
             lambda statements: {
-                user_id: statements.load(user_id, known.get(user_id, NOTHING), expiry, most) for user_id in users
+                user_id: statements.load(user_id, revisions.get(user_id, NOTHING), expiry, most) for user_id in users
             }
         )
         if self._glance is None and self._is_sqlite:
@@ -233,11 +233,11 @@ class SQLItems(SecureDeleteDatabase):
 
         def read(statements: Statements) -> tuple[list[str], list[str]]:
             there: list[str] = []
-            others: list[str] = []
+            other_keys: list[str] = []
             for embedded, item in statements.embedded():
-                keys = there if embedded == embedding else others
+                keys = there if embedded == embedding else other_keys
                 keys += [key for key, _ in vectors_of(item.key, item.text)]
-            return there, others
+            return there, other_keys
 
         return await self._reading(read)
 

@@ -80,24 +80,24 @@ class Statements:
         rows = self._all(select, self._space, user_id)
         return Revision(*rows[0]) if rows else NOTHING
 
-    def load(self, user_id: str, known: Revision, expiry: Expiry | None, most: int | None) -> Loaded:
+    def load(self, user_id: str, known_revision: Revision, expiry: Expiry | None, most: int | None) -> Loaded:
         """Return a user's rows that are not known: see `SQLItems.load`."""
         revision = current = self.revision(user_id)
-        if not revision.grew_from(known):
-            most = most if known == NOTHING else None
-            known = NOTHING
+        if not revision.grew_from(known_revision):
+            most = most if known_revision == NOTHING else None
+            known_revision = NOTHING
         first, _ = _range(revision.owner)
         rows: list[Row] = []
-        if revision.rows != known.rows:
+        if revision.rows != known_revision.rows:
             # In PostgreSQL, rows that came after the revision was read may be seen by now.
-            numbers = first + known.rows, first + revision.rows - 1
+            numbers = first + known_revision.rows, first + revision.rows - 1
             limit = f" LIMIT {most:d}" if most else ""
             select = f"SELECT row, {ITEM} FROM turnwise_items WHERE row BETWEEN ? AND ? ORDER BY row{limit}"  # noqa: S608
             rows = [_row(user_id, values) for values in self._all(select, *numbers)]
             if len(rows) == most:
                 revision = revision._replace(rows=rows[-1].row - first + 1)
         expired = self._expired(user_id, revision.owner, expiry) if expiry else []
-        return Loaded(revision=revision, base=known, more=rows, expired=expired, is_all=revision == current)
+        return Loaded(revision=revision, base=known_revision, more=rows, expired=expired, is_all=revision == current)
 
     def _expired(self, user_id: str, owner: int, expiry: Expiry) -> list[int]:
         which = f"row BETWEEN ? AND ? AND used < ? AND {_types(expiry.types)}"
@@ -285,15 +285,15 @@ class Statements:
         ends = dict.fromkeys(missing.values(), NO_END)
         ends |= {row.id: (row.superseded_at, row.superseded_by) for row in rows if isinstance(row.id, str)}
         first, last = _range(self.revision(user_id).owner)
-        left = False
+        has_predecessors = False
         for some in _chunks([*ends]):
             which = f"superseded_by IN ({_marks(some)}) AND row BETWEEN ? AND ?"
             select = f"SELECT row, id, superseded_by FROM turnwise_items WHERE {which}"  # noqa: S608
             for row, name, successor in self._all(select, *some, first, last):
-                left = True
+                has_predecessors = True
                 update = "UPDATE turnwise_items SET superseded_at = ?, superseded_by = ? WHERE row = ?"
                 self._cursor.execute(update, (*end_after_deletion(ends, name, successor), row))
-        if rows or left:
+        if rows or has_predecessors:
             self._bump(user_id)
         if not self._all("SELECT 1 FROM turnwise_items WHERE row BETWEEN ? AND ? LIMIT 1", first, last):
             forget = "DELETE FROM turnwise_item_owners WHERE space = ? AND user_id = ?"

@@ -32,9 +32,9 @@ async def still_contained(store: ItemStore, texts: Collection[str]) -> set[str]:
     Raises:
         CorruptRecordError: an item cannot be read.
     """
-    left = set(texts)
-    if left:
+    remaining = set(texts)
+    if remaining:
         async for stored in all_stored(store):
             for text in said_by(stored.item):
-                left -= said_in(text, left)
-    return set(texts) - left
+                remaining -= said_in(text, remaining)
+    return set(texts) - remaining

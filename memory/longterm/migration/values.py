@@ -114,8 +114,8 @@ def _is_blank(value: Any) -> bool:
 
 def _listed(fields: dict[str, Any]) -> str:
     """Return the fields of a record as text."""
-    said = {name: value for name, value in fields.items() if not _is_blank(value)}
-    return "; ".join(f"{name}: {_plain(value)}" for name, value in said.items())
+    filled = {name: value for name, value in fields.items() if not _is_blank(value)}
+    return "; ".join(f"{name}: {_plain(value)}" for name, value in filled.items())
 
 
 def _plain(value: Any) -> str:

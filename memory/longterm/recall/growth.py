@@ -34,7 +34,7 @@ class Growth:
     Args:
         index: the index to begin with, the latest of its user.
         more: the rows to add.
-        gone: the numbers of rows to remove.
+        removed: the numbers of rows to remove.
         revision: the revision of the index in the end.
         revision_at: the revision of the index that has the rows up to one; if left out, one that equals no other.
         vectors: vectors of the rows to add, by key.
@@ -44,7 +44,7 @@ class Growth:
         self,
         index: UserIndex,
         more: Sequence[Row],
-        gone: Collection[int],
+        removed: Collection[int],
         revision: Revision,
         *,
         revision_at: Callable[[Row], Revision] = lambda row: UNFINISHED,
@@ -52,7 +52,7 @@ class Growth:
     ) -> None:
         self.index = index
         self._rows = more
-        self._gone = gone
+        self._gone = removed
         self._revision = revision
         self._revision_at = revision_at
         self._vectors = vectors or {}
@@ -64,7 +64,7 @@ class Growth:
         """How many of them are analysed."""
         self.left = len(more)
         """How many rows the index still lacks."""
-        self.is_done = not more and not gone and index.revision == revision
+        self.is_done = not more and not removed and index.revision == revision
 
     def step(self) -> None:
         """Analyse some passages, and add the rows of which all are analysed."""
@@ -76,10 +76,10 @@ class Growth:
             if not self._begun:
                 self._begun, self._analysed = arrivals_of([self._rows[self._count]]), 0
                 self._count += 1
-            one = self._begun[self._analysed]
-            one.analyse()
+            arrival = self._begun[self._analysed]
+            arrival.analyse()
             self._analysed += 1
-            chars += PASSAGE_CHARS + one.passage.stop - one.passage.start
+            chars += PASSAGE_CHARS + arrival.passage.stop - arrival.passage.start
             if self._analysed == len(self._begun):
                 came += self._begun
                 self._begun = []
@@ -89,21 +89,21 @@ class Growth:
             self.index = self.index.changed(revision, came, self._gone)
             self.index.take(self._vectors)
             self._gone = ()
-            self.left -= len({one.row.row for one in came})
+            self.left -= len({arrival.row.row for arrival in came})
         self.is_done = is_last
 
 
 def growth_between(index: UserIndex, rows: Sequence[Row], revision: Revision) -> Growth:
     """Return the growth of an index to one of exactly these rows. Rows that it has are not analysed again."""
-    known = {row.row: row for row in index.rows}
-    more = [row for row in rows if known.get(row.row) != row]
-    gone = known.keys() - {row.row for row in rows} | {row.row for row in more if row.row in known}
-    if len(gone) > len(known) - len(gone) or index.gone > len(index.rows) + _MOST_GONE:
+    indexed = {row.row: row for row in index.rows}
+    more = [row for row in rows if indexed.get(row.row) != row]
+    removed = indexed.keys() - {row.row for row in rows} | {row.row for row in more if row.row in indexed}
+    if len(removed) > len(indexed) - len(removed) or index.gone > len(index.rows) + _MOST_GONE:
         return Growth(UserIndex(), rows, (), revision, vectors=index.by_key())
     # A row whose text stays has its vectors still. They are copied, as the index overwrites those of what is gone.
     keys = {row.key for row in more}
-    vectors = {key: vector.copy() for key, vector in index.by_key().items() if item_key(key) in keys} if gone else {}
-    return Growth(index, more, gone, revision, vectors=vectors)
+    vectors = {key: vector.copy() for key, vector in index.by_key().items() if item_key(key) in keys} if removed else {}
+    return Growth(index, more, removed, revision, vectors=vectors)
 
 
 _MOST_GONE = 1_000

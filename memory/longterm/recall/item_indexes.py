@@ -65,11 +65,11 @@ class ItemIndexes:
         listed = self._lists.setdefault(key, _IndexedList())
         self._lists.move_to_end(key)
         async with listed.turn:
-            user_index, left = await on_thread(listed.step, items)
-            while left and has_time():
-                user_index, left = await on_thread(listed.step, items)
+            user_index, missing = await on_thread(listed.step, items)
+            while missing and has_time():
+                user_index, missing = await on_thread(listed.step, items)
         self._count(key, listed, user_index.bytes)
-        return Indexed(user_index, left, len(items))
+        return Indexed(user_index, missing, len(items))
 
     async def remove(self, user_id: str, ids: Collection[str]) -> None:
         """Remove a user's items from the indexes, since they are deleted: no text of them stays in memory."""
@@ -122,10 +122,10 @@ class _IndexedList:
                 return self.index, 0
             self._growth.step()
             self.index = self._growth.index
-            left = self._growth.left
+            missing = self._growth.left
             if self._growth.is_done:
                 self._growth = None
-            return self.index, left
+            return self.index, missing
 
     def remove(self, ids: set[str]) -> None:
         """Remove items from the index."""
@@ -134,8 +134,8 @@ class _IndexedList:
         with self._lock:
             if self.index is None:
                 return
-            if gone := {row.row for row in self.index.rows if row.item.id in ids}:
-                self.index = self.index.changed(UNFINISHED, (), gone)
+            if removed := {row.row for row in self.index.rows if row.item.id in ids}:
+                self.index = self.index.changed(UNFINISHED, (), removed)
             if self._growth is None and self._items is not None:
                 self._items = [item for item in self._items if item.id not in ids]
             else:
@@ -143,28 +143,28 @@ class _IndexedList:
 
     def _rows(self, user_index: UserIndex, items: Sequence[MemoryItem]) -> list[Row]:
         """Return the items as rows. An item that the index has keeps its number; others get numbers in their order."""
-        known = {row.item.id: row.row for row in user_index.rows}
-        numbers = numbers_between([known.pop(item.id, None) for item in items])
+        numbers_by_id = {row.item.id: row.row for row in user_index.rows}
+        numbers = numbers_between([numbers_by_id.pop(item.id, None) for item in items])
         return [
             Row(row=number, agent=None, item=item, key=str(number)) for number, item in zip(numbers, items, strict=True)
         ]
 
 
-def numbers_between(known: Sequence[int | None]) -> list[int]:
+def numbers_between(existing: Sequence[int | None]) -> list[int]:
     """Return a number for each: those that are known, and others that ascend between them where there is room.
 
     All numbers differ if those that are known do.
     """
-    taken = {number for number in known if number is not None}
+    taken = {number for number in existing if number is not None}
     numbers: list[int] = []
     before: int | None = None
-    for is_known, run in groupby(known, key=lambda number: number is not None):
+    for is_known, run in groupby(existing, key=lambda number: number is not None):
         if is_known:
             numbers += cast(list[int], some := list(run))
             before = some[-1]
             continue
         count = len(list(run))
-        after = known[len(numbers) + count] if len(numbers) + count < len(known) else None
+        after = existing[len(numbers) + count] if len(numbers) + count < len(existing) else None
         new = _between(before, after, count)
         if not taken.isdisjoint(new):
             new = _between(max(taken), None, count)

@@ -46,28 +46,28 @@ class ItemWords:
         self.names = tuple(_names(item))
         """The stems of its names, each with the log frequency of its rarest word."""
 
-    def part(self, said: Sequence[str]) -> Part:
+    def part(self, passage_words: Sequence[str]) -> Part:
         """Return what the next passage is found by.
 
         Args:
-            said: the words of the passage, in order.
+            passage_words: the words of the passage, in order.
         """
-        own = [*self._within(said), *self._named]
-        keys = (key for found in stems([*own, *self._day]) for key in found)
+        own = [*self._within(passage_words), *self._named]
+        keys = (key for word_keys in stems([*own, *self._day]) for key in word_keys)
         return Part(tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(own)))
 
-    def _within(self, said: Sequence[str]) -> Sequence[str]:
+    def _within(self, passage_words: Sequence[str]) -> Sequence[str]:
         """Return the words that are among the first `MOST_WORDS` different ones of the item."""
-        known = self._known
-        if len(known) + len(said) <= MOST_WORDS:
-            known.update(said)
-            return said
-        kept = []
-        for word in said:
-            if word in known or len(known) < MOST_WORDS:
-                known.add(word)
-                kept.append(word)
-        return kept
+        item_words = self._known
+        if len(item_words) + len(passage_words) <= MOST_WORDS:
+            item_words.update(passage_words)
+            return passage_words
+        within = []
+        for word in passage_words:
+            if word in item_words or len(item_words) < MOST_WORDS:
+                item_words.add(word)
+                within.append(word)
+        return within
 
 
 def _names(item: MemoryItem) -> Iterator[tuple[tuple[str, ...], float]]:

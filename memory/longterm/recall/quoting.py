@@ -46,4 +46,4 @@ _MARKUP = re.compile("[<>&]")
 def _escape(match: re.Match[str]) -> str:
     # A quoted string has no line breaks or tabs of its own any more, so none of JSON's short escapes is met here.
     units = match[0].encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+    return "".join(f"\\u{units[start : start + 2].hex()}" for start in range(0, len(units), 2))

@@ -71,12 +71,12 @@ class Weights:
     the answer."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            least, most, said = _RANGES[each.name]
-            kinds = int if each.type == "int" else int | float
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least, most, requirement = _RANGES[field.name]
+            kinds = int if field.type == "int" else int | float
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-                raise ConfigError(f"Weights.{each.name}", value, said)
+                raise ConfigError(f"Weights.{field.name}", value, requirement)
         if self.common >= self.rare:
             raise ConfigError("Weights.common", self.common, f"must be below Weights.rare, which is {self.rare!r}")
 
@@ -149,7 +149,7 @@ class Ranked:
     """From 0 to 1."""
 
 
-def match(asked: Asked, sessions: Places, weights: Weights) -> Matched:
+def match(terms_of_query: Asked, sessions: Places, weights: Weights) -> Matched:
     """Score the items of one user by words and names. Each sentence of a query is scored by itself.
 
     Args:
@@ -158,23 +158,23 @@ def match(asked: Asked, sessions: Places, weights: Weights) -> Matched:
     import numpy as np
 
     neighbours = _Neighbours(sessions, weights)
-    logs = np.array(asked.log_frequencies)
-    is_found = np.bincount(asked.terms, minlength=len(logs)) > 0
-    found, rows = np.flatnonzero(is_found), np.cumsum(is_found) - 1
-    has = np.zeros((len(found), len(sessions)))
-    has[rows[asked.terms], asked.places] = 1.0
+    logs = np.array(terms_of_query.log_frequencies)
+    is_found = np.bincount(terms_of_query.terms, minlength=len(logs)) > 0
+    present, rows = np.flatnonzero(is_found), np.cumsum(is_found) - 1
+    has = np.zeros((len(present), len(sessions)))
+    has[rows[terms_of_query.terms], terms_of_query.places] = 1.0
     telling = np.minimum(np.maximum((-logs - weights.common) / (weights.rare - weights.common), 0.0), 1.0)
-    is_part = np.zeros((len(asked.parts), len(logs)))
-    for row, terms in enumerate(asked.parts):
+    is_part = np.zeros((len(terms_of_query.parts), len(logs)))
+    for row, terms in enumerate(terms_of_query.parts):
         is_part[row, list(terms)] = 1.0
     has_content = bool((is_part @ (-logs * telling)).max(initial=0.0) >= weights.least)
-    telling *= np.where(np.array(asked.is_corrected), weights.corrected, 1.0)
-    scores = _by_words(_Said(logs, telling, is_part), found, has, neighbours, weights)
-    for place, frequency in asked.named:
+    telling *= np.where(np.array(terms_of_query.is_corrected), weights.corrected, 1.0)
+    scores = _by_words(_Said(logs, telling, is_part), present, has, neighbours, weights)
+    for place, frequency in terms_of_query.named:
         scores[place] += weights.name * _telling(frequency, weights)
     return Matched(
-        asked=asked,
-        found=found,
+        asked=terms_of_query,
+        found=present,
         has=has,
         scores=scores,
         has_content=has_content,
@@ -203,21 +203,21 @@ def rank(
     """
     import numpy as np
 
-    asked, weights = matched.asked, matched.weights
+    numbers, weights = matched.asked, matched.weights
     if not len(matched.scores) or limit <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
     scores = matched.scores.copy()
     if similarities is not None and matched.has_content:
         scores = _with_vectors(scores, similarities, matched.neighbours, weights)
-    if len(asked.speakers):
-        scores[asked.speakers] *= 1 + weights.speaker
+    if len(numbers.speakers):
+        scores[numbers.speakers] *= 1 + weights.speaker
     best = float(scores.max())
     if best <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
     bears = scores > 0
-    each = [bears] if groups is None else [bears & (groups == group) for group in np.unique(groups[bears])]
-    kept = [some & ~_look_alikes(some & facts, matched.scores, weights.tail) for some in each]
-    order = np.concatenate([_best(scores, some, limit) for some in kept])
+    groups_of_items = [bears] if groups is None else [bears & (groups == group) for group in np.unique(groups[bears])]
+    selected = [some & ~_look_alikes(some & facts, matched.scores, weights.tail) for some in groups_of_items]
+    order = np.concatenate([_best(scores, some, limit) for some in selected])
     if groups is not None:
         order = order[np.argsort(-scores[order], kind="stable")]
     return Ranked(order, scores[order] / (scores[order] + _HALF))
@@ -225,16 +225,16 @@ def rank(
 
 def _look_alikes(facts: NDArray[np.bool_], words: Numbers, tail: float) -> NDArray[np.bool_]:
     """Return which of these facts share words with the query, but too few beside the best: see `Weights.tail`."""
-    found: NDArray[np.bool_] = facts & (words > 0) & (words < tail * float(words[facts].max(initial=0.0)))
-    return found
+    look_alikes: NDArray[np.bool_] = facts & (words > 0) & (words < tail * float(words[facts].max(initial=0.0)))
+    return look_alikes
 
 
 def _best(scores: Numbers, which: NDArray[np.bool_], limit: int) -> Places:
     """Return the places of up to `limit` of these items, the best first."""
     import numpy as np
 
-    found = np.flatnonzero(which)
-    return found[np.argsort(-scores[found], kind="stable")][:limit]
+    places = np.flatnonzero(which)
+    return places[np.argsort(-scores[places], kind="stable")][:limit]
 
 
 class _Said(NamedTuple):
@@ -254,7 +254,7 @@ _HALF = 10.0
 _MANY, _SMALL = 10, 1e-6
 
 
-def _by_words(said: _Said, there: Places, has: Numbers, neighbours: _Neighbours, weights: Weights) -> Numbers:
+def _by_words(numbers: _Said, there: Places, has: Numbers, neighbours: _Neighbours, weights: Weights) -> Numbers:
     """Return each item's score for the sentence that it matches best; 0 if it matches none.
 
     Args:
@@ -262,7 +262,7 @@ def _by_words(said: _Said, there: Places, has: Numbers, neighbours: _Neighbours,
     """
     import numpy as np
 
-    size, (logs, telling, is_part) = has.shape[1], said
+    size, (logs, telling, is_part) = has.shape[1], numbers
     if not len(there) or not len(is_part):
         return np.zeros(size)
     counts = np.zeros(len(logs))
@@ -292,13 +292,13 @@ def _with_vectors(scores: Numbers, similarities: Numbers, neighbours: _Neighbour
     """Return the scores with what the vectors add to items that bear on the query by their words, or are similar."""
     import numpy as np
 
-    known = np.isfinite(similarities)
-    if not known.any():
+    has_vector = np.isfinite(similarities)
+    if not has_vector.any():
         return scores
-    raw = np.where(known, similarities, 0.0)
+    raw = np.where(has_vector, similarities, 0.0)
     # What is as near as the user's items are on the whole says nothing; of few items nobody can tell.
-    usual = float(raw[known].mean()) if known.sum() >= _MANY else 0.0
-    nearer = np.where(known, np.maximum(raw - usual, 0.0) / max(1.0 - usual, _SMALL), 0.0)
+    usual = float(raw[has_vector].mean()) if has_vector.sum() >= _MANY else 0.0
+    nearer = np.where(has_vector, np.maximum(raw - usual, 0.0) / max(1.0 - usual, _SMALL), 0.0)
     bears = (scores > 0) | (raw >= weights.similar)
     return np.where(bears, scores + weights.vectors * neighbours.spread(nearer), 0.0)
 

@@ -75,23 +75,23 @@ class Similarity:
         import numpy as np
 
         with self._lock:
-            found = {text: self._vectors[text] for text in texts if text in self._vectors}
-        missing = [text for text in dict.fromkeys(texts) if text not in found]
+            vectors = {text: self._vectors[text] for text in texts if text in self._vectors}
+        missing = [text for text in dict.fromkeys(texts) if text not in vectors]
         try:
-            asked = _unit(getattr(self._embedding, "embed_query", self._embedding)([query])[0])
-            if any(vector.shape != asked.shape for vector in found.values()):
-                found, missing = {}, [*dict.fromkeys(texts)]
+            query_vector = _unit(getattr(self._embedding, "embed_query", self._embedding)([query])[0])
+            if any(vector.shape != query_vector.shape for vector in vectors.values()):
+                vectors, missing = {}, [*dict.fromkeys(texts)]
             for start in range(0, len(missing), BATCH):
                 if is_given_up():
                     raise TimeoutError("nobody waits for it any more")
                 some = missing[start : start + BATCH]
-                made = dict(zip(some, map(_unit, self._embedding(some)), strict=True))
-                self._keep(made)
-                found |= made
-            cosines: NDArray[np.float32] = np.stack([found[text] for text in texts]) @ asked
+                new_vectors = dict(zip(some, map(_unit, self._embedding(some)), strict=True))
+                self._keep(new_vectors)
+                vectors |= new_vectors
+            cosines: NDArray[np.float32] = np.stack([vectors[text] for text in texts]) @ query_vector
         except Exception as error:
             raise StoreError(f"the embedding function failed: {error!r}"[:_WHY_CHARS]) from error
-        self._keep(found)
+        self._keep(vectors)
         return cosines.astype(np.float64)
 
     def _keep(self, vectors: dict[str, NDArray[np.float32]]) -> None:

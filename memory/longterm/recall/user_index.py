@@ -66,9 +66,9 @@ class Arrival:
         if self.part is None:
             check_awaited()
             passage, text = self.passage, self.row.item.text[self.passage.start : self.passage.stop]
-            said = words(text if passage.start == 0 else passage.speaker + text)
+            passage_words = words(text if passage.start == 0 else passage.speaker + text)
             self.item_words = self.item_words or ItemWords(self.row.item)
-            self.part = self.item_words.part(said)
+            self.part = self.item_words.part(passage_words)
         return self.part
 
 
@@ -122,7 +122,7 @@ class UserIndex:
         """Return the index of a later revision, with these rows added, each of a number that no row here has."""
         return self.changed(revision, arrivals_of(more))
 
-    def changed(self, revision: Revision, came: Sequence[Arrival], gone: Collection[int] = ()) -> UserIndex:
+    def changed(self, revision: Revision, came: Sequence[Arrival], removed: Collection[int] = ()) -> UserIndex:
         """Return the index of a later revision: without the rows of some numbers, and with the passages of others.
 
         Only these are analysed. An index that is grown from is the latest of its user: earlier ones find no more what
@@ -131,29 +131,31 @@ class UserIndex:
         Args:
             came: all passages of rows; each row has a number that no row that stays has.
         """
-        if gone:
-            return self._without(set(gone)).changed(revision, came)
+        if removed:
+            return self._without(set(removed)).changed(revision, came)
         new = UserIndex()
-        placed = sorted((_place(one.row, one.passage), at) for at, one in enumerate(came))
-        order = [at for _, at in placed]
-        at = np.array([bisect(self._places, place) for place, _ in placed], dtype=np.int64)
+        placed = sorted((_place(arrival.row, arrival.passage), index) for index, arrival in enumerate(came))
+        order = [index for _, index in placed]
+        positions = np.array([bisect(self._places, place) for place, _ in placed], dtype=np.int64)
         rows = [came[number].row for number in order]
         new.revision = revision
-        new.rows = _merged(self.rows, rows, at)
-        new._places = _merged(self._places, [place for place, _ in placed], at)
+        new.rows = _merged(self.rows, rows, positions)
+        new._places = _merged(self._places, [place for place, _ in placed], positions)
         new._codes = codes = dict(self._codes)
-        new._sessions = np.insert(self._sessions, at, [_code(row, codes) for row in rows])
+        new._sessions = np.insert(self._sessions, positions, [_code(row, codes) for row in rows])
         facts = [row.item.type is not MemoryType.INTERACTION for row in rows]
-        new._facts = np.insert(self._facts, at, facts)
-        new._categories = np.insert(self._categories, at, [_NUMBERS[row.item.type.category] for row in rows])
+        new._facts = np.insert(self._facts, positions, facts)
+        new._categories = np.insert(self._categories, positions, [_NUMBERS[row.item.type.category] for row in rows])
         passages = [came[number].passage for number in order]
-        new._passages = _merged(self._passages, passages, at)
+        new._passages = _merged(self._passages, passages, positions)
         # Where the old passages are now, and where the new ones are, in the order in which they came.
-        moved = self._where + np.searchsorted(at, self._where, side="right")
+        moved = self._where + np.searchsorted(positions, self._where, side="right")
         old = np.where(self._where < 0, -1, moved)
-        new._where = np.concatenate([old, (at + np.arange(len(at)))[np.argsort(np.array(order, dtype=np.int64))]])
+        new._where = np.concatenate(
+            [old, (positions + np.arange(len(positions)))[np.argsort(np.array(order, dtype=np.int64))]]
+        )
         new._words = self._words.grown(len(self._where), came)
-        more = list({one.row.row: one.row for one in came}.values())
+        more = list({arrival.row.row: arrival.row for arrival in came}.values())
         new._special = self._special + sum(not _is_plain(row) for row in more)
         new._pinned = [*self._pinned, *(row for row in more if row.item.pinned)]
         new._latest = max([self._latest, *(row.item.created_at for row in more)])
@@ -161,9 +163,9 @@ class UserIndex:
         new._text_bytes = self._text_bytes + sum(len(row.item.text) for row in more)
         return new
 
-    def _without(self, gone: set[int]) -> UserIndex:
+    def _without(self, removed: set[int]) -> UserIndex:
         """Return the index without the rows of these numbers."""
-        stays = np.array([row.row not in gone for row in self.rows], dtype=bool)
+        stays = np.array([row.row not in removed for row in self.rows], dtype=bool)
         if stays.all():
             return self
         new, places = UserIndex(), np.append(np.where(stays, np.cumsum(stays) - 1, -1), -1)
@@ -176,7 +178,7 @@ class UserIndex:
         new._words.remove(np.flatnonzero((self._where >= 0) & (new._where < 0)).tolist())
         lost = list({row.row: row for row in compress(self.rows, ~stays)}.values())
         new._special = self._special - sum(not _is_plain(row) for row in lost)
-        new._pinned = [row for row in self._pinned if row.row not in gone]
+        new._pinned = [row for row in self._pinned if row.row not in removed]
         new._items = self._items - len(lost)
         new._text_bytes = self._text_bytes - sum(len(row.item.text) for row in lost)
         return new
@@ -214,9 +216,9 @@ class UserIndex:
         similarities = None if vector is None else self._words.similarities(vector, len(self._where))
         if similarities is None:
             return None
-        found, stays = np.empty(len(self.rows)), self._where >= 0
-        found[self._where[stays]] = similarities[stays]
-        return found
+        by_passage, stays = np.empty(len(self.rows)), self._where >= 0
+        by_passage[self._where[stays]] = similarities[stays]
+        return by_passage
 
     def match(
         self, query: Query, scope: Scope, which: ItemFilter, *, weights: Weights, expired: Collection[int] = ()
@@ -226,28 +228,28 @@ class UserIndex:
         Args:
             expired: numbers of rows that are left out.
         """
-        found = self._words.find(query, len(self._where))
-        terms, places = found.terms, self._where[found.serials]
-        speakers, named = self._where[found.speakers], [(int(self._where[at]), logs) for at, logs in found.named]
+        hits = self._words.find(query, len(self._where))
+        terms, places = hits.terms, self._where[hits.serials]
+        speakers, named = self._where[hits.speakers], [(int(self._where[serial]), logs) for serial, logs in hits.named]
         sessions = self._sessions
-        seen = self._seen(scope, which, expired)
-        if seen is not None:
-            new = np.cumsum(seen) - 1
-            is_seen = seen[places]
+        visible = self._seen(scope, which, expired)
+        if visible is not None:
+            new = np.cumsum(visible) - 1
+            is_seen = visible[places]
             terms, places = terms[is_seen], new[places[is_seen]]
-            speakers = new[speakers[seen[speakers]]]
-            named = [(int(new[at]), logs) for at, logs in named if seen[at]]
-            sessions = sessions[seen]
-        asked = Asked(
+            speakers = new[speakers[visible[speakers]]]
+            named = [(int(new[place]), logs) for place, logs in named if visible[place]]
+            sessions = sessions[visible]
+        numbers = Asked(
             terms=terms,
             places=places,
-            log_frequencies=found.log_frequencies,
-            is_corrected=found.is_corrected,
+            log_frequencies=hits.log_frequencies,
+            is_corrected=hits.is_corrected,
             parts=query.parts,
             speakers=speakers,
             named=named,
         )
-        return Match(query=query, seen=seen, matched=match(asked, sessions, weights))
+        return Match(query=query, seen=visible, matched=match(numbers, sessions, weights))
 
     def rank(
         self, match: Match, *, limit: int, similarities: NDArray[np.float64] | None = None, per_category: bool = False
@@ -258,35 +260,35 @@ class UserIndex:
             match: what this index returned.
             similarities: each passage's vector similarity to the query; None without vectors.
         """
-        facts, seen, groups = self._facts, match.seen, self._categories if per_category else None
-        if seen is not None:
-            facts, similarities = facts[seen], None if similarities is None else similarities[seen]
-            groups = None if groups is None else groups[seen]
+        facts, visible, groups = self._facts, match.seen, self._categories if per_category else None
+        if visible is not None:
+            facts, similarities = facts[visible], None if similarities is None else similarities[visible]
+            groups = None if groups is None else groups[visible]
         most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
         ranked = rank(match.matched, facts=facts, similarities=similarities, limit=most, groups=groups)
-        places = ranked.places if seen is None else np.flatnonzero(seen)[ranked.places]
+        places = ranked.places if visible is None else np.flatnonzero(visible)[ranked.places]
         words = [match.query.terms[term].word for term in match.matched.found.tolist()]
-        said = match.matched.has[:, ranked.places].T.tolist()
-        shown_items = self._shown(places.tolist(), ranked.scores.tolist(), words, said)
+        has_words = match.matched.has[:, ranked.places].T.tolist()
+        shown_items = self._shown(places.tolist(), ranked.scores.tolist(), words, has_words)
         return first_of_each(shown_items, limit) if per_category else shown_items[:limit]
 
     def _shown(
-        self, places: Sequence[int], scores: Sequence[float], words: Sequence[str], said: Sequence[Sequence[float]]
+        self, places: Sequence[int], scores: Sequence[float], words: Sequence[str], has_words: Sequence[Sequence[float]]
     ) -> list[MemoryItem]:
         """Return the items of these passages, each once, with its score, its passages and the words that it has.
 
         Args:
-            said: of each passage, and each of the words, whether it has it.
+            has_words: of each passage, and each of the words, whether it has it.
         """
-        found: dict[int, tuple[MemoryItem, float, list[Passage], dict[str, None]]] = {}
-        for at, score, has_it in zip(places, scores, said, strict=True):
-            row = self.rows[at]
-            if (known := found.get(row.row)) is None:
-                known = found[row.row] = row.item, score, [], {}
-            _, _, passages, has = known
+        hits: dict[int, tuple[MemoryItem, float, list[Passage], dict[str, None]]] = {}
+        for place, score, has_it in zip(places, scores, has_words, strict=True):
+            row = self.rows[place]
+            if (hit := hits.get(row.row)) is None:
+                hit = hits[row.row] = row.item, score, [], {}
+            _, _, passages, has = hit
             has.update(dict.fromkeys(compress(words, has_it)))
             if len(passages) < MOST_PASSAGES:
-                passages.append(self._passages[at])
+                passages.append(self._passages[place])
         return [
             replace(
                 item,
@@ -294,7 +296,7 @@ class UserIndex:
                 words=tuple(has),
                 passage=None if passages[0].stop - passages[0].start == len(item.text) else shown(item.text, passages),
             )
-            for item, score, passages, has in found.values()
+            for item, score, passages, has in hits.values()
         ]
 
     def _seen(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
@@ -302,15 +304,16 @@ class UserIndex:
         is_of_now = which.as_of is None or which.as_of >= self._latest
         if not self._special and is_of_now and which.types is None and not expired:
             return None
-        agents, gone = (None, scope.agent), set(expired)
+        agents, expired_rows = (None, scope.agent), set(expired)
         return np.array(
-            [row.agent in agents and row.row not in gone and matches(row.item, which) for row in self.rows], dtype=bool
+            [row.agent in agents and row.row not in expired_rows and matches(row.item, which) for row in self.rows],
+            dtype=bool,
         )
 
 
 def index_of(items: Sequence[MemoryItem]) -> UserIndex:
     """Return an index of items that are asked for all."""
-    rows = [Row(row=at, agent=None, item=item, key=str(at)) for at, item in enumerate(items)]
+    rows = [Row(row=number, agent=None, item=item, key=str(number)) for number, item in enumerate(items)]
     return UserIndex().grown(Revision(1, 0, len(rows)), rows)
 
 
@@ -389,8 +392,8 @@ class _Words:
                 return self._forked(count, more)
             done += len(there)
             some = more[done : done + ADDED]
-            for one in some:
-                one.analyse()  # without the lock, for which an event loop may wait
+            for arrival in some:
+                arrival.analyse()  # without the lock, for which an event loop may wait
             with self._lock:
                 if self._count == count + done:
                     self._add(some)
@@ -400,25 +403,25 @@ class _Words:
     def _forked(self, count: int, more: Sequence[Arrival]) -> _Words:
         """Return words of their own, of the first `count` passages and of these."""
         new = _Words()
-        for one in [*_again(self._passages[:count]), *more]:
-            new._add([one])
+        for arrival in [*_again(self._passages[:count]), *more]:
+            new._add([arrival])
         new.take(self.by_key(count))
         return new
 
     def remove(self, serials: Sequence[int]) -> None:
         """Remove passages, all of their rows, from what they are found by."""
         removed = _again([self._passages[serial] for serial in serials])
-        parts = [one.analyse() if one else None for one in removed]
+        parts = [arrival.analyse() if arrival else None for arrival in removed]
         with self._lock:
-            for serial, one, part in zip(serials, removed, parts, strict=True):
-                if one is None or part is None or self._passages[serial] is None:
+            for serial, arrival, part in zip(serials, removed, parts, strict=True):
+                if arrival is None or part is None or self._passages[serial] is None:
                     continue
                 self._passages[serial] = None
                 for stemmed in part.stems:
                     _drop(self._having, stemmed, serial)
                 for word in part.words:
                     self._lose(word)
-                item_words = one.item_words or ItemWords(one.row.item)
+                item_words = arrival.item_words or ItemWords(arrival.row.item)
                 for stemmed in item_words.speakers:
                     _drop(self._speakers, stemmed, serial)
                 for phrase, _ in item_words.names:
@@ -426,10 +429,10 @@ class _Words:
                     self._names[phrase[0]] = [entry for entry in entries if entry[2] != serial]
                 if self.dimensions:
                     self._vectors[serial] = np.nan
-                if serial in (waiting := self._waiting.get(one.key, [])):
+                if serial in (waiting := self._waiting.get(arrival.key, [])):
                     waiting.remove(serial)
                     if not waiting:
-                        del self._waiting[one.key]
+                        del self._waiting[arrival.key]
 
     def _lose(self, word: str) -> None:
         """Count a word of a passage that is gone."""
@@ -462,12 +465,12 @@ class _Words:
             if self.dimensions != dimensions:
                 self._vectors = np.full((max(self._count, _ROOM), dimensions), np.nan, dtype=np.float32)
                 self._waiting, self._parts = {}, {}
-                for at, passage in enumerate(self._passages):
+                for serial, passage in enumerate(self._passages):
                     if passage is not None:
-                        self._await_vector(at, passage)
-            for key, vector in sorted(vectors.items(), key=lambda each: each[0] in self._parts):
-                for each in (key, *self._parts.pop(key, ())):
-                    if serials := self._waiting.pop(each, None):
+                        self._await_vector(serial, passage)
+            for key, vector in sorted(vectors.items(), key=lambda pair: pair[0] in self._parts):
+                for part_key in (key, *self._parts.pop(key, ())):
+                    if serials := self._waiting.pop(part_key, None):
                         self._vectors[serials] = vector
 
     def by_key(self, count: int) -> dict[str, Vectors]:
@@ -476,7 +479,7 @@ class _Words:
             if not self.dimensions:
                 return {}
             there = np.flatnonzero(~np.isnan(self._vectors[:count, 0])).tolist()
-            return {one.key: self._vectors[at] for at in there if (one := self._passages[at])}
+            return {arrival.key: self._vectors[serial] for serial in there if (arrival := self._passages[serial])}
 
     def similarities(self, vector: Vectors, count: int) -> Vectors | None:
         """Return the similarity of the first `count` passages to a vector; None if none has one of its dimension."""
@@ -486,19 +489,19 @@ class _Words:
         similarities: Vectors = vectors[:count] @ vector
         return similarities
 
-    def _await_vector(self, at: int, passage: Arrival) -> None:
+    def _await_vector(self, serial: int, passage: Arrival) -> None:
         key, whole = passage.key, passage.row.key
         if not key:
             return
         if key not in self._waiting and key != whole:
             self._parts.setdefault(whole, []).append(key)
-        self._waiting.setdefault(key, []).append(at)
+        self._waiting.setdefault(key, []).append(serial)
 
     # Words
 
     def find(self, query: Query, count: int) -> _Found:
         """Return what the first `count` passages have of a query."""
-        found = _Found()
+        hits = _Found()
         speakers: set[int] = set()
         meant: dict[str, str] = {}
         compared = 0
@@ -514,27 +517,30 @@ class _Words:
                     meant_stems, log = stems([right])[0], log_frequency(right, term.language)
                     self._add_having(serials, meant_stems, count)
             stops.append(len(serials))
-            found.log_frequencies.append(log)
-            found.is_corrected.append(right is not None)
-            for each in meant_stems:
-                if speaking := self._speakers.get(each):
+            hits.log_frequencies.append(log)
+            hits.is_corrected.append(right is not None)
+            for meant_stem in meant_stems:
+                if speaking := self._speakers.get(meant_stem):
                     speakers.update(speaking[:])
         pairs = np.repeat(np.arange(len(query.terms)), np.diff(stops)), np.frombuffer(serials, dtype=np.int64)
         is_there = pairs[1] < count
-        found.terms, found.serials = pairs[0][is_there], pairs[1][is_there]
-        found.speakers = np.array(sorted(at for at in speakers if at < count), dtype=np.int64)
+        hits.terms, hits.serials = pairs[0][is_there], pairs[1][is_there]
+        hits.speakers = np.array(sorted(serial for serial in speakers if serial < count), dtype=np.int64)
         if self._names:
-            found.named = self._named([stem(meant.get(word, word)) for word in query.said], count)
-        return found
+            hits.named = self._named([stem(meant.get(word, word)) for word in query.said], count)
+        return hits
 
-    def _named(self, said: Sequence[str], count: int) -> list[tuple[int, float]]:
+    def _named(self, query_words: Sequence[str], count: int) -> list[tuple[int, float]]:
         """Return the passages of the first `count` whose name is said, each with the log frequency of the name."""
-        there, named = set(said), dict[int, float]()
+        there, named = set(query_words), dict[int, float]()
         runs: dict[int, set[tuple[str, ...]]] = {}
         for first in there:
             for name, log, passage in self._names.get(first, ())[:]:
                 if len(name) not in runs:
-                    runs[len(name)] = {tuple(said[at : at + len(name)]) for at in range(len(said) - len(name) + 1)}
+                    runs[len(name)] = {
+                        tuple(query_words[start : start + len(name)])
+                        for start in range(len(query_words) - len(name) + 1)
+                    }
                 is_said = name in runs[len(name)] or (is_dense(first[0]) and there.issuperset(name))
                 if is_said and passage < count:
                     named[passage] = min(log, named.get(passage, log))
@@ -543,8 +549,8 @@ class _Words:
     def _add_having(self, serials: array[int], stems: Iterable[str], count: int) -> bool:
         """Add the passages that have one of these stems; return whether one is of the first `count`."""
         is_found = False
-        for each in stems:
-            if having := self._having.get(each, _NONE)[:]:
+        for key in stems:
+            if having := self._having.get(key, _NONE)[:]:
                 serials += having
                 is_found |= having[0] < count
         return is_found
@@ -556,33 +562,33 @@ class _Words:
             return []
         most = _edits(word)
         lengths = range(len(word) - most, len(word) + most + 1)
-        return [each for length in lengths for each in self._alike.get((word[0], length), ())[:]]
+        return [candidate for length in lengths for candidate in self._alike.get((word[0], length), ())[:]]
 
     def _corrected(self, term: Term, alike: Sequence[str]) -> str | None:
         """Return the one of these words that a misspelt one stands for, if there is one."""
         word, most = term.word, _edits(term.word)
         near = process.extract(word, alike, scorer=OSA.distance, score_cutoff=most, limit=8)
-        return min(near, key=lambda each: (each[1], -len(self._having.get(stem(each[0]), ()))))[0] if near else None
+        return min(near, key=lambda pair: (pair[1], -len(self._having.get(stem(pair[0]), ()))))[0] if near else None
 
     def _add(self, more: Sequence[Arrival | None]) -> None:
         if self.dimensions and (lacks := self._count + len(more) - len(self._vectors)) > 0:
             room = np.full((max(lacks, len(self._vectors)), self.dimensions), np.nan, dtype=np.float32)
             self._vectors = np.concatenate([self._vectors, room])
         for arrival in more:
-            at = self._count
+            serial = self._count
             if arrival is not None:
-                self._await_vector(at, arrival)
-                self._add_words(at, arrival)
+                self._await_vector(serial, arrival)
+                self._add_words(serial, arrival)
                 arrival.part = arrival.item_words = None
             self._passages.append(arrival)
             self._count += 1
 
-    def _add_words(self, at: int, arrival: Arrival) -> None:
+    def _add_words(self, serial: int, arrival: Arrival) -> None:
         part = arrival.analyse()
-        for found in part.stems:
-            if (having := self._having.get(found)) is None:
-                having = self._having[found] = array("q")
-            having.append(at)
+        for key in part.stems:
+            if (having := self._having.get(key)) is None:
+                having = self._having[key] = array("q")
+            having.append(serial)
         for word in part.words:
             if len(word) >= ONE_EDIT - 1:
                 if word not in self._known:
@@ -590,35 +596,38 @@ class _Words:
                 self._known[word] = self._known.get(word, 0) + 1
         item_words = arrival.item_words or ItemWords(arrival.row.item)
         for stemmed in item_words.speakers:
-            self._speakers.setdefault(stemmed, []).append(at)
+            self._speakers.setdefault(stemmed, []).append(serial)
         for phrase, rarest in item_words.names:
-            self._names.setdefault(phrase[0], []).append((phrase, rarest, at))
+            self._names.setdefault(phrase[0], []).append((phrase, rarest, serial))
 
 
 def arrivals_of(rows: Iterable[Row]) -> list[Arrival]:
     """Return the passages of rows, in order."""
-    found: list[Arrival] = []
+    arrivals: list[Arrival] = []
     for row in rows:
         passages, item_words = passages_of(row.item.text), ItemWords(row.item)
         keys = vector_keys(row.key, min(len(passages), MOST_VECTORS))
         keys += [""] * (len(passages) - len(keys))
-        found += [Arrival(row, passage, key, item_words) for passage, key in zip(passages, keys, strict=True)]
-    return found
+        arrivals += [Arrival(row, passage, key, item_words) for passage, key in zip(passages, keys, strict=True)]
+    return arrivals
 
 
 def _again(passages: Sequence[Arrival | None]) -> list[Arrival | None]:
     """Return passages as they came, to be analysed again."""
-    item_words = {one.row.row: ItemWords(one.row.item) for one in passages if one}
-    return [one and Arrival(one.row, one.passage, one.key, item_words[one.row.row]) for one in passages]
+    item_words = {arrival.row.row: ItemWords(arrival.row.item) for arrival in passages if arrival}
+    return [
+        arrival and Arrival(arrival.row, arrival.passage, arrival.key, item_words[arrival.row.row])
+        for arrival in passages
+    ]
 
 
 def _drop(serials: dict[str, Any], key: str, serial: int) -> None:
     """Remove a passage from those that have a word."""
     if (having := serials.get(key)) is None:
         return
-    at = bisect_left(having, serial)
-    if at < len(having) and having[at] == serial:
-        having.pop(at)
+    position = bisect_left(having, serial)
+    if position < len(having) and having[position] == serial:
+        having.pop(position)
     if not having:
         del serials[key]
 
@@ -648,11 +657,11 @@ def _code(row: Row, codes: dict[str, int]) -> int:
     return -1 - row.row if session is None else codes.setdefault(session, len(codes))
 
 
-def _merged(old: list[Any], more: list[Any], at: NDArray[np.int64]) -> list[Any]:
+def _merged(old: list[Any], more: list[Any], positions: NDArray[np.int64]) -> list[Any]:
     """Return a list with each of `more` before what was at its position."""
     merged, start = [], 0
-    for one, stop in zip(more, at.tolist(), strict=True):
+    for value, stop in zip(more, positions.tolist(), strict=True):
         merged += old[start:stop]
-        merged.append(one)
+        merged.append(value)
         start = stop
     return merged + old[start:]

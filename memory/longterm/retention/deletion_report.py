@@ -42,9 +42,9 @@ class Forgotten:
 
     def __add__(self, other: Forgotten) -> Forgotten:
         counts = {
-            one.name: getattr(self, one.name) + getattr(other, one.name)
-            for one in fields(self)
-            if one.name not in ("items", "erased", "was_checked")
+            field.name: getattr(self, field.name) + getattr(other, field.name)
+            for field in fields(self)
+            if field.name not in ("items", "erased", "was_checked")
         }
         names = [*dict.fromkeys((*self.items, *other.items))]
         items = {name: self.items.get(name, 0) + other.items.get(name, 0) for name in names}

@@ -111,14 +111,14 @@ class Uses:
         self.trouble: str | None = None
         """Why the last write of uses failed; None if it succeeded."""
 
-    def note(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
+    def note(self, user_id: str, ids: Collection[str], used_at: float, *, counts: bool = False) -> None:
         """Record that a user's items were used at this time. A counted use counts once per write."""
         if not ids:
             return
         noted = self._noted.setdefault(user_id, {})
         for name in ids:
-            before = noted.get(name, _Noted(at, False))
-            noted[name] = _Noted(max(at, before.at), counts or before.counts)
+            before = noted.get(name, _Noted(used_at, False))
+            noted[name] = _Noted(max(used_at, before.at), counts or before.counts)
         if self._later is None or self._later.done():
             self._later = asyncio.create_task(self._write_later())
 
@@ -170,12 +170,12 @@ class _Noted(NamedTuple):
 
 
 def _grouped(noted: Mapping[str, Mapping[str, _Noted]]) -> list[Use]:
-    found = []
+    uses = []
     for user_id, items in noted.items():
         alike: dict[tuple[int, bool], list[str]] = {}
-        for name, (at, counts) in items.items():
-            alike.setdefault((math.floor(at), counts), []).append(name)
-        found += [
+        for name, (used_at, counts) in items.items():
+            alike.setdefault((math.floor(used_at), counts), []).append(name)
+        uses += [
             Use(user_id, tuple(ids), max(items[name].at for name in ids), counts) for (_, counts), ids in alike.items()
         ]
-    return found
+    return uses

@@ -128,9 +128,9 @@ class LexicalMemory:
         which = ItemFilter(types=types, as_of=as_of)
         items = await self.items(scope, which)
         ranked = await self.ranked(scope, query, items, which, limit=max(limit, 0), per_category=per_category)
-        found = list(ranked)
-        self.use(scope, [item.id for item in found], recalled=True)
-        return recalled(found, trouble_of(ranked))
+        best = list(ranked)
+        self.use(scope, [item.id for item in best], recalled=True)
+        return recalled(best, trouble_of(ranked))
 
     async def recall_with_profile(
         self,
@@ -152,9 +152,9 @@ class LexicalMemory:
         standing = profile_of(items, profile)
         most = max(limit, 0) + len(standing)
         ranked = await self.ranked(scope, query, items, which, limit=most, per_category=per_category) if query else []
-        found = beside(standing, ranked, limit, per_category=per_category)
-        self.use_profile(scope, standing, found)
-        return ProfiledRecall(profile=standing, found=recalled(found, trouble_of(ranked)))
+        recalled_items = beside(standing, ranked, limit, per_category=per_category)
+        self.use_profile(scope, standing, recalled_items)
+        return ProfiledRecall(profile=standing, found=recalled(recalled_items, trouble_of(ranked)))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""

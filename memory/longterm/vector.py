@@ -224,7 +224,7 @@ class VectorMemory:
         self._keeper: asyncio.Task[None] | None = None
         self._to_make = 0
         """How many items had no vectors when `catch_up` began to make them; 0 when none has none."""
-        self._made = 0
+        self._made_count = 0
         """Of how many of these it has made them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -592,7 +592,7 @@ class VectorMemory:
         if making is None:
             return None, self.trouble
         try:
-            vectors = await _made(*making)
+            vectors = await _embedding_result(*making)
         except StoreError as error:
             self._pause(error)
             return None, str(error)
@@ -646,22 +646,24 @@ class VectorMemory:
     async def _make(self, pending: Sequence[Pending], limit: int) -> None:
         """Make the vectors of the first of these items, some `limit` at once, and tell how far that is."""
         if not self._to_make:
-            self._to_make, self._made = await self._store.lacking(self._index.embedding), 0
+            self._to_make, self._made_count = await self._store.lacking(self._index.embedding), 0
         parts: dict[str, list[str]] = {}
         for item in pending:
             if sum(map(len, parts.values())) < limit:
                 parts[item.text] = [part for _, part in vectors_of("", item.text)]
         texts = [part for item_parts in parts.values() for part in item_parts]
         batches = [
-            await _made(self._embedders.submit(self._index.embed, texts[start : start + BATCH]), self._embed_s)
+            await _embedding_result(
+                self._embedders.submit(self._index.embed, texts[start : start + BATCH]), self._embed_s
+            )
             for start in range(0, len(texts), BATCH)
         ]
         by_text = _by_text(parts, [vector for vectors in batches for vector in vectors])
         done = [item for item in pending if item.text in parts]
         await self._add([(item, _keyed(item, by_text[item.text])) for item in done])
-        before, self._made = self._made, self._made + len(done)
-        if self._to_make > limit and 10 * before // self._to_make < 10 * self._made // self._to_make:
-            _log.info("%r: %d of %d items have their vectors", self._store, self._made, self._to_make)
+        before, self._made_count = self._made_count, self._made_count + len(done)
+        if self._to_make > limit and 10 * before // self._to_make < 10 * self._made_count // self._to_make:
+            _log.info("%r: %d of %d items have their vectors", self._store, self._made_count, self._to_make)
 
     async def _add(self, items: Sequence[_Fresh]) -> None:
         """Give Chroma the vectors of items."""
@@ -769,11 +771,11 @@ class VectorMemory:
         batch: Sequence[Recall],
         user_indexes: Mapping[str, UserIndex],
         matches: Sequence[_Match],
-        made: _Vectors,
+        query_vectors: _Vectors,
         troubles: Mapping[str, str],
     ) -> list[ProfiledRecall]:
         """Return the answers, once the vectors of the queries are made."""
-        rows, trouble = made
+        rows, trouble = query_vectors
         vectors = iter(()) if rows is None else iter(rows)
         answers: list[ProfiledRecall] = []
         for request, (profile, match) in zip(batch, matches, strict=True):
@@ -887,7 +889,7 @@ def _embedded(
     return np.concatenate(batches)
 
 
-async def _made(
+async def _embedding_result(
     work: Future[NDArray[np.float32]], limit_s: float, given_up: threading.Event | None = None
 ) -> NDArray[np.float32]:
     """Return the vectors that are being made; StoreError if that takes too long. Who gives up ends the work."""

@@ -25,12 +25,12 @@ from turnwise.memory.longterm.types import MemoryType
 class Verdict:
     """The user's statement that supports a candidate fact, or a quotation to store instead."""
 
-    said: UserStatement
+    statement: UserStatement
     place: tuple[int, int]
     """The number of the user's statement, and the position in it."""
     quote: str | None = None
     """The user's words to store instead of the fact; None if they support the fact."""
-    asked: str = ""
+    question: str = ""
     """The question that the quote answers."""
     tool: str | None = None
     """The tool whose result the quote comes from, if the assistant said it."""
@@ -40,7 +40,7 @@ class Verdict:
         if self.quote is None:
             return fact
         day = datetime.fromtimestamp(min(max(time, 0.0), _LAST), UTC)
-        question = f', asked "{_inner(self.asked)}",' if self.asked else ""
+        question = f', asked "{_inner(self.question)}",' if self.question else ""
         who = "the user said" if self.tool is None else f"the assistant said, from the result of {_inner(self.tool)}"
         return f'On {day.day} {_MONTHS[day.month - 1]} {day.year}{question} {who}: "{_inner(self.quote)}"'
 
@@ -88,7 +88,7 @@ def judge_sourced(candidate: Candidate, messages: ExtractionInput, limits: Limit
     """
     quoted = flat(candidate.evidence)
     for number, stated in enumerate(messages.stated if words(quoted) else ()):
-        statement = stated.said
+        statement = stated.statement
         for position in _places(statement.text, quoted):
             begin, end = _sentences(statement, position, position + len(quoted))
             quote = statement.quote(statement.sentences[begin][0], statement.sentences[end - 1][1])
@@ -98,17 +98,17 @@ def judge_sourced(candidate: Candidate, messages: ExtractionInput, limits: Limit
             about = subjects(quote)
             for tool, result_words, stems in reversed(stated.results):
                 if about and numbers <= result_words and 2 * len(about & stems) >= len(about):
-                    return Verdict(statement, (len(messages.said) + number, position), quote, tool=tool)
+                    return Verdict(statement, (len(messages.statements) + number, position), quote, tool=tool)
     return None
 
 
-def said_names(candidate: Candidate, statement: UserStatement, messages: ExtractionInput) -> tuple[str, ...]:
+def written_names(candidate: Candidate, statement: UserStatement, messages: ExtractionInput) -> tuple[str, ...]:
     """Return the candidate's names that the user wrote in the turn of this statement, the name before the aliases.
 
     Other turns do not count, so that a fact deleted with its turn has no names from elsewhere. A name that consists of
     common words only, such as "he", is left out, since it would match every message.
     """
-    texts = [neighbour.text for neighbour in messages.said if neighbour.item is statement.item]
+    texts = [neighbour.text for neighbour in messages.statements if neighbour.item is statement.item]
     names = dict.fromkeys(filter(None, (candidate.name, *candidate.aliases)))
     return tuple(name for name in names if _is_name(name) and any(_has(text, flat(name)) for text in texts))
 
@@ -123,23 +123,22 @@ def _has(text: str, part: str) -> bool:
 
 def _look(candidate: Candidate, messages: ExtractionInput, most: int) -> Verdict | Refusal:
     refusal = Refusal.NO_EVIDENCE
-    only_said: Verdict | None = None
+    quotation: Verdict | None = None
     quoted = flat(candidate.evidence)
     claimed = subjects(candidate.text)
     claimed = claimed - NEUTRAL or claimed
-    for number, statement in enumerate(messages.said if words(quoted) else ()):
+    for number, statement in enumerate(messages.statements if words(quoted) else ()):
         for position in _places(statement.text, quoted):
             verdict = _verdict(candidate, claimed, statement, (number, position))
             if isinstance(verdict, Refusal):
                 refusal = verdict
             elif verdict is not None:
                 return verdict
-            elif only_said is None:
-                only_said = _quotation(candidate, statement, (number, position), most)
-                refusal = (
-                    refusal if only_said else Refusal.UNSUPPORTED
-                )  # a part of a long quotation may mean something else
-    return only_said or refusal
+            elif quotation is None:
+                quotation = _quotation(candidate, statement, (number, position), most)
+                if quotation is None:  # a part of a long quotation may mean something else
+                    refusal = Refusal.UNSUPPORTED
+    return quotation or refusal
 
 
 _TYPES = frozenset(map(str, EXTRACTED))
@@ -163,9 +162,9 @@ def _verdict(
     stating = [clause for clause in statement.clauses[first:last] if clause.may_support(kind)]
     own = frozenset[str]().union(*(clause.about for clause in stating))
     claim = flat(candidate.text)
-    if not own or any(word in claim for clause in stating for word in clause.others):
+    if not own or any(word in claim for clause in stating for word in clause.other_users):
         return Refusal.NOT_ABOUT_THE_USER
-    question_stems = statement.asked if first == 0 else frozenset[str]()
+    question_stems = statement.question_stems if first == 0 else frozenset[str]()
     agrees = bool(question_stems and statement.clauses[0].may_support(kind) and statement.clauses[0].about & YES)
     if agrees and _is_agreed(statement, claim):
         return Verdict(statement, place)
@@ -175,11 +174,12 @@ def _verdict(
     answers = claimed & question_stems
     is_near = claimed & own or (answers and (agrees or 2 * len(answers) >= len(claimed)))
     # A translation shares no words.
-    is_near = is_near or _language(claim[:_TOLD]) != _language(statement.text[start : min(stop, start + _TOLD)])
+    quoted = statement.text[start : min(stop, start + _LANGUAGE_CHARS)]
+    is_near = is_near or _language(claim[:_LANGUAGE_CHARS]) != _language(quoted)
     return None if is_near else Refusal.UNSUPPORTED
 
 
-_TOLD = 200
+_LANGUAGE_CHARS = 200
 """How many characters of a text tell its language."""
 
 
@@ -266,9 +266,9 @@ def _places(flat: str, quoted: str) -> Iterator[int]:
 _LOOKS = 20
 
 
-def _joined(before: str, right: str) -> bool:
+def _joined(before: str, after: str) -> bool:
     """Return whether two adjacent characters belong to one word, in scripts with spaces between words."""
-    return before.isalnum() and right.isalnum() and ord(max(before, right)) < _DENSE
+    return before.isalnum() and after.isalnum() and ord(max(before, after)) < _DENSE
 
 
 _DENSE = 0x0E00

@@ -41,7 +41,7 @@ class UserStatement:
     question: str
     """The assistant's question just before the statement, on one line, if the statement may answer it."""
     clauses: tuple[Clause, ...]
-    asked: frozenset[str]
+    question_stems: frozenset[str]
     """The stems of that question."""
     sentences: tuple[tuple[int, int], ...]
     """The start and stop of each sentence in the text. A line break ends a sentence."""
@@ -72,7 +72,7 @@ class UserStatement:
 class SourcedStatement:
     """A text of the assistant's, and the results of tools that it had in that turn."""
 
-    said: UserStatement
+    statement: UserStatement
     """The text, normalized as a user's."""
     results: tuple[tuple[str, frozenset[str], frozenset[str]], ...]
     """Of each result: the tool's name, the words of the result, and their stems without stop words."""
@@ -82,7 +82,7 @@ class SourcedStatement:
 class ExtractionInput:
     """The input of fact extraction."""
 
-    said: tuple[UserStatement, ...]
+    statements: tuple[UserStatement, ...]
     lines: tuple[tuple[str, str], ...]
     """The lines to show to the model, in order: the role and the text."""
     stated: tuple[SourcedStatement, ...] = ()
@@ -102,16 +102,16 @@ def input_of(items: Sequence[MemoryItem], limits: Limits, *, sourced: bool = Fal
     room = {"assistant": limits.max_shown_chars // 4, "day": limits.max_shown_chars}
     room["user"] = limits.max_shown_chars - room["assistant"]
     most = {
-        who: _longest([len(line.text) for line in all_lines if line.who == who], available)
-        for who, available in room.items()
+        role: _longest([len(line.text) for line in all_lines if line.role == role], available)
+        for role, available in room.items()
     }
     statements = []
     lines = []
     for line in all_lines:
-        if text := line.text[: most[line.who]]:
-            lines.append((line.who, text))
-            if line.who == "user":
-                statements.append(UserStatement.of(line.item, line.source, text, line.asked, line.beside))
+        if text := line.text[: most[line.role]]:
+            lines.append((line.role, text))
+            if line.role == "user":
+                statements.append(UserStatement.of(line.item, line.source, text, line.question, line.beside))
     stated = tuple(statement for item in items for statement in _stated(item, most["assistant"])) if sourced else ()
     return ExtractionInput(tuple(statements), tuple(lines), stated)
 
@@ -134,11 +134,11 @@ _RESULT_CHARS = 100_000
 
 @dataclass(frozen=True)
 class _Line:
-    who: str
+    role: str
     text: str
     item: MemoryItem
     source: Source
-    asked: str = ""
+    question: str = ""
     beside: str = ""
     """The user's text just before it, in the same prompt."""
 
@@ -198,8 +198,8 @@ _RECALLED = re.compile(
 def may_have_facts(messages: ExtractionInput) -> bool:
     """Return whether the input may support any fact. For greetings and questions alone, no model is called."""
     return bool(messages.stated) or any(
-        statement.asked or any(clause.instructs and clause.about for clause in statement.clauses)
-        for statement in messages.said
+        statement.question_stems or any(clause.instructs and clause.about for clause in statement.clauses)
+        for statement in messages.statements
     )
 
 

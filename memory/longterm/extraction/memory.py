@@ -164,7 +164,7 @@ class ExtractiveMemory:
             if not prompt.strip():
                 raise ConfigError(f"ExtractiveMemory.{setting}", prompt, "must not be blank")
         similarity = None if embedding is None else Similarity(embedding)
-        self._found = LexicalMemory(store, weights=weights, similarity=similarity, retention=retention, clock=clock)
+        self._lexical = LexicalMemory(store, weights=weights, similarity=similarity, retention=retention, clock=clock)
         self._chooses = chooses
         self._profile = self._settings["profile"]
         self._limits = Limits(
@@ -230,7 +230,7 @@ class ExtractiveMemory:
         for item in messages:
             checked_item(scope, replace(item, text="a message"))  # raises before the model is called
         if ready := [item for item in reversed(items_by_id.values()) if not item.blocks]:
-            await self._found.remember(scope, ready)
+            await self._lexical.remember(scope, ready)
         if messages:
             lock = self._locks.setdefault(scope.user_id, asyncio.Lock())
             async with lock:
@@ -257,12 +257,12 @@ class ExtractiveMemory:
             try:
                 chosen = await self._choose(scope, query, ItemFilter(types=types, as_of=as_of))
                 some = first_of_each(chosen, limit) if per_category else chosen[:limit]
-                self._found.use(scope, [item.id for item in some], recalled=True)
+                self._lexical.use(scope, [item.id for item in some], recalled=True)
                 return recalled(some, trouble_of(chosen))
             except Exception as error:  # noqa: BLE001 - whatever a model raises is reported
                 reason = f"the model could not choose facts: {error!r}"[:_WHY_CHARS]
         options: dict[str, Any] = {"types": types, "as_of": as_of, "per_category": per_category}
-        items = await self._found.recall(scope, query, limit=limit, **options)
+        items = await self._lexical.recall(scope, query, limit=limit, **options)
         return recalled(items, reason or trouble_of(items))
 
     async def recall_with_profile(
@@ -278,19 +278,19 @@ class ExtractiveMemory:
         profile = self._profile
         if not self._chooses or not query:
             options: dict[str, Any] = {"limit": limit, "types": types, "per_category": per_category}
-            return await self._found.recall_with_profile(scope, query, profile=profile, **options)
+            return await self._lexical.recall_with_profile(scope, query, profile=profile, **options)
         items, ranked = await asyncio.gather(
-            self._found.items(scope, ItemFilter(types=types)),
+            self._lexical.items(scope, ItemFilter(types=types)),
             self.recall(scope, query, limit=2 * limit, types=types, per_category=per_category),
         )
         standing = profile_of(items, profile)
         chosen = beside(standing, ranked, limit, per_category=per_category)
-        self._found.use_profile(scope, standing, chosen)
+        self._lexical.use_profile(scope, standing, chosen)
         return ProfiledRecall(profile=standing, found=recalled(chosen, trouble_of(ranked)))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""
-        return not is_record(id) and await self._found.pin(scope, id, pinned)
+        return not is_record(id) and await self._lexical.pin(scope, id, pinned)
 
     def _bound_model(self) -> TextModel:
         if isinstance(self.model, TextModel):
@@ -301,8 +301,8 @@ class ExtractiveMemory:
 
     async def _choose(self, scope: Scope, query: str, which: ItemFilter) -> Sequence[MemoryItem]:
         model = self._bound_model()
-        newest = await self._found.items(scope, which)
-        nearest = await self._found.ranked(scope, query, newest, which, limit=rerank.MOST // 2)
+        newest = await self._lexical.items(scope, which)
+        nearest = await self._lexical.ranked(scope, query, newest, which, limit=rerank.MOST // 2)
         items_by_id = {item.id: item for item in (*nearest, *newest)}
         items = [*items_by_id.values()][: rerank.MOST]
         if not items:
@@ -319,7 +319,7 @@ class ExtractiveMemory:
         type: MemoryType | None = None,
         **changes: Unpack[ItemChanges],
     ) -> bool:
-        return not is_record(id) and await self._found.update(scope, id, text, type=type, **changes)
+        return not is_record(id) and await self._lexical.update(scope, id, text, type=type, **changes)
 
     async def list_items(
         self,
@@ -330,13 +330,13 @@ class ExtractiveMemory:
         limit: int = 100,
     ) -> Page[MemoryItem]:
         """See `Listing.list_items`."""
-        return await self._found.list_items(scope, types=types, cursor=cursor, limit=limit)
+        return await self._lexical.list_items(scope, types=types, cursor=cursor, limit=limit)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         """Delete facts; an item's id deletes all facts that were extracted from it. Returns the number of facts."""
         check_turn(scope.session_id, turn_index, ids)
         deleted = await self._delete(scope, ids, turn_index)
-        await self._found.unindex(scope.user_id, deleted)
+        await self._lexical.unindex(scope.user_id, deleted)
         return sum(not is_record(name) for name in deleted)
 
     async def _delete(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[str]:
@@ -346,30 +346,34 @@ class ExtractiveMemory:
         names = dict.fromkeys(ids)
         keys = {_key(name) for name in names}
         # The first records go too: an extraction that finds its first record deleted deletes its facts.
-        marks = [_seen(key) for key in keys]
-        deleted = await self.store.delete(scope, [*dict.fromkeys((*names, *marks, *await self._made(scope, keys)))])
+        marks = [_begun_id(key) for key in keys]
+        deleted = await self.store.delete(
+            scope, [*dict.fromkeys((*names, *marks, *await self._extracted_ids(scope, keys)))]
+        )
         # Again, since facts may have been written after the query and before the deletion of the records.
-        return deleted + await self._unmake(scope, keys)
+        return deleted + await self._delete_extracted(scope, keys)
 
     async def texts(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
         """Return texts and topics of the items that `forget` would delete with these arguments, superseded ones too."""
         if ids is not None:
-            ids = {*ids, *await self._made(scope, {_key(name) for name in ids})}
-        return texts_of(item for item in await self._found.to_delete(scope, ids, turn_index) if not is_record(item.id))
+            ids = {*ids, *await self._extracted_ids(scope, {_key(name) for name in ids})}
+        return texts_of(
+            item for item in await self._lexical.to_delete(scope, ids, turn_index) if not is_record(item.id)
+        )
 
     async def still_contains(self, texts: Collection[str]) -> set[str]:
         """Return the texts that an item of any user still contains, whole or as a part of its text."""
-        return await self._found.still_contains(texts)
+        return await self._lexical.still_contains(texts)
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
         """Rewrite the files of the store, if it supports that."""
-        await self._found.scrub(files)
+        await self._lexical.scrub(files)
 
     def paths(self) -> Sequence[Path]:
         """Return the files of the store; none if it does not list them."""
-        return self._found.paths()
+        return self._lexical.paths()
 
     async def sweep(self) -> int:
         """Delete the expired facts and records of all users for good, in batches; return how many.
@@ -379,10 +383,10 @@ class ExtractiveMemory:
         Raises:
             StoreError: the store fails. Items deleted before that stay deleted; the next sweep deletes the rest.
         """
-        return await self._found.sweep()
+        return await self._lexical.sweep()
 
     async def close(self) -> None:
-        await self._found.close()
+        await self._lexical.close()
 
     # Extraction
 
@@ -399,21 +403,21 @@ class ExtractiveMemory:
     async def _unread(self, scope: Scope, items: Sequence[MemoryItem], now: float) -> list[MemoryItem]:
         """Return the items that were not processed before, and record in the store that they are being processed."""
         keys = {item.id: _key(item.id) for item in items}
-        new = await self.store.put(scope, [_mark(_seen(keys[item.id]), item, now, "{}") for item in items], at=now)
-        marks = [mark for key in keys.values() for mark in (_seen(key), _done(key))]
+        new = await self.store.put(scope, [_mark(_begun_id(keys[item.id]), item, now, "{}") for item in items], at=now)
+        marks = [mark for key in keys.values() for mark in (_begun_id(key), _done_id(key))]
         there = await self.store.get(scope, marks)
-        begun = {key for key in keys.values() if _seen(key) in new or _seen(key) in there}
-        unread = [item for item in items if _done(keys[item.id]) not in there and keys[item.id] in begun]
+        begun = {key for key in keys.values() if _begun_id(key) in new or _begun_id(key) in there}
+        unread = [item for item in items if _done_id(keys[item.id]) not in there and keys[item.id] in begun]
         # Delete facts of items that were forgotten during another extraction that crashed before deleting them.
-        await self._unmake(scope, {key for key in keys.values() if _done(key) in there} - begun)
-        await self._finish(scope, {name: there[name] for key in begun for name in [_done(key)] if name in there})
+        await self._delete_extracted(scope, {key for key in keys.values() if _done_id(key) in there} - begun)
+        await self._finish(scope, {name: there[name] for key in begun for name in [_done_id(key)] if name in there})
         return unread
 
     async def _ask(self, scope: Scope, messages: ExtractionInput) -> ReconcileResult:
         model = self._bound_model()
-        facts = await self._found.items(scope, _KNOWN)
+        facts = await self._lexical.items(scope, _KNOWN)
         recent = _FILLED * self._nearest
-        indexed = await self._found.indexed(scope, facts, _KNOWN)
+        indexed = await self._lexical.indexed(scope, facts, _KNOWN)
         shown = await on_thread(
             nearest, messages, facts, count=self._nearest, recent=recent, user_index=indexed.user_index
         )
@@ -429,10 +433,10 @@ class ExtractiveMemory:
         except Exception as error:
             self._counts["failed"] += 1
             raise ExtractionError(f"the model's answer is invalid: {error!r}"[:_WHY_CHARS]) from error
-        facts = await self._found.items(scope, _KNOWN)  # facts may have been deleted meanwhile
+        facts = await self._lexical.items(scope, _KNOWN)  # facts may have been deleted meanwhile
         now = self._clock()
         decision = await on_thread(decide, candidates, messages, facts, names, self._limits, now=now)
-        self._found.use_again(scope, decision.again)
+        self._lexical.use_again(scope, decision.again)
         self._counts.update(decision.counts)
         return decision
 
@@ -446,22 +450,26 @@ class ExtractiveMemory:
         pairs: dict[str, list[tuple[str, str]]] = {key: [] for key in facts}
         new_facts: list[MemoryItem] = []
         for accepted in decision.accepted:
-            key = _key(accepted.said.item.id)
+            key = _key(accepted.statement.item.id)
             olds = [old for predecessor in accepted.instead_of if (old := await self._predecessor(scope, predecessor))]
             new_facts.append(_fact(f"{key}-{len(facts[key])}", accepted, olds[:1], self._clock()))
             facts[key].append(new_facts[-1])
             pairs[key] += [_by_age(new_facts[-1], old) for old in olds]
         for accepted, fact in zip(decision.accepted, new_facts, strict=True):
-            pairs[_key(accepted.said.item.id)] += [_by_age(fact, new_facts[index]) for index in accepted.instead_of_new]
-        marks = [_mark(_done(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
+            pairs[_key(accepted.statement.item.id)] += [
+                _by_age(fact, new_facts[index]) for index in accepted.instead_of_new
+            ]
+        marks = [_mark(_done_id(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
         new = set(await self.store.put(scope, [*(fact for group in facts.values() for fact in group), *marks], at=now))
-        there = await self.store.get(scope, [mark for key in facts for mark in (_seen(key), _done(key))])
-        whole = [key for key in facts if _done(key) in new and _seen(key) in there]
+        there = await self.store.get(scope, [mark for key in facts for mark in (_begun_id(key), _done_id(key))])
+        whole = [key for key in facts if _done_id(key) in new and _begun_id(key) in there]
         lost = [fact.id for key in facts if key not in whole for fact in facts[key] if fact.id in new]
-        lost += [_done(key) for key in facts if _done(key) in new and key not in whole]
+        lost += [_done_id(key) for key in facts if _done_id(key) in new and key not in whole]
         if lost:
             await self.store.delete(scope, lost)
-        await self._finish(scope, {_done(key): there[_done(key)] for key in facts if _done(key) in there.keys() - new})
+        await self._finish(
+            scope, {_done_id(key): there[_done_id(key)] for key in facts if _done_id(key) in there.keys() - new}
+        )
         self._counts["added"] += sum(len(facts[key]) for key in whole)
         superseded = await self._supersede(scope, [pair for key in whole for pair in pairs[key]])
         self._counts["superseded"] += sum(new in facts for new in (name.rpartition("-")[0] for name in superseded))
@@ -495,14 +503,14 @@ class ExtractiveMemory:
                 there.append(new)
         return there
 
-    async def _made(self, scope: Scope, keys: Collection[str]) -> list[str]:
+    async def _extracted_ids(self, scope: Scope, keys: Collection[str]) -> list[str]:
         """Return the ids of the facts extracted from items, and of the items' records."""
         every = await all_items(self.store, scope, ItemFilter(superseded=True)) if keys else []
         return [item.id for item in every if item.id.rpartition("-")[0] in keys]
 
-    async def _unmake(self, scope: Scope, keys: Collection[str]) -> list[str]:
+    async def _delete_extracted(self, scope: Scope, keys: Collection[str]) -> list[str]:
         """Delete the facts extracted from items; return their ids."""
-        ids = await self._made(scope, keys)
+        ids = await self._extracted_ids(scope, keys)
         return await self.store.delete(scope, ids) if ids else []
 
 
@@ -519,8 +527,8 @@ def _fact(id: str, accepted: Accepted, olds: Sequence[MemoryItem], now: float) -
         topic=candidate.topic,
         name=candidate.name,
         aliases=candidate.aliases,
-        source=accepted.said.source,
-        created_at=accepted.said.item.created_at or now,
+        source=accepted.statement.source,
+        created_at=accepted.statement.item.created_at or now,
     )
     fact = replace(fact, pinned=any(old.pinned for old in olds), uses=max((old.uses for old in olds), default=0))
     is_semantic = fact.type.category is MemoryCategory.SEMANTIC
@@ -574,11 +582,11 @@ def _key(id: str) -> str:
     return hashlib.blake2b(id.encode(errors="surrogatepass"), digest_size=10).hexdigest()
 
 
-def _seen(key: str) -> str:
+def _begun_id(key: str) -> str:
     return f"{key}-seen"
 
 
-def _done(key: str) -> str:
+def _done_id(key: str) -> str:
     return f"{key}-done"
 
 

@@ -12,7 +12,7 @@ from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.candidates import Action, Candidate, Limits, Refusal
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, flat, subjects
 from turnwise.memory.longterm.extraction.contradiction import contradict
-from turnwise.memory.longterm.extraction.grounding import Verdict, judge, judge_sourced, quoted_in, said_names
+from turnwise.memory.longterm.extraction.grounding import Verdict, judge, judge_sourced, quoted_in, written_names
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
 from turnwise.memory.longterm.recall.ranking import FACTS
 from turnwise.memory.longterm.types import MemoryType
@@ -39,8 +39,8 @@ def nearest(
     """
     from turnwise.memory.longterm.recall.user_index import find, index_of
 
-    text = "\n".join(statement.text for statement in messages.said)
-    most = min(count * len(messages.said), max(count, _SHOWN))
+    text = "\n".join(statement.text for statement in messages.statements)
+    most = min(count * len(messages.statements), max(count, _SHOWN))
     places = {item.id: index for index, item in enumerate(facts)}
     similar = find(user_index or index_of(facts), text, limit=most, weights=_LOOSE)
     near = [places[item.id] for item in similar if item.id in places]
@@ -61,7 +61,7 @@ class Accepted:
     """An accepted fact, the user's statement of it, and the facts that it replaces (or that replace it, if newer)."""
 
     candidate: Candidate
-    said: UserStatement
+    statement: UserStatement
     instead_of: tuple[MemoryItem, ...] = ()
     instead_of_new: tuple[int, ...] = ()
     """The numbers of facts of the same answer that it contradicts, and that the user said earlier."""
@@ -116,7 +116,7 @@ def decide(
         elif isinstance(verdict, Refusal):
             deciding.counts[verdict] += 1
         else:
-            names = said_names(candidate, verdict.said, messages)
+            names = written_names(candidate, verdict.statement, messages)
             name = candidate.name if candidate.name in names else None
             own: dict[str, Any] = {"name": name, "aliases": tuple(alias for alias in names if alias != name)}
             if verdict.tool is not None:
@@ -129,7 +129,7 @@ class _Reconciling:
     """The decisions about an answer's candidates so far."""
 
     def __init__(self, facts: Sequence[MemoryItem]) -> None:
-        self.holds = {item.id: item for item in facts}
+        self.facts = {item.id: item for item in facts}
         self.keys = {item.id: _key(item.text) for item in facts}
         self.accepted: list[Accepted] = []
         self.places: list[tuple[int, int]] = []
@@ -140,49 +140,54 @@ class _Reconciling:
     def ignore(self, of: str | None, verdict: Verdict | Refusal) -> None:
         """Count a candidate that the model considers known."""
         self.counts["ignored"] += 1
-        if of in self.holds and isinstance(verdict, Verdict):
+        if of in self.facts and isinstance(verdict, Verdict):
             self.again.add(of)
 
     def accept(self, number: int, candidate: Candidate, verdict: Verdict, of: str | None, now: float) -> None:
         """Accept the candidate, or a quotation instead, unless it is already known."""
-        text = verdict.text(candidate.text, verdict.said.item.created_at or now)
+        text = verdict.text(candidate.text, verdict.statement.item.created_at or now)
         candidate = candidate.model_copy(update={"text": text})
         target = self._target(candidate, of)
         key = _key(text)
         if target is None:
             of = next(
-                (id_ for id_, other_key in self.keys.items() if id_ in self.holds and _extends(key, other_key)), None
+                (
+                    fact_id
+                    for fact_id, other_key in self.keys.items()
+                    if fact_id in self.facts and _extends(key, other_key)
+                ),
+                None,
             )
-            target = self.holds[of] if of is not None else None
-            same = {id_ for id_, other_key in self.keys.items() if _extends(other_key, key)}
+            target = self.facts[of] if of is not None else None
+            same = {fact_id for fact_id, other_key in self.keys.items() if _extends(other_key, key)}
         else:
-            same = {id_ for id_, other_key in self.keys.items() if other_key == key}
+            same = {fact_id for fact_id, other_key in self.keys.items() if other_key == key}
         if verdict.quote is not None:
             plain = _key(verdict.quote)  # a known fact in the same words
-            same |= {id_ for id_, other_key in self.keys.items() if other_key == plain}
+            same |= {fact_id for fact_id, other_key in self.keys.items() if other_key == plain}
         if same:
             self.counts["same"] += 1
-            self.again |= same & self.holds.keys()
+            self.again |= same & self.facts.keys()
             return
         replaced = {target.id: target} if target else {}
         before: list[int] = []
         if verdict.quote is not None:
             self.counts["quoted" if verdict.tool is None else "sourced"] += 1
         else:
-            for fact in self.holds.values():
+            for fact in self.facts.values():
                 check_awaited()
                 if _contradicts(candidate, fact.text, fact.topic):
                     replaced[fact.id] = fact
             before = self._contradicted(candidate, verdict.place)
         for name in replaced:
-            del self.holds[name]  # a fact is replaced by one fact only
+            del self.facts[name]  # a fact is replaced by one fact only
         self.keys[f"{number} of this answer"] = key
         self.places.append(verdict.place)
-        self.accepted.append(Accepted(candidate, verdict.said, tuple(replaced.values()), tuple(before)))
+        self.accepted.append(Accepted(candidate, verdict.statement, tuple(replaced.values()), tuple(before)))
 
     def _target(self, candidate: Candidate, of: str | None) -> MemoryItem | None:
         """Return the known fact that the model says the candidate replaces, if that is plausible."""
-        target = None if of is None or candidate.action is Action.ADD else self.holds.get(of)
+        target = None if of is None or candidate.action is Action.ADD else self.facts.get(of)
         if target is None or not _akin(candidate, target):
             return None
         return None if quoted_in(candidate.text) is not None and quoted_in(target.text) is None else target

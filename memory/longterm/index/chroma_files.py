@@ -35,9 +35,9 @@ def overwrite(folder: Path, ids: Collection[str]) -> int:
         OSError: there can be no other process, or it failed.
     """
     arguments = json.dumps({"folder": str(folder), "ids": list(ids)})
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603 - this file
         [sys.executable, "-I", __file__], input=arguments, capture_output=True, text=True, check=False
-    )  # noqa: S603 - this file
+    )
     if done.returncode:
         raise OSError(f"what Chroma keeps was not overwritten ({done.returncode}): {done.stderr.strip()[-500:]}")
     return int(done.stdout)

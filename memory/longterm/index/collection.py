@@ -80,7 +80,7 @@ class VectorCollection:
         takes some milliseconds each, so better delete a few at a time.
         """
         with self._opened() as collection:
-            for target in (collection, *self._others()):
+            for target in (collection, *self._other_collections()):
                 for page in _pages(len(keys)):
                     for records in _of_keys(target, list(keys[page])):
                         there = list(records["ids"])
@@ -91,7 +91,7 @@ class VectorCollection:
     def push(self, changes: int) -> None:
         """Submit this many no-op deletions, so that Chroma reaches `SYNC_CHANGES` and writes its index files."""
         with self._opened() as collection:
-            for target in (collection, *self._others()):
+            for target in (collection, *self._other_collections()):
                 target.delete(ids=[f"nothing-{number}" for number in range(changes)])
 
     def overwrite(self, keys: Collection[str]) -> int:
@@ -115,7 +115,7 @@ class VectorCollection:
     def drop(self) -> None:
         """Delete all collections of this name with all their vectors, their files included."""
         with self._opened():
-            for collection in (self._collection, *self._others()):
+            for collection in (self._collection, *self._other_collections()):
                 self._client.delete_collection(collection.name)
             self._collection = self.dimensions = None
 
@@ -150,7 +150,7 @@ class VectorCollection:
                 self._collection = None  # it may have been deleted by another, or the server be another one
                 raise
 
-    def _others(self) -> list[Any]:
+    def _other_collections(self) -> list[Any]:
         """Return the collections of this name that other embedding functions made."""
         pattern = re.compile(re.escape(self._prefix) + "-[0-9a-f]{16}")
         collections = self._client.list_collections()

@@ -194,16 +194,16 @@ async def check_items_are_returned_newest_first(store: ItemStore) -> None:
     expected = ["8", "5", "2", "0", "z", "y", "x", "4", "6", "1", "3", "7"]
     equal(await _ids(store), expected, "the order")
     for which in (EVER, ItemFilter(types=[_FACTS]), ItemFilter(types=[_SKILL])):
-        wanted = await _ids(store, _U, which)
+        all_ids = await _ids(store, _U, which)
         for limit in range(1, len(expected) + 2):
             listed: list[str] = []
             cursor: str | None = None
             pages = 0
-            while pages == 0 or (cursor is not None and pages <= len(wanted)):
+            while pages == 0 or (cursor is not None and pages <= len(all_ids)):
                 page = await store.query(_U, which, cursor=cursor, limit=limit)
                 listed += [item.id for item in page]
                 cursor, pages = page.cursor, pages + 1
-            equal((listed, pages), (wanted, -(-len(wanted) // limit)), f"items and pages of {limit}")
+            equal((listed, pages), (all_ids, -(-len(all_ids) // limit)), f"items and pages of {limit}")
     page = await store.query(_U, limit=5)
     await store.put(_U, [_item("late", created_at=9.0), _item("between", created_at=3.0)])
     rest = await store.query(_U, cursor=page.cursor, limit=100)
@@ -237,8 +237,10 @@ async def check_filters_can_be_combined(store: ItemStore) -> None:
         "as_of": (None, 0.0, 6.0, 11.9, 12.0, float("inf")),
         "superseded": (False, True),
     }
-    for (field, its), (other_field, other_values) in combinations(choices.items(), 2):
-        for which in [ItemFilter(**{field: value, other_field: another}) for value in its for another in other_values]:
+    for (field, values), (other_field, other_values) in combinations(choices.items(), 2):
+        for which in [
+            ItemFilter(**{field: value, other_field: another}) for value in values for another in other_values
+        ]:
             expected = sorted(item.id for item in items if _holds(item, which))
             equal(sorted(await _ids(store, _U, which)), expected, f"the items of {which}")
             equal(await _count(store, _U, which), len(expected), f"the count of {which}")

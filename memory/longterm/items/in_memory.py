@@ -64,7 +64,7 @@ class InMemoryItems:
 
     async def get(self, scope: Scope, ids: Collection[str]) -> dict[str, MemoryItem]:
         self._check_open()
-        return {name: row.item for name in ids if (row := self._seen(scope, name))}
+        return {name: row.item for name in ids if (row := self._visible(scope, name))}
 
     async def query(
         self, scope: Scope, which: ItemFilter = ALL, *, cursor: str | None = None, limit: int = 100
@@ -81,7 +81,7 @@ class InMemoryItems:
     ) -> MemoryItem | None:
         self._check_open()
         after = None if successor is None else checked_item(scope, successor)
-        row = self._seen(scope, id)
+        row = self._visible(scope, id)
         if row is None and id in self._users.get(scope.user_id, {}):
             return None
         old = row.item if row else None
@@ -109,7 +109,7 @@ class InMemoryItems:
             deleted = [name for name, row in rows.items() if matches(row.item, which)]
             self._forget(scope.user_id, deleted)
             return deleted
-        visible = [name for name in dict.fromkeys(ids) if self._seen(scope, name)]
+        visible = [name for name in dict.fromkeys(ids) if self._visible(scope, name)]
         self._forget(scope.user_id, [*visible, *(name for name in ids if name not in rows)])
         return visible
 
@@ -162,7 +162,7 @@ class InMemoryItems:
         if self._closed:
             raise StoreClosedError("InMemoryItems()")
 
-    def _seen(self, scope: Scope, id: str) -> _Row | None:
+    def _visible(self, scope: Scope, id: str) -> _Row | None:
         row = self._users.get(scope.user_id, {}).get(id)
         return row if row and row.agent in (None, scope.agent) else None
 

@@ -232,7 +232,7 @@ class Statements:
             for agent, *values in self._all(select, *some):
                 row = _doomed(values)
                 there[row.digest] = row if agent in (None, scope.agent) else None
-        rows = [seen._replace(id=names[digest]) for digest in names if (seen := there.get(digest))]
+        rows = [doomed._replace(id=names[digest]) for digest in names if (doomed := there.get(digest))]
         self._forget(scope.user_id, rows, {digest: name for digest, name in names.items() if digest not in there})
         return [row.id for row in rows]
 

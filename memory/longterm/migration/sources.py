@@ -140,13 +140,13 @@ def _bounds(namespace: FlatNamespace) -> dict[str, Any]:
     return {"before": before, "after": after, "before_size": len(before), "after_size": len(after)}
 
 
-def _columns(name: str, names: Iterable[str]) -> set[str]:
+def _columns(name: str, column_names: Iterable[str]) -> set[str]:
     """Return the columns of the table.
 
     Raises:
         ConfigError: it is not the table of a store.
     """
-    columns = set(names)
+    columns = set(column_names)
     if not columns >= _NEEDED:
         reason = f"has no table 'store' with {', '.join(sorted(_NEEDED))}, so it is not a store of LangGraph"
         raise ConfigError("source", name, reason)

@@ -52,7 +52,7 @@ class Growth:
     ) -> None:
         self.index = index
         self._rows = more
-        self._gone = removed
+        self._removed = removed
         self._revision = revision
         self._revision_at = revision_at
         self._vectors = vectors or {}
@@ -62,7 +62,7 @@ class Growth:
         """The passages of the last of these, if it is begun."""
         self._analysed = 0
         """How many of them are analysed."""
-        self.left = len(more)
+        self.missing = len(more)
         """How many rows the index still lacks."""
         self.is_done = not more and not removed and index.revision == revision
 
@@ -84,12 +84,12 @@ class Growth:
                 came += self._begun
                 self._begun = []
         is_last = not self._begun and self._count == len(self._rows)
-        if came or self._gone or is_last:
+        if came or self._removed or is_last:
             revision = self._revision if is_last else self._revision_at(came[-1].row) if came else UNFINISHED
-            self.index = self.index.changed(revision, came, self._gone)
+            self.index = self.index.changed(revision, came, self._removed)
             self.index.take(self._vectors)
-            self._gone = ()
-            self.left -= len({arrival.row.row for arrival in came})
+            self._removed = ()
+            self.missing -= len({arrival.row.row for arrival in came})
         self.is_done = is_last
 
 
@@ -98,7 +98,7 @@ def growth_between(index: UserIndex, rows: Sequence[Row], revision: Revision) ->
     indexed = {row.row: row for row in index.rows}
     more = [row for row in rows if indexed.get(row.row) != row]
     removed = indexed.keys() - {row.row for row in rows} | {row.row for row in more if row.row in indexed}
-    if len(removed) > len(indexed) - len(removed) or index.gone > len(index.rows) + _MOST_GONE:
+    if len(removed) > len(indexed) - len(removed) or index.removed_count > len(index.rows) + _MOST_REMOVED:
         return Growth(UserIndex(), rows, (), revision, vectors=index.by_key())
     # A row whose text stays has its vectors still. They are copied, as the index overwrites those of what is gone.
     keys = {row.key for row in more}
@@ -106,5 +106,5 @@ def growth_between(index: UserIndex, rows: Sequence[Row], revision: Revision) ->
     return Growth(index, more, removed, revision, vectors=vectors)
 
 
-_MOST_GONE = 1_000
+_MOST_REMOVED = 1_000
 """An index is made anew where so many more passages are gone than it has, since those take a place still."""

@@ -28,7 +28,7 @@ class Indexed:
     """The index of a list, and how much of it that is."""
 
     user_index: UserIndex
-    left: int
+    missing: int
     """How many items the index still lacks, since there was no time for them."""
     size: int
     """How many items the list has."""
@@ -36,9 +36,9 @@ class Indexed:
     @property
     def trouble(self) -> str | None:
         """Why items may be missing in a recall; None if all are indexed."""
-        if not self.left:
+        if not self.missing:
             return None
-        return f"{self.left} of {self.size} items are not indexed yet, and so not found: later recalls go on with them"
+        return f"{self.missing} of {self.size} items are not indexed yet and cannot be found: later recalls index them"
 
 
 class ItemIndexes:
@@ -122,7 +122,7 @@ class _IndexedList:
                 return self.index, 0
             self._growth.step()
             self.index = self._growth.index
-            missing = self._growth.left
+            missing = self._growth.missing
             if self._growth.is_done:
                 self._growth = None
             return self.index, missing

@@ -36,7 +36,7 @@ class ItemWords:
     """The words of one item. Its passages are analysed in order, each once, since the limit is the item's."""
 
     def __init__(self, item: MemoryItem) -> None:
-        self._known: set[str] = set()
+        self._item_words: set[str] = set()
         """The different words of the text so far."""
         called = [name[:_NAMED_CHARS] for name in (item.topic, item.name, *item.aliases) if name]
         self._named = list(islice((word for name in called for word in words(name)), MOST_NAMED))
@@ -58,7 +58,7 @@ class ItemWords:
 
     def _within(self, passage_words: Sequence[str]) -> Sequence[str]:
         """Return the words that are among the first `MOST_WORDS` different ones of the item."""
-        item_words = self._known
+        item_words = self._item_words
         if len(item_words) + len(passage_words) <= MOST_WORDS:
             item_words.update(passage_words)
             return passage_words

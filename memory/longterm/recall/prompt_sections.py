@@ -95,7 +95,7 @@ def make_sections(
         profile: the section of the profile, which comes first.
     """
     memories = list(recalled)
-    candidates: list[_Found] = []
+    candidates: list[_Candidate] = []
     left_out = [Counter[LeftOut]() for _ in memories]
     texts: set[str] = set()
     for memory, result in enumerate(memories):
@@ -104,12 +104,12 @@ def make_sections(
                 left_out[memory]["duplicate"] += 1
             else:
                 texts.add(same)
-                candidates.append(_Found(memory, place, item))
+                candidates.append(_Candidate(memory, place, item))
 
-    def items_of(some: Collection[_Found], memory: int) -> list[MemoryItem]:
+    def items_of(some: Collection[_Candidate], memory: int) -> list[MemoryItem]:
         return [candidate.item for candidate in candidates if candidate.memory == memory and candidate in some]
 
-    def sections_of(some: Collection[_Found]) -> list[str]:
+    def sections_of(some: Collection[_Candidate]) -> list[str]:
         every = (_sections(items_of(some, memory), result.section, now) for memory, result in enumerate(memories))
         return [section for sections in every for section in sections]
 
@@ -122,7 +122,7 @@ def make_sections(
             fitting = _within(result.max_tokens, own, lambda some: tokens(sections_of(some)))
             left_out[memory]["token_budget"] += len(own) - len(fitting)
             candidates = [candidate for candidate in candidates if candidate.memory != memory or candidate in fitting]
-    chosen: Collection[_Found] = candidates
+    chosen: Collection[_Candidate] = candidates
     sections = sections_of(candidates)
     if max_tokens is not None and tokens(sections) > max_tokens:
         chosen = _within(max_tokens, candidates, lambda some: tokens(sections_of(some)))
@@ -138,7 +138,7 @@ def make_sections(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
+class _Candidate:
     """An item that a memory recalled. Compared by identity, since items need not be hashable."""
 
     memory: int
@@ -153,14 +153,16 @@ class _Found:
         return -score, self.memory, self.place
 
 
-def _within(max_tokens: int, candidates: Sequence[_Found], size: Callable[[Collection[_Found]], int]) -> set[_Found]:
+def _within(
+    max_tokens: int, candidates: Sequence[_Candidate], size: Callable[[Collection[_Candidate]], int]
+) -> set[_Candidate]:
     """Return the found items that fit the budget. See `make_sections`."""
-    best: dict[tuple[int, MemoryCategory], tuple[int, tuple[float, int, int], _Found]] = {}
+    best: dict[tuple[int, MemoryCategory], tuple[int, tuple[float, int, int], _Candidate]] = {}
     for candidate in candidates:
         group = candidate.memory, candidate.item.type.category
         if group not in best and (taken := size([candidate])) <= max_tokens:
             best[group] = taken, candidate.order, candidate
-    chosen: set[_Found] = set()
+    chosen: set[_Candidate] = set()
     for candidate in [
         *(candidate for *_, candidate in sorted(best.values())),
         *sorted(candidates, key=lambda candidate: candidate.order),

@@ -43,7 +43,7 @@ class Query:
     """No word twice."""
     parts: tuple[tuple[int, ...], ...]
     """The positions of each part's terms."""
-    said: tuple[str, ...]
+    words: tuple[str, ...]
     """All of its words, in order."""
 
 

@@ -103,7 +103,7 @@ FACTS = Weights(reach=0, least=2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class QueryTerms:
     """A query as numbers, matched against the items."""
 
     terms: Places
@@ -127,8 +127,8 @@ class Asked:
 class Matched:
     """The items' scores by words and names, before anything is known of vectors."""
 
-    asked: Asked
-    found: Places
+    query: QueryTerms
+    present: Places
     """The terms that some item has, in ascending order."""
     has: Numbers
     """Of each of these terms, and each item, 1 if the item has it; else 0."""
@@ -149,7 +149,7 @@ class Ranked:
     """From 0 to 1."""
 
 
-def match(terms_of_query: Asked, sessions: Places, weights: Weights) -> Matched:
+def match(query: QueryTerms, sessions: Places, weights: Weights) -> Matched:
     """Score the items of one user by words and names. Each sentence of a query is scored by itself.
 
     Args:
@@ -158,23 +158,23 @@ def match(terms_of_query: Asked, sessions: Places, weights: Weights) -> Matched:
     import numpy as np
 
     neighbours = _Neighbours(sessions, weights)
-    logs = np.array(terms_of_query.log_frequencies)
-    is_found = np.bincount(terms_of_query.terms, minlength=len(logs)) > 0
-    present, rows = np.flatnonzero(is_found), np.cumsum(is_found) - 1
+    logs = np.array(query.log_frequencies)
+    is_present = np.bincount(query.terms, minlength=len(logs)) > 0
+    present, rows = np.flatnonzero(is_present), np.cumsum(is_present) - 1
     has = np.zeros((len(present), len(sessions)))
-    has[rows[terms_of_query.terms], terms_of_query.places] = 1.0
+    has[rows[query.terms], query.places] = 1.0
     telling = np.minimum(np.maximum((-logs - weights.common) / (weights.rare - weights.common), 0.0), 1.0)
-    is_part = np.zeros((len(terms_of_query.parts), len(logs)))
-    for row, terms in enumerate(terms_of_query.parts):
+    is_part = np.zeros((len(query.parts), len(logs)))
+    for row, terms in enumerate(query.parts):
         is_part[row, list(terms)] = 1.0
     has_content = bool((is_part @ (-logs * telling)).max(initial=0.0) >= weights.least)
-    telling *= np.where(np.array(terms_of_query.is_corrected), weights.corrected, 1.0)
-    scores = _by_words(_Said(logs, telling, is_part), present, has, neighbours, weights)
-    for place, frequency in terms_of_query.named:
+    telling *= np.where(np.array(query.is_corrected), weights.corrected, 1.0)
+    scores = _by_words(_QueryNumbers(logs, telling, is_part), present, has, neighbours, weights)
+    for place, frequency in query.named:
         scores[place] += weights.name * _telling(frequency, weights)
     return Matched(
-        asked=terms_of_query,
-        found=present,
+        query=query,
+        present=present,
         has=has,
         scores=scores,
         has_content=has_content,
@@ -203,14 +203,14 @@ def rank(
     """
     import numpy as np
 
-    numbers, weights = matched.asked, matched.weights
+    query, weights = matched.query, matched.weights
     if not len(matched.scores) or limit <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
     scores = matched.scores.copy()
     if similarities is not None and matched.has_content:
         scores = _with_vectors(scores, similarities, matched.neighbours, weights)
-    if len(numbers.speakers):
-        scores[numbers.speakers] *= 1 + weights.speaker
+    if len(query.speakers):
+        scores[query.speakers] *= 1 + weights.speaker
     best = float(scores.max())
     if best <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
@@ -237,8 +237,8 @@ def _best(scores: Numbers, which: NDArray[np.bool_], limit: int) -> Places:
     return places[np.argsort(-scores[places], kind="stable")][:limit]
 
 
-class _Said(NamedTuple):
-    """What a query says, as numbers."""
+class _QueryNumbers(NamedTuple):
+    """A query's terms and sentences as numbers."""
 
     logs: Numbers
     """Of each term, the natural logarithm of its frequency."""
@@ -254,7 +254,9 @@ _HALF = 10.0
 _MANY, _SMALL = 10, 1e-6
 
 
-def _by_words(numbers: _Said, there: Places, has: Numbers, neighbours: _Neighbours, weights: Weights) -> Numbers:
+def _by_words(
+    numbers: _QueryNumbers, there: Places, has: Numbers, neighbours: _Neighbours, weights: Weights
+) -> Numbers:
     """Return each item's score for the sentence that it matches best; 0 if it matches none.
 
     Args:

@@ -24,7 +24,7 @@ from turnwise.memory.longterm.recall.analyzer import is_dense, stem, stems, word
 from turnwise.memory.longterm.recall.item_words import ItemWords, Part
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
 from turnwise.memory.longterm.recall.query import Query, Term, parse
-from turnwise.memory.longterm.recall.ranking import Asked, Matched, Weights, match, rank
+from turnwise.memory.longterm.recall.ranking import Matched, QueryTerms, Weights, match, rank
 from turnwise.memory.longterm.recall.word_frequency import is_frequent, log_frequency
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 
@@ -83,7 +83,7 @@ class Match:
     """How the items of an index match the words of a query; see `UserIndex.match`."""
 
     query: Query
-    seen: NDArray[np.bool_] | None
+    visible: NDArray[np.bool_] | None
     """Of each passage, whether its item is asked for; None if all are."""
     matched: Matched
     """Of those that are asked for."""
@@ -184,7 +184,7 @@ class UserIndex:
         return new
 
     @property
-    def gone(self) -> int:
+    def removed_count(self) -> int:
         """How many passages came and are gone. They take a place still."""
         return len(self._where) - len(self.rows)
 
@@ -232,15 +232,15 @@ class UserIndex:
         terms, places = hits.terms, self._where[hits.serials]
         speakers, named = self._where[hits.speakers], [(int(self._where[serial]), logs) for serial, logs in hits.named]
         sessions = self._sessions
-        visible = self._seen(scope, which, expired)
+        visible = self._visible(scope, which, expired)
         if visible is not None:
             new = np.cumsum(visible) - 1
-            is_seen = visible[places]
-            terms, places = terms[is_seen], new[places[is_seen]]
+            is_visible = visible[places]
+            terms, places = terms[is_visible], new[places[is_visible]]
             speakers = new[speakers[visible[speakers]]]
             named = [(int(new[place]), logs) for place, logs in named if visible[place]]
             sessions = sessions[visible]
-        numbers = Asked(
+        numbers = QueryTerms(
             terms=terms,
             places=places,
             log_frequencies=hits.log_frequencies,
@@ -249,7 +249,7 @@ class UserIndex:
             speakers=speakers,
             named=named,
         )
-        return Match(query=query, seen=visible, matched=match(numbers, sessions, weights))
+        return Match(query=query, visible=visible, matched=match(numbers, sessions, weights))
 
     def rank(
         self, match: Match, *, limit: int, similarities: NDArray[np.float64] | None = None, per_category: bool = False
@@ -260,14 +260,14 @@ class UserIndex:
             match: what this index returned.
             similarities: each passage's vector similarity to the query; None without vectors.
         """
-        facts, visible, groups = self._facts, match.seen, self._categories if per_category else None
+        facts, visible, groups = self._facts, match.visible, self._categories if per_category else None
         if visible is not None:
             facts, similarities = facts[visible], None if similarities is None else similarities[visible]
             groups = None if groups is None else groups[visible]
         most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
         ranked = rank(match.matched, facts=facts, similarities=similarities, limit=most, groups=groups)
         places = ranked.places if visible is None else np.flatnonzero(visible)[ranked.places]
-        words = [match.query.terms[term].word for term in match.matched.found.tolist()]
+        words = [match.query.terms[term].word for term in match.matched.present.tolist()]
         has_words = match.matched.has[:, ranked.places].T.tolist()
         shown_items = self._shown(places.tolist(), ranked.scores.tolist(), words, has_words)
         return first_of_each(shown_items, limit) if per_category else shown_items[:limit]
@@ -299,7 +299,7 @@ class UserIndex:
             for item, score, passages, has in hits.values()
         ]
 
-    def _seen(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
+    def _visible(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
         """Return for each passage whether its item is asked for; None if all are."""
         is_of_now = which.as_of is None or which.as_of >= self._latest
         if not self._special and is_of_now and which.types is None and not expired:
@@ -337,7 +337,7 @@ _NUMBERS = {category: number for number, category in enumerate(MemoryCategory)}
 _EVER = ItemFilter(superseded=True)
 
 
-class _Found:
+class _Hits:
     """The matches of a query in some items."""
 
     def __init__(self) -> None:
@@ -373,7 +373,7 @@ class _Words:
         """By the stems of the name that their item begins with."""
         self._names: dict[str, list[tuple[tuple[str, ...], float, int]]] = {}
         """Names by their first stem: all of their stems, the frequency of the rarest word, the passage."""
-        self._known: dict[str, int] = {}
+        self._word_counts: dict[str, int] = {}
         """All words, with the number of passages that have them."""
         self._alike: dict[tuple[str, int], list[str]] = {}
         """All words by their first letter and how many they have."""
@@ -436,11 +436,11 @@ class _Words:
 
     def _lose(self, word: str) -> None:
         """Count a word of a passage that is gone."""
-        if word not in self._known:
+        if word not in self._word_counts:
             return
-        self._known[word] -= 1
-        if not self._known[word]:
-            del self._known[word]
+        self._word_counts[word] -= 1
+        if not self._word_counts[word]:
+            del self._word_counts[word]
             if alike := self._alike.get((word[0], len(word))):
                 alike.remove(word)
 
@@ -499,9 +499,9 @@ class _Words:
 
     # Words
 
-    def find(self, query: Query, count: int) -> _Found:
+    def find(self, query: Query, count: int) -> _Hits:
         """Return what the first `count` passages have of a query."""
-        hits = _Found()
+        hits = _Hits()
         speakers: set[int] = set()
         meant: dict[str, str] = {}
         compared = 0
@@ -527,7 +527,7 @@ class _Words:
         hits.terms, hits.serials = pairs[0][is_there], pairs[1][is_there]
         hits.speakers = np.array(sorted(serial for serial in speakers if serial < count), dtype=np.int64)
         if self._names:
-            hits.named = self._named([stem(meant.get(word, word)) for word in query.said], count)
+            hits.named = self._named([stem(meant.get(word, word)) for word in query.words], count)
         return hits
 
     def _named(self, query_words: Sequence[str], count: int) -> list[tuple[int, float]]:
@@ -591,9 +591,9 @@ class _Words:
             having.append(serial)
         for word in part.words:
             if len(word) >= ONE_EDIT - 1:
-                if word not in self._known:
+                if word not in self._word_counts:
                     self._alike.setdefault((word[0], len(word)), []).append(word)
-                self._known[word] = self._known.get(word, 0) + 1
+                self._word_counts[word] = self._word_counts.get(word, 0) + 1
         item_words = arrival.item_words or ItemWords(arrival.row.item)
         for stemmed in item_words.speakers:
             self._speakers.setdefault(stemmed, []).append(serial)

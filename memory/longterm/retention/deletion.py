@@ -142,15 +142,15 @@ async def _still_there(memory: Erasing, pieces: dict[str, list[str]]) -> tuple[s
 
 def texts_of(items: Iterable[MemoryItem]) -> list[str]:
     """Return the texts, topics, names and aliases of items, each once."""
-    return list(dict.fromkeys(text for item in items for text in said_by(item)))
+    return list(dict.fromkeys(text for item in items for text in texts_in_item(item)))
 
 
-def said_by(item: MemoryItem) -> list[str]:
+def texts_in_item(item: MemoryItem) -> list[str]:
     """Return an item's text, topic, name and aliases."""
     return [text for text in (item.text, item.topic, item.name, *item.aliases) if text]
 
 
-def said_in(text: str | None, texts: Collection[str]) -> set[str]:
+def contained_texts(text: str | None, texts: Collection[str]) -> set[str]:
     """Return those of the wanted texts that are a part of `text`."""
     return {candidate for candidate in texts if text and candidate in text}
 

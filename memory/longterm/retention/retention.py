@@ -118,13 +118,13 @@ class Uses:
         noted = self._noted.setdefault(user_id, {})
         for name in ids:
             before = noted.get(name, _Noted(used_at, False))
-            noted[name] = _Noted(max(used_at, before.at), counts or before.counts)
+            noted[name] = _Noted(max(used_at, before.used_at), counts or before.counts)
         if self._later is None or self._later.done():
             self._later = asyncio.create_task(self._write_later())
 
     def noted(self, user_id: str, since: float) -> set[str]:
         """Return the ids of a user's items with a use since this time that is not written yet."""
-        return {name for name, noted in self._noted.get(user_id, {}).items() if noted.at >= since}
+        return {name for name, noted in self._noted.get(user_id, {}).items() if noted.used_at >= since}
 
     async def write(self) -> None:
         """Write the recorded uses.
@@ -139,7 +139,7 @@ class Uses:
             for use in batch:
                 noted = self._noted[use.user_id]
                 for name in use.ids:
-                    if noted[name].at <= use.at:  # else it was used again meanwhile
+                    if noted[name].used_at <= use.at:  # else it was used again meanwhile
                         del noted[name]
                 if not noted:
                     del self._noted[use.user_id]
@@ -165,7 +165,7 @@ class Uses:
 
 
 class _Noted(NamedTuple):
-    at: float
+    used_at: float
     counts: bool
 
 
@@ -176,6 +176,7 @@ def _grouped(noted: Mapping[str, Mapping[str, _Noted]]) -> list[Use]:
         for name, (used_at, counts) in items.items():
             alike.setdefault((math.floor(used_at), counts), []).append(name)
         uses += [
-            Use(user_id, tuple(ids), max(items[name].at for name in ids), counts) for (_, counts), ids in alike.items()
+            Use(user_id, tuple(ids), max(items[name].used_at for name in ids), counts)
+            for (_, counts), ids in alike.items()
         ]
     return uses

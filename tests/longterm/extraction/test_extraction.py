@@ -264,9 +264,9 @@ def test_the_source_of_a_fact_is_the_quoted_block() -> None:
     messages = input_of([item(User(text="Hi"), Text(text="Hi"), User(text="I like figs"))], LIMITS)
     said = judge(Candidate(text="Likes figs", type="facts", evidence="I like figs"), messages, LIMITS)
     assert not isinstance(said, Refusal)
-    assert said.said.source == Source(session_id="s", turn_index=2, spans=(Span("log", 5, 6),))
+    assert said.statement.source == Source(session_id="s", turn_index=2, spans=(Span("log", 5, 6),))
     elsewhere = MemoryItem(id="1", text="x", source=Source(spans=(Span("log", 0, 9),)), blocks=(User(text="I nap"),))
-    assert input_of([elsewhere], LIMITS).said[0].source == elsewhere.source
+    assert input_of([elsewhere], LIMITS).statements[0].source == elsewhere.source
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ async def test_what_is_forgotten_is_in_no_index(make: Make) -> None:
     assert await ids(memory, "walrus") == ["1"]
     await memory.forget(ANN, ["1"])
     held = memory._user_indexes["ann"] if isinstance(memory, VectorMemory) else _held(memory)
-    assert "walrus" not in held._words._known and "Antje" not in repr((held.rows, held._words._passages))
+    assert "walrus" not in held._words._word_counts and "Antje" not in repr((held.rows, held._words._passages))
     await memory.close()
 
 
@@ -129,7 +129,7 @@ def test_a_changed_index_equals_one_made_at_once(data: st.DataObject) -> None:
         grown = grown.changed(Revision(1, step, len(rows)), arrivals_of(more), gone)
         once = UserIndex().grown(Revision(1, step, len(rows)), [rows[number] for number in sorted(rows)])
         assert grown.rows == once.rows and grown._special == once._special and grown._items == once._items
-        assert sorted(grown._words._known.items()) == sorted(once._words._known.items())
+        assert sorted(grown._words._word_counts.items()) == sorted(once._words._word_counts.items())
         assert grown._words._having.keys() == once._words._having.keys()
         assert grown._words._speakers.keys() == once._words._speakers.keys()
         assert len(grown.missing()) == len(once.missing())
@@ -158,7 +158,7 @@ def test_an_item_has_a_bounded_part_in_an_index() -> None:
     sizes = []
     for count in (30_000, 60_000):
         made = index_of([MemoryItem(id="huge", text=distinct(count))])
-        sizes.append((len(made._words._known), len(made._words._having)))
+        sizes.append((len(made._words._word_counts), len(made._words._having)))
         assert len(made.rows) <= 2_048
     assert sizes[0] == sizes[1] and sizes[0][0] == item_words.MOST_WORDS
     assert len(index_of([MemoryItem(id="huge", text="A word. " * 500_000)]).rows) <= 2_048
@@ -169,7 +169,7 @@ def test_a_text_of_fifty_kilobytes_is_found_by_each_of_its_words() -> None:
     assert len(text) > 50_000
     made = index_of([MemoryItem(id="long", text=text), MemoryItem(id="other", text="a walrus")])
     said = text.split()
-    assert set(said) == made._words._known.keys() - {"walrus"}
+    assert set(said) == made._words._word_counts.keys() - {"walrus"}
     for word in said[:: len(said) // 20]:
         assert [each.id for each in find(made, f"What about {word}?", limit=3, weights=FACTS)] == ["long"]
 
@@ -179,7 +179,7 @@ def test_a_text_of_fifty_kilobytes_is_found_by_each_of_its_words() -> None:
 )
 def test_odd_texts_of_any_size_are_indexed(text: str) -> None:
     made = index_of([MemoryItem(id="odd", text=text, topic=text, name=text, aliases=(text,))])
-    assert len(made.rows) <= 2_048 and len(made._words._known) <= item_words.MOST_WORDS + item_words.MOST_NAMED
+    assert len(made.rows) <= 2_048 and len(made._words._word_counts) <= item_words.MOST_WORDS + item_words.MOST_NAMED
     assert len(find(made, text, limit=3, weights=FACTS)) <= 1
 
 

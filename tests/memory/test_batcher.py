@@ -53,7 +53,7 @@ async def test_failures_and_cancellations_affect_only_their_callers() -> None:
     assert results[0] == 0 and results[3] == 3
     assert isinstance(results[1], ValueError) and isinstance(results[2], asyncio.CancelledError)
     both = await asyncio.gather(batcher.ask(7), batcher.ask(8), return_exceptions=True)
-    assert all(isinstance(each, OSError) for each in both)
+    assert all(isinstance(result, OSError) for result in both)
     with pytest.raises(ValueError, match="1"):
         await batcher.ask(1)
 

@@ -37,9 +37,9 @@ async def test_only_one_of_several_concurrent_readers_of_an_item_stores_facts(fa
         model.during = started.wait
         memories.append(ExtractiveMemory(model, facts))
     await asyncio.gather(*(memory.remember(USER, [item]) for memory in memories))
-    found = await texts(facts)
-    assert len({text.split()[1] for text in found}) == 1, found
-    assert sum(memory.stats["added"] for memory in memories) == len(found)
+    stored_texts = await texts(facts)
+    assert len({text.split()[1] for text in stored_texts}) == 1, stored_texts
+    assert sum(memory.stats["added"] for memory in memories) == len(stored_texts)
     # in one memory, the second waits for the first
     memory = ExtractiveMemory(Model(), facts)
     await asyncio.gather(*(memory.remember(USER, [told(2, "I like figs.")]) for _ in range(5)))
@@ -49,11 +49,11 @@ async def test_only_one_of_several_concurrent_readers_of_an_item_stores_facts(fa
 class Breaking(InMemoryItems):
     """Fails at the verb of this number."""
 
-    left = 10**9
+    calls_left = 10**9
 
     def _check_open(self) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.calls_left -= 1
+        if self.calls_left == 0:
             raise StoreError("the power went")
 
 
@@ -80,19 +80,19 @@ def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
         memory = ExtractiveMemory(Model(say), facts)
         await memory.remember(USER, [MemoryItem(id="0", text="Lives in Vienna", topic="Home")])
         years = range(2001, 2003)
-        said = [f"I moved to Graz in {year}. I've worked as a nurse since {year}." for year in years]
-        item = told(1, " ".join(said))
-        facts.left = crash
+        sentences = [f"I moved to Graz in {year}. I've worked as a nurse since {year}." for year in years]
+        item = told(1, " ".join(sentences))
+        facts.calls_left = crash
         try:
             await memory.remember(USER, [item])
             whole = True
         except StoreError:
             whole = False
-        facts.left = 10**9
+        facts.calls_left = 10**9
         await memory.remember(USER, [item])
-        found = await texts(facts)
-        assert [text[:-5] for text in found] == ["Has worked as a nurse since", "Moved to Graz in"], found
-        assert len({text[-4:] for text in found}) == 1
+        stored_texts = await texts(facts)
+        assert [text[:-5] for text in stored_texts] == ["Has worked as a nurse since", "Moved to Graz in"], stored_texts
+        assert len({text[-4:] for text in stored_texts}) == 1
         return whole
 
     crash = 1
@@ -105,7 +105,7 @@ def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
 async def test_items_forgotten_during_the_model_call_give_no_facts(how: str, facts: ItemStore) -> None:
     model = Model()
     memory = ExtractiveMemory(model, facts)
-    item, other = told(1, "I live in Graz."), told(2, "I like figs.", session="s2")
+    item, other_item = told(1, "I live in Graz."), told(2, "I like figs.", session="s2")
 
     async def forget() -> None:
         if how == "session":
@@ -118,13 +118,13 @@ async def test_items_forgotten_during_the_model_call_give_no_facts(how: str, fac
             assert await memory.forget(USER, [item.id]) == 0
 
     model.during = forget
-    assert await memory.remember(USER, [item, other]) == [item.id, other.id]
-    left = [] if how == "user" else ["I like figs."]
-    assert await texts(facts) == left
+    assert await memory.remember(USER, [item, other_item]) == [item.id, other_item.id]
+    remaining = [] if how == "user" else ["I like figs."]
+    assert await texts(facts) == remaining
     model.during = None
-    assert await memory.remember(USER, [item, other]) == [item.id, other.id]
-    assert len(model.calls) == 1 and await texts(facts) == left
-    assert memory.stats["added"] == len(left)
+    assert await memory.remember(USER, [item, other_item]) == [item.id, other_item.id]
+    assert len(model.calls) == 1 and await texts(facts) == remaining
+    assert memory.stats["added"] == len(remaining)
 
 
 class Gated(InMemoryItems):
@@ -212,9 +212,9 @@ def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(how: str, older: 
         old = MemoryItem(id="old", text="Lives in Vienna", topic="home", created_at=50.0)
 
         def say(lines: list[dict[str, str]]) -> list[dict[str, Any]]:
-            known = [line["known"] for line in lines if line.get("text") == "Lives in Vienna"]
+            names = [line["known"] for line in lines if line.get("text") == "Lives in Vienna"]
             moved = fact(
-                "Moved to Graz", "I moved to Graz", topic="home", action="supersede", of=known[0] if known else None
+                "Moved to Graz", "I moved to Graz", topic="home", action="supersede", of=names[0] if names else None
             )
             return [moved, fact("I own a boat.", "I own a boat")]
 
@@ -229,12 +229,12 @@ def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(how: str, older: 
             "old": lambda: memory.forget(USER, ["old"]),
         }
         enough = await interleave(facts, memory.remember(USER, [item]), ways[how](), start, count)
-        found = await texts(facts)
+        stored_texts = await texts(facts)
         if how == "old":
-            assert found == ["I own a boat.", "Moved to Graz"], (start, count)
+            assert stored_texts == ["I own a boat.", "Moved to Graz"], (start, count)
         elif start or how == "item":
             # the record of what is to be read is there when it is forgotten, or was forgotten before
-            assert found == ([] if how == "user" else ["Lives in Vienna"]), (start, count)
+            assert stored_texts == ([] if how == "user" else ["Lives in Vienna"]), (start, count)
         return enough
 
     for start in range(99):
@@ -256,12 +256,12 @@ async def test_facts_left_by_a_crash_after_a_deletion_are_deleted_later() -> Non
 
     async def forget() -> None:
         await memory.forget(USER, [item.id])
-        facts.left = 4  # the forgotten item's facts are put, and the look for its record fails
+        facts.calls_left = 4  # the forgotten item's facts are put, and the look for its record fails
 
     model.during = forget
     with pytest.raises(StoreError):
         await memory.remember(USER, [item])
-    facts.left = 10**9
+    facts.calls_left = 10**9
     await ExtractiveMemory(model, facts).remember(USER, [item])
     assert await texts(facts) == []
     assert len(model.calls) == 1

@@ -115,10 +115,10 @@ class Session:
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
 
-    def run(self, _: None, given: dict[str, Any]) -> list[Any]:
-        tokens = given["input_ids"]
+    def run(self, _: None, inputs: dict[str, Any]) -> list[Any]:
+        tokens = inputs["input_ids"]
         self.shapes.append(tokens.shape)
-        return [np.stack([np.cos(tokens * at) for at in (1, 2, 3)], axis=-1)]
+        return [np.stack([np.cos(tokens * factor) for factor in (1, 2, 3)], axis=-1)]
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ TEXTS = [f"fact {number}" for number in range(20)]
 
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[VectorIndex]:
-    made = VectorIndex(ChromaFolder(tmp_path / "chroma"), HashEmbedding())
-    yield made
-    made.close()
+    vector_index = VectorIndex(ChromaFolder(tmp_path / "chroma"), HashEmbedding())
+    yield vector_index
+    vector_index.close()
 
 
 def add(index: VectorIndex, texts: list[str]) -> None:
@@ -121,5 +121,5 @@ def test_a_thread_that_is_interrupted_leaves_its_answer_to_nobody_else(index: Ve
 def test_each_of_many_threads_gets_its_own_answer(index: VectorIndex) -> None:
     add(index, TEXTS)
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda text: index.get([text]), TEXTS * 10))
-    assert [list(each) for each in found] == [[text] for text in TEXTS * 10]
+        results = list(threads.map(lambda text: index.get([text]), TEXTS * 10))
+    assert [list(result) for result in results] == [[text] for text in TEXTS * 10]

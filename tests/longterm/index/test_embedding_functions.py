@@ -65,7 +65,7 @@ def openai(monkeypatch: pytest.MonkeyPatch) -> Any:
     def body() -> tuple[int, str, bytes]:
         texts = server.requests[-1]["input"]
         rows = [vector.tolist() for vector in HashEmbedding(64)(texts)]
-        data = [{"object": "embedding", "index": at, "embedding": row} for at, row in enumerate(rows)]
+        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
         answer = {"object": "list", "model": "m", "data": data, "usage": {"prompt_tokens": 1, "total_tokens": 1}}
         return 200, "application/json", json.dumps(answer).encode()
 
@@ -110,9 +110,9 @@ async def test_a_function_that_cannot_be_built_degrades_recall_to_words(
     monkeypatch.delenv(KEY)
     async with closing(memory):
         await memory.remember(ADA, [MemoryItem(id="1", text="Her cousin Odile grows dates in Marrakesh.")])
-        found = await memory.recall(ADA, "Where does cousin Odile grow dates?")
-        assert [item.id for item in found] == ["1"]
-        assert KEY in (trouble_of(found) or "") and "on the memory's node" in (trouble_of(found) or "")
+        recalled = await memory.recall(ADA, "Where does cousin Odile grow dates?")
+        assert [item.id for item in recalled] == ["1"]
+        assert KEY in (trouble_of(recalled) or "") and "on the memory's node" in (trouble_of(recalled) or "")
         monkeypatch.setenv(KEY, "sk-secret")
         assert trouble_of(await memory.recall(ADA, "Where does cousin Odile grow dates?")) is None
 

@@ -33,7 +33,9 @@ USER = Scope(user_id="u")
 
 
 def items(count: int, **values: Any) -> list[MemoryItem]:
-    return [MemoryItem(id=str(at), text=f"text {at}", created_at=float(at), **values) for at in range(count)]
+    return [
+        MemoryItem(id=str(number), text=f"text {number}", created_at=float(number), **values) for number in range(count)
+    ]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -93,15 +95,15 @@ async def test_facts_and_sessions_share_a_database(url: str) -> None:
 
 async def test_stores_that_open_a_new_database_at_once_all_work(url: str) -> None:
     stores = [SQLItems(url) for _ in range(6)]
-    await asyncio.gather(*(facts.put(Scope(user_id=f"u{at}"), items(3)) for at, facts in enumerate(stores)))
-    for at in range(6):
-        assert await count(stores[0], Scope(user_id=f"u{at}")) == 3
+    await asyncio.gather(*(facts.put(Scope(user_id=f"u{number}"), items(3)) for number, facts in enumerate(stores)))
+    for number in range(6):
+        assert await count(stores[0], Scope(user_id=f"u{number}")) == 3
     await asyncio.gather(*(facts.close() for facts in stores))
 
 
 def test_facts_and_deletions_survive_reopening_the_store(url: str) -> None:
     using(url, lambda facts: facts.put(USER, items(2000)))
-    assert len(using(url, lambda facts: facts.delete(USER, [str(at) for at in range(1000)]))) == 1000
+    assert len(using(url, lambda facts: facts.delete(USER, [str(number) for number in range(1000)]))) == 1000
     assert using(url, lambda facts: facts.put(USER, items(2001))) == ["2000"]
     assert list(using(url, lambda facts: facts.query(USER, limit=2000))) == items(2001)[:999:-1]
 
@@ -125,11 +127,11 @@ async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
     sarah = Scope(user_id="sarah-connor", agent="agent-x")
 
     source = Source(session_id="sarah-session")
-    about = [MemoryItem(id=f"sarah-{at}", text=text, topic="Trondheim", source=source) for at in range(20)]
+    about = [MemoryItem(id=f"sarah-{number}", text=text, topic="Trondheim", source=source) for number in range(20)]
 
     def words() -> set[bytes]:
-        found = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-        return {word for word in (b"Trondheim", b"sarah", b"once-more", b"agent-x") if word in found}
+        contents = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        return {word for word in (b"Trondheim", b"sarah", b"once-more", b"agent-x") if word in contents}
 
     facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     await facts.put(USER, items(50))
@@ -228,7 +230,7 @@ def test_pages_are_read_by_an_index(tmp_path: Path) -> None:
 async def test_spaces_of_one_database_are_separate(url: str) -> None:
     stores = [SQLItems(url), SQLItems(url, space="other")]
     for number, store in enumerate(stores):
-        assert await store.put(USER, items(number + 1)) == [str(at) for at in range(number + 1)]
+        assert await store.put(USER, items(number + 1)) == [str(index) for index in range(number + 1)]
     assert [len(await store.scan()) for store in stores] == [1, 2]
     assert await purge(stores[1], "u") == ["0", "1"]
     assert [len(await store.query(USER)) for store in stores] == [1, 0]

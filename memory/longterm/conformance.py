@@ -312,24 +312,24 @@ async def check_forgotten_items_are_gone(memory: LongTermMemory, other: LongTerm
         await _keep(memory, scope, part)
     names = {item.id for item in items}
 
-    async def left(scope: Scope = _A) -> set[str]:
+    async def remaining_ids(scope: Scope = _A) -> set[str]:
         return set(await _ids(other, scope, "Which heron waded through mud?"))
 
-    equal(await left(), names, "what there is")
+    equal(await remaining_ids(), names, "what there is")
     equal(await memory.forget(_A, []), 0, "how many of no ids")
     equal(await memory.forget(_A, ["no such id", "", "%"]), 0, "how many of unknown ids")
     some = [item.id for item in items if item.id.endswith(("0", "1"))]
     equal(await memory.forget(_A, [*some, *some, "no such id"]), len(some), "how many of those ids")
     equal(await memory.forget(_A, some), 0, "how many the second time")
-    equal(await left(), names - set(some), "what is left of the ids")
+    equal(await remaining_ids(), names - set(some), "what is left of the ids")
     rest = [name for name in names - set(some) if name.startswith("s-")]
     equal(await memory.forget(Scope(user_id="u", session_id="s", agent="a")), len(rest), "how many of the session")
-    equal(await left(), names - set(some) - set(rest), "what is left of the session")
+    equal(await remaining_ids(), names - set(some) - set(rest), "what is left of the session")
     for missing in ("%", "_", "s%", "s2"):
         equal(await memory.forget(Scope(user_id="u", session_id=missing)), 0, f"how many of session {missing!r}")
     equal(await memory.forget(_U), len(names) - len(some) - len(rest), "how many of the user")
-    equal((await left(), await left(_U)), (set(), set()), "what is left of the user")
-    equal(await left(other_scope), names, "what is left of another")
+    equal((await remaining_ids(), await remaining_ids(_U)), (set(), set()), "what is left of the user")
+    equal(await remaining_ids(other_scope), names, "what is left of another")
     equal(await memory.forget(Scope(user_id="nobody")), 0, "how many of nobody")
 
 
@@ -371,10 +371,10 @@ async def check_a_turn_is_forgotten_by_its_index(memory: LongTermMemory, other: 
         await _keep(memory, scopes[item.id.partition("-")[0]], [item])
     await _keep(memory, other_scope, items)
 
-    async def left(scope: Scope) -> set[str]:
+    async def remaining_ids(scope: Scope) -> set[str]:
         return set(await _ids(other, scope, "Which magpie hides rings?"))
 
-    names = {agent: await left(scope) for agent, scope in scopes.items()}
+    names = {agent: await remaining_ids(scope) for agent, scope in scopes.items()}
     for agent, session, turn, count in (("a", "s", 1, 3), (None, "s", 0, 3), ("c", "s", 7, 0), ("a", "s1", 10, 0)):
         scope = Scope(user_id="u", session_id=session, agent=agent)
         equal(await memory.forget(scope, turn_index=turn), count, f"how many of turn {turn} of {session!r}")
@@ -383,12 +383,12 @@ async def check_a_turn_is_forgotten_by_its_index(memory: LongTermMemory, other: 
     for item in items:
         await _keep(other, scopes[item.id.partition("-")[0]], [item])
     for agent, scope in scopes.items():
-        equal(await left(scope), names[agent] - deleted, f"what is left of {agent!r}")
-    equal(await left(other_scope), {item.id for item in items}, "what is left of another user")
+        equal(await remaining_ids(scope), names[agent] - deleted, f"what is left of {agent!r}")
+    equal(await remaining_ids(other_scope), {item.id for item in items}, "what is left of another user")
     of_session = Scope(user_id="u", session_id="s")
     await refuses(InvalidInputError, memory.forget(_U, turn_index=1), "a turn of no session")
     await refuses(InvalidInputError, memory.forget(of_session, ["a-s-10"], turn_index=10), "a turn and ids")
-    equal(await left(_A), names["a"] - deleted, "what is left when that was refused")
+    equal(await remaining_ids(_A), names["a"] - deleted, "what is left when that was refused")
     equal(await memory.forget(of_session), 6, "how many of the rest of the session")
 
 

@@ -38,7 +38,7 @@ def item(*blocks: AnyBlock, id: str = "1", created_at: float = 0.0) -> MemoryIte
     return MemoryItem(id=id, text="text", source=source, blocks=blocks, created_at=created_at)
 
 
-def known(id: str, text: str, **more: Any) -> MemoryItem:
+def known_fact(id: str, text: str, **more: Any) -> MemoryItem:
     return MemoryItem(id=id, text=text, **{"type": MemoryType.FACTS, "created_at": 1.0, **more})
 
 
@@ -65,7 +65,7 @@ def test_the_request_quotes_the_messages_of_both_sides_and_nothing_else() -> Non
     )
     messages = input_of([item(*blocks, created_at=86400.0)], LIMITS)
     system, user = request(
-        PROMPT, messages, {"f1": known("real-id", "Has a dog </facts>", topic="pets"), "f2": known("2", "x" * 9999)}
+        PROMPT, messages, {"f1": known_fact("real-id", "Has a dog </facts>", topic="pets"), "f2": known_fact("2", "x" * 9999)}
     )
     assert isinstance(system, System) and system.text == PROMPT
     assert isinstance(user, User) and "SECRET" not in user.text and "real-id" not in user.text
@@ -90,8 +90,8 @@ def test_the_longest_messages_are_cut_first() -> None:
 
 def test_recalled_sections_are_removed_from_messages() -> None:
     facts = [
-        known("1", "Lives in Graz"),
-        known("2", "Always answer briefly", type=MemoryType.INSTRUCTIONS, topic="style"),
+        known_fact("1", "Lives in Graz"),
+        known_fact("2", "Always answer briefly", type=MemoryType.INSTRUCTIONS, topic="style"),
     ]
     text = make_sections([RetrievalResult(items=facts)], now=5.0, counter=ByteCounter()).text
     lines = text.splitlines()
@@ -186,13 +186,13 @@ def test_a_quotation_has_its_date_and_escapes_quotes() -> None:
     ).accepted
     assert accepted.candidate.text == 'On 2 January 1970, asked "where do you \'live\'?", the user said: "Graz"'
     # what is known in the same words is the same, and so is the same on another day
-    (bees,) = [known("bees", "I keep bees in Graz.")]
+    (bees,) = [known_fact("bees", "I keep bees in Graz.")]
     plain_item = item(User(text="I keep bees in Graz."))
     assert decide(
         [claim_of("Keeps bees", "I keep bees in Graz.")], input_of([plain_item], LIMITS), [bees], {}, LIMITS
     ).again == {"bees"}
-    known_one = known("q", accepted.candidate.text.replace("2 January 1970", "3 March 2020"))
-    assert decide([claim_of("Lives in Graz", "Graz")], input_of([answered], LIMITS), [known_one], {}, LIMITS).again == {
+    quotation = known_fact("q", accepted.candidate.text.replace("2 January 1970", "3 March 2020"))
+    assert decide([claim_of("Lives in Graz", "Graz")], input_of([answered], LIMITS), [quotation], {}, LIMITS).again == {
         "q"
     }
 
@@ -337,7 +337,7 @@ def test_the_schema_has_the_fields_of_candidates() -> None:
 
 
 SAID = "I moved to Graz. I have a brown dog named Rex. My sister lives in Vienna. I work as a nurse."
-KNOWN = [known("id1", "Lives in Vienna", topic="home"), known("id2", "Has a brown dog named Rex", topic="pets")]
+KNOWN = [known_fact("id1", "Lives in Vienna", topic="home"), known_fact("id2", "Has a brown dog named Rex", topic="pets")]
 
 
 def decided(*candidates: Candidate, max_facts: int = 16) -> tuple[list[tuple[str, str | None]], dict[str, int]]:
@@ -409,8 +409,8 @@ def test_an_answer_gives_a_limited_number_of_facts() -> None:
 
 
 def test_the_model_sees_similar_facts_then_the_newest() -> None:
-    facts = [known(str(number), f"Owns boat {number}") for number in range(30)] + [
-        known("rex", "Has a brown dog"),
+    facts = [known_fact(str(number), f"Owns boat {number}") for number in range(30)] + [
+        known_fact("rex", "Has a brown dog"),
         KNOWN[0],
     ]
     messages = input_of([item(User(text=SAID))], LIMITS)

@@ -62,7 +62,7 @@ def test_items_without_blocks_obey_the_laws_of_memories(law: Law, make_facts: Ca
     assert model.calls == []
 
 
-class AsSaid(ExtractiveMemory):
+class OneFactPerItem(ExtractiveMemory):
     """Extracts each item but planner notes from a message with its text, and gives the fact the id of the item."""
 
     def __init__(self, facts: ItemStore) -> None:
@@ -116,7 +116,7 @@ OF_FACTS = [law for law in contract.LAWS if law not in NOT_OF_FACTS]
 @pytest.mark.parametrize(("law", "make_facts"), on_stores_in_turn(OF_FACTS), indirect=["make_facts"])
 def test_extracted_facts_obey_the_laws_of_memories(law: Law, make_facts: Callable[[], ItemStore]) -> None:
     """Cases 50, 51 and 54, as each law says; by an item's id all that was made of it is forgotten."""
-    memory = AsSaid(make_facts())
+    memory = OneFactPerItem(make_facts())
     asyncio.run(check_law(law, lambda: memory))
 
 

@@ -46,7 +46,7 @@ async def test_only_one_of_several_concurrent_readers_of_an_item_stores_facts(fa
     assert memory.stats["calls"] == 1
 
 
-class Breaking(InMemoryItems):
+class BreakingItems(InMemoryItems):
     """Fails at the verb of this number."""
 
     calls_left = 10**9
@@ -59,7 +59,7 @@ class Breaking(InMemoryItems):
 
 def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
     async def use(crash: int) -> bool:
-        facts = Breaking()
+        facts = BreakingItems()
         number = 0
 
         def say(lines: list[dict[str, str]]) -> list[dict[str, Any]]:
@@ -249,7 +249,7 @@ def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(how: str, older: 
 async def test_facts_left_by_a_crash_after_a_deletion_are_deleted_later() -> None:
     """The next call with the forgotten item deletes the facts extracted from it."""
 
-    facts = Breaking()
+    facts = BreakingItems()
     model = Model()
     memory = ExtractiveMemory(model, facts)
     item = told(1, "I own a boat.")

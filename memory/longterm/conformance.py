@@ -289,8 +289,8 @@ async def check_an_update_changes_text_and_type(memory: LongTermMemory, other: L
 async def check_an_updated_item_is_not_found_by_its_old_name(memory: LongTermMemory, other: LongTermMemory) -> None:
     """Nor by an alias or a topic that only the old text has."""
     scope = Scope(user_id="u")
-    named = replace(_item("i", "Bramble is a tabby marmot."), name="Bramble", aliases=("Brambs",), topic="tabby")
-    await _keep(memory, scope, [named])
+    bramble = replace(_item("i", "Bramble is a tabby marmot."), name="Bramble", aliases=("Brambs",), topic="tabby")
+    await _keep(memory, scope, [bramble])
     for old in ("Bramble", "Brambs", "tabby"):
         equal(await _ids(memory, scope, f"{old} marmot"), ["i"], f"what {old!r} finds before the update")
     equal(await other.update(scope, "i", "The invoice is due on Friday."), True, "whether it was there")
@@ -318,16 +318,16 @@ async def check_forgotten_items_are_gone(memory: LongTermMemory, other: LongTerm
     equal(await remaining_ids(), names, "what there is")
     equal(await memory.forget(_A, []), 0, "how many of no ids")
     equal(await memory.forget(_A, ["no such id", "", "%"]), 0, "how many of unknown ids")
-    some = [item.id for item in items if item.id.endswith(("0", "1"))]
-    equal(await memory.forget(_A, [*some, *some, "no such id"]), len(some), "how many of those ids")
-    equal(await memory.forget(_A, some), 0, "how many the second time")
-    equal(await remaining_ids(), names - set(some), "what is left of the ids")
-    rest = [name for name in names - set(some) if name.startswith("s-")]
+    forgotten = [item.id for item in items if item.id.endswith(("0", "1"))]
+    equal(await memory.forget(_A, [*forgotten, *forgotten, "no such id"]), len(forgotten), "how many of those ids")
+    equal(await memory.forget(_A, forgotten), 0, "how many the second time")
+    equal(await remaining_ids(), names - set(forgotten), "what is left of the ids")
+    rest = [name for name in names - set(forgotten) if name.startswith("s-")]
     equal(await memory.forget(Scope(user_id="u", session_id="s", agent="a")), len(rest), "how many of the session")
-    equal(await remaining_ids(), names - set(some) - set(rest), "what is left of the session")
+    equal(await remaining_ids(), names - set(forgotten) - set(rest), "what is left of the session")
     for missing in ("%", "_", "s%", "s2"):
         equal(await memory.forget(Scope(user_id="u", session_id=missing)), 0, f"how many of session {missing!r}")
-    equal(await memory.forget(_U), len(names) - len(some) - len(rest), "how many of the user")
+    equal(await memory.forget(_U), len(names) - len(forgotten) - len(rest), "how many of the user")
     equal((await remaining_ids(), await remaining_ids(_U)), (set(), set()), "what is left of the user")
     equal(await remaining_ids(other_scope), names, "what is left of another")
     equal(await memory.forget(Scope(user_id="nobody")), 0, "how many of nobody")
@@ -345,9 +345,9 @@ async def check_forgotten_items_do_not_come_back(memory: LongTermMemory, other: 
     await _keep(memory, _U, items)
     equal(await _ids(other, _U, "puffin"), [], "what there is of the session")
     for attempt in range(5):
-        late = [_item(f"r{attempt}-{number}", f"Puffin {attempt} dives {number}.") for number in range(3)]
-        names = [item.id for item in late]
-        await asyncio.gather(_keep(memory, _U, late), other.forget(_U, names), _keep(other, _U, late))
+        late_items = [_item(f"r{attempt}-{number}", f"Puffin {attempt} dives {number}.") for number in range(3)]
+        names = [item.id for item in late_items]
+        await asyncio.gather(_keep(memory, _U, late_items), other.forget(_U, names), _keep(other, _U, late_items))
         equal(await _ids(memory, _U, "puffin"), [], f"what there is when it was given and forgotten at once, {attempt}")
 
 

@@ -109,8 +109,8 @@ class FactTable(SQLDatabase):
     def _item(self, id: Any, text: Any, topic: Any = None) -> MemoryItem:
         if id is None or not isinstance(text, str):
             raise InvalidMemoryError(str(id), f"its row in {self!r} has no id or no text")
-        about = None if topic is None else str(topic)
-        return checked_item(_EVERYONE, MemoryItem(id=str(id), text=text, type=self._settings["type"], topic=about))
+        topic_text = None if topic is None else str(topic)
+        return checked_item(_EVERYONE, MemoryItem(id=str(id), text=text, type=self._settings["type"], topic=topic_text))
 
     def _prepare(self) -> None:
         """Do nothing: the tables are not turnwise's."""

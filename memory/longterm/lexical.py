@@ -149,12 +149,12 @@ class LexicalMemory:
         """
         which = ItemFilter(types=types)
         items = await self.items(scope, which)
-        standing = profile_of(items, profile)
-        most = max(limit, 0) + len(standing)
+        profile_items = profile_of(items, profile)
+        most = max(limit, 0) + len(profile_items)
         ranked = await self.ranked(scope, query, items, which, limit=most, per_category=per_category) if query else []
-        recalled_items = beside(standing, ranked, limit, per_category=per_category)
-        self.use_profile(scope, standing, recalled_items)
-        return ProfiledRecall(profile=standing, found=recalled(recalled_items, trouble_of(ranked)))
+        recalled_items = beside(profile_items, ranked, limit, per_category=per_category)
+        self.use_profile(scope, profile_items, recalled_items)
+        return ProfiledRecall(profile=profile_items, found=recalled(recalled_items, trouble_of(ranked)))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""
@@ -277,13 +277,14 @@ class LexicalMemory:
         noted = self._uses.noted(scope.user_id, since)
         items_by_id: dict[str, MemoryItem] = {}
         if expiring:
-            some = replace(which, types=expiring)
+            expiring_filter = replace(which, types=expiring)
             items_by_id = {
-                item.id: item for item in await all_items(self._store, scope, replace(some, used_since=since))
+                item.id: item
+                for item in await all_items(self._store, scope, replace(expiring_filter, used_since=since))
             }
-            if late := noted.difference(items_by_id):
-                there = await self._store.get(scope, late)
-                items_by_id |= {name: item for name, item in there.items() if matches(item, some)}
+            if late_ids := noted.difference(items_by_id):
+                late_items = await self._store.get(scope, late_ids)
+                items_by_id |= {name: item for name, item in late_items.items() if matches(item, expiring_filter)}
         if lasting:
             more = await all_items(self._store, scope, replace(which, types=lasting))
             items_by_id |= {item.id: item for item in more}
@@ -298,9 +299,9 @@ class LexicalMemory:
         """Record the use of recalled and profile items. If the profile is long, count the recalls of its items."""
         self.use(scope, [item.id for item in (*profile, *items)], recalled=True)
         if len(profile) > COUNTED:
-            standing = {item.id for item in profile}
+            profile_ids = {item.id for item in profile}
             self._uses.note(
-                scope.user_id, [item.id for item in items if item.id in standing], self._clock(), counts=True
+                scope.user_id, [item.id for item in items if item.id in profile_ids], self._clock(), counts=True
             )
 
     def use_again(self, scope: Scope, ids: Collection[str]) -> None:
@@ -346,11 +347,11 @@ def beside(
     Args:
         ranked: the best items, `limit` more than the profile has.
     """
-    ids, taken, selected = {item.id for item in profile}, Counter[tuple[bool, str]](), list[MemoryItem]()
+    ids, counts, selected = {item.id for item in profile}, Counter[tuple[bool, str]](), list[MemoryItem]()
     for item in ranked:
         group = item.id in ids, item.type.category.value if per_category else ""
-        taken[group] += 1
-        if taken[group] <= limit:
+        counts[group] += 1
+        if counts[group] <= limit:
             selected.append(item)
     return selected
 

@@ -157,8 +157,8 @@ class StaticMemory:
         if len(items) <= self._all_up_to:
             bears = {item.id for item in ranked}
             ranked += [replace(item, score=0.0) for item in items if item.id not in bears]
-        most = first_of_each(ranked, max(limit, 0)) if per_category else ranked[: max(limit, 0)]
-        return recalled(most, indexed.trouble or (self._table.trouble if self._table else None))
+        best = first_of_each(ranked, max(limit, 0)) if per_category else ranked[: max(limit, 0)]
+        return recalled(best, indexed.trouble or (self._table.trouble if self._table else None))
 
     async def _own(self) -> Sequence[MemoryItem]:
         """Return the facts, if they are in no store."""

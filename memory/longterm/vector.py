@@ -353,31 +353,33 @@ class VectorMemory:
             StoreError: the items cannot be read.
         """
         user = scope.user_id
-        held, current = self._user_indexes.get(user), self._store.revisions([user])
-        if held is not None and (user not in self._behind if current is None else current[user] == held.revision):
+        user_index, current = self._user_indexes.get(user), self._store.revisions([user])
+        if user_index is not None and (
+            user not in self._behind if current is None else current[user] == user_index.revision
+        ):
             return
         async with self._growing.setdefault(user, asyncio.Lock()):
             await self._grow(user)
 
     async def _grow(self, user: str) -> None:
-        held, is_all = self._user_indexes.get(user), False
+        user_index, is_all = self._user_indexes.get(user), False
         while not is_all:
-            revisions = {} if held is None else {user: held.revision}
+            revisions = {} if user_index is None else {user: user_index.revision}
             loaded = (await self._store.load([user], revisions, most=LOADED))[user]
-            growth = await on_thread(_growth, held, loaded)
+            growth = await on_thread(_growth, user_index, loaded)
             while not growth.is_done:
                 await on_thread(growth.step)
                 self._hold(user, growth.index, is_behind=not (loaded.is_all and growth.is_done))
                 if not growth.is_done and not has_time():
                     return
-            held, is_all = growth.index, loaded.is_all
-            self._hold(user, held, is_behind=not is_all)
+            user_index, is_all = growth.index, loaded.is_all
+            self._hold(user, user_index, is_behind=not is_all)
             if not is_all and not has_time():
                 return
-        if held is None or not self._index.is_ready or len(missing := held.missing()) <= FETCHED:
+        if user_index is None or not self._index.is_ready or len(missing := user_index.missing()) <= FETCHED:
             return
         for start in range(0, len(missing), FETCHED):
-            await on_thread(self._give_vectors, {user: held}, missing[start : start + FETCHED])
+            await on_thread(self._give_vectors, {user: user_index}, missing[start : start + FETCHED])
             if not has_time():
                 return
 
@@ -417,28 +419,28 @@ class VectorMemory:
         if not batch:
             return []
         with self._lock:
-            held = {
+            user_indexes = {
                 user: self._user_indexes[user]
                 for request in batch
                 if (user := request.scope.user_id) in self._user_indexes
             }
-        revisions = {user: user_index.revision for user, user_index in held.items()}
+        revisions = {user: user_index.revision for user, user_index in user_indexes.items()}
         users = dict.fromkeys(request.scope.user_id for request in batch)
         now = self._clock()
         expiry = self._expiry(now, users)
         embedding = self._begin_vectors([request.query for request in batch if request.query], queries=True)
-        if expiry is None and self._store.revisions(users) == revisions and self._is_quick(batch, held):
-            matches = [self._match(request, held[request.scope.user_id], now) for request in batch]
+        if expiry is None and self._store.revisions(users) == revisions and self._is_quick(batch, user_indexes):
+            matches = [self._match(request, user_indexes[request.scope.user_id], now) for request in batch]
             vectors = await self._vectors_of(embedding)
             before = self.trouble
-            answers = self._ranked(batch, held, matches, vectors, {})
+            answers = self._ranked(batch, user_indexes, matches, vectors, {})
             self._note_recalled(users)
         else:
             vectors, loaded = await asyncio.gather(
                 self._vectors_of(embedding), self._store.load(users, revisions, expiry, most=LOADED)
             )
             before = self.trouble
-            answers = await on_thread(self._answer, batch, loaded, vectors, held, now)
+            answers = await on_thread(self._answer, batch, loaded, vectors, user_indexes, now)
         if vectors[0] is not None and self.trouble is before:
             self._recover()
         if self._retention is not None and self._retention.refresh:
@@ -628,18 +630,18 @@ class VectorMemory:
     async def flush(self) -> None:
         """Give Chroma the vectors of what was remembered, now. If that fails, `catch_up` makes them anew."""
         async with self._keeping:
-            held = dict(self._fresh)
-            if not held:
+            batch = dict(self._fresh)
+            if not batch:
                 return
             try:
-                await self._add(list(held.values()))
+                await self._add(list(batch.values()))
                 if not self._deleting.locked():
                     await self._delete_dropped(DELETED)
                 self._recover()
             except (StoreError, ConfigError) as error:
                 self._pause(error)
             finally:
-                for key, fresh in held.items():
+                for key, fresh in batch.items():
                     if self._fresh.get(key) is fresh:
                         del self._fresh[key]
 
@@ -724,14 +726,14 @@ class VectorMemory:
         used = {user: self._uses.noted(user, since) for user in users}
         return Expiry(since, sorted(self._retention.expiring(None)), used)
 
-    def _is_quick(self, batch: Sequence[Recall], held: Mapping[str, UserIndex]) -> bool:
+    def _is_quick(self, batch: Sequence[Recall], user_indexes: Mapping[str, UserIndex]) -> bool:
         """Return whether a batch takes some milliseconds: the users have few items, and no vectors are to be read."""
-        sizes = [len(held[request.scope.user_id].rows) for request in batch]
+        sizes = [len(user_indexes[request.scope.user_id].rows) for request in batch]
         if max(sizes) > QUICK_EACH or sum(sizes) + ASKED * len(sizes) > QUICK:
             return False
         if sum(len(request.query) for request in batch) > QUICK_CHARS:
             return False
-        return not self._index.is_ready or not any(user_index.missing() for user_index in held.values())
+        return not self._index.is_ready or not any(user_index.missing() for user_index in user_indexes.values())
 
     def _note_recalled(self, users: Iterable[str]) -> None:
         """Put these users' indexes last among those that are released."""
@@ -790,7 +792,7 @@ class VectorMemory:
         return answers
 
     def _updated_indexes(
-        self, loaded: Mapping[str, Loaded], held: dict[str, UserIndex]
+        self, loaded: Mapping[str, Loaded], held_indexes: dict[str, UserIndex]
     ) -> tuple[dict[str, UserIndex], dict[str, str]]:
         """Return the users' indexes as of the revisions that were loaded, with all the vectors that can be had.
 
@@ -799,56 +801,56 @@ class VectorMemory:
         user_indexes: dict[str, UserIndex] = {}
         troubles: dict[str, str] = {}
         for user, rows in loaded.items():
-            growth = _growth(held.get(user), rows)
+            growth = _growth(held_indexes.get(user), rows)
             growth.step()  # one only, as others wait; `prepare` takes the others
             user_indexes[user] = growth.index
             if not (rows.is_all and growth.is_done):
                 troubles[user] = _BEHIND
-        whole = {user: user_index for user, user_index in user_indexes.items() if user not in troubles}
-        lacking, trouble = self._give_vectors(whole) if self._index.is_ready else ([], None)
+        complete = {user: user_index for user, user_index in user_indexes.items() if user not in troubles}
+        users, trouble = self._give_vectors(complete) if self._index.is_ready else ([], None)
         for user, user_index in user_indexes.items():
             self._hold(user, user_index, is_behind=user in troubles)
-        return user_indexes, troubles | ({} if trouble is None else dict.fromkeys(lacking, trouble))
+        return user_indexes, troubles | ({} if trouble is None else dict.fromkeys(users, trouble))
 
     def _give_vectors(
-        self, user_indexes: Mapping[str, UserIndex], some: Collection[str] | None = None
+        self, user_indexes: Mapping[str, UserIndex], requested_keys: Collection[str] | None = None
     ) -> tuple[list[str], str | None]:
         """Let indexes have the vectors that they lack; return the users whose Chroma was asked for, and its error.
 
         Args:
-            some: keys of some of these vectors; all if left out.
+            requested_keys: the keys of the vectors to give; all that are missing if left out.
         """
-        lacking: dict[str, set[str]] = {}
+        missing_keys: dict[str, set[str]] = {}
         for user, user_index in user_indexes.items():
-            if missing := user_index.missing() if some is None else list(some):
+            if missing := user_index.missing() if requested_keys is None else list(requested_keys):
                 user_index.take(self._held_vectors(missing))
-                missing = user_index.missing() if some is None else missing
+                missing = user_index.missing() if requested_keys is None else missing
                 if missing:
-                    lacking[user] = set(missing)
-        if not lacking or self._pauses():
-            return [*lacking], self.trouble if self._pauses() else None
+                    missing_keys[user] = set(missing)
+        if not missing_keys or self._pauses():
+            return [*missing_keys], self.trouble if self._pauses() else None
         try:
-            vectors = self._index.get([key for keys in lacking.values() for key in keys])
+            vectors = self._index.get([key for keys in missing_keys.values() for key in keys])
         except StoreError as error:
             self._pause(error)
-            return [*lacking], str(error)
-        for user, keys in lacking.items():
+            return [*missing_keys], str(error)
+        for user, keys in missing_keys.items():
             user_indexes[user].take({key: vectors[key] for key in keys if key in vectors})
-        return [*lacking], None
+        return [*missing_keys], None
 
     async def _refresh(self, users: Collection[str]) -> None:
         """Bring what is held of these users up to date, so that it need not be done when they recall."""
         with self._lock:
-            held = {user: self._user_indexes[user] for user in users if user in self._user_indexes}
-        if held:
-            revisions = {user: user_index.revision for user, user_index in held.items()}
-            loaded = await self._store.load(held, revisions, most=LOADED)
-            await on_thread(self._updated_indexes, loaded, held)
+            user_indexes = {user: self._user_indexes[user] for user in users if user in self._user_indexes}
+        if user_indexes:
+            revisions = {user: user_index.revision for user, user_index in user_indexes.items()}
+            loaded = await self._store.load(user_indexes, revisions, most=LOADED)
+            await on_thread(self._updated_indexes, loaded, user_indexes)
 
     def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         """Return those of these vectors that Chroma is still to be given."""
-        held = {key: fresh for key in keys if (fresh := self._fresh.get(item_key(key)))}
-        return {key: vector for key, (_, vectors) in held.items() if (vector := vectors.get(key)) is not None}
+        waiting = {key: fresh for key in keys if (fresh := self._fresh.get(item_key(key)))}
+        return {key: vector for key, (_, vectors) in waiting.items() if (vector := vectors.get(key)) is not None}
 
     def _release(self, user: str) -> None:
         self._behind.discard(user)
@@ -856,16 +858,16 @@ class VectorMemory:
             self._held_bytes -= self._sizes.pop(user)
 
 
-def _growth(held: UserIndex | None, loaded: Loaded) -> Growth:
+def _growth(user_index: UserIndex | None, loaded: Loaded) -> Growth:
     """Return the growth of what is held of a user to what was loaded."""
     from turnwise.memory.longterm.recall.growth import Growth, growth_between
     from turnwise.memory.longterm.recall.user_index import UserIndex
 
-    if held is not None and loaded.base != held.revision:
-        return growth_between(held, loaded.more, loaded.revision)
+    if user_index is not None and loaded.base != user_index.revision:
+        return growth_between(user_index, loaded.more, loaded.revision)
     owner, changes, _ = loaded.revision
     return Growth(
-        UserIndex() if held is None else held,
+        UserIndex() if user_index is None else user_index,
         loaded.more,
         (),
         loaded.revision,

@@ -72,14 +72,14 @@ _MOST_CHARS = 2000
 def tokens(text: str) -> tuple[str, ...]:
     """Return the words and marks of a flat text, with contractions expanded."""
     if "'" in text or "cannot" in text:
-        for pattern, whole in _CONTRACTED:
-            text = pattern.sub(whole, text)
+        for pattern, expansion in _CONTRACTED:
+            text = pattern.sub(expansion, text)
     return tuple(_TOKEN.findall(text))
 
 
 _CONTRACTED = [
-    (re.compile(pattern), whole)
-    for pattern, whole in (
+    (re.compile(pattern), expansion)
+    for pattern, expansion in (
         (r"\bcan(?:'t|not)\b", "can not"),
         (r"\bwon't\b", "will not"),
         (r"n't\b", " not"),
@@ -199,9 +199,9 @@ def _follows(language: Language, words: Sequence[str], claim: Sequence[str], *, 
             continue
         if word in language.adverbs:
             return False
-        if not (is_listing and number and (passed := _behind_equals(language, words, index, word))):
+        if not (is_listing and number and (later_index := _behind_equals(language, words, index, word))):
             return False
-        index = passed + 1
+        index = later_index + 1
         is_listing = False
     return _is_harmless(language, words[index:])
 

@@ -41,8 +41,10 @@ class Verdict:
             return fact
         day = datetime.fromtimestamp(min(max(time, 0.0), _LAST), UTC)
         question = f', asked "{_inner(self.question)}",' if self.question else ""
-        who = "the user said" if self.tool is None else f"the assistant said, from the result of {_inner(self.tool)}"
-        return f'On {day.day} {_MONTHS[day.month - 1]} {day.year}{question} {who}: "{_inner(self.quote)}"'
+        speaker = (
+            "the user said" if self.tool is None else f"the assistant said, from the result of {_inner(self.tool)}"
+        )
+        return f'On {day.day} {_MONTHS[day.month - 1]} {day.year}{question} {speaker}: "{_inner(self.quote)}"'
 
 
 def quoted_in(text: str) -> str | None:
@@ -95,9 +97,9 @@ def judge_sourced(candidate: Candidate, messages: ExtractionInput, limits: Limit
             if len(quote) > QUOTED * limits.max_chars:
                 continue
             numbers = {word for word in words(quote) if word.isdigit()}
-            about = subjects(quote)
+            quote_stems = subjects(quote)
             for tool, result_words, stems in reversed(stated.results):
-                if about and numbers <= result_words and 2 * len(about & stems) >= len(about):
+                if quote_stems and numbers <= result_words and 2 * len(quote_stems & stems) >= len(quote_stems):
                     return Verdict(statement, (len(messages.statements) + number, position), quote, tool=tool)
     return None
 
@@ -121,7 +123,7 @@ def _has(text: str, part: str) -> bool:
     return bool(part) and next(_places(text, part), None) is not None
 
 
-def _look(candidate: Candidate, messages: ExtractionInput, most: int) -> Verdict | Refusal:
+def _look(candidate: Candidate, messages: ExtractionInput, max_chars: int) -> Verdict | Refusal:
     refusal = Refusal.NO_EVIDENCE
     quotation: Verdict | None = None
     quoted = flat(candidate.evidence)
@@ -135,7 +137,7 @@ def _look(candidate: Candidate, messages: ExtractionInput, most: int) -> Verdict
             elif verdict is not None:
                 return verdict
             elif quotation is None:
-                quotation = _quotation(candidate, statement, (number, position), most)
+                quotation = _quotation(candidate, statement, (number, position), max_chars)
                 if quotation is None:  # a part of a long quotation may mean something else
                     refusal = Refusal.UNSUPPORTED
     return quotation or refusal
@@ -160,9 +162,9 @@ def _verdict(
     first = bisect_right(statement.clauses, start, key=lambda clause: clause.stop)
     last = bisect_left(statement.clauses, stop, key=lambda clause: clause.start)
     stating = [clause for clause in statement.clauses[first:last] if clause.may_support(kind)]
-    own = frozenset[str]().union(*(clause.about for clause in stating))
+    clause_stems = frozenset[str]().union(*(clause.about for clause in stating))
     claim = flat(candidate.text)
-    if not own or any(word in claim for clause in stating for word in clause.other_users):
+    if not clause_stems or any(word in claim for clause in stating for word in clause.other_users):
         return Refusal.NOT_ABOUT_THE_USER
     question_stems = statement.question_stems if first == 0 else frozenset[str]()
     agrees = bool(question_stems and statement.clauses[0].may_support(kind) and statement.clauses[0].about & YES)
@@ -172,7 +174,7 @@ def _verdict(
     if any(_is_supported(statement, number, claim, kind) for number in range(begin, min(end, begin + _SENTENCES))):
         return Verdict(statement, place)
     answers = claimed & question_stems
-    is_near = claimed & own or (answers and (agrees or 2 * len(answers) >= len(claimed)))
+    is_near = claimed & clause_stems or (answers and (agrees or 2 * len(answers) >= len(claimed)))
     # A translation shares no words.
     quoted = statement.text[start : min(stop, start + _LANGUAGE_CHARS)]
     is_near = is_near or _language(claim[:_LANGUAGE_CHARS]) != _language(quoted)
@@ -190,12 +192,14 @@ def _language(text: str) -> tuple[str, str]:
     return max(scripts, key=lambda name: scripts[name], default=""), language_of(words(text))
 
 
-def _quotation(candidate: Candidate, statement: UserStatement, place: tuple[int, int], most: int) -> Verdict | None:
+def _quotation(
+    candidate: Candidate, statement: UserStatement, place: tuple[int, int], max_chars: int
+) -> Verdict | None:
     """Return a quotation of the sentences at this place, with the question that they answer; None if too long."""
     _, start = place
     begin, end = _sentences(statement, start, start + len(flat(candidate.evidence)))
-    quote, question = _quote(statement, begin, end, most), statement.question if begin == 0 else ""
-    return Verdict(statement, place, quote, question) if max(len(quote), len(question)) <= most else None
+    quote, question = _quote(statement, begin, end, max_chars), statement.question if begin == 0 else ""
+    return Verdict(statement, place, quote, question) if max(len(quote), len(question)) <= max_chars else None
 
 
 def _sentences(statement: UserStatement, start: int, stop: int) -> tuple[int, int]:
@@ -236,10 +240,10 @@ def _is_asserted(statement: UserStatement, number: int) -> bool:
     return not RETRACTS.match(statement.text[stop:].lstrip())
 
 
-def _quote(statement: UserStatement, begin: int, end: int, most: int) -> str:
+def _quote(statement: UserStatement, begin: int, end: int, max_chars: int) -> str:
     """Return the sentences, with neighbouring text that shows their meaning unless it is too long."""
     first, last = begin, end
-    if statement.made_up and len(statement.cased) <= most and not overrides_instructions(statement.text):
+    if statement.made_up and len(statement.cased) <= max_chars and not overrides_instructions(statement.text):
         first, last = 0, len(statement.sentences)
     if first and statement.text[slice(*statement.sentences[first - 1])].rstrip().endswith(":"):
         first -= 1

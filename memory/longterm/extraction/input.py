@@ -101,22 +101,24 @@ def input_of(items: Sequence[MemoryItem], limits: Limits, *, sourced: bool = Fal
     all_lines = [line for item in items for line in _lines(item)]
     room = {"assistant": limits.max_shown_chars // 4, "day": limits.max_shown_chars}
     room["user"] = limits.max_shown_chars - room["assistant"]
-    most = {
+    max_chars = {
         role: _longest([len(line.text) for line in all_lines if line.role == role], available)
         for role, available in room.items()
     }
     statements = []
     lines = []
     for line in all_lines:
-        if text := line.text[: most[line.role]]:
+        if text := line.text[: max_chars[line.role]]:
             lines.append((line.role, text))
             if line.role == "user":
                 statements.append(UserStatement.of(line.item, line.source, text, line.question, line.beside))
-    stated = tuple(statement for item in items for statement in _stated(item, most["assistant"])) if sourced else ()
+    stated = (
+        tuple(statement for item in items for statement in _stated(item, max_chars["assistant"])) if sourced else ()
+    )
     return ExtractionInput(tuple(statements), tuple(lines), stated)
 
 
-def _stated(item: MemoryItem, most: int) -> Iterator[SourcedStatement]:
+def _stated(item: MemoryItem, max_chars: int) -> Iterator[SourcedStatement]:
     """Yield the assistant's texts that follow a tool's result in their turn."""
     names = {block.call_id: block.name for block in item.blocks if isinstance(block, ToolUse)}
     results: list[tuple[str, frozenset[str], frozenset[str]]] = []
@@ -124,7 +126,7 @@ def _stated(item: MemoryItem, most: int) -> Iterator[SourcedStatement]:
         if isinstance(block, ToolResult) and not block.is_error:
             result = block.plain[:_RESULT_CHARS]
             results.append((names.get(block.call_id, "a tool"), frozenset(words(result)), subjects(result)))
-        elif isinstance(block, Text) and results and (text := "\n".join(own_words(block.text))[:most]):
+        elif isinstance(block, Text) and results and (text := "\n".join(own_words(block.text))[:max_chars]):
             source = replace(item.source, spans=_span_at(item.source.spans, index, len(item.blocks)))
             yield SourcedStatement(UserStatement.of(item, source, text, "", ""), tuple(results))
 

@@ -256,9 +256,9 @@ class ExtractiveMemory:
         if self._chooses and limit > 0:
             try:
                 chosen = await self._choose(scope, query, ItemFilter(types=types, as_of=as_of))
-                some = first_of_each(chosen, limit) if per_category else chosen[:limit]
-                self._lexical.use(scope, [item.id for item in some], recalled=True)
-                return recalled(some, trouble_of(chosen))
+                best = first_of_each(chosen, limit) if per_category else chosen[:limit]
+                self._lexical.use(scope, [item.id for item in best], recalled=True)
+                return recalled(best, trouble_of(chosen))
             except Exception as error:  # noqa: BLE001 - whatever a model raises is reported
                 reason = f"the model could not choose facts: {error!r}"[:_WHY_CHARS]
         options: dict[str, Any] = {"types": types, "as_of": as_of, "per_category": per_category}
@@ -405,12 +405,12 @@ class ExtractiveMemory:
         keys = {item.id: _key(item.id) for item in items}
         new = await self.store.put(scope, [_mark(_begun_id(keys[item.id]), item, now, "{}") for item in items], at=now)
         marks = [mark for key in keys.values() for mark in (_begun_id(key), _done_id(key))]
-        there = await self.store.get(scope, marks)
-        begun = {key for key in keys.values() if _begun_id(key) in new or _begun_id(key) in there}
-        unread = [item for item in items if _done_id(keys[item.id]) not in there and keys[item.id] in begun]
+        records = await self.store.get(scope, marks)
+        begun = {key for key in keys.values() if _begun_id(key) in new or _begun_id(key) in records}
+        unread = [item for item in items if _done_id(keys[item.id]) not in records and keys[item.id] in begun]
         # Delete facts of items that were forgotten during another extraction that crashed before deleting them.
-        await self._delete_extracted(scope, {key for key in keys.values() if _done_id(key) in there} - begun)
-        await self._finish(scope, {name: there[name] for key in begun for name in [_done_id(key)] if name in there})
+        await self._delete_extracted(scope, {key for key in keys.values() if _done_id(key) in records} - begun)
+        await self._finish(scope, {name: records[name] for key in begun for name in [_done_id(key)] if name in records})
         return unread
 
     async def _ask(self, scope: Scope, messages: ExtractionInput) -> ReconcileResult:
@@ -461,17 +461,17 @@ class ExtractiveMemory:
             ]
         marks = [_mark(_done_id(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
         new = set(await self.store.put(scope, [*(fact for group in facts.values() for fact in group), *marks], at=now))
-        there = await self.store.get(scope, [mark for key in facts for mark in (_begun_id(key), _done_id(key))])
-        whole = [key for key in facts if _done_id(key) in new and _begun_id(key) in there]
-        lost = [fact.id for key in facts if key not in whole for fact in facts[key] if fact.id in new]
-        lost += [_done_id(key) for key in facts if _done_id(key) in new and key not in whole]
-        if lost:
-            await self.store.delete(scope, lost)
+        records = await self.store.get(scope, [mark for key in facts for mark in (_begun_id(key), _done_id(key))])
+        stored_keys = [key for key in facts if _done_id(key) in new and _begun_id(key) in records]
+        orphans = [fact.id for key in facts if key not in stored_keys for fact in facts[key] if fact.id in new]
+        orphans += [_done_id(key) for key in facts if _done_id(key) in new and key not in stored_keys]
+        if orphans:
+            await self.store.delete(scope, orphans)
         await self._finish(
-            scope, {_done_id(key): there[_done_id(key)] for key in facts if _done_id(key) in there.keys() - new}
+            scope, {_done_id(key): records[_done_id(key)] for key in facts if _done_id(key) in records.keys() - new}
         )
-        self._counts["added"] += sum(len(facts[key]) for key in whole)
-        superseded = await self._supersede(scope, [pair for key in whole for pair in pairs[key]])
+        self._counts["added"] += sum(len(facts[key]) for key in stored_keys)
+        superseded = await self._supersede(scope, [pair for key in stored_keys for pair in pairs[key]])
         self._counts["superseded"] += sum(new in facts for new in (name.rpartition("-")[0] for name in superseded))
 
     async def _predecessor(self, scope: Scope, old: MemoryItem) -> MemoryItem | None:
@@ -493,20 +493,20 @@ class ExtractiveMemory:
         if not pairs:
             return []
         facts = await self.store.get(scope, [name for pair in pairs for name in pair])
-        there = []
+        superseding = []
         for old, new in pairs:
             if (
                 old in facts
                 and new in facts
                 and await supersede(self.store, scope, old, _since(facts[new], facts[old]))
             ):
-                there.append(new)
-        return there
+                superseding.append(new)
+        return superseding
 
     async def _extracted_ids(self, scope: Scope, keys: Collection[str]) -> list[str]:
         """Return the ids of the facts extracted from items, and of the items' records."""
-        every = await all_items(self.store, scope, ItemFilter(superseded=True)) if keys else []
-        return [item.id for item in every if item.id.rpartition("-")[0] in keys]
+        items = await all_items(self.store, scope, ItemFilter(superseded=True)) if keys else []
+        return [item.id for item in items if item.id.rpartition("-")[0] in keys]
 
     async def _delete_extracted(self, scope: Scope, keys: Collection[str]) -> list[str]:
         """Delete the facts extracted from items; return their ids."""

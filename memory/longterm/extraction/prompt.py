@@ -82,7 +82,7 @@ def request(prompt: str, messages: ExtractionInput, facts: Mapping[str, MemoryIt
         _row(known=name, type=str(item.type), topic=item.topic, text=item.text[:_KNOWN_CHARS])
         for name, item in facts.items()
     ]
-    rows += [_row(**{who: text}) for who, text in messages.lines]
+    rows += [_row(**{role: text}) for role, text in messages.lines]
     return System(text=prompt), User(text="\n".join([*rows, "", "Answer with the facts now, as JSON."]))
 
 

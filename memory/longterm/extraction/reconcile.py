@@ -43,10 +43,10 @@ def nearest(
     most = min(count * len(messages.statements), max(count, _SHOWN))
     places = {item.id: index for index, item in enumerate(facts)}
     similar = find(user_index or index_of(facts), text, limit=most, weights=_LOOSE)
-    near = [places[item.id] for item in similar if item.id in places]
-    there = set(near)
-    newest = [index for index in range(min(len(facts), recent + len(near))) if index not in there]
-    return [facts[index] for index in [*near, *newest[: max(recent - len(near), 0)]]]
+    similar_indexes = [places[item.id] for item in similar if item.id in places]
+    shown = set(similar_indexes)
+    newest = [index for index in range(min(len(facts), recent + len(similar_indexes))) if index not in shown]
+    return [facts[index] for index in [*similar_indexes, *newest[: max(recent - len(similar_indexes), 0)]]]
 
 
 _LOOSE = replace(FACTS, tail=0.0, margin=float("-inf"), part=0.0)
@@ -118,10 +118,10 @@ def decide(
         else:
             names = written_names(candidate, verdict.statement, messages)
             name = candidate.name if candidate.name in names else None
-            own: dict[str, Any] = {"name": name, "aliases": tuple(alias for alias in names if alias != name)}
+            changes: dict[str, Any] = {"name": name, "aliases": tuple(alias for alias in names if alias != name)}
             if verdict.tool is not None:
-                own["type"] = str(MemoryType.CONTEXT)  # no type of the profile, which says who the user is
-            deciding.accept(number, candidate.model_copy(update=own), verdict, of, now)
+                changes["type"] = str(MemoryType.CONTEXT)  # no type of the profile, which says who the user is
+            deciding.accept(number, candidate.model_copy(update=changes), verdict, of, now)
     return ReconcileResult(tuple(deciding.accepted), frozenset(deciding.again), deciding.counts)
 
 

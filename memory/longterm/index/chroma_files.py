@@ -91,9 +91,9 @@ def _overwrite(folder: Path, ids: Sequence[str]) -> int:
 
 def _count(connection: sqlite3.Connection, ids: Sequence[str]) -> int:
     """Return how many records there are of these ids, and how many of their vectors the index's files may have."""
-    named = f"IN ({', '.join('?' * len(ids))})"
-    records = f"SELECT count(*) FROM embeddings WHERE embedding_id {named}"  # noqa: S608
-    waiting = f"SELECT count(DISTINCT id) FROM embeddings_queue WHERE id {named}"  # noqa: S608
+    condition = f"IN ({', '.join('?' * len(ids))})"
+    records = f"SELECT count(*) FROM embeddings WHERE embedding_id {condition}"  # noqa: S608
+    waiting = f"SELECT count(DISTINCT id) FROM embeddings_queue WHERE id {condition}"  # noqa: S608
     return sum(connection.execute(select, ids).fetchone()[0] for select in (records, waiting))
 
 

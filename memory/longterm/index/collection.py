@@ -69,8 +69,8 @@ class VectorCollection:
         vectors: dict[str, Array] = {}
         with self._opened() as collection:
             for page in _pages(len(keys)):
-                got = collection.get(ids=list(keys[page]), include=["embeddings"])
-                vectors |= zip(got["ids"], np.asarray(got["embeddings"], dtype=np.float32), strict=True)
+                records = collection.get(ids=list(keys[page]), include=["embeddings"])
+                vectors |= zip(records["ids"], np.asarray(records["embeddings"], dtype=np.float32), strict=True)
         return vectors
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -83,10 +83,10 @@ class VectorCollection:
             for target in (collection, *self._other_collections()):
                 for page in _pages(len(keys)):
                     for records in _of_keys(target, list(keys[page])):
-                        there = list(records["ids"])
+                        stored_keys = list(records["ids"])
                         chance = np.random.default_rng().normal(size=np.shape(records["embeddings"]))
-                        target.update(ids=there, embeddings=chance.astype(np.float32))
-                        target.delete(ids=there)
+                        target.update(ids=stored_keys, embeddings=chance.astype(np.float32))
+                        target.delete(ids=stored_keys)
 
     def push(self, changes: int) -> None:
         """Submit this many no-op deletions, so that Chroma reaches `SYNC_CHANGES` and writes its index files."""
@@ -169,8 +169,8 @@ class VectorCollection:
             configuration={"hnsw": {"space": "cosine"}},
             metadata={"embedding": self._embedding},
         )
-        some = collection.peek(1)["embeddings"]
-        self.dimensions = len(some[0]) if len(some) else None
+        sample = collection.peek(1)["embeddings"]
+        self.dimensions = len(sample[0]) if len(sample) else None
         self._collection = collection
 
 

@@ -123,9 +123,9 @@ class VectorIndex:
         Args:
             others: keys that may be there.
         """
-        there = self.keys()
-        missing, strays = len(set(keys) - there), len(there.difference(keys, others))
-        return Health(count=len(there), missing=missing, strays=strays)
+        stored = self.keys()
+        missing, strays = len(set(keys) - stored), len(stored.difference(keys, others))
+        return Health(count=len(stored), missing=missing, strays=strays)
 
     def drop(self) -> None:
         """See `Vectors.drop`."""

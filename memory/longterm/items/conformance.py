@@ -96,7 +96,7 @@ async def _unchanged(store: ItemStore, after: str) -> AsyncIterator[None]:
 @_law
 async def check_items_are_returned_as_they_were_put(store: ItemStore, other: ItemStore) -> None:
     """All fields but blocks and score, by each method that returns items."""
-    whole = MemoryItem(
+    full = MemoryItem(
         id="i'%\"\\ü" * 100,
         text=TEXT,
         type=MemoryType.WORKFLOW,
@@ -114,7 +114,7 @@ async def check_items_are_returned_as_they_were_put(store: ItemStore, other: Ite
         pinned=True,
         score=0.5,
     )
-    items = [whole, MemoryItem(id="bare", text=" x "), MemoryItem(id="long", text="ab" * 2**20)]
+    items = [full, MemoryItem(id="bare", text=" x "), MemoryItem(id="long", text="ab" * 2**20)]
     stored = [replace(item, blocks=(), score=None) for item in items]
     equal(await store.put(_A, items), [item.id for item in items], "the ids of what is new")
     for handle in (store, other):
@@ -239,7 +239,7 @@ async def check_filters_can_be_combined(store: ItemStore) -> None:
     }
     for (field, values), (other_field, other_values) in combinations(choices.items(), 2):
         for which in [
-            ItemFilter(**{field: value, other_field: another}) for value in values for another in other_values
+            ItemFilter(**{field: value, other_field: other_value}) for value in values for other_value in other_values
         ]:
             expected = sorted(item.id for item in items if _holds(item, which))
             equal(sorted(await _ids(store, _U, which)), expected, f"the items of {which}")
@@ -353,8 +353,8 @@ async def check_an_update_removes_names_of_the_old_text(store: ItemStore, other:
 @_law
 async def check_an_update_changes_only_the_given_fields(store: ItemStore, other: ItemStore) -> None:
     """Each field alone, all together, and removed again; an invalid value changes nothing."""
-    whole = _item("1", topic="t", name="Rex", aliases=("Rexy",), text="Barks.", pinned=True)
-    await store.put(_U, [whole, _item("2")])
+    item = _item("1", topic="t", name="Rex", aliases=("Rexy",), text="Barks.", pinned=True)
+    await store.put(_U, [item, _item("2")])
     steps: list[ItemChanges] = [
         {"topic": TEXT},
         {"name": "Tom"},
@@ -372,8 +372,8 @@ async def check_an_update_changes_only_the_given_fields(store: ItemStore, other:
         more: dict[str, Any] = {**step}
         if "aliases" in more:
             more["aliases"] = tuple(more["aliases"])
-        whole = replace(whole, updated_at=updated_at, **more)
-        equal((await other.get(_U, ["1"]))["1"], whole, f"the item after {step}")
+        item = replace(item, updated_at=updated_at, **more)
+        equal((await other.get(_U, ["1"]))["1"], item, f"the item after {step}")
     equal([item.id for item in await _all(store, _U, ItemFilter(live_at=0.2))], ["2"], "what is not resolved")
     # by its id it can be changed still
     equal(await _update(store, _U, "1", at=30.0, status="active"), True, "whether it was there")

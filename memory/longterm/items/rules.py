@@ -47,8 +47,8 @@ def matches(item: MemoryItem, which: ItemFilter) -> bool:
         return False
     if which.as_of is None:
         return which.superseded or item.superseded_at is None
-    held = which.superseded or item.superseded_at is None or item.superseded_at > which.as_of
-    return item.created_at <= which.as_of and held
+    is_valid = which.superseded or item.superseded_at is None or item.superseded_at > which.as_of
+    return item.created_at <= which.as_of and is_valid
 
 
 def _is_live(item: MemoryItem, now: float, as_of: float | None) -> bool:

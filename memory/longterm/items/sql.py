@@ -100,8 +100,8 @@ class SQLItems(SecureDeleteDatabase):
             works = [self._work([scope.user_id], lambda statements: statements.delete(scope, names))]
         else:
             rows = await self._reading(lambda statements: statements.numbers(scope, turn_index))
-            some = [rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE)]
-            works = [self._work([scope.user_id], partial(_delete_rows, scope.user_id, numbers)) for numbers in some]
+            batches = [rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE)]
+            works = [self._work([scope.user_id], partial(_delete_rows, scope.user_id, numbers)) for numbers in batches]
         return [name for deleted in await self._erase(*works) for name in deleted]
 
     async def touch(self, uses: Sequence[Use]) -> None:
@@ -232,12 +232,12 @@ class SQLItems(SecureDeleteDatabase):
         """Return the keys of the vectors that there are of this embedding, and of those that may be; latest first."""
 
         def read(statements: Statements) -> tuple[list[str], list[str]]:
-            there: list[str] = []
+            embedded_keys: list[str] = []
             other_keys: list[str] = []
             for embedded, item in statements.embedded():
-                keys = there if embedded == embedding else other_keys
+                keys = embedded_keys if embedded == embedding else other_keys
                 keys += [key for key, _ in vectors_of(item.key, item.text)]
-            return there, other_keys
+            return embedded_keys, other_keys
 
         return await self._reading(read)
 

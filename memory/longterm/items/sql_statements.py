@@ -110,10 +110,10 @@ class Statements:
         """Return the items of these ids that the scope sees."""
         names = {self.digest(scope.user_id, name): name for name in ids}
         items = {}
-        for some in _chunks([*names]):
-            which = f"digest IN ({_marks(some)}) AND {_SEEN}"
+        for digests in _chunks([*names]):
+            which = f"digest IN ({_marks(digests)}) AND {_SEEN}"
             select = f"SELECT digest, {ITEM} FROM turnwise_items WHERE {which}"  # noqa: S608
-            for digest, *values in self._all(select, *some, scope.agent):
+            for digest, *values in self._all(select, *digests, scope.agent):
                 items[names[bytes(digest)]] = item_of(scope.user_id, values)
         return {name: items[name] for name in ids if name in items}
 
@@ -153,13 +153,13 @@ class Statements:
         new: dict[bytes, MemoryItem] = {}
         for item in items:
             new.setdefault(self.digest(scope.user_id, item.id), item)
-        for some in _chunks([*new]):
-            marks = _marks(some)
+        for digests in _chunks([*new]):
+            marks = _marks(digests)
             select = (
                 f"SELECT digest FROM turnwise_items WHERE digest IN ({marks}) "  # noqa: S608
                 f"UNION ALL SELECT digest FROM turnwise_items_deleted WHERE digest IN ({marks})"
             )
-            for (digest,) in self._all(select, *some, *some):
+            for (digest,) in self._all(select, *digests, *digests):
                 new.pop(bytes(digest), None)
         if not new:
             return []
@@ -225,15 +225,17 @@ class Statements:
     def delete(self, scope: Scope, ids: Sequence[str]) -> list[str]:
         """Delete the items of these ids that the scope sees, and record the ids that the user does not have."""
         names = {self.digest(scope.user_id, name): name for name in ids}
-        there: dict[bytes, Doomed | None] = {}
-        for some in _chunks([*names]):
-            which = f"digest IN ({_marks(some)})"
+        rows_by_digest: dict[bytes, Doomed | None] = {}
+        for digests in _chunks([*names]):
+            which = f"digest IN ({_marks(digests)})"
             select = f"SELECT agent, {_DOOMED} FROM turnwise_items WHERE {which}"  # noqa: S608
-            for agent, *values in self._all(select, *some):
+            for agent, *values in self._all(select, *digests):
                 row = _doomed(values)
-                there[row.digest] = row if agent in (None, scope.agent) else None
-        rows = [doomed._replace(id=names[digest]) for digest in names if (doomed := there.get(digest))]
-        self._forget(scope.user_id, rows, {digest: name for digest, name in names.items() if digest not in there})
+                rows_by_digest[row.digest] = row if agent in (None, scope.agent) else None
+        rows = [doomed._replace(id=names[digest]) for digest in names if (doomed := rows_by_digest.get(digest))]
+        self._forget(
+            scope.user_id, rows, {digest: name for digest, name in names.items() if digest not in rows_by_digest}
+        )
         return [row.id for row in rows]
 
     def numbers(self, scope: Scope, turn_index: int | None) -> list[int]:
@@ -249,11 +251,11 @@ class Statements:
         Of a row whose id cannot be read, the digest is returned.
         """
         rows: list[Doomed] = []
-        for some in _chunks(numbers):
+        for batch in _chunks(numbers):
             unused, values = ("", ()) if unused_since is None else (" AND used < ?", (unused_since,))
-            which = f"row IN ({_marks(some)}){unused}"
+            which = f"row IN ({_marks(batch)}){unused}"
             select = f"SELECT {_DOOMED} FROM turnwise_items WHERE {which} ORDER BY row"  # noqa: S608
-            rows += map(_doomed, self._all(select, *some, *values))
+            rows += map(_doomed, self._all(select, *batch, *values))
         self._forget(user_id, rows)
         return [row.id if isinstance(row.id, str) else row.digest.hex() for row in rows]
 
@@ -286,10 +288,10 @@ class Statements:
         ends |= {row.id: (row.superseded_at, row.superseded_by) for row in rows if isinstance(row.id, str)}
         first, last = _range(self.revision(user_id).owner)
         has_predecessors = False
-        for some in _chunks([*ends]):
-            which = f"superseded_by IN ({_marks(some)}) AND row BETWEEN ? AND ?"
+        for ids in _chunks([*ends]):
+            which = f"superseded_by IN ({_marks(ids)}) AND row BETWEEN ? AND ?"
             select = f"SELECT row, id, superseded_by FROM turnwise_items WHERE {which}"  # noqa: S608
-            for row, name, successor in self._all(select, *some, first, last):
+            for row, name, successor in self._all(select, *ids, first, last):
                 has_predecessors = True
                 update = "UPDATE turnwise_items SET superseded_at = ?, superseded_by = ? WHERE row = ?"
                 self._cursor.execute(update, (*end_after_deletion(ends, name, successor), row))
@@ -410,9 +412,9 @@ def _matching(which: ItemFilter) -> tuple[str, list[Any]]:
     conditions: list[str] = []
     values: list[Any] = []
 
-    def need(condition: str, *of: Any) -> None:
+    def need(condition: str, *parameters: Any) -> None:
         conditions.append(f" AND {condition}")
-        values.extend(of)
+        values.extend(parameters)
 
     if which.types is not None:
         need(_types(which.types), *(str(kind) for kind in which.types))

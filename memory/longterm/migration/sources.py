@@ -79,12 +79,12 @@ def _read_sqlite(path: Path, namespace: FlatNamespace) -> Iterator[FlatMemory | 
         connection.execute("ATTACH ? AS source", (f"{path.resolve().as_uri()}?mode=ro",))
         columns = _columns(str(path), (row[1] for row in connection.execute("PRAGMA source.table_info(store)")))
         if namespace.prefixes is None:
-            where, values = _HERE, _bounds(namespace)
+            condition, values = _HERE, _bounds(namespace)
         else:
-            where = "prefix IN (SELECT value FROM json_each(:prefixes))"
+            condition = "prefix IN (SELECT value FROM json_each(:prefixes))"
             values = {"prefixes": json.dumps(namespace.prefixes)}
         chosen = ", ".join(column if column in columns else f"NULL AS {column}" for column in _TIMES)
-        select = f"SELECT prefix, key, value, {chosen} FROM source.store WHERE {where} ORDER BY prefix, key"  # noqa: S608 - nothing in it is from outside
+        select = f"SELECT prefix, key, value, {chosen} FROM source.store WHERE {condition} ORDER BY prefix, key"  # noqa: S608 - nothing in it is from outside
         connection.execute(f"CREATE TABLE copy AS {select}", values)
         connection.execute("DETACH source")
         connection.text_factory = bytes  # so that invalid UTF-8 raises no error here
@@ -97,9 +97,9 @@ def _read_postgresql(url: str, name: str, namespace: FlatNamespace) -> Iterator[
     import sqlalchemy as sa
 
     if namespace.prefixes is None:
-        where, values = _HERE, _bounds(namespace)
+        condition, values = _HERE, _bounds(namespace)
     else:
-        where, values = "prefix = ANY(:prefixes)", {"prefixes": namespace.prefixes}
+        condition, values = "prefix = ANY(:prefixes)", {"prefixes": namespace.prefixes}
     try:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):
@@ -113,7 +113,9 @@ def _read_postgresql(url: str, name: str, namespace: FlatNamespace) -> Iterator[
             )
             columns = _columns(name, (column["name"] for column in table_columns))
             chosen = ", ".join(f"extract(epoch from {time})" if time in columns else "NULL" for time in _TIMES)
-            select = f"SELECT prefix, key, CAST(value AS text), {chosen} FROM store WHERE {where} ORDER BY prefix, key"  # noqa: S608 - nothing in it is from outside
+            select = (
+                f"SELECT prefix, key, CAST(value AS text), {chosen} FROM store WHERE {condition} ORDER BY prefix, key"  # noqa: S608 - nothing in it is from outside
+            )
             for prefix, key, value, *times in connection.execute(sa.text(select), values):
                 yield from _row(namespace, prefix, key, value, [time and float(time) for time in times])
 

@@ -63,8 +63,8 @@ def item_of(memory: FlatMemory) -> MemoryItem | None:
 
 def flat_id(prefix: str, key: str) -> str:
     """Return the id of the item for this namespace and key."""
-    named = f"{len(prefix)}:{prefix}{key}".encode(errors="surrogatepass")
-    return f"flat-{hashlib.blake2b(named, digest_size=16).hexdigest()}"
+    encoded = f"{len(prefix)}:{prefix}{key}".encode(errors="surrogatepass")
+    return f"flat-{hashlib.blake2b(encoded, digest_size=16).hexdigest()}"
 
 
 def text_of(value: Any) -> str | None:

@@ -70,7 +70,7 @@ class Growth:
         """Analyse some passages, and add the rows of which all are analysed."""
         if self.is_done:
             return
-        came: list[Arrival] = []
+        arrivals: list[Arrival] = []
         chars = 0
         while chars < STEP_CHARS and (self._begun or self._count < len(self._rows)):
             if not self._begun:
@@ -81,15 +81,15 @@ class Growth:
             self._analysed += 1
             chars += PASSAGE_CHARS + arrival.passage.stop - arrival.passage.start
             if self._analysed == len(self._begun):
-                came += self._begun
+                arrivals += self._begun
                 self._begun = []
         is_last = not self._begun and self._count == len(self._rows)
-        if came or self._removed or is_last:
-            revision = self._revision if is_last else self._revision_at(came[-1].row) if came else UNFINISHED
-            self.index = self.index.changed(revision, came, self._removed)
+        if arrivals or self._removed or is_last:
+            revision = self._revision if is_last else self._revision_at(arrivals[-1].row) if arrivals else UNFINISHED
+            self.index = self.index.changed(revision, arrivals, self._removed)
             self.index.take(self._vectors)
             self._removed = ()
-            self.missing -= len({arrival.row.row for arrival in came})
+            self.missing -= len({arrival.row.row for arrival in arrivals})
         self.is_done = is_last
 
 

@@ -160,8 +160,8 @@ def numbers_between(existing: Sequence[int | None]) -> list[int]:
     before: int | None = None
     for is_known, run in groupby(existing, key=lambda number: number is not None):
         if is_known:
-            numbers += cast(list[int], some := list(run))
-            before = some[-1]
+            numbers += cast(list[int], existing_run := list(run))
+            before = existing_run[-1]
             continue
         count = len(list(run))
         after = existing[len(numbers) + count] if len(numbers) + count < len(existing) else None

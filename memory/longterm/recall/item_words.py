@@ -52,9 +52,9 @@ class ItemWords:
         Args:
             passage_words: the words of the passage, in order.
         """
-        own = [*self._within(passage_words), *self._named]
-        keys = (key for word_keys in stems([*own, *self._day]) for key in word_keys)
-        return Part(tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(own)))
+        found_by = [*self._within(passage_words), *self._named]
+        keys = (key for word_keys in stems([*found_by, *self._day]) for key in word_keys)
+        return Part(tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(found_by)))
 
     def _within(self, passage_words: Sequence[str]) -> Sequence[str]:
         """Return the words that are among the first `MOST_WORDS` different ones of the item."""

@@ -87,9 +87,9 @@ def shown(text: str, passages: list[Passage]) -> str:
         else:
             parts.append(passage.of(text))
         last = passage
-    whole = " […] ".join(parts)
+    joined = " […] ".join(parts)
     begins, ends = min(passages).start == 0, last.stop >= len(text.rstrip())
-    return f"{'' if begins else '[…] '}{whole}{'' if ends else ' […]'}"
+    return f"{'' if begins else '[…] '}{joined}{'' if ends else ' […]'}"
 
 
 def _pieces(text: str, start: int, stop: int) -> list[tuple[int, int]]:

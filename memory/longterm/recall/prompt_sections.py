@@ -106,12 +106,14 @@ def make_sections(
                 texts.add(same)
                 candidates.append(_Candidate(memory, place, item))
 
-    def items_of(some: Collection[_Candidate], memory: int) -> list[MemoryItem]:
-        return [candidate.item for candidate in candidates if candidate.memory == memory and candidate in some]
+    def items_of(chosen_items: Collection[_Candidate], memory: int) -> list[MemoryItem]:
+        return [candidate.item for candidate in candidates if candidate.memory == memory and candidate in chosen_items]
 
-    def sections_of(some: Collection[_Candidate]) -> list[str]:
-        every = (_sections(items_of(some, memory), result.section, now) for memory, result in enumerate(memories))
-        return [section for sections in every for section in sections]
+    def sections_of(chosen_items: Collection[_Candidate]) -> list[str]:
+        section_lists = (
+            _sections(items_of(chosen_items, memory), result.section, now) for memory, result in enumerate(memories)
+        )
+        return [section for sections in section_lists for section in sections]
 
     def tokens(sections: Sequence[str]) -> int:
         return counter.count(System(text="\n\n".join(sections))) if sections else 0
@@ -119,13 +121,13 @@ def make_sections(
     for memory, result in enumerate(memories):
         own = [candidate for candidate in candidates if candidate.memory == memory]
         if result.max_tokens is not None and tokens(sections_of(own)) > result.max_tokens:
-            fitting = _within(result.max_tokens, own, lambda some: tokens(sections_of(some)))
+            fitting = _within(result.max_tokens, own, lambda part: tokens(sections_of(part)))
             left_out[memory]["token_budget"] += len(own) - len(fitting)
             candidates = [candidate for candidate in candidates if candidate.memory != memory or candidate in fitting]
     chosen: Collection[_Candidate] = candidates
     sections = sections_of(candidates)
     if max_tokens is not None and tokens(sections) > max_tokens:
-        chosen = _within(max_tokens, candidates, lambda some: tokens(sections_of(some)))
+        chosen = _within(max_tokens, candidates, lambda part: tokens(sections_of(part)))
         sections = sections_of(chosen)
         for candidate in candidates:
             left_out[candidate.memory]["token_budget"] += candidate not in chosen
@@ -160,8 +162,8 @@ def _within(
     best: dict[tuple[int, MemoryCategory], tuple[int, tuple[float, int, int], _Candidate]] = {}
     for candidate in candidates:
         group = candidate.memory, candidate.item.type.category
-        if group not in best and (taken := size([candidate])) <= max_tokens:
-            best[group] = taken, candidate.order, candidate
+        if group not in best and (size_of_best := size([candidate])) <= max_tokens:
+            best[group] = size_of_best, candidate.order, candidate
     chosen: set[_Candidate] = set()
     for candidate in [
         *(candidate for *_, candidate in sorted(best.values())),
@@ -185,8 +187,8 @@ class Profile:
 
     def without(self, recalled: Sequence[MemoryItem]) -> list[MemoryItem]:
         """Return the found items without those whose text is in the section already."""
-        there = {_same(item) for items in self.items.values() for item in items}
-        return [item for item in recalled if _same(item) not in there] if there else list(recalled)
+        texts = {_same(item) for items in self.items.values() for item in items}
+        return [item for item in recalled if _same(item) not in texts] if texts else list(recalled)
 
 
 def make_profile(profiles: Mapping[str, Sequence[MemoryItem]], *, counter: TokenCounter, max_tokens: int) -> Profile:
@@ -243,12 +245,12 @@ def _same(item: MemoryItem) -> str:
 def _sections(items: Sequence[MemoryItem], section: str | None, now: float) -> list[str]:
     """Return the sections of the items, each with its tags."""
     if section is not None:
-        named = [(section, items)]
+        named_items = [(section, items)]
     else:
-        named = [(kind.value, [item for item in items if item.type.category is kind]) for kind in MemoryCategory]
+        named_items = [(kind.value, [item for item in items if item.type.category is kind]) for kind in MemoryCategory]
     return [
         "\n".join([f"<{name}_memory>", *_lines(members, now), f"</{name}_memory>"])
-        for name, members in named
+        for name, members in named_items
         if members
     ]
 

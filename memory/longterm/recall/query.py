@@ -80,9 +80,9 @@ def question_of(prompt: str, before: str = "") -> str:
         return prompt
     words_before = words(before[-MAX_CHARS // 4 :])
     language = language_of(words_before)
-    about = [word for word in dict.fromkeys(words_before) if log_frequency(word, language) < _TELLING]
+    telling_words = [word for word in dict.fromkeys(words_before) if log_frequency(word, language) < _TELLING]
     asks = " ".join(_SENTENCE_END.split(prompt[-MAX_CHARS // 4 :])[-1:])
-    return f"{prompt}\n{' '.join(about[-WINDOW // 2 :])} {asks}" if about else prompt
+    return f"{prompt}\n{' '.join(telling_words[-WINDOW // 2 :])} {asks}" if telling_words else prompt
 
 
 def refers_back(prompt: str) -> bool:

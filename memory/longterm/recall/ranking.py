@@ -216,8 +216,8 @@ def rank(
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
     bears = scores > 0
     groups_of_items = [bears] if groups is None else [bears & (groups == group) for group in np.unique(groups[bears])]
-    selected = [some & ~_look_alikes(some & facts, matched.scores, weights.tail) for some in groups_of_items]
-    order = np.concatenate([_best(scores, some, limit) for some in selected])
+    selected = [group & ~_look_alikes(group & facts, matched.scores, weights.tail) for group in groups_of_items]
+    order = np.concatenate([_best(scores, group, limit) for group in selected])
     if groups is not None:
         order = order[np.argsort(-scores[order], kind="stable")]
     return Ranked(order, scores[order] / (scores[order] + _HALF))
@@ -255,20 +255,20 @@ _MANY, _SMALL = 10, 1e-6
 
 
 def _by_words(
-    numbers: _QueryNumbers, there: Places, has: Numbers, neighbours: _Neighbours, weights: Weights
+    numbers: _QueryNumbers, present: Places, has: Numbers, neighbours: _Neighbours, weights: Weights
 ) -> Numbers:
     """Return each item's score for the sentence that it matches best; 0 if it matches none.
 
     Args:
-        there: the terms that some item has.
+        present: the terms that some item has.
     """
     import numpy as np
 
     size, (logs, telling, is_part) = has.shape[1], numbers
-    if not len(there) or not len(is_part):
+    if not len(present) or not len(is_part):
         return np.zeros(size)
     counts = np.zeros(len(logs))
-    counts[there] = has.sum(axis=1)
+    counts[present] = has.sum(axis=1)
     expected = weights.background * np.minimum(1.0, weights.text_words * np.exp(logs))
     rarity = np.maximum(-np.log((counts + expected + 0.5) / (size + weights.background + 1)), 0.0)
 
@@ -277,16 +277,16 @@ def _by_words(
     once = np.minimum(frequency, 1.0)
 
     weight = is_part * (rarity * telling)
-    matched = weight[:, there] @ once
+    matched = weight[:, present] @ once
     places = matched.argmax(axis=1)
     shared = matched[np.arange(len(places)), places]
-    general = ((is_part * (-logs * telling))[:, there] * once[:, places].T).sum(axis=1)
-    whole = weight.sum(axis=1)
-    bears = (shared >= weights.margin + math.log(size)) & (shared >= weights.part * whole)
-    bears |= (shared >= weights.share * whole) & (general >= weights.least)
+    general = ((is_part * (-logs * telling))[:, present] * once[:, places].T).sum(axis=1)
+    total = weight.sum(axis=1)
+    bears = (shared >= weights.margin + math.log(size)) & (shared >= weights.part * total)
+    bears |= (shared >= weights.share * total) & (general >= weights.least)
     if not bears.any():
         return np.zeros(size)
-    scores: Numbers = (weight[bears][:, there] @ saturated).max(axis=0)
+    scores: Numbers = (weight[bears][:, present] @ saturated).max(axis=0)
     return scores
 
 

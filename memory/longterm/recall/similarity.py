@@ -84,8 +84,8 @@ class Similarity:
             for start in range(0, len(missing), BATCH):
                 if is_given_up():
                     raise TimeoutError("nobody waits for it any more")
-                some = missing[start : start + BATCH]
-                new_vectors = dict(zip(some, map(_unit, self._embedding(some)), strict=True))
+                batch = missing[start : start + BATCH]
+                new_vectors = dict(zip(batch, map(_unit, self._embedding(batch)), strict=True))
                 self._keep(new_vectors)
                 vectors |= new_vectors
             cosines: NDArray[np.float32] = np.stack([vectors[text] for text in texts]) @ query_vector

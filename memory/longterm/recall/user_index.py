@@ -122,22 +122,22 @@ class UserIndex:
         """Return the index of a later revision, with these rows added, each of a number that no row here has."""
         return self.changed(revision, arrivals_of(more))
 
-    def changed(self, revision: Revision, came: Sequence[Arrival], removed: Collection[int] = ()) -> UserIndex:
+    def changed(self, revision: Revision, arrivals: Sequence[Arrival], removed: Collection[int] = ()) -> UserIndex:
         """Return the index of a later revision: without the rows of some numbers, and with the passages of others.
 
         Only these are analysed. An index that is grown from is the latest of its user: earlier ones find no more what
         is gone.
 
         Args:
-            came: all passages of rows; each row has a number that no row that stays has.
+            arrivals: all passages of rows; each row has a number that no row that stays has.
         """
         if removed:
-            return self._without(set(removed)).changed(revision, came)
+            return self._without(set(removed)).changed(revision, arrivals)
         new = UserIndex()
-        placed = sorted((_place(arrival.row, arrival.passage), index) for index, arrival in enumerate(came))
+        placed = sorted((_place(arrival.row, arrival.passage), index) for index, arrival in enumerate(arrivals))
         order = [index for _, index in placed]
         positions = np.array([bisect(self._places, place) for place, _ in placed], dtype=np.int64)
-        rows = [came[number].row for number in order]
+        rows = [arrivals[number].row for number in order]
         new.revision = revision
         new.rows = _merged(self.rows, rows, positions)
         new._places = _merged(self._places, [place for place, _ in placed], positions)
@@ -146,7 +146,7 @@ class UserIndex:
         facts = [row.item.type is not MemoryType.INTERACTION for row in rows]
         new._facts = np.insert(self._facts, positions, facts)
         new._categories = np.insert(self._categories, positions, [_NUMBERS[row.item.type.category] for row in rows])
-        passages = [came[number].passage for number in order]
+        passages = [arrivals[number].passage for number in order]
         new._passages = _merged(self._passages, passages, positions)
         # Where the old passages are now, and where the new ones are, in the order in which they came.
         moved = self._where + np.searchsorted(positions, self._where, side="right")
@@ -154,8 +154,8 @@ class UserIndex:
         new._where = np.concatenate(
             [old, (positions + np.arange(len(positions)))[np.argsort(np.array(order, dtype=np.int64))]]
         )
-        new._words = self._words.grown(len(self._where), came)
-        more = list({arrival.row.row: arrival.row for arrival in came}.values())
+        new._words = self._words.grown(len(self._where), arrivals)
+        more = list({arrival.row.row: arrival.row for arrival in arrivals}.values())
         new._special = self._special + sum(not _is_plain(row) for row in more)
         new._pinned = [*self._pinned, *(row for row in more if row.item.pinned)]
         new._latest = max([self._latest, *(row.item.created_at for row in more)])
@@ -176,11 +176,11 @@ class UserIndex:
         new._where = places[self._where]
         new._words = self._words
         new._words.remove(np.flatnonzero((self._where >= 0) & (new._where < 0)).tolist())
-        lost = list({row.row: row for row in compress(self.rows, ~stays)}.values())
-        new._special = self._special - sum(not _is_plain(row) for row in lost)
+        removed_rows = list({row.row: row for row in compress(self.rows, ~stays)}.values())
+        new._special = self._special - sum(not _is_plain(row) for row in removed_rows)
         new._pinned = [row for row in self._pinned if row.row not in removed]
-        new._items = self._items - len(lost)
-        new._text_bytes = self._text_bytes - sum(len(row.item.text) for row in lost)
+        new._items = self._items - len(removed_rows)
+        new._text_bytes = self._text_bytes - sum(len(row.item.text) for row in removed_rows)
         return new
 
     @property
@@ -230,7 +230,8 @@ class UserIndex:
         """
         hits = self._words.find(query, len(self._where))
         terms, places = hits.terms, self._where[hits.serials]
-        speakers, named = self._where[hits.speakers], [(int(self._where[serial]), logs) for serial, logs in hits.named]
+        speakers = self._where[hits.speakers]
+        named_places = [(int(self._where[serial]), logs) for serial, logs in hits.named]
         sessions = self._sessions
         visible = self._visible(scope, which, expired)
         if visible is not None:
@@ -238,7 +239,7 @@ class UserIndex:
             is_visible = visible[places]
             terms, places = terms[is_visible], new[places[is_visible]]
             speakers = new[speakers[visible[speakers]]]
-            named = [(int(new[place]), logs) for place, logs in named if visible[place]]
+            named_places = [(int(new[place]), logs) for place, logs in named_places if visible[place]]
             sessions = sessions[visible]
         numbers = QueryTerms(
             terms=terms,
@@ -247,7 +248,7 @@ class UserIndex:
             is_corrected=hits.is_corrected,
             parts=query.parts,
             speakers=speakers,
-            named=named,
+            named=named_places,
         )
         return Match(query=query, visible=visible, matched=match(numbers, sessions, weights))
 
@@ -285,18 +286,18 @@ class UserIndex:
             row = self.rows[place]
             if (hit := hits.get(row.row)) is None:
                 hit = hits[row.row] = row.item, score, [], {}
-            _, _, passages, has = hit
-            has.update(dict.fromkeys(compress(words, has_it)))
+            _, _, passages, words_of_item = hit
+            words_of_item.update(dict.fromkeys(compress(words, has_it)))
             if len(passages) < MOST_PASSAGES:
                 passages.append(self._passages[place])
         return [
             replace(
                 item,
                 score=score,
-                words=tuple(has),
+                words=tuple(words_of_item),
                 passage=None if passages[0].stop - passages[0].start == len(item.text) else shown(item.text, passages),
             )
-            for item, score, passages, has in hits.values()
+            for item, score, passages, words_of_item in hits.values()
         ]
 
     def _visible(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
@@ -386,18 +387,18 @@ class _Words:
         done = 0
         while done < len(more):
             with self._lock:
-                there = self._passages[count + done : count + len(more)]
-                is_alike = there == more[done : done + len(there)]
+                later_passages = self._passages[count + done : count + len(more)]
+                is_alike = later_passages == more[done : done + len(later_passages)]
             if not is_alike:
                 return self._forked(count, more)
-            done += len(there)
-            some = more[done : done + ADDED]
-            for arrival in some:
+            done += len(later_passages)
+            batch = more[done : done + ADDED]
+            for arrival in batch:
                 arrival.analyse()  # without the lock, for which an event loop may wait
             with self._lock:
                 if self._count == count + done:
-                    self._add(some)
-                    done += len(some)
+                    self._add(batch)
+                    done += len(batch)
         return self
 
     def _forked(self, count: int, more: Sequence[Arrival]) -> _Words:
@@ -478,8 +479,8 @@ class _Words:
         with self._lock:
             if not self.dimensions:
                 return {}
-            there = np.flatnonzero(~np.isnan(self._vectors[:count, 0])).tolist()
-            return {arrival.key: self._vectors[serial] for serial in there if (arrival := self._passages[serial])}
+            serials = np.flatnonzero(~np.isnan(self._vectors[:count, 0])).tolist()
+            return {arrival.key: self._vectors[serial] for serial in serials if (arrival := self._passages[serial])}
 
     def similarities(self, vector: Vectors, count: int) -> Vectors | None:
         """Return the similarity of the first `count` passages to a vector; None if none has one of its dimension."""
@@ -490,11 +491,11 @@ class _Words:
         return similarities
 
     def _await_vector(self, serial: int, passage: Arrival) -> None:
-        key, whole = passage.key, passage.row.key
+        key, row_key = passage.key, passage.row.key
         if not key:
             return
-        if key not in self._waiting and key != whole:
-            self._parts.setdefault(whole, []).append(key)
+        if key not in self._waiting and key != row_key:
+            self._parts.setdefault(row_key, []).append(key)
         self._waiting.setdefault(key, []).append(serial)
 
     # Words
@@ -503,7 +504,7 @@ class _Words:
         """Return what the first `count` passages have of a query."""
         hits = _Hits()
         speakers: set[int] = set()
-        meant: dict[str, str] = {}
+        corrections: dict[str, str] = {}
         compared = 0
         # Copies, as nothing can be added to an array while numpy looks at it.
         serials, stops = array("q"), [0]
@@ -513,7 +514,7 @@ class _Words:
                 alike = self._like(term)
                 compared += len(alike)
                 if right := self._corrected(term, alike):
-                    meant[term.word] = right
+                    corrections[term.word] = right
                     meant_stems, log = stems([right])[0], log_frequency(right, term.language)
                     self._add_having(serials, meant_stems, count)
             stops.append(len(serials))
@@ -527,21 +528,21 @@ class _Words:
         hits.terms, hits.serials = pairs[0][is_there], pairs[1][is_there]
         hits.speakers = np.array(sorted(serial for serial in speakers if serial < count), dtype=np.int64)
         if self._names:
-            hits.named = self._named([stem(meant.get(word, word)) for word in query.words], count)
+            hits.named = self._named([stem(corrections.get(word, word)) for word in query.words], count)
         return hits
 
     def _named(self, query_words: Sequence[str], count: int) -> list[tuple[int, float]]:
         """Return the passages of the first `count` whose name is said, each with the log frequency of the name."""
-        there, named = set(query_words), dict[int, float]()
+        distinct_words, named = set(query_words), dict[int, float]()
         runs: dict[int, set[tuple[str, ...]]] = {}
-        for first in there:
+        for first in distinct_words:
             for name, log, passage in self._names.get(first, ())[:]:
                 if len(name) not in runs:
                     runs[len(name)] = {
                         tuple(query_words[start : start + len(name)])
                         for start in range(len(query_words) - len(name) + 1)
                     }
-                is_said = name in runs[len(name)] or (is_dense(first[0]) and there.issuperset(name))
+                is_said = name in runs[len(name)] or (is_dense(first[0]) and distinct_words.issuperset(name))
                 if is_said and passage < count:
                     named[passage] = min(log, named.get(passage, log))
         return sorted(named.items(), reverse=True)
@@ -560,15 +561,17 @@ class _Words:
         word = term.word
         if len(word) < ONE_EDIT or not word.isalpha() or is_dense(word[0]) or is_frequent(word, term.language):
             return []
-        most = _edits(word)
-        lengths = range(len(word) - most, len(word) + most + 1)
+        max_edits = _edits(word)
+        lengths = range(len(word) - max_edits, len(word) + max_edits + 1)
         return [candidate for length in lengths for candidate in self._alike.get((word[0], length), ())[:]]
 
     def _corrected(self, term: Term, alike: Sequence[str]) -> str | None:
         """Return the one of these words that a misspelt one stands for, if there is one."""
-        word, most = term.word, _edits(term.word)
-        near = process.extract(word, alike, scorer=OSA.distance, score_cutoff=most, limit=8)
-        return min(near, key=lambda pair: (pair[1], -len(self._having.get(stem(pair[0]), ()))))[0] if near else None
+        word, max_edits = term.word, _edits(term.word)
+        similar = process.extract(word, alike, scorer=OSA.distance, score_cutoff=max_edits, limit=8)
+        return (
+            min(similar, key=lambda pair: (pair[1], -len(self._having.get(stem(pair[0]), ()))))[0] if similar else None
+        )
 
     def _add(self, more: Sequence[Arrival | None]) -> None:
         if self.dimensions and (lacks := self._count + len(more) - len(self._vectors)) > 0:

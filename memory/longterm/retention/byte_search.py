@@ -153,8 +153,8 @@ def _free_space(file: str, numbers: Collection[int] | None, logged: Collection[i
             return
         size = int.from_bytes(head[16:18], "big")
         size = 65536 if size == 1 else size
-        every = range(1, Path(file).stat().st_size // size + 1)
-        for number in every if numbers is None else numbers:
+        all_numbers = range(1, Path(file).stat().st_size // size + 1)
+        for number in all_numbers if numbers is None else numbers:
             opened.seek((number - 1) * size)
             page = opened.read(size)
             is_whole = numbers is not None and number in logged and number != 1

@@ -54,8 +54,8 @@ class Retention:
 
     def expiring(self, types: Collection[MemoryType] | None) -> frozenset[MemoryType]:
         """Return the types among `types` that expire. None means all types."""
-        meant = frozenset(MemoryType if types is None else types)
-        return meant if self.types is None else meant.intersection(self.types)
+        requested = frozenset(MemoryType if types is None else types)
+        return requested if self.types is None else requested.intersection(self.types)
 
 
 @runtime_checkable

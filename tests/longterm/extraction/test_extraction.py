@@ -65,7 +65,9 @@ def test_the_request_quotes_the_messages_of_both_sides_and_nothing_else() -> Non
     )
     messages = input_of([item(*blocks, created_at=86400.0)], LIMITS)
     system, user = request(
-        PROMPT, messages, {"f1": known_fact("real-id", "Has a dog </facts>", topic="pets"), "f2": known_fact("2", "x" * 9999)}
+        PROMPT,
+        messages,
+        {"f1": known_fact("real-id", "Has a dog </facts>", topic="pets"), "f2": known_fact("2", "x" * 9999)},
     )
     assert isinstance(system, System) and system.text == PROMPT
     assert isinstance(user, User) and "SECRET" not in user.text and "real-id" not in user.text
@@ -337,7 +339,10 @@ def test_the_schema_has_the_fields_of_candidates() -> None:
 
 
 SAID = "I moved to Graz. I have a brown dog named Rex. My sister lives in Vienna. I work as a nurse."
-KNOWN = [known_fact("id1", "Lives in Vienna", topic="home"), known_fact("id2", "Has a brown dog named Rex", topic="pets")]
+KNOWN = [
+    known_fact("id1", "Lives in Vienna", topic="home"),
+    known_fact("id2", "Has a brown dog named Rex", topic="pets"),
+]
 
 
 def decided(*candidates: Candidate, max_facts: int = 16) -> tuple[list[tuple[str, str | None]], dict[str, int]]:

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     """Vectors that are being made, for how many seconds they are waited for, and what ends the work."""
     _Vectors = tuple[NDArray[np.float32] | None, str | None]
     _Rows = Sequence[NDArray[np.float32]]
-    _Fresh = tuple[Pending, Mapping[str, NDArray[np.float32]]]
+    _ItemVectors = tuple[Pending, Mapping[str, NDArray[np.float32]]]
     """An item with its vectors, by their keys."""
 
 Given = TypeVar("Given")
@@ -200,9 +200,9 @@ class VectorMemory:
         self._held_bytes = 0
         self._lock = threading.Lock()
         """Held where the indexes are changed, as answers are made on threads."""
-        self._behind: set[str] = set()
+        self._incomplete: set[str] = set()
         """Users whose index is known to lack items."""
-        self._growing: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._growth_locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         """By user, held by whoever brings their index up to date."""
         self.trouble: str | None = None
         """Why vectors are left alone for `pause_s`, or were until they work again; None if they work."""
@@ -216,13 +216,13 @@ class VectorMemory:
         self._retention = retention
         self._clock = clock
         self._uses = Uses(self._store.touch)
-        self._deleting = asyncio.Lock()
-        self._fresh: dict[str, _Fresh] = {}
+        self._deletion_lock = asyncio.Lock()
+        self._unwritten: dict[str, _ItemVectors] = {}
         """What Chroma is to be given, by the keys of the items."""
-        self._keeping = asyncio.Lock()
+        self._flush_lock = asyncio.Lock()
         """Held while Chroma is given vectors."""
-        self._keeper: asyncio.Task[None] | None = None
-        self._to_make = 0
+        self._flush_task: asyncio.Task[None] | None = None
+        self._without_vectors = 0
         """How many items had no vectors when `catch_up` began to make them; 0 when none has none."""
         self._made_count = 0
         """Of how many of these it has made them."""
@@ -293,7 +293,7 @@ class VectorMemory:
         vectors = await self._vectors_of_texts([] if text is None else [text])
         item = await update(self._store, scope, id, text, at=self._clock(), type=type, **changes)
         if item is not None and vectors is not None and item.text in vectors:
-            await self._keep([Pending(user_id=scope.user_id, id=id, text=item.text)], vectors)
+            await self._hold_vectors([Pending(user_id=scope.user_id, id=id, text=item.text)], vectors)
         return item is not None
 
     async def list_items(
@@ -333,8 +333,8 @@ class VectorMemory:
         return swept
 
     async def close(self) -> None:
-        if self._keeper:
-            self._keeper.cancel()
+        if self._flush_task:
+            self._flush_task.cancel()
         await self.flush()
         with self._lock:
             for user in list(self._user_indexes):
@@ -355,10 +355,10 @@ class VectorMemory:
         user = scope.user_id
         user_index, current = self._user_indexes.get(user), self._store.revisions([user])
         if user_index is not None and (
-            user not in self._behind if current is None else current[user] == user_index.revision
+            user not in self._incomplete if current is None else current[user] == user_index.revision
         ):
             return
-        async with self._growing.setdefault(user, asyncio.Lock()):
+        async with self._growth_locks.setdefault(user, asyncio.Lock()):
             await self._grow(user)
 
     async def _grow(self, user: str) -> None:
@@ -369,11 +369,11 @@ class VectorMemory:
             growth = await on_thread(_growth, user_index, loaded)
             while not growth.is_done:
                 await on_thread(growth.step)
-                self._hold(user, growth.index, is_behind=not (loaded.is_all and growth.is_done))
+                self._hold(user, growth.index, is_incomplete=not (loaded.is_all and growth.is_done))
                 if not growth.is_done and not has_time():
                     return
             user_index, is_all = growth.index, loaded.is_all
-            self._hold(user, user_index, is_behind=not is_all)
+            self._hold(user, user_index, is_incomplete=not is_all)
             if not is_all and not has_time():
                 return
         if user_index is None or not self._index.is_ready or len(missing := user_index.missing()) <= FETCHED:
@@ -383,15 +383,15 @@ class VectorMemory:
             if not has_time():
                 return
 
-    def _hold(self, user: str, user_index: UserIndex, *, is_behind: bool) -> None:
+    def _hold(self, user: str, user_index: UserIndex, *, is_incomplete: bool) -> None:
         """Hold a user's index in memory, and release those that were not used for longest."""
         with self._lock:
             self._release(user)
             self._user_indexes[user] = user_index
             self._sizes[user] = user_index.bytes
             self._held_bytes += self._sizes[user]
-            if is_behind:
-                self._behind.add(user)
+            if is_incomplete:
+                self._incomplete.add(user)
             while self._held_bytes > self._cache_bytes and len(self._user_indexes) > 1:
                 self._release(next(iter(self._user_indexes)))
 
@@ -406,7 +406,7 @@ class VectorMemory:
             for scope, items in batch:
                 self._uses.note(scope.user_id, [item.id for item in items], now)
         if vectors is not None:
-            await self._keep(fresh, vectors)
+            await self._hold_vectors(fresh, vectors)
         await self._refresh([scope.user_id for scope, _ in batch])
         return [{item.id for item in items} for _, items in batch]
 
@@ -468,7 +468,7 @@ class VectorMemory:
         await self.flush()
         is_ready = self._index.is_ready
         pending = await self._store.pending(self._index.embedding, limit) if is_ready else []
-        if pending := [item for item in pending if item.key not in self._fresh]:
+        if pending := [item for item in pending if item.key not in self._unwritten]:
             await self._make(pending, limit)
         for _ in range(0, limit, NOTED):
             if not await self._delete_dropped():
@@ -476,7 +476,7 @@ class VectorMemory:
         self._recover()
         remaining = len(await self._store.pending(self._index.embedding, limit)) if is_ready else 0
         if not remaining:
-            self._to_make = 0
+            self._without_vectors = 0
         return remaining + len(await self._store.dropped(limit))
 
     async def rebuild(self) -> int:
@@ -550,7 +550,7 @@ class VectorMemory:
         remaining = len(await asyncio.to_thread(self._index.get, list(keys)))
         if self._index.paths():
             for _ in range(0, SYNC_CHANGES, PUSHED):
-                await _in_turn(self._index.push, PUSHED)
+                await _on_thread_with_rest(self._index.push, PUSHED)
             remaining += await asyncio.to_thread(self._index.overwrite, keys)
         if remaining:
             raise StoreError(f"{remaining} deleted vectors could not be erased; repeat the deletion")
@@ -579,7 +579,7 @@ class VectorMemory:
 
     def _begin_vectors(self, texts: Sequence[str], *, queries: bool = False) -> _Making | None:
         """Begin to make the vectors of texts or queries, on a thread; None if there are none now."""
-        if not texts or self._pauses() or not self._index.is_ready:
+        if not texts or self._is_paused() or not self._index.is_ready:
             return None
         embed, limit_s = (self._index.embed_queries, self._query_s) if queries else (self._index.embed, self._embed_s)
         given_up = threading.Event()
@@ -613,15 +613,15 @@ class VectorMemory:
         )
         return None if vectors is None else _by_text(parts, vectors)
 
-    async def _keep(self, pending: Sequence[Pending], vectors: Mapping[str, _Rows]) -> None:
+    async def _hold_vectors(self, pending: Sequence[Pending], vectors: Mapping[str, _Rows]) -> None:
         """Hold the vectors of new items, by text, until Chroma is given them."""
         for item in pending:
-            self._fresh[item.key] = item, _keyed(item, vectors[item.text])
-        if not self._keep_s or sum(len(vectors_of_item) for _, vectors_of_item in self._fresh.values()) > HELD:
+            self._unwritten[item.key] = item, _keyed(item, vectors[item.text])
+        if not self._keep_s or sum(len(vectors_of_item) for _, vectors_of_item in self._unwritten.values()) > HELD:
             await self.flush()
-        elif self._fresh and (self._keeper is None or self._keeper.done()):
-            self._keeper = asyncio.create_task(self._flush_later())
-            watch(self._keeper, f"keeping vectors of {self._store!r}")
+        elif self._unwritten and (self._flush_task is None or self._flush_task.done()):
+            self._flush_task = asyncio.create_task(self._flush_later())
+            watch(self._flush_task, f"keeping vectors of {self._store!r}")
 
     async def _flush_later(self) -> None:
         await asyncio.sleep(self._keep_s)
@@ -629,26 +629,26 @@ class VectorMemory:
 
     async def flush(self) -> None:
         """Give Chroma the vectors of what was remembered, now. If that fails, `catch_up` makes them anew."""
-        async with self._keeping:
-            batch = dict(self._fresh)
+        async with self._flush_lock:
+            batch = dict(self._unwritten)
             if not batch:
                 return
             try:
                 await self._add(list(batch.values()))
-                if not self._deleting.locked():
+                if not self._deletion_lock.locked():
                     await self._delete_dropped(DELETED)
                 self._recover()
             except (StoreError, ConfigError) as error:
                 self._pause(error)
             finally:
                 for key, fresh in batch.items():
-                    if self._fresh.get(key) is fresh:
-                        del self._fresh[key]
+                    if self._unwritten.get(key) is fresh:
+                        del self._unwritten[key]
 
     async def _make(self, pending: Sequence[Pending], limit: int) -> None:
         """Make the vectors of the first of these items, some `limit` at once, and tell how far that is."""
-        if not self._to_make:
-            self._to_make, self._made_count = await self._store.lacking(self._index.embedding), 0
+        if not self._without_vectors:
+            self._without_vectors, self._made_count = await self._store.lacking(self._index.embedding), 0
         parts: dict[str, list[str]] = {}
         for item in pending:
             if sum(map(len, parts.values())) < limit:
@@ -664,10 +664,13 @@ class VectorMemory:
         done = [item for item in pending if item.text in parts]
         await self._add([(item, _keyed(item, by_text[item.text])) for item in done])
         before, self._made_count = self._made_count, self._made_count + len(done)
-        if self._to_make > limit and 10 * before // self._to_make < 10 * self._made_count // self._to_make:
-            _log.info("%r: %d of %d items have their vectors", self._store, self._made_count, self._to_make)
+        if (
+            self._without_vectors > limit
+            and 10 * before // self._without_vectors < 10 * self._made_count // self._without_vectors
+        ):
+            _log.info("%r: %d of %d items have their vectors", self._store, self._made_count, self._without_vectors)
 
-    async def _add(self, items: Sequence[_Fresh]) -> None:
+    async def _add(self, items: Sequence[_ItemVectors]) -> None:
         """Give Chroma the vectors of items."""
         import numpy as np
 
@@ -701,14 +704,14 @@ class VectorMemory:
 
     async def _delete_dropped(self, limit: int = NOTED) -> int:
         """Delete from Chroma some vectors of items that are gone; return how many it took, none if there are none."""
-        async with self._deleting:
+        async with self._deletion_lock:
             if keys := await self._store.dropped(limit):
                 for start in range(0, len(keys), DELETED):
-                    await _in_turn(self._index.delete, keys[start : start + DELETED])
+                    await _on_thread_with_rest(self._index.delete, keys[start : start + DELETED])
                 await self._store.undrop(keys)
             return len(keys)
 
-    def _pauses(self) -> bool:
+    def _is_paused(self) -> bool:
         return self.trouble is not None and time.monotonic() < self._again_at
 
     def _pause(self, error: StoreError | ConfigError) -> None:
@@ -805,11 +808,11 @@ class VectorMemory:
             growth.step()  # one only, as others wait; `prepare` takes the others
             user_indexes[user] = growth.index
             if not (rows.is_all and growth.is_done):
-                troubles[user] = _BEHIND
+                troubles[user] = _INCOMPLETE
         complete = {user: user_index for user, user_index in user_indexes.items() if user not in troubles}
         users, trouble = self._give_vectors(complete) if self._index.is_ready else ([], None)
         for user, user_index in user_indexes.items():
-            self._hold(user, user_index, is_behind=user in troubles)
+            self._hold(user, user_index, is_incomplete=user in troubles)
         return user_indexes, troubles | ({} if trouble is None else dict.fromkeys(users, trouble))
 
     def _give_vectors(
@@ -827,8 +830,8 @@ class VectorMemory:
                 missing = user_index.missing() if requested_keys is None else missing
                 if missing:
                     missing_keys[user] = set(missing)
-        if not missing_keys or self._pauses():
-            return [*missing_keys], self.trouble if self._pauses() else None
+        if not missing_keys or self._is_paused():
+            return [*missing_keys], self.trouble if self._is_paused() else None
         try:
             vectors = self._index.get([key for keys in missing_keys.values() for key in keys])
         except StoreError as error:
@@ -849,11 +852,11 @@ class VectorMemory:
 
     def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         """Return those of these vectors that Chroma is still to be given."""
-        waiting = {key: fresh for key in keys if (fresh := self._fresh.get(item_key(key)))}
+        waiting = {key: fresh for key in keys if (fresh := self._unwritten.get(item_key(key)))}
         return {key: vector for key, (_, vectors) in waiting.items() if (vector := vectors.get(key)) is not None}
 
     def _release(self, user: str) -> None:
-        self._behind.discard(user)
+        self._incomplete.discard(user)
         if self._user_indexes.pop(user, None) is not None:
             self._held_bytes -= self._sizes.pop(user)
 
@@ -936,10 +939,10 @@ def _place_of(store: SQLItems, place: object) -> ChromaFolder | PostgresVectors:
     return PostgresVectors(place)
 
 
-_BEHIND = "not all items are indexed yet: later recalls find the others"
+_INCOMPLETE = "not all items are indexed yet: later recalls find the others"
 
 
-async def _in_turn(work: Callable[[Given], object], argument: Given) -> None:
+async def _on_thread_with_rest(work: Callable[[Given], object], argument: Given) -> None:
     """Do some work on a thread, and leave the machine to others for a while."""
     began = time.monotonic()
     await asyncio.to_thread(work, argument)

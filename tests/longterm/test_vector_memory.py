@@ -408,7 +408,7 @@ async def test_new_vectors_are_used_at_once_and_written_to_chroma_in_batches(mak
 async def test_vectors_lost_by_a_kill_are_made_again(make: MakeMemory) -> None:
     killed = make(constant(4))
     await killed.remember(ANN, [item("1", "a walrus")])
-    killed._fresh.clear()  # as when its process is lost before Chroma is given them
+    killed._unwritten.clear()  # as when its process is lost before Chroma is given them
     await killed.close()
     memory = make(constant(4))
     assert (await memory.check()).count == 0
@@ -609,7 +609,7 @@ async def test_recalls_that_are_the_first_at_once_open_one_connection_for_revisi
     results = await asyncio.gather(*(memory._store.load(["ann"], {}) for _ in range(8)))
     assert opened == 1 and len(results) == 8
     await memory.close()
-    assert memory._store._glance is None
+    assert memory._store._revision_connection is None
 
 
 async def test_vectors_that_are_made_later_are_used_by_the_next_recall(make: MakeMemory) -> None:

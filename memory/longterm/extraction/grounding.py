@@ -80,7 +80,7 @@ def judge(candidate: Candidate, messages: ExtractionInput, limits: Limits) -> Ve
         return Refusal.UNKNOWN_TYPE
     if len(candidate.evidence) > QUOTED * limits.max_chars:
         return Refusal.TOO_LONG
-    return _look(candidate, messages, QUOTED * limits.max_chars)
+    return _judge_evidence(candidate, messages, QUOTED * limits.max_chars)
 
 
 def judge_sourced(candidate: Candidate, messages: ExtractionInput, limits: Limits) -> Verdict | None:
@@ -123,7 +123,7 @@ def _has(text: str, part: str) -> bool:
     return bool(part) and next(_places(text, part), None) is not None
 
 
-def _look(candidate: Candidate, messages: ExtractionInput, max_chars: int) -> Verdict | Refusal:
+def _judge_evidence(candidate: Candidate, messages: ExtractionInput, max_chars: int) -> Verdict | Refusal:
     refusal = Refusal.NO_EVIDENCE
     quotation: Verdict | None = None
     quoted = flat(candidate.evidence)
@@ -256,7 +256,7 @@ def _quote(statement: UserStatement, begin: int, end: int, max_chars: int) -> st
 def _places(flat: str, quoted: str) -> Iterator[int]:
     """Yield the first places of the quoted words in a text, except those inside a word."""
     position = -1
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_PLACES):
         position = flat.find(quoted, position + 1)
         if position < 0:
             return
@@ -267,7 +267,7 @@ def _places(flat: str, quoted: str) -> Iterator[int]:
             yield position
 
 
-_LOOKS = 20
+_MAX_PLACES = 20
 
 
 def _joined(before: str, after: str) -> bool:

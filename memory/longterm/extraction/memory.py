@@ -346,9 +346,9 @@ class ExtractiveMemory:
         names = dict.fromkeys(ids)
         keys = {_key(name) for name in names}
         # The first records go too: an extraction that finds its first record deleted deletes its facts.
-        marks = [_begun_id(key) for key in keys]
+        record_ids = [_begun_id(key) for key in keys]
         deleted = await self.store.delete(
-            scope, [*dict.fromkeys((*names, *marks, *await self._extracted_ids(scope, keys)))]
+            scope, [*dict.fromkeys((*names, *record_ids, *await self._extracted_ids(scope, keys)))]
         )
         # Again, since facts may have been written after the query and before the deletion of the records.
         return deleted + await self._delete_extracted(scope, keys)
@@ -393,27 +393,28 @@ class ExtractiveMemory:
     async def _extract(self, scope: Scope, items: Sequence[MemoryItem]) -> None:
         """Extract facts from the items that were not processed before."""
         now = self._clock()
-        items = await self._unread(scope, items, now)
+        items = await self._unprocessed(scope, items, now)
         messages = await on_thread(input_of, items, self._limits, sourced=self._is_sourced)
-        decision = await self._ask(scope, messages) if may_have_facts(messages) else ReconcileResult(())
+        decision = await self._ask_model(scope, messages) if may_have_facts(messages) else ReconcileResult(())
         if items:
             # Completed even if the caller is cancelled, since it ends by deleting facts of items forgotten meanwhile.
-            await asyncio.shield(self._keep(scope, items, decision, now))
+            await asyncio.shield(self._store_facts(scope, items, decision, now))
 
-    async def _unread(self, scope: Scope, items: Sequence[MemoryItem], now: float) -> list[MemoryItem]:
+    async def _unprocessed(self, scope: Scope, items: Sequence[MemoryItem], now: float) -> list[MemoryItem]:
         """Return the items that were not processed before, and record in the store that they are being processed."""
         keys = {item.id: _key(item.id) for item in items}
-        new = await self.store.put(scope, [_mark(_begun_id(keys[item.id]), item, now, "{}") for item in items], at=now)
-        marks = [mark for key in keys.values() for mark in (_begun_id(key), _done_id(key))]
-        records = await self.store.get(scope, marks)
+        begun_records = [_record(_begun_id(keys[item.id]), item, now, "{}") for item in items]
+        new = await self.store.put(scope, begun_records, at=now)
+        record_ids = [record_id for key in keys.values() for record_id in (_begun_id(key), _done_id(key))]
+        records = await self.store.get(scope, record_ids)
         begun = {key for key in keys.values() if _begun_id(key) in new or _begun_id(key) in records}
-        unread = [item for item in items if _done_id(keys[item.id]) not in records and keys[item.id] in begun]
+        unprocessed = [item for item in items if _done_id(keys[item.id]) not in records and keys[item.id] in begun]
         # Delete facts of items that were forgotten during another extraction that crashed before deleting them.
         await self._delete_extracted(scope, {key for key in keys.values() if _done_id(key) in records} - begun)
         await self._finish(scope, {name: records[name] for key in begun for name in [_done_id(key)] if name in records})
-        return unread
+        return unprocessed
 
-    async def _ask(self, scope: Scope, messages: ExtractionInput) -> ReconcileResult:
+    async def _ask_model(self, scope: Scope, messages: ExtractionInput) -> ReconcileResult:
         model = self._bound_model()
         facts = await self._lexical.items(scope, _KNOWN)
         recent = _FILLED * self._nearest
@@ -440,7 +441,9 @@ class ExtractiveMemory:
         self._counts.update(decision.counts)
         return decision
 
-    async def _keep(self, scope: Scope, items: Sequence[MemoryItem], decision: ReconcileResult, now: float) -> None:
+    async def _store_facts(
+        self, scope: Scope, items: Sequence[MemoryItem], decision: ReconcileResult, now: float
+    ) -> None:
         """Store facts and the records of their items in one transaction; delete those of items forgotten meanwhile.
 
         Args:
@@ -459,9 +462,11 @@ class ExtractiveMemory:
             pairs[_key(accepted.statement.item.id)] += [
                 _by_age(fact, new_facts[index]) for index in accepted.instead_of_new
             ]
-        marks = [_mark(_done_id(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
-        new = set(await self.store.put(scope, [*(fact for group in facts.values() for fact in group), *marks], at=now))
-        records = await self.store.get(scope, [mark for key in facts for mark in (_begun_id(key), _done_id(key))])
+        done_records = [_record(_done_id(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
+        facts_by_key = [fact for group in facts.values() for fact in group]
+        new = set(await self.store.put(scope, [*facts_by_key, *done_records], at=now))
+        record_ids = [record_id for key in facts for record_id in (_begun_id(key), _done_id(key))]
+        records = await self.store.get(scope, record_ids)
         stored_keys = [key for key in facts if _done_id(key) in new and _begun_id(key) in records]
         orphans = [fact.id for key in facts if key not in stored_keys for fact in facts[key] if fact.id in new]
         orphans += [_done_id(key) for key in facts if _done_id(key) in new and key not in stored_keys]
@@ -590,5 +595,5 @@ def _done_id(key: str) -> str:
     return f"{key}-done"
 
 
-def _mark(id: str, item: MemoryItem, now: float, text: str) -> MemoryItem:
+def _record(id: str, item: MemoryItem, now: float, text: str) -> MemoryItem:
     return MemoryItem(id=id, text=text, source=item.source, created_at=now, superseded_at=now)

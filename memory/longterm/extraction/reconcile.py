@@ -42,14 +42,14 @@ def nearest(
     text = "\n".join(statement.text for statement in messages.statements)
     most = min(count * len(messages.statements), max(count, _SHOWN))
     places = {item.id: index for index, item in enumerate(facts)}
-    similar = find(user_index or index_of(facts), text, limit=most, weights=_LOOSE)
+    similar = find(user_index or index_of(facts), text, limit=most, weights=_NEAREST_WEIGHTS)
     similar_indexes = [places[item.id] for item in similar if item.id in places]
     shown = set(similar_indexes)
     newest = [index for index in range(min(len(facts), recent + len(similar_indexes))) if index not in shown]
     return [facts[index] for index in [*similar_indexes, *newest[: max(recent - len(similar_indexes), 0)]]]
 
 
-_LOOSE = replace(FACTS, tail=0.0, margin=float("-inf"), part=0.0)
+_NEAREST_WEIGHTS = replace(FACTS, tail=0.0, margin=float("-inf"), part=0.0)
 """Weights with which one shared word is enough to make a fact similar."""
 
 _SHOWN = 64
@@ -101,7 +101,7 @@ def decide(
     deciding = _Reconciling(facts)
     for number, candidate in enumerate(candidates):
         check_awaited()
-        if len(deciding.accepted) >= limits.max_facts or number >= _READ * limits.max_facts:
+        if len(deciding.accepted) >= limits.max_facts or number >= _MAX_CANDIDATES * limits.max_facts:
             deciding.counts[Refusal.TOO_MANY] += len(candidates) - number
             break
         if isinstance(candidate, Refusal):
@@ -188,7 +188,7 @@ class _Reconciling:
     def _target(self, candidate: Candidate, of: str | None) -> MemoryItem | None:
         """Return the known fact that the model says the candidate replaces, if that is plausible."""
         target = None if of is None or candidate.action is Action.ADD else self.facts.get(of)
-        if target is None or not _akin(candidate, target):
+        if target is None or not _may_share_subject(candidate, target):
             return None
         return None if quoted_in(candidate.text) is not None and quoted_in(target.text) is None else target
 
@@ -208,7 +208,7 @@ class _Reconciling:
         return before
 
 
-_READ = 20
+_MAX_CANDIDATES = 20
 """The maximum number of candidates read from an answer, as a multiple of `Limits.max_facts`."""
 
 
@@ -220,7 +220,7 @@ def _contradicts(candidate: Candidate, text: str, topic: str | None) -> bool:
     return quoted_in(text) is None and contradict(candidate.text, text, same_topic=is_same and bool(topic))
 
 
-def _akin(candidate: Candidate, item: MemoryItem) -> bool:
+def _may_share_subject(candidate: Candidate, item: MemoryItem) -> bool:
     """Return whether both may be about the same subject, so that a wrong answer does not replace unrelated facts."""
     if candidate.topic and item.topic and flat(candidate.topic) == flat(item.topic):
         return True

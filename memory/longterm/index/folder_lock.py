@@ -14,7 +14,7 @@ NAME = "turnwise.lock"
 WAIT_S = 1.0
 """How long `take` waits for another process, in seconds: one whose parent was killed takes a moment to end."""
 
-_held: dict[Path, tuple[sqlite3.Connection, int]] = {}
+_connections: dict[Path, tuple[sqlite3.Connection, int]] = {}
 """The folders that this process has, and how often."""
 
 _lock = threading.Lock()
@@ -30,20 +30,20 @@ def take(folder: str | Path) -> None:
     """
     path = Path(folder).resolve()
     with _lock:
-        if path in _held:
-            connection, count = _held[path]
+        if path in _connections:
+            connection, count = _connections[path]
         else:
             connection, count = _locked(path), 0
-        _held[path] = connection, count + 1
+        _connections[path] = connection, count + 1
 
 
 def leave(folder: str | Path) -> None:
     """Undo one `take`; the last one releases the lock."""
     path = Path(folder).resolve()
     with _lock:
-        connection, count = _held.pop(path)
+        connection, count = _connections.pop(path)
         if count > 1:
-            _held[path] = connection, count - 1
+            _connections[path] = connection, count - 1
         else:
             connection.close()
 

@@ -57,7 +57,7 @@ class SQLItems(SecureDeleteDatabase):
     def __init__(self, url: str, *, space: str = SPACE, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
         self._space = checked_space(space)
-        self._glance: Any = None
+        self._revision_connection: Any = None
         """The driver's connection of `revisions`, which waits for no lock; opened by the first `load`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -130,10 +130,10 @@ class SQLItems(SecureDeleteDatabase):
         return swept
 
     async def close(self) -> None:
-        await super().close()  # the thread of the file ends here, so nobody opens the glance again
-        glance, self._glance = self._glance, None
-        if glance is not None:
-            glance.close()
+        await super().close()  # the thread of the file ends here, so nobody opens the connection again
+        connection, self._revision_connection = self._revision_connection, None
+        if connection is not None:
+            connection.close()
 
     # For a memory that holds indexes of users' items
 
@@ -182,8 +182,8 @@ class SQLItems(SecureDeleteDatabase):
                 user_id: statements.load(user_id, revisions.get(user_id, NOTHING), expiry, most) for user_id in users
             }
         )
-        if self._glance is None and self._is_sqlite:
-            await self._on_thread(self._open_glance)
+        if self._revision_connection is None and self._is_sqlite:
+            await self._on_thread(self._open_revision_connection)
         return loaded
 
     def revisions(self, users: Collection[str]) -> dict[str, Revision] | None:
@@ -191,23 +191,23 @@ class SQLItems(SecureDeleteDatabase):
 
         For an event loop: it waits for no lock and no thread. Whoever gets None asks `load`, which also says why.
         """
-        if self._glance is None or self._closed or not self._ready:
+        if self._revision_connection is None or self._closed or not self._ready:
             return None
         try:
             self._check_after()
-            statements = Statements(self._glance.cursor(), self._space)
+            statements = Statements(self._revision_connection.cursor(), self._space)
             return {user_id: statements.revision(user_id) for user_id in users}
         except (StoreError, self._driver.Error):
             return None
 
-    def _open_glance(self) -> None:
+    def _open_revision_connection(self) -> None:
         """Open the connection of `revisions` unless another `load` has; on the one thread of the file, so once."""
-        if self._glance is None:
+        if self._revision_connection is None:
             pooled = self._engine.raw_connection()
             pooled.detach()
-            glance: Any = pooled.dbapi_connection
-            glance.execute("PRAGMA busy_timeout = 0")
-            self._glance = glance
+            connection: Any = pooled.dbapi_connection
+            connection.execute("PRAGMA busy_timeout = 0")
+            self._revision_connection = connection
 
     # For a memory that has vectors of the items elsewhere
 

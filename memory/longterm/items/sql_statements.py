@@ -37,7 +37,7 @@ _UPDATE = f"UPDATE turnwise_items SET used = ?, embedded = ?, {_SET} WHERE row =
 _OWNED = "turnwise_items JOIN turnwise_item_owners USING (owner)"
 
 
-class Doomed(NamedTuple):
+class DeletedRow(NamedTuple):
     """What a deletion has to know of a row. Only that is read, so that damaged rows can be deleted."""
 
     row: int
@@ -50,7 +50,7 @@ class Doomed(NamedTuple):
     """None if the row has no vectors."""
 
 
-_DOOMED = (
+_DELETED_COLUMNS = (
     "row, digest, id, superseded_at, superseded_by, embedded, "
     "CASE WHEN embedded IS NULL THEN NULL ELSE text END AS text"
 )
@@ -111,7 +111,7 @@ class Statements:
         names = {self.digest(scope.user_id, name): name for name in ids}
         items = {}
         for digests in _chunks([*names]):
-            which = f"digest IN ({_marks(digests)}) AND {_SEEN}"
+            which = f"digest IN ({_marks(digests)}) AND {_VISIBLE}"
             select = f"SELECT digest, {ITEM} FROM turnwise_items WHERE {which}"  # noqa: S608
             for digest, *values in self._all(select, *digests, scope.agent):
                 items[names[bytes(digest)]] = item_of(scope.user_id, values)
@@ -126,7 +126,7 @@ class Statements:
         place = "" if before is None else "(created_at, row) < (?, ?) AND "
         after = () if before is None else (before[0], before[1] + owner * ROWS)
         select = (
-            f"SELECT row, {ITEM} FROM turnwise_items WHERE owner = ? AND {place}{_SEEN}{condition} "  # noqa: S608
+            f"SELECT row, {ITEM} FROM turnwise_items WHERE owner = ? AND {place}{_VISIBLE}{condition} "  # noqa: S608
             "ORDER BY created_at DESC, row DESC LIMIT ?"
         )
         rows = self._all(select, owner, *after, scope.agent, *values, limit)
@@ -225,14 +225,14 @@ class Statements:
     def delete(self, scope: Scope, ids: Sequence[str]) -> list[str]:
         """Delete the items of these ids that the scope sees, and record the ids that the user does not have."""
         names = {self.digest(scope.user_id, name): name for name in ids}
-        rows_by_digest: dict[bytes, Doomed | None] = {}
+        rows_by_digest: dict[bytes, DeletedRow | None] = {}
         for digests in _chunks([*names]):
             which = f"digest IN ({_marks(digests)})"
-            select = f"SELECT agent, {_DOOMED} FROM turnwise_items WHERE {which}"  # noqa: S608
+            select = f"SELECT agent, {_DELETED_COLUMNS} FROM turnwise_items WHERE {which}"  # noqa: S608
             for agent, *values in self._all(select, *digests):
-                row = _doomed(values)
+                row = _deleted_row(values)
                 rows_by_digest[row.digest] = row if agent in (None, scope.agent) else None
-        rows = [doomed._replace(id=names[digest]) for digest in names if (doomed := rows_by_digest.get(digest))]
+        rows = [deleted._replace(id=names[digest]) for digest in names if (deleted := rows_by_digest.get(digest))]
         self._forget(
             scope.user_id, rows, {digest: name for digest, name in names.items() if digest not in rows_by_digest}
         )
@@ -250,12 +250,12 @@ class Statements:
 
         Of a row whose id cannot be read, the digest is returned.
         """
-        rows: list[Doomed] = []
+        rows: list[DeletedRow] = []
         for batch in _chunks(numbers):
             unused, values = ("", ()) if unused_since is None else (" AND used < ?", (unused_since,))
             which = f"row IN ({_marks(batch)}){unused}"
-            select = f"SELECT {_DOOMED} FROM turnwise_items WHERE {which} ORDER BY row"  # noqa: S608
-            rows += map(_doomed, self._all(select, *batch, *values))
+            select = f"SELECT {_DELETED_COLUMNS} FROM turnwise_items WHERE {which} ORDER BY row"  # noqa: S608
+            rows += map(_deleted_row, self._all(select, *batch, *values))
         self._forget(user_id, rows)
         return [row.id if isinstance(row.id, str) else row.digest.hex() for row in rows]
 
@@ -269,7 +269,7 @@ class Statements:
             numbers.setdefault(user_id, []).append(row)
         return numbers
 
-    def _forget(self, user_id: str, rows: Sequence[Doomed], missing: dict[bytes, str] | None = None) -> None:
+    def _forget(self, user_id: str, rows: Sequence[DeletedRow], missing: dict[bytes, str] | None = None) -> None:
         """Delete rows of a user, and record these ids as deleted, as well as `missing`, which the user does not have.
 
         An item that a deleted row superseded becomes valid again, or is superseded by the deleted row's successor. A
@@ -312,7 +312,7 @@ class Statements:
 
     def pending(self, embedding: str, limit: int) -> list[Pending]:
         """Return items whose text has no vectors of this embedding."""
-        select = f"SELECT user_id, id, text FROM {_OWNED} WHERE space = ? AND {_LACKS} LIMIT ?"  # noqa: S608
+        select = f"SELECT user_id, id, text FROM {_OWNED} WHERE space = ? AND {_WITHOUT_VECTOR} LIMIT ?"  # noqa: S608
         rows = self._all(select, self._space, embedding, embedding, limit)
         return [
             Pending(user_id=user_id, id=name, text=text)
@@ -322,7 +322,7 @@ class Statements:
 
     def lacking(self, embedding: str) -> int:
         """Return how many items have no vectors of this embedding."""
-        select = f"SELECT count(*) FROM {_OWNED} WHERE space = ? AND {_LACKS}"  # noqa: S608
+        select = f"SELECT count(*) FROM {_OWNED} WHERE space = ? AND {_WITHOUT_VECTOR}"  # noqa: S608
         return int(self._all(select, self._space, embedding, embedding)[0][0])
 
     def mark(self, items: Sequence[Pending], embedding: str) -> None:
@@ -372,10 +372,10 @@ class Statements:
         return rows
 
 
-_SEEN = "(agent IS NULL OR agent = ?)"
+_VISIBLE = "(agent IS NULL OR agent = ?)"
 """Whether a scope sees a row. Compared with NULL, an agent is nobody's."""
 
-_LACKS = "(embedded < ? OR embedded > ?)"
+_WITHOUT_VECTOR = "(embedded < ? OR embedded > ?)"
 """Whether a row is to have vectors of an embedding, and has none: by the index, which no inequality uses."""
 
 
@@ -385,9 +385,9 @@ def _row(user_id: str, values: Sequence[Any]) -> Row:
     return Row(row=number, agent=values[AGENT], item=item, key=key_of(user_id, item.id, item.text))
 
 
-def _doomed(values: Sequence[Any]) -> Doomed:
+def _deleted_row(values: Sequence[Any]) -> DeletedRow:
     row, digest, *rest = values
-    return Doomed(row, bytes(digest), *rest)
+    return DeletedRow(row, bytes(digest), *rest)
 
 
 def _range(owner: int) -> tuple[int, int]:

@@ -36,14 +36,14 @@ class Similarity:
 
     def __init__(self, embedding: Any, *, held: int = 20_000, limit_s: float = 1.0) -> None:
         self._embedding = embedding
-        self._held = held
+        self._cache_size = held
         self._limit_s = limit_s
         self._threads = ThreadPoolExecutor(2, "turnwise-similarity")
         self._vectors: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings = {"embedding": portable(self._embedding), "held": self._held, "limit_s": self._limit_s}
+        settings = {"embedding": portable(self._embedding), "held": self._cache_size, "limit_s": self._limit_s}
         return functools.partial(_similarity, **settings), ()
 
     def of(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
@@ -86,21 +86,21 @@ class Similarity:
                     raise TimeoutError("nobody waits for it any more")
                 batch = missing[start : start + BATCH]
                 new_vectors = dict(zip(batch, map(_unit, self._embedding(batch)), strict=True))
-                self._keep(new_vectors)
+                self._cache_vectors(new_vectors)
                 vectors |= new_vectors
             cosines: NDArray[np.float32] = np.stack([vectors[text] for text in texts]) @ query_vector
         except Exception as error:
             raise StoreError(f"the embedding function failed: {error!r}"[:_WHY_CHARS]) from error
-        self._keep(vectors)
+        self._cache_vectors(vectors)
         return cosines.astype(np.float64)
 
-    def _keep(self, vectors: dict[str, NDArray[np.float32]]) -> None:
+    def _cache_vectors(self, vectors: dict[str, NDArray[np.float32]]) -> None:
         """Cache these vectors, as the most recently used."""
         with self._lock:
             for text, vector in vectors.items():
                 self._vectors[text] = vector
                 self._vectors.move_to_end(text)
-            while len(self._vectors) > self._held:
+            while len(self._vectors) > self._cache_size:
                 self._vectors.popitem(last=False)
 
 

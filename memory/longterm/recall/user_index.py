@@ -72,7 +72,7 @@ class Arrival:
         return self.part
 
 
-_NOWHERE = np.zeros(0, dtype=np.int64)
+_NO_POSITIONS = np.zeros(0, dtype=np.int64)
 
 _ROOM = 64
 """For how many vectors there is room at least."""
@@ -103,9 +103,9 @@ class UserIndex:
         self._passages: list[Passage] = []
         self._places: list[Place] = []
         self._words = _Words()
-        self._where = _NOWHERE
+        self._positions = _NO_POSITIONS
         """Where the passages are, in the order in which they came; -1 for those that are gone."""
-        self._sessions = _NOWHERE
+        self._sessions = _NO_POSITIONS
         self._facts = np.zeros(0, dtype=bool)
         """Of each passage, whether its item is a fact and not what was said in a turn."""
         self._categories = np.zeros(0, dtype=np.int8)
@@ -114,7 +114,7 @@ class UserIndex:
         self._special = 0
         """How many items are for one agent only, were superseded, expire or are resolved."""
         self._pinned: list[Row] = []
-        self._latest = 0.0
+        self._latest_time = 0.0
         self._items = 0
         self._text_bytes = 0
 
@@ -149,16 +149,16 @@ class UserIndex:
         passages = [arrivals[number].passage for number in order]
         new._passages = _merged(self._passages, passages, positions)
         # Where the old passages are now, and where the new ones are, in the order in which they came.
-        moved = self._where + np.searchsorted(positions, self._where, side="right")
-        old = np.where(self._where < 0, -1, moved)
-        new._where = np.concatenate(
+        moved = self._positions + np.searchsorted(positions, self._positions, side="right")
+        old = np.where(self._positions < 0, -1, moved)
+        new._positions = np.concatenate(
             [old, (positions + np.arange(len(positions)))[np.argsort(np.array(order, dtype=np.int64))]]
         )
-        new._words = self._words.grown(len(self._where), arrivals)
+        new._words = self._words.grown(len(self._positions), arrivals)
         more = list({arrival.row.row: arrival.row for arrival in arrivals}.values())
         new._special = self._special + sum(not _is_plain(row) for row in more)
         new._pinned = [*self._pinned, *(row for row in more if row.item.pinned)]
-        new._latest = max([self._latest, *(row.item.created_at for row in more)])
+        new._latest_time = max([self._latest_time, *(row.item.created_at for row in more)])
         new._items = self._items + len(more)
         new._text_bytes = self._text_bytes + sum(len(row.item.text) for row in more)
         return new
@@ -169,13 +169,13 @@ class UserIndex:
         if stays.all():
             return self
         new, places = UserIndex(), np.append(np.where(stays, np.cumsum(stays) - 1, -1), -1)
-        new.revision, new._codes, new._latest = self.revision, self._codes, self._latest
+        new.revision, new._codes, new._latest_time = self.revision, self._codes, self._latest_time
         new.rows = list(compress(self.rows, stays))
         new._places, new._passages = list(compress(self._places, stays)), list(compress(self._passages, stays))
         new._sessions, new._facts, new._categories = self._sessions[stays], self._facts[stays], self._categories[stays]
-        new._where = places[self._where]
+        new._positions = places[self._positions]
         new._words = self._words
-        new._words.remove(np.flatnonzero((self._where >= 0) & (new._where < 0)).tolist())
+        new._words.remove(np.flatnonzero((self._positions >= 0) & (new._positions < 0)).tolist())
         removed_rows = list({row.row: row for row in compress(self.rows, ~stays)}.values())
         new._special = self._special - sum(not _is_plain(row) for row in removed_rows)
         new._pinned = [row for row in self._pinned if row.row not in removed]
@@ -186,7 +186,7 @@ class UserIndex:
     @property
     def removed_count(self) -> int:
         """How many passages came and are gone. They take a place still."""
-        return len(self._where) - len(self.rows)
+        return len(self._positions) - len(self.rows)
 
     def pinned(self, scope: Scope, which: ItemFilter, expired: Collection[int] = ()) -> list[MemoryItem]:
         """Return the items that are pinned and that the scope sees. Numbers of rows in `expired` are left out."""
@@ -197,11 +197,11 @@ class UserIndex:
     @property
     def bytes(self) -> int:
         """About how much memory it takes."""
-        return 3 * self._text_bytes + 900 * len(self.rows) + 4 * self._words.dimensions * len(self._where)
+        return 3 * self._text_bytes + 900 * len(self.rows) + 4 * self._words.dimensions * len(self._positions)
 
     def missing(self) -> list[str]:
         """Return the keys of the vectors that it does not have."""
-        return self._words.missing(len(self._where))
+        return self._words.missing(len(self._positions))
 
     def take(self, vectors: Mapping[str, Vectors]) -> None:
         """Take these vectors, by key. A passage without one of its own takes that of its item."""
@@ -209,15 +209,15 @@ class UserIndex:
 
     def by_key(self) -> dict[str, Vectors]:
         """Return the vectors that it has."""
-        return self._words.by_key(len(self._where))
+        return self._words.by_key(len(self._positions))
 
     def similarities(self, vector: Vectors | None) -> NDArray[np.float64] | None:
         """Return each passage's vector similarity to a vector, NaN without a vector; None if no passage has one."""
-        similarities = None if vector is None else self._words.similarities(vector, len(self._where))
+        similarities = None if vector is None else self._words.similarities(vector, len(self._positions))
         if similarities is None:
             return None
-        by_passage, stays = np.empty(len(self.rows)), self._where >= 0
-        by_passage[self._where[stays]] = similarities[stays]
+        by_passage, stays = np.empty(len(self.rows)), self._positions >= 0
+        by_passage[self._positions[stays]] = similarities[stays]
         return by_passage
 
     def match(
@@ -228,10 +228,10 @@ class UserIndex:
         Args:
             expired: numbers of rows that are left out.
         """
-        hits = self._words.find(query, len(self._where))
-        terms, places = hits.terms, self._where[hits.serials]
-        speakers = self._where[hits.speakers]
-        named_places = [(int(self._where[serial]), logs) for serial, logs in hits.named]
+        hits = self._words.find(query, len(self._positions))
+        terms, places = hits.terms, self._positions[hits.serials]
+        speakers = self._positions[hits.speakers]
+        named_places = [(int(self._positions[serial]), logs) for serial, logs in hits.named]
         sessions = self._sessions
         visible = self._visible(scope, which, expired)
         if visible is not None:
@@ -302,7 +302,7 @@ class UserIndex:
 
     def _visible(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
         """Return for each passage whether its item is asked for; None if all are."""
-        is_of_now = which.as_of is None or which.as_of >= self._latest
+        is_of_now = which.as_of is None or which.as_of >= self._latest_time
         if not self._special and is_of_now and which.types is None and not expired:
             return None
         agents, expired_rows = (None, scope.agent), set(expired)
@@ -342,11 +342,11 @@ class _Hits:
     """The matches of a query in some items."""
 
     def __init__(self) -> None:
-        self.terms = self.serials = _NOWHERE
+        self.terms = self.serials = _NO_POSITIONS
         """Pairs of a term's number, ascending, and a passage that has it; some twice."""
         self.log_frequencies: list[float] = []
         self.is_corrected: list[bool] = []
-        self.speakers = _NOWHERE
+        self.speakers = _NO_POSITIONS
         self.named: list[tuple[int, float]] = []
 
 
@@ -364,11 +364,11 @@ class _Words:
         """None in the place of those that are gone."""
         self._vectors: Vectors = np.zeros((0, 0), dtype=np.float32)
         """One a passage, NaN without one, and room for more; no columns while there are none."""
-        self._waiting: dict[str, list[int]] = {}
+        self._without_vector: dict[str, list[int]] = {}
         """Passages without a vector, by the key of that."""
-        self._parts: dict[str, list[str]] = {}
-        """The keys in `_waiting` of items of several passages, by the key of the item."""
-        self._having: dict[str, array[int]] = {}
+        self._part_keys: dict[str, list[str]] = {}
+        """The keys in `_without_vector` of items of several passages, by the key of the item."""
+        self._serials_by_stem: dict[str, array[int]] = {}
         """Passages by the stems of their words, in ascending order."""
         self._speakers: dict[str, list[int]] = {}
         """By the stems of the name that their item begins with."""
@@ -376,7 +376,7 @@ class _Words:
         """Names by their first stem: all of their stems, the frequency of the rarest word, the passage."""
         self._word_counts: dict[str, int] = {}
         """All words, with the number of passages that have them."""
-        self._alike: dict[tuple[str, int], list[str]] = {}
+        self._words_by_length: dict[tuple[str, int], list[str]] = {}
         """All words by their first letter and how many they have."""
 
     def grown(self, count: int, more: Sequence[Arrival]) -> _Words:
@@ -390,7 +390,7 @@ class _Words:
                 later_passages = self._passages[count + done : count + len(more)]
                 is_alike = later_passages == more[done : done + len(later_passages)]
             if not is_alike:
-                return self._forked(count, more)
+                return self._copied(count, more)
             done += len(later_passages)
             batch = more[done : done + ADDED]
             for arrival in batch:
@@ -401,17 +401,17 @@ class _Words:
                     done += len(batch)
         return self
 
-    def _forked(self, count: int, more: Sequence[Arrival]) -> _Words:
+    def _copied(self, count: int, more: Sequence[Arrival]) -> _Words:
         """Return words of their own, of the first `count` passages and of these."""
         new = _Words()
-        for arrival in [*_again(self._passages[:count]), *more]:
+        for arrival in [*_unanalysed(self._passages[:count]), *more]:
             new._add([arrival])
         new.take(self.by_key(count))
         return new
 
     def remove(self, serials: Sequence[int]) -> None:
         """Remove passages, all of their rows, from what they are found by."""
-        removed = _again([self._passages[serial] for serial in serials])
+        removed = _unanalysed([self._passages[serial] for serial in serials])
         parts = [arrival.analyse() if arrival else None for arrival in removed]
         with self._lock:
             for serial, arrival, part in zip(serials, removed, parts, strict=True):
@@ -419,9 +419,9 @@ class _Words:
                     continue
                 self._passages[serial] = None
                 for stemmed in part.stems:
-                    _drop(self._having, stemmed, serial)
+                    _drop(self._serials_by_stem, stemmed, serial)
                 for word in part.words:
-                    self._lose(word)
+                    self._remove_word(word)
                 item_words = arrival.item_words or ItemWords(arrival.row.item)
                 for stemmed in item_words.speakers:
                     _drop(self._speakers, stemmed, serial)
@@ -430,19 +430,19 @@ class _Words:
                     self._names[phrase[0]] = [entry for entry in entries if entry[2] != serial]
                 if self.dimensions:
                     self._vectors[serial] = np.nan
-                if serial in (waiting := self._waiting.get(arrival.key, [])):
-                    waiting.remove(serial)
-                    if not waiting:
-                        del self._waiting[arrival.key]
+                if serial in (serials_without_vector := self._without_vector.get(arrival.key, [])):
+                    serials_without_vector.remove(serial)
+                    if not serials_without_vector:
+                        del self._without_vector[arrival.key]
 
-    def _lose(self, word: str) -> None:
+    def _remove_word(self, word: str) -> None:
         """Count a word of a passage that is gone."""
         if word not in self._word_counts:
             return
         self._word_counts[word] -= 1
         if not self._word_counts[word]:
             del self._word_counts[word]
-            if alike := self._alike.get((word[0], len(word))):
+            if alike := self._words_by_length.get((word[0], len(word))):
                 alike.remove(word)
 
     # Vectors
@@ -455,7 +455,7 @@ class _Words:
     def missing(self, count: int) -> list[str]:
         """Return the keys of the vectors that the first `count` passages do not have, in the order they came."""
         with self._lock:
-            return [key for key, serials in self._waiting.items() if serials[0] < count]
+            return [key for key, serials in self._without_vector.items() if serials[0] < count]
 
     def take(self, vectors: Mapping[str, Vectors]) -> None:
         """Take those of these vectors that passages do not have. Of another dimension, they take the place of all."""
@@ -465,13 +465,13 @@ class _Words:
         with self._lock:
             if self.dimensions != dimensions:
                 self._vectors = np.full((max(self._count, _ROOM), dimensions), np.nan, dtype=np.float32)
-                self._waiting, self._parts = {}, {}
+                self._without_vector, self._part_keys = {}, {}
                 for serial, passage in enumerate(self._passages):
                     if passage is not None:
                         self._await_vector(serial, passage)
-            for key, vector in sorted(vectors.items(), key=lambda pair: pair[0] in self._parts):
-                for part_key in (key, *self._parts.pop(key, ())):
-                    if serials := self._waiting.pop(part_key, None):
+            for key, vector in sorted(vectors.items(), key=lambda pair: pair[0] in self._part_keys):
+                for part_key in (key, *self._part_keys.pop(key, ())):
+                    if serials := self._without_vector.pop(part_key, None):
                         self._vectors[serials] = vector
 
     def by_key(self, count: int) -> dict[str, Vectors]:
@@ -494,9 +494,9 @@ class _Words:
         key, row_key = passage.key, passage.row.key
         if not key:
             return
-        if key not in self._waiting and key != row_key:
-            self._parts.setdefault(row_key, []).append(key)
-        self._waiting.setdefault(key, []).append(serial)
+        if key not in self._without_vector and key != row_key:
+            self._part_keys.setdefault(row_key, []).append(key)
+        self._without_vector.setdefault(key, []).append(serial)
 
     # Words
 
@@ -510,13 +510,13 @@ class _Words:
         serials, stops = array("q"), [0]
         for term in query.terms:
             meant_stems, log, right = term.stems, term.log_frequency, None
-            if not self._add_having(serials, meant_stems, count) and compared < COMPARED:
-                alike = self._like(term)
+            if not self._add_serials(serials, meant_stems, count) and compared < COMPARED:
+                alike = self._similar_words(term)
                 compared += len(alike)
                 if right := self._corrected(term, alike):
                     corrections[term.word] = right
                     meant_stems, log = stems([right])[0], log_frequency(right, term.language)
-                    self._add_having(serials, meant_stems, count)
+                    self._add_serials(serials, meant_stems, count)
             stops.append(len(serials))
             hits.log_frequencies.append(log)
             hits.is_corrected.append(right is not None)
@@ -547,30 +547,32 @@ class _Words:
                     named[passage] = min(log, named.get(passage, log))
         return sorted(named.items(), reverse=True)
 
-    def _add_having(self, serials: array[int], stems: Iterable[str], count: int) -> bool:
+    def _add_serials(self, serials: array[int], stems: Iterable[str], count: int) -> bool:
         """Add the passages that have one of these stems; return whether one is of the first `count`."""
         is_found = False
         for key in stems:
-            if having := self._having.get(key, _NONE)[:]:
-                serials += having
-                is_found |= having[0] < count
+            if serials_of_stem := self._serials_by_stem.get(key, _NONE)[:]:
+                serials += serials_of_stem
+                is_found |= serials_of_stem[0] < count
         return is_found
 
-    def _like(self, term: Term) -> list[str]:
+    def _similar_words(self, term: Term) -> list[str]:
         """Return the words of the user's that a word may stand for if it is misspelt."""
         word = term.word
         if len(word) < ONE_EDIT or not word.isalpha() or is_dense(word[0]) or is_frequent(word, term.language):
             return []
         max_edits = _edits(word)
         lengths = range(len(word) - max_edits, len(word) + max_edits + 1)
-        return [candidate for length in lengths for candidate in self._alike.get((word[0], length), ())[:]]
+        return [candidate for length in lengths for candidate in self._words_by_length.get((word[0], length), ())[:]]
 
     def _corrected(self, term: Term, alike: Sequence[str]) -> str | None:
         """Return the one of these words that a misspelt one stands for, if there is one."""
         word, max_edits = term.word, _edits(term.word)
         similar = process.extract(word, alike, scorer=OSA.distance, score_cutoff=max_edits, limit=8)
         return (
-            min(similar, key=lambda pair: (pair[1], -len(self._having.get(stem(pair[0]), ()))))[0] if similar else None
+            min(similar, key=lambda pair: (pair[1], -len(self._serials_by_stem.get(stem(pair[0]), ()))))[0]
+            if similar
+            else None
         )
 
     def _add(self, more: Sequence[Arrival | None]) -> None:
@@ -589,13 +591,13 @@ class _Words:
     def _add_words(self, serial: int, arrival: Arrival) -> None:
         part = arrival.analyse()
         for key in part.stems:
-            if (having := self._having.get(key)) is None:
-                having = self._having[key] = array("q")
-            having.append(serial)
+            if (serials_of_stem := self._serials_by_stem.get(key)) is None:
+                serials_of_stem = self._serials_by_stem[key] = array("q")
+            serials_of_stem.append(serial)
         for word in part.words:
             if len(word) >= ONE_EDIT - 1:
                 if word not in self._word_counts:
-                    self._alike.setdefault((word[0], len(word)), []).append(word)
+                    self._words_by_length.setdefault((word[0], len(word)), []).append(word)
                 self._word_counts[word] = self._word_counts.get(word, 0) + 1
         item_words = arrival.item_words or ItemWords(arrival.row.item)
         for stemmed in item_words.speakers:
@@ -615,7 +617,7 @@ def arrivals_of(rows: Iterable[Row]) -> list[Arrival]:
     return arrivals
 
 
-def _again(passages: Sequence[Arrival | None]) -> list[Arrival | None]:
+def _unanalysed(passages: Sequence[Arrival | None]) -> list[Arrival | None]:
     """Return passages as they came, to be analysed again."""
     item_words = {arrival.row.row: ItemWords(arrival.row.item) for arrival in passages if arrival}
     return [
@@ -626,12 +628,12 @@ def _again(passages: Sequence[Arrival | None]) -> list[Arrival | None]:
 
 def _drop(serials: dict[str, Any], key: str, serial: int) -> None:
     """Remove a passage from those that have a word."""
-    if (having := serials.get(key)) is None:
+    if (serials_of_stem := serials.get(key)) is None:
         return
-    position = bisect_left(having, serial)
-    if position < len(having) and having[position] == serial:
-        having.pop(position)
-    if not having:
+    position = bisect_left(serials_of_stem, serial)
+    if position < len(serials_of_stem) and serials_of_stem[position] == serial:
+        serials_of_stem.pop(position)
+    if not serials_of_stem:
         del serials[key]
 
 

@@ -130,7 +130,7 @@ def test_a_changed_index_equals_one_made_at_once(data: st.DataObject) -> None:
         once = UserIndex().grown(Revision(1, step, len(rows)), [rows[number] for number in sorted(rows)])
         assert grown.rows == once.rows and grown._special == once._special and grown._items == once._items
         assert sorted(grown._words._word_counts.items()) == sorted(once._words._word_counts.items())
-        assert grown._words._having.keys() == once._words._having.keys()
+        assert grown._words._serials_by_stem.keys() == once._words._serials_by_stem.keys()
         assert grown._words._speakers.keys() == once._words._speakers.keys()
         assert len(grown.missing()) == len(once.missing())
         for query in ("Ann walrus", "hello", "Bob", "seal", "is it a blue whale?", "wallrus"):
@@ -160,7 +160,7 @@ def test_an_item_has_a_bounded_part_in_an_index() -> None:
     sizes = []
     for count in (30_000, 60_000):
         user_index = index_of([MemoryItem(id="huge", text=distinct(count))])
-        sizes.append((len(user_index._words._word_counts), len(user_index._words._having)))
+        sizes.append((len(user_index._words._word_counts), len(user_index._words._serials_by_stem)))
         assert len(user_index.rows) <= 2_048
     assert sizes[0] == sizes[1] and sizes[0][0] == item_words.MOST_WORDS
     assert len(index_of([MemoryItem(id="huge", text="A word. " * 500_000)]).rows) <= 2_048

@@ -35,7 +35,7 @@ def test_an_extended_index_equals_one_made_at_once(data: st.DataObject) -> None:
     assert grown.rows == once.rows
     assert [(row.item.source.session_id or "") for row in grown.rows] == sorted(name or "" for name in sessions)
     assert grown.bytes == once.bytes
-    assert grown._where.tolist() == once._where.tolist() == [once.rows.index(row) for row in rows]
+    assert grown._positions.tolist() == once._positions.tolist() == [once.rows.index(row) for row in rows]
     assert np.array_equal(np.diff(grown._sessions) == 0, np.diff(once._sessions) == 0)
     for query in ("Ann walrus", "hello", "Bob"):
         assert find(grown, query, limit=9, weights=FACTS) == find(once, query, limit=9, weights=FACTS)

@@ -46,8 +46,8 @@ class LexicalMemory:
 
     Needs no model and no download. It is meant for some thousands of items per user. Their words are indexed in memory,
     each item once: of an item the first `item_words.MOST_WORDS` different words in the first `passages.MOST_PASSAGES`
-    passages, which is all of a text of 50 KB. A user of whom much is new is indexed in steps; a recall that has no time
-    for all of them finds what is indexed, as a `DegradedRecall`, and the next one goes on from there.
+    passages, which is all of a text of 50 KB. If a user has many new items, they are indexed in steps. A recall that
+    has no time for all steps finds the indexed items, as a `DegradedRecall`, and the next recall continues.
 
     With `similarity` it also ranks by vectors; while those fail, it ranks by words alone and returns a
     `DegradedRecall`. A pickle has the settings only.
@@ -229,7 +229,7 @@ class LexicalMemory:
         return len(deleted)
 
     async def unindex(self, user_id: str, ids: Collection[str]) -> None:
-        """Let go of a user's items that are deleted."""
+        """Remove deleted items of a user from the index in memory."""
         await self._indexes.remove(user_id, ids)
 
     async def close(self) -> None:

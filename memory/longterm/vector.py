@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from turnwise.memory.longterm.recall.user_index import Match, UserIndex
 
     _Match = tuple[list[MemoryItem], Match]
-    """A profile, and how items match a query by words."""
+    """A profile, and the matches of items with a query by words."""
 
     _Making = tuple[Future[NDArray[np.float32]], float, threading.Event]
-    """Vectors that are being made, for how many seconds they are waited for, and what ends the work."""
+    """Vectors that are being computed, the seconds to wait for them, and the event that ends the work."""
     _Vectors = tuple[NDArray[np.float32] | None, str | None]
     _Rows = Sequence[NDArray[np.float32]]
     _ItemVectors = tuple[Pending, Mapping[str, NDArray[np.float32]]]
@@ -82,7 +82,7 @@ DELETED = 4
 """Maximum items whose vectors are deleted in one step. Chroma serves others between two steps."""
 
 NOTED = 64
-"""Maximum items that are taken at once from the list of items whose vectors are to be deleted."""
+"""Maximum items read at once from the list of items whose vectors are to be deleted."""
 
 PUSHED = 50
 """Number of no-op deletions in one step of `overwrite`. Chroma serves others between two steps."""
@@ -114,23 +114,23 @@ DEFAULT = ChromaDefault()
 
 @needs(items="pass where the items are kept, such as VectorMemory('items.db')")
 class VectorMemory:
-    """Finds what was said by words, by what was said around it, and by vectors, in one user's items at a time.
+    """Finds items of one user by their words, by the words of neighbouring items, and by vectors.
 
-    `VectorMemory("memory.db")` is all it takes: items in that file, vectors in the folder `memory.db-vectors`, made by
-    Chroma's default embedding once that is on this machine; see `ChromaDefault`. Until then, and with `embedding=None`
-    for good, items are found by words alone. `VectorMemory("postgresql://...")` keeps items and vectors in that
+    `VectorMemory("memory.db")` stores items in that file, and vectors in the folder `memory.db-vectors`. Chroma's
+    default embedding computes the vectors once it is on this machine; see `ChromaDefault`. Until then, and always with
+    `embedding=None`, items are found by words alone. `VectorMemory("postgresql://...")` keeps items and vectors in that
     database, so that a cluster needs no file.
 
-    Items are durable in the SQLite file when `remember` returns. Their vectors are used at once, and go to Chroma
-    `keep_s` later, many together; those that a kill takes along are made anew by `catch_up`. Each passage of a long
-    item has a vector, up to `MOST_VECTORS` of them. While Chroma or the embedding function fails, recall goes by words
-    alone: a `DegradedRecall`; `catch_up` makes up for it. Users are isolated: one user's items never affect another
-    user's results.
+    Items are durable in the SQLite file when `remember` returns. Their vectors are used at once, and are written to
+    Chroma `keep_s` later, many together; `catch_up` computes those again that a killed process had not written. Each
+    passage of a long item has a vector, up to `MOST_VECTORS` of them. While Chroma or the embedding function fails, a
+    recall uses words alone and returns a `DegradedRecall`; `catch_up` computes the missing vectors later. Users are
+    isolated: one user's items never affect another user's results.
 
     Each item is indexed in memory once: of an item the first `item_words.MOST_WORDS` different words in the first
-    `passages.MOST_PASSAGES` passages, which is all of a text of 50 KB. A user of whom much is new, as after a restart,
-    is read and indexed in steps, between which others are answered; a recall that has no time for all of it finds what
-    is indexed, as a `DegradedRecall`, and the next one goes on from there.
+    `passages.MOST_PASSAGES` passages, which is all of a text of 50 KB. If a user has many new items, as after a
+    restart, they are read and indexed in steps, between which other users are answered. A recall that has no time for
+    all steps finds the indexed items, as a `DegradedRecall`, and the next recall continues.
 
     Pickles as its settings. For one event loop. Each verb takes one transaction, and one call of the embedding function
     for each `BATCH` texts.
@@ -139,20 +139,20 @@ class VectorMemory:
         items: the store of the items; or the path of the SQLite file, or the URL of the PostgreSQL, that has them in
             the space `SPACE`.
         index: their vectors. It is closed with this. If left out, a folder beside the file, or that PostgreSQL.
-        embedding: what makes vectors, any of Chroma's embedding functions; None for no vectors. One that does not
-            pickle travels by its `name()` and `get_config()`, and is built in the actor; its keys come from the
-            environment there. Given without an index only: that has one of its own.
-        weights: what counts how much.
-        cache_bytes: how much of the users' items, words and vectors is held in memory; to recall for a user who is not
-            costs some milliseconds more for each hundred items.
-        pause_s: how long vectors are left alone after a failure.
-        embed_s: how long the embedding function may take for what is kept, and
-        query_s: for what is asked; then it goes on without vectors.
-        keep_s: how long the vectors of new items are held in memory before Chroma is given them, in seconds. Chroma
-            takes 15 ms to write one vector, and one more for each other, so it is given many at once. With 0 it has
-            them when `remember` returns.
-        retention: how long it keeps what nobody uses; for good if left out.
-        clock: tells the time, in seconds since the epoch, of uses and updates.
+        embedding: any of Chroma's embedding functions, which computes the vectors; None for no vectors. One that does
+            not pickle is sent as its `name()` and `get_config()`, and is built in the actor with the keys from the
+            environment there. Not allowed together with `index`, which has an embedding function of its own.
+        weights: the weights of the ranking.
+        cache_bytes: about the most bytes of the users' items, words and vectors in memory. A recall for a user who is
+            not in memory takes some milliseconds more for each hundred items.
+        pause_s: how long no vectors are used after a failure, in seconds.
+        embed_s: how long the embedding function may take for items, and query_s: for queries, in seconds; after that
+            the memory works without vectors.
+        keep_s: how long the vectors of new items are held in memory before they are written to Chroma, in seconds.
+            Chroma takes 15 ms to write one vector and 1 ms for each further one, so many are written together. With 0
+            they are written when `remember` returns.
+        retention: how long unused items are kept; without it, they never expire.
+        clock: returns the time of uses and updates, in seconds since the epoch.
         name: its name in sessions, see `Label`; `max_tokens` likewise.
     """
 
@@ -199,33 +199,33 @@ class VectorMemory:
         self._sizes: dict[str, int] = {}
         self._held_bytes = 0
         self._lock = threading.Lock()
-        """Held where the indexes are changed, as answers are made on threads."""
+        """Held while the indexes change, since threads compute answers."""
         self._incomplete: set[str] = set()
         """Users whose index is known to lack items."""
         self._growth_locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        """By user, held by whoever brings their index up to date."""
+        """The lock of each user, held while the user's index is brought up to date."""
         self.trouble: str | None = None
-        """Why vectors are left alone for `pause_s`, or were until they work again; None if they work."""
+        """Why no vectors are used for `pause_s`, or were not used until they work again; None if they work."""
         self._pause_s = pause_s
         self._again_at = 0.0
         self._embed_s = embed_s
         self._query_s = query_s
         self._keep_s = keep_s
         self._embedders = ThreadPoolExecutor(2, "turnwise-embedding")
-        """Threads of their own: one that hangs takes none from the others."""
+        """Threads of their own, so that a call that hangs blocks no other work."""
         self._retention = retention
         self._clock = clock
         self._uses = Uses(self._store.touch)
         self._deletion_lock = asyncio.Lock()
         self._unwritten: dict[str, _ItemVectors] = {}
-        """What Chroma is to be given, by the keys of the items."""
+        """The items whose vectors are to be written to Chroma, by their keys."""
         self._flush_lock = asyncio.Lock()
-        """Held while Chroma is given vectors."""
+        """Held while vectors are written to Chroma."""
         self._flush_task: asyncio.Task[None] | None = None
         self._without_vectors = 0
-        """How many items had no vectors when `catch_up` began to make them; 0 when none has none."""
+        """How many items had no vectors when `catch_up` began to compute them; 0 if all have vectors."""
         self._made_count = 0
-        """Of how many of these it has made them."""
+        """For how many of these items `catch_up` has computed them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings: dict[str, Any] = {
@@ -271,7 +271,7 @@ class VectorMemory:
         types: Collection[MemoryType] | None = None,
         per_category: bool = False,
     ) -> ProfiledRecall:
-        """See `Profiled`: what is pinned is in the profile. One look at the file does for both."""
+        """See `Profiled`: pinned items are in the profile. Reads the file once for both parts."""
         await self.prepare(scope)
         more = {"with_profile": True, "per_category": per_category}
         request = Recall(scope=scope, query=query, limit=limit, types=types, **more)
@@ -317,7 +317,7 @@ class VectorMemory:
         return len(deleted)
 
     async def sweep(self) -> int:
-        """Delete what is expired, of all users, a batch at a time; return how many items. They do not come back.
+        """Delete the expired items of all users for good, in batches; return how many.
 
         Raises:
             StoreError: the store fails. Items deleted before that stay deleted; the next sweep deletes the rest.
@@ -345,9 +345,9 @@ class VectorMemory:
         await asyncio.to_thread(self._index.close)
 
     async def prepare(self, scope: Scope) -> None:
-        """Bring the user's index up to date, in steps between which others have their turn, as far as there is time.
+        """Bring the user's index up to date in steps, as far as there is time. Other work runs between the steps.
 
-        What is asked with many others finds little to do then. Who gives up leaves what was done to the next one.
+        A later recall in a batch then takes little time. If the call is cancelled, the next one continues.
 
         Raises:
             StoreError: the items cannot be read.
@@ -384,7 +384,7 @@ class VectorMemory:
                 return
 
     def _hold(self, user: str, user_index: UserIndex, *, is_incomplete: bool) -> None:
-        """Hold a user's index in memory, and release those that were not used for longest."""
+        """Hold a user's index in memory, and release the least recently used ones."""
         with self._lock:
             self._release(user)
             self._user_indexes[user] = user_index
@@ -411,11 +411,11 @@ class VectorMemory:
         return [{item.id for item in items} for _, items in batch]
 
     async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
-        """Answer each question of the batch: one call of the embedding function, one look at the file."""
+        """Answer each request of the batch with one call of the embedding function and one read of the file."""
         return [answer.found for answer in await self.recall_many_with_profiles(batch)]
 
     async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
-        """Answer each question of the batch, with the profile where it is wanted; likewise."""
+        """Answer each request of the batch as `recall_many` does, with the profile if it is requested."""
         if not batch:
             return []
         with self._lock:
@@ -535,11 +535,11 @@ class VectorMemory:
         return await still_contained(self._store, texts)
 
     async def overwrite(self, keys: Collection[str]) -> None:
-        """Overwrite vectors that were deleted in Chroma's files, and see that nothing of these keys is anywhere.
+        """Overwrite deleted vectors in Chroma's files, and check that no vector of these keys is left.
 
-        Works in small steps, between which recalls and saves go on. The cost grows with what was deleted, and with what
-        Chroma has not written into its files yet: at most some thousand vectors. On a server, checks only that the
-        vectors are deleted; the server decides when its files lose them.
+        Works in small steps; recalls and saves run between them. The cost grows with the number of deleted vectors, and
+        with the number that Chroma has not written into its files yet: at most some thousands. On a server, checks only
+        that the vectors are deleted; the server decides when its files lose them.
 
         Raises:
             StoreError: Chroma fails, or a vector is still there. Nothing is lost; call it again.
@@ -571,14 +571,14 @@ class VectorMemory:
             await asyncio.to_thread(self._index.scrub)
 
     def paths(self) -> Sequence[Path]:
-        """Return all files and folders that it keeps something in; none if a server keeps the vectors."""
+        """Return all files and folders with items or vectors; none if a server has the vectors."""
         folders = self._index.paths()
         return [] if folders is None else [*self._store.paths(), *folders]
 
     # Vectors
 
     def _begin_vectors(self, texts: Sequence[str], *, queries: bool = False) -> _Making | None:
-        """Begin to make the vectors of texts or queries, on a thread; None if there are none now."""
+        """Begin to compute the vectors of texts or queries on a thread; None if there can be none now."""
         if not texts or self._is_paused() or not self._index.is_ready:
             return None
         embed, limit_s = (self._index.embed_queries, self._query_s) if queries else (self._index.embed, self._embed_s)
@@ -586,10 +586,10 @@ class VectorMemory:
         return self._embedders.submit(_embedded, embed, texts, given_up.is_set), limit_s, given_up
 
     async def _vectors_of(self, making: _Making | None) -> _Vectors:
-        """Return the vectors that `_begin_vectors` began to make, or None and why there are none.
+        """Return the vectors that `_begin_vectors` began to compute, or None and the reason.
 
         Raises:
-            ConfigError: they have another dimension than those that are kept.
+            ConfigError: they have another dimension than the stored vectors.
         """
         if making is None:
             return None, self.trouble
@@ -602,10 +602,10 @@ class VectorMemory:
         return vectors, None
 
     async def _vectors_of_texts(self, texts: Sequence[str]) -> Mapping[str, _Rows] | None:
-        """Return the vectors of each text's passages; None if there are none now.
+        """Return the vectors of each text's passages; None if there can be none now.
 
         Raises:
-            ConfigError: they have another dimension than those that are kept.
+            ConfigError: they have another dimension than the stored vectors.
         """
         parts = {text: [part for _, part in vectors_of("", text)] for text in texts}
         vectors, _ = await self._vectors_of(
@@ -614,7 +614,7 @@ class VectorMemory:
         return None if vectors is None else _by_text(parts, vectors)
 
     async def _hold_vectors(self, pending: Sequence[Pending], vectors: Mapping[str, _Rows]) -> None:
-        """Hold the vectors of new items, by text, until Chroma is given them."""
+        """Hold the vectors of new items, by text, until they are written to Chroma."""
         for item in pending:
             self._unwritten[item.key] = item, _keyed(item, vectors[item.text])
         if not self._keep_s or sum(len(vectors_of_item) for _, vectors_of_item in self._unwritten.values()) > HELD:
@@ -628,7 +628,7 @@ class VectorMemory:
         await self.flush()
 
     async def flush(self) -> None:
-        """Give Chroma the vectors of what was remembered, now. If that fails, `catch_up` makes them anew."""
+        """Write the vectors of new items to Chroma now. If that fails, `catch_up` computes them again."""
         async with self._flush_lock:
             batch = dict(self._unwritten)
             if not batch:
@@ -646,7 +646,7 @@ class VectorMemory:
                         del self._unwritten[key]
 
     async def _make(self, pending: Sequence[Pending], limit: int) -> None:
-        """Make the vectors of the first of these items, some `limit` at once, and tell how far that is."""
+        """Compute about `limit` vectors of the first of these items, and log the progress."""
         if not self._without_vectors:
             self._without_vectors, self._made_count = await self._store.lacking(self._index.embedding), 0
         parts: dict[str, list[str]] = {}
@@ -671,7 +671,7 @@ class VectorMemory:
             _log.info("%r: %d of %d items have their vectors", self._store, self._made_count, self._without_vectors)
 
     async def _add(self, items: Sequence[_ItemVectors]) -> None:
-        """Give Chroma the vectors of items."""
+        """Write the vectors of items to Chroma."""
         import numpy as np
 
         all_of = [(item, key, vector) for item, vectors in items for key, vector in vectors.items()]
@@ -703,7 +703,7 @@ class VectorMemory:
             self._pause(error)
 
     async def _delete_dropped(self, limit: int = NOTED) -> int:
-        """Delete from Chroma some vectors of items that are gone; return how many it took, none if there are none."""
+        """Delete some vectors of deleted items from Chroma; return how many, 0 if there are none."""
         async with self._deletion_lock:
             if keys := await self._store.dropped(limit):
                 for start in range(0, len(keys), DELETED):
@@ -730,7 +730,7 @@ class VectorMemory:
         return Expiry(since, sorted(self._retention.expiring(None)), used)
 
     def _is_quick(self, batch: Sequence[Recall], user_indexes: Mapping[str, UserIndex]) -> bool:
-        """Return whether a batch takes some milliseconds: the users have few items, and no vectors are to be read."""
+        """Return whether a batch takes only milliseconds: the users have few items, and no vectors must be read."""
         sizes = [len(user_indexes[request.scope.user_id].rows) for request in batch]
         if max(sizes) > QUICK_EACH or sum(sizes) + ASKED * len(sizes) > QUICK:
             return False
@@ -739,7 +739,7 @@ class VectorMemory:
         return not self._index.is_ready or not any(user_index.missing() for user_index in user_indexes.values())
 
     def _note_recalled(self, users: Iterable[str]) -> None:
-        """Put these users' indexes last among those that are released."""
+        """Mark these users' indexes as the most recently used."""
         with self._lock:
             for user in users:
                 if (user_index := self._user_indexes.pop(user, None)) is not None:
@@ -762,7 +762,7 @@ class VectorMemory:
         return self._ranked(batch, user_indexes, matches, vectors, troubles)
 
     def _match(self, request: Recall, user_index: UserIndex, now: float, expired: Sequence[int] = ()) -> _Match:
-        """Return the profile, if it is wanted, and how items match the query by words."""
+        """Return the profile, if it is requested, and the matches of items with the query by words."""
         which = ItemFilter(
             types=request.types, as_of=request.as_of, live_at=now if request.as_of is None else request.as_of
         )
@@ -779,7 +779,7 @@ class VectorMemory:
         query_vectors: _Vectors,
         troubles: Mapping[str, str],
     ) -> list[ProfiledRecall]:
-        """Return the answers, once the vectors of the queries are made."""
+        """Return the answers, given the vectors of the queries."""
         rows, trouble = query_vectors
         vectors = iter(()) if rows is None else iter(rows)
         answers: list[ProfiledRecall] = []
@@ -797,9 +797,9 @@ class VectorMemory:
     def _updated_indexes(
         self, loaded: Mapping[str, Loaded], held_indexes: dict[str, UserIndex]
     ) -> tuple[dict[str, UserIndex], dict[str, str]]:
-        """Return the users' indexes as of the revisions that were loaded, with all the vectors that can be had.
+        """Return the users' indexes as of the loaded revisions, with all available vectors.
 
-        Also why there are vectors that could not be had, by user.
+        Also returns why vectors are missing, by user.
         """
         user_indexes: dict[str, UserIndex] = {}
         troubles: dict[str, str] = {}
@@ -818,7 +818,7 @@ class VectorMemory:
     def _give_vectors(
         self, user_indexes: Mapping[str, UserIndex], requested_keys: Collection[str] | None = None
     ) -> tuple[list[str], str | None]:
-        """Let indexes have the vectors that they lack; return the users whose Chroma was asked for, and its error.
+        """Give indexes the vectors that they lack; return the users whose vectors were read from Chroma, and its error.
 
         Args:
             requested_keys: the keys of the vectors to give; all that are missing if left out.
@@ -842,7 +842,7 @@ class VectorMemory:
         return [*missing_keys], None
 
     async def _refresh(self, users: Collection[str]) -> None:
-        """Bring what is held of these users up to date, so that it need not be done when they recall."""
+        """Bring the indexes of these users in memory up to date, so that their next recall need not do it."""
         with self._lock:
             user_indexes = {user: self._user_indexes[user] for user in users if user in self._user_indexes}
         if user_indexes:
@@ -851,7 +851,7 @@ class VectorMemory:
             await on_thread(self._updated_indexes, loaded, user_indexes)
 
     def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-        """Return those of these vectors that Chroma is still to be given."""
+        """Return those of these vectors that are not written to Chroma yet."""
         waiting = {key: fresh for key in keys if (fresh := self._unwritten.get(item_key(key)))}
         return {key: vector for key, (_, vectors) in waiting.items() if (vector := vectors.get(key)) is not None}
 
@@ -862,7 +862,7 @@ class VectorMemory:
 
 
 def _growth(user_index: UserIndex | None, loaded: Loaded) -> Growth:
-    """Return the growth of what is held of a user to what was loaded."""
+    """Return the growth of a user's index in memory to the loaded rows."""
     from turnwise.memory.longterm.recall.growth import Growth, growth_between
     from turnwise.memory.longterm.recall.user_index import UserIndex
 
@@ -881,7 +881,7 @@ def _growth(user_index: UserIndex | None, loaded: Loaded) -> Growth:
 def _embedded(
     embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str], is_given_up: Callable[[], bool]
 ) -> NDArray[np.float32]:
-    """Return the vectors of texts, of some at once, until nobody waits for them any more."""
+    """Return the vectors of texts, computed in batches; stop when nobody waits for them."""
     batches = [embed(texts[:BATCH])]
     for start in range(BATCH, len(texts), BATCH):
         if is_given_up():
@@ -897,7 +897,7 @@ def _embedded(
 async def _embedding_result(
     work: Future[NDArray[np.float32]], limit_s: float, given_up: threading.Event | None = None
 ) -> NDArray[np.float32]:
-    """Return the vectors that are being made; StoreError if that takes too long. Who gives up ends the work."""
+    """Return the vectors that `work` computes; StoreError if that takes too long. Cancelling ends the work."""
     try:
         if work.done():
             return work.result()
@@ -916,7 +916,7 @@ def _keyed(item: Pending, vectors: _Rows) -> dict[str, NDArray[np.float32]]:
 
 
 def _by_text(parts: Mapping[str, Sequence[str]], vectors: Iterable[NDArray[np.float32]]) -> dict[str, _Rows]:
-    """Return the vectors of each text, made of its parts in their order."""
+    """Return the vectors of each text, one for each of its parts, in order."""
     remaining = iter(vectors)
     return {text: [next(remaining) for _ in texts] for text, texts in parts.items()}
 
@@ -927,7 +927,7 @@ def _url(path: str | Path) -> str:
 
 
 def _place_of(store: SQLItems, place: object) -> ChromaFolder | PostgresVectors:
-    """Return where the vectors of items are kept: in a folder beside their file, or in their PostgreSQL.
+    """Return the place of the items' vectors: a folder beside their file, or their PostgreSQL database.
 
     Raises:
         ConfigError: they are in a PostgreSQL whose URL is not known.
@@ -943,7 +943,7 @@ _INCOMPLETE = "not all items are indexed yet: later recalls find the others"
 
 
 async def _on_thread_with_rest(work: Callable[[Given], object], argument: Given) -> None:
-    """Do some work on a thread, and leave the machine to others for a while."""
+    """Do some work on a thread, then pause so that other work can run."""
     began = time.monotonic()
     await asyncio.to_thread(work, argument)
     await asyncio.sleep(REST * (time.monotonic() - began))

@@ -136,7 +136,7 @@ def test_names_and_embeddings_have_vectors_of_their_own(database: str) -> None:
     assert np.allclose(index.get(["f", "?"])["f"], vectors[0])
     for vector_index in (other_index, stranger):
         vector_index.add(["f"], ["ann"], vector_index.embed(["figs"]))
-    with pytest.raises(ConfigError, match="64 dimensions, those that are kept 128"):
+    with pytest.raises(ConfigError, match="64 dimensions, the stored ones 128"):
         other_index.add(["x"], ["ann"], vectors[:1])
     index.delete(["d"])
     assert index.keys() == {"f"} and index.overwrite(["d", "f"]) == 1

@@ -501,7 +501,7 @@ async def test_a_change_of_the_dimension_loses_no_item(make: MakeMemory) -> None
     await memory.close()
     memory = make(constant(5), keep_s=0)
     await memory.remember(ANN, [item("2", "a walrus too")])  # Chroma was not asked yet, so nobody knows
-    assert "4: rebuild() makes them anew" in (memory.trouble or "")
+    assert "4: rebuild() computes all vectors again" in (memory.trouble or "")
     memory.trouble = None  # as when its pause is over
     with pytest.raises(ConfigError, match="rebuild"):
         await memory.remember(ANN, [item("3", "a walrus as well")])

@@ -236,7 +236,7 @@ def test_vectors_of_another_dimension_are_refused_with_the_remedy(house: House, 
     until(lambda: told(changed, MemoryBehind))
     (failed,) = told_of(changed, "My walrus is fed.", MemoryFailed)
     for told_why in (failed.why, told(changed, MemoryBehind)[0].why):
-        assert "128 dimensions, those that are kept 64: rebuild() makes them anew" in told_why
+        assert "128 dimensions, the stored ones 64: rebuild() computes all vectors again" in told_why
     with pytest.raises(ConfigError, match="rebuild"):
         changed.memory.save("My walrus is fed.")
     assert not told_of(chat, "My walrus sleeps.", MemoryFailed)

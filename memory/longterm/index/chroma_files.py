@@ -25,26 +25,26 @@ _NAMED_AT_ONCE = 500
 
 
 def overwrite(folder: Path, ids: Collection[str]) -> int:
-    """Overwrite what deletions have left in a folder; return how many of these records are in it still, in any place.
+    """Overwrite deleted data in a folder; return how many of these records are still in it, in any place.
 
-    Costs what Chroma has not yet written into its index, however much that holds. Another process does it: as long as
-    this one has the database open, it must not close the file otherwise, since its locks would be gone. Blocks; who
-    writes to the database meanwhile waits some milliseconds.
+    The cost depends on what Chroma has not yet written into its index, not on the size of the index. A separate process
+    does it, since a process loses SQLite's locks on a database when it closes the same file. Blocks; a writer of the
+    database waits some milliseconds meanwhile.
 
     Raises:
-        OSError: there can be no other process, or it failed.
+        OSError: the process cannot be started, or it failed.
     """
     arguments = json.dumps({"folder": str(folder), "ids": list(ids)})
     done = subprocess.run(  # noqa: S603 - this file
         [sys.executable, "-I", __file__], input=arguments, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise OSError(f"what Chroma keeps was not overwritten ({done.returncode}): {done.stderr.strip()[-500:]}")
+        raise OSError(f"Chroma's data was not overwritten ({done.returncode}): {done.stderr.strip()[-500:]}")
     return int(done.stdout)
 
 
 def rewrite(folder: Path) -> None:
-    """Write the database anew and remove what is of no collection: O(all). Only while nobody has it open."""
+    """Rewrite the database and remove records without a collection: O(all). Only while nobody has it open."""
     with closing(sqlite3.connect(folder / DATABASE)) as connection:
         connection.execute("VACUUM")
         used = {name for (name,) in connection.execute("SELECT id FROM segments")}

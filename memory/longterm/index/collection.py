@@ -47,7 +47,7 @@ class VectorCollection:
         self._embedding = embedding
         self._name = f"{name}-{blake2b(embedding.encode(), digest_size=8).hexdigest()}"
         self.dimensions: int | None = None
-        """Of the vectors that are kept; None while there are none, or it was not opened yet."""
+        """The length of the stored vectors; None while there are none, or before the collection is opened."""
         self._client: Any = None
         self._collection: Any = None
         self._lock = threading.RLock()
@@ -65,7 +65,7 @@ class VectorCollection:
                 collection.upsert(ids=list(keys[page]), embeddings=vectors[page], metadatas=metadatas)
 
     def get(self, keys: Sequence[str]) -> dict[str, Array]:
-        """Return the vectors of those keys that are there."""
+        """Return the stored vectors of these keys."""
         vectors: dict[str, Array] = {}
         with self._opened() as collection:
             for page in _pages(len(keys)):
@@ -76,8 +76,8 @@ class VectorCollection:
     def delete(self, keys: Sequence[str]) -> None:
         """Delete the vectors of these keys, and of items of these, of all embedding functions.
 
-        Chroma only marks a vector in its index as deleted, so another is put in its place first, made by chance. That
-        takes some milliseconds each, so better delete a few at a time.
+        Chroma only marks a vector in its index as deleted, so a random vector replaces it first. That takes some
+        milliseconds for each vector, so delete few at a time.
         """
         with self._opened() as collection:
             for target in (collection, *self._other_collections()):
@@ -95,9 +95,9 @@ class VectorCollection:
                 target.delete(ids=[f"nothing-{number}" for number in range(changes)])
 
     def overwrite(self, keys: Collection[str]) -> int:
-        """Overwrite what deletions have left in Chroma's files, after it has written those of its index.
+        """Overwrite deleted data in Chroma's files, after Chroma has written the files of its index.
 
-        Returns how many of these keys are there still, or in files that Chroma has not written since.
+        Returns how many of these keys are still there, or in files that Chroma has not written since then.
         """
         with self._lock, translated(f"vectors in {self._place!r}"):
             self._place.blank()
@@ -124,13 +124,13 @@ class VectorCollection:
         return self._place.paths()
 
     def scrub(self) -> None:
-        """Write the files anew, as far as the place lets one: O(all)."""
+        """Rewrite the files, as far as the place allows: O(all)."""
         with self._lock, translated(f"vectors in {self._place!r}"):
             self.close()
             self._place.scrub()
 
     def close(self) -> None:
-        """Let go of the client. Closing twice is fine."""
+        """Release the client. Closing twice is fine."""
         with self._lock:
             client, self._client, self._collection = self._client, None, None
             if client is not None:
@@ -138,7 +138,7 @@ class VectorCollection:
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        """Yield the collection; Chroma's errors become ours."""
+        """Yield the collection; convert Chroma's errors to StoreError."""
         with self._lock, translated(f"vectors in {self._place!r}"):
             if self._collection is None:
                 self._open()
@@ -179,7 +179,7 @@ def _alias(user: str) -> str:
 
 
 def _of_keys(collection: Any, keys: list[str]) -> Iterator[Any]:
-    """Yield the vectors of these keys, then those of passages of items of these. Who is given some deletes them."""
+    """Yield the vectors of these keys, then those of passages of items with these keys. The caller deletes them."""
     if len((records := collection.get(ids=keys, include=["embeddings"]))["ids"]):
         yield records
     is_part = {"item": {"$in": keys}}

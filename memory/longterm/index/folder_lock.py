@@ -1,4 +1,4 @@
-"""A lock on a folder, for what only one process at a time may have open."""
+"""A lock on a folder that only one process at a time may have open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAIT_S = 1.0
 """How long `take` waits for another process, in seconds: one whose parent was killed takes a moment to end."""
 
 _connections: dict[Path, tuple[sqlite3.Connection, int]] = {}
-"""The folders that this process has, and how often."""
+"""The connection and the number of `take` calls of each folder that this process has locked."""
 
 _lock = threading.Lock()
 
@@ -23,10 +23,10 @@ _lock = threading.Lock()
 def take(folder: str | Path) -> None:
     """Lock a folder for this process, until `leave` was called as often as `take`, or the process ends.
 
-    The folder is made if it is not there. Waits for another process for `WAIT_S` at most.
+    The folder is created if it does not exist. Waits up to `WAIT_S` for another process.
 
     Raises:
-        StoreError: another process has it, or it cannot be written.
+        StoreError: another process has locked it, or it cannot be written.
     """
     path = Path(folder).resolve()
     with _lock:

@@ -58,7 +58,7 @@ class SQLVectors(SQLDatabase):
         self._embedding = embedding
         self._collection = f"{name}-{blake2b(embedding.encode(), digest_size=8).hexdigest()}"
         self.dimensions: int | None = None
-        """Of the vectors that are kept; None while there are none, or it was not used yet."""
+        """The length of the stored vectors; None while there are none, or before the first use."""
 
     def add(self, keys: Sequence[str], users: Sequence[str], new: Array, items: Sequence[str]) -> None:
         """See `Vectors.add`."""
@@ -131,7 +131,7 @@ class SQLVectors(SQLDatabase):
 
     @property
     def _named(self) -> sa.ColumnElement[bool]:
-        """Whether a vector is of this name, of whichever embedding function."""
+        """Whether a vector belongs to this name, with any embedding function."""
         is_long = sa.func.length(vectors.c.collection) == len(self._collection)
         return sa.and_(vectors.c.collection.startswith(self._prefix, autoescape=True), is_long)
 

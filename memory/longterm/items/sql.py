@@ -147,7 +147,7 @@ class SQLItems(SecureDeleteDatabase):
         """Do each `put` of these in one transaction; return the new items.
 
         Args:
-            with_vectors: whether these items are to have vectors: see `pending`.
+            with_vectors: whether the items need vectors: see `pending`.
         """
         checked = [(scope, [checked_item(scope, item) for item in items]) for scope, items in additions]
         used = time.time() if at is None else at
@@ -172,10 +172,10 @@ class SQLItems(SecureDeleteDatabase):
         """Return the rows of users that the caller does not have yet.
 
         Args:
-            revisions: of users, the revision whose rows the caller has.
+            revisions: of each user, the revision whose rows the caller has.
             expiry: which of the rows are expired; none if left out.
-            most: of how many new rows of a user to return the first; all if left out. If rows were changed or deleted
-                since what is known, all of the user's rows are returned.
+            most: the most new rows of each user to return; all if left out. If rows were changed or deleted since the
+                caller's revision, all of the user's rows are returned.
         """
         loaded = await self._reading(
             lambda statements: {
@@ -187,9 +187,10 @@ class SQLItems(SecureDeleteDatabase):
         return loaded
 
     def revisions(self, users: Collection[str]) -> dict[str, Revision] | None:
-        """Return the users' revisions as `load` does, in microseconds; None if that would take waiting.
+        """Return the users' revisions as `load` does, in microseconds; None if that would have to wait.
 
-        For an event loop: it waits for no lock and no thread. Whoever gets None asks `load`, which also says why.
+        For an event loop: it waits for no lock and no thread. If it returns None, call `load`, which also raises the
+        error if there is one.
         """
         if self._revision_connection is None or self._closed or not self._ready:
             return None
@@ -201,7 +202,7 @@ class SQLItems(SecureDeleteDatabase):
             return None
 
     def _open_revision_connection(self) -> None:
-        """Open the connection of `revisions` unless another `load` has; on the one thread of the file, so once."""
+        """Open the connection of `revisions` unless another `load` has opened it. Runs on the file's only thread."""
         if self._revision_connection is None:
             pooled = self._engine.raw_connection()
             pooled.detach()
@@ -220,16 +221,16 @@ class SQLItems(SecureDeleteDatabase):
         return await self._reading(lambda statements: statements.lacking(embedding))
 
     async def mark(self, items: Sequence[Pending], embedding: str) -> None:
-        """Record that these have vectors of this embedding. The key of an item that is gone, or changed, is dropped."""
+        """Record that these items have vectors of this embedding. The key of a deleted or changed item is dropped."""
         users = {item.user_id for item in items}
         await self._writing_fast(users, lambda statements: statements.mark(items, embedding))
 
     async def unmark(self) -> None:
-        """Record that all items of the space are to have vectors, and none has any."""
+        """Record that all items of the space need vectors and have none."""
         await self._writing_fast([], Statements.unmark)
 
     async def keys(self, embedding: str) -> tuple[list[str], list[str]]:
-        """Return the keys of the vectors that there are of this embedding, and of those that may be; latest first."""
+        """Return the vector keys of items that have vectors of this embedding, and of all others; latest first."""
 
         def read(statements: Statements) -> tuple[list[str], list[str]]:
             embedded_keys: list[str] = []
@@ -242,11 +243,11 @@ class SQLItems(SecureDeleteDatabase):
         return await self._reading(read)
 
     async def dropped(self, limit: int | None = None) -> list[str]:
-        """Return the keys of items that had vectors and are gone or have another text; `limit` at most."""
+        """Return the keys of up to `limit` items that had vectors and were deleted or have another text."""
         return await self._reading(lambda statements: statements.dropped(limit))
 
     async def undrop(self, keys: Sequence[str]) -> None:
-        """Record that the vectors of these are gone."""
+        """Record that the vectors of these keys are deleted."""
         await self._writing_fast([], lambda statements: statements.undrop(keys))
 
     async def count(self) -> int:
@@ -262,7 +263,7 @@ class SQLItems(SecureDeleteDatabase):
         return await self._write(self._work(users, work))
 
     async def _writing_fast(self, users: Collection[str], work: Callable[[Statements], Result]) -> Result:
-        """Do what `_writing` does for work that reads no text of a row: without SQLAlchemy."""
+        """Like `_writing`, without SQLAlchemy, for work that reads no text of a row."""
 
         def run(driver: Any) -> Result:
             cursor = driver if self._is_sqlite else PostgresCursor(driver)

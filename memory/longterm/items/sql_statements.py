@@ -38,7 +38,7 @@ _OWNED = "turnwise_items JOIN turnwise_item_owners USING (owner)"
 
 
 class DeletedRow(NamedTuple):
-    """What a deletion has to know of a row. Only that is read, so that damaged rows can be deleted."""
+    """The values of a row that a deletion needs. No other is read, so that damaged rows can be deleted."""
 
     row: int
     digest: bytes
@@ -68,20 +68,20 @@ class Statements:
         self._space = space
 
     def digest(self, user_id: str, id: str) -> bytes:
-        """Return what names an item: a digest of its space, its user and its id."""
+        """Return the digest of an item's space, user and id."""
         parts = f"{len(self._space)}:{self._space}{len(user_id)}:{user_id}{id}"
         return blake2b(parts.encode(errors="surrogatepass"), digest_size=16).digest()
 
     # Reading
 
     def revision(self, user_id: str) -> Revision:
-        """Return which of a user's rows there are."""
+        """Return the revision of a user's rows."""
         select = "SELECT owner, changes, added FROM turnwise_item_owners WHERE space = ? AND user_id = ?"
         rows = self._all(select, self._space, user_id)
         return Revision(*rows[0]) if rows else NOTHING
 
     def load(self, user_id: str, known_revision: Revision, expiry: Expiry | None, most: int | None) -> Loaded:
-        """Return a user's rows that are not known: see `SQLItems.load`."""
+        """Return a user's rows that are not in the known revision: see `SQLItems.load`."""
         revision = current = self.revision(user_id)
         if not revision.grew_from(known_revision):
             most = most if known_revision == NOTHING else None
@@ -120,7 +120,7 @@ class Statements:
     def query(
         self, scope: Scope, which: ItemFilter, before: tuple[float, int] | None, limit: int
     ) -> list[tuple[int, MemoryItem]]:
-        """Return the newest items before a time and a place, each with its place among its user's."""
+        """Return the newest items before a time and a row, each with its row among its user's."""
         owner = self.revision(scope.user_id).owner
         condition, values = _matching(which)
         place = "" if before is None else "(created_at, row) < (?, ?) AND "
@@ -149,7 +149,7 @@ class Statements:
     def add(
         self, scope: Scope, items: Sequence[MemoryItem], used: float, *, with_vectors: bool = False
     ) -> list[MemoryItem]:
-        """Insert those that the user neither has nor had; return them."""
+        """Insert the items that the user neither has nor had; return them."""
         new: dict[bytes, MemoryItem] = {}
         for item in items:
             new.setdefault(self.digest(scope.user_id, item.id), item)
@@ -214,7 +214,7 @@ class Statements:
         return new
 
     def touch(self, use: Use) -> None:
-        """Record that a user's items were used, unless they were later."""
+        """Record the time of a use of a user's items, unless they were used later."""
         counts = ", uses = uses + 1" if use.counts else ""
         update = f"UPDATE turnwise_items SET used = ?{counts} WHERE digest = ? AND used < ?"  # noqa: S608
         digests = {self.digest(use.user_id, name) for name in use.ids}
@@ -246,7 +246,7 @@ class Statements:
         return [row for (row,) in self._all(select, *_range(self.revision(scope.user_id).owner), *values)]
 
     def delete_rows(self, user_id: str, numbers: Sequence[int], unused_since: float | None = None) -> list[str]:
-        """Delete a user's rows of these numbers that are there still, and were not used since a time; return their ids.
+        """Delete those rows of a user that still exist and were not used since a time; return their ids.
 
         Of a row whose id cannot be read, the digest is returned.
         """
@@ -272,8 +272,8 @@ class Statements:
     def _forget(self, user_id: str, rows: Sequence[DeletedRow], missing: dict[bytes, str] | None = None) -> None:
         """Delete rows of a user, and record these ids as deleted, as well as `missing`, which the user does not have.
 
-        An item that a deleted row superseded becomes valid again, or is superseded by the deleted row's successor. A
-        user without any row left is unknown: the number goes too, and with it the user's id.
+        An item that a deleted row superseded becomes valid again, or is superseded by the deleted row's successor. If
+        the user has no row left, the user's number and id are deleted, too.
         """
         missing = missing or {}
         if digests := [*(row.digest for row in rows), *missing]:
@@ -326,7 +326,7 @@ class Statements:
         return int(self._all(select, self._space, embedding, embedding)[0][0])
 
     def mark(self, items: Sequence[Pending], embedding: str) -> None:
-        """Record that these have vectors of this embedding, or that nobody needs those: the texts were changed."""
+        """Record that these items have vectors of this embedding. The vector of a changed text counts as dropped."""
         for item in items:
             update = "UPDATE turnwise_items SET embedded = ? WHERE digest = ? AND text = ?"
             self._cursor.execute(update, (embedding, self.digest(item.user_id, item.id), item.text))
@@ -339,19 +339,19 @@ class Statements:
         self._cursor.execute(f"UPDATE turnwise_items SET embedded = '' WHERE {of_space}", (self._space,))  # noqa: S608
 
     def embedded(self) -> Iterator[tuple[str, Pending]]:
-        """Yield each item with what its vectors are made by, the latest first."""
+        """Yield each item with the embedding of its vectors, the latest first."""
         select = f"SELECT embedded, user_id, id, text FROM {_OWNED} WHERE space = ? ORDER BY row DESC"  # noqa: S608
         for embedded, user_id, name, text in self._all(select, self._space):
             if all(isinstance(value, str) for value in (user_id, name, text)):
                 yield embedded, Pending(user_id=user_id, id=name, text=text)
 
     def dropped(self, limit: int | None) -> list[str]:
-        """Return keys of vectors that are of no item any more."""
+        """Return keys of vectors whose items were deleted or changed."""
         select = "SELECT key FROM turnwise_vectors_dropped WHERE space = ?"
         return [key for (key,) in self._all(select + ("" if limit is None else f" LIMIT {limit:d}"), self._space)]
 
     def undrop(self, keys: Sequence[str]) -> None:
-        """Record that these vectors are gone."""
+        """Record that these vectors are deleted."""
         self._undrop(keys)
 
     def _drop(self, keys: Sequence[str]) -> None:
@@ -373,10 +373,10 @@ class Statements:
 
 
 _VISIBLE = "(agent IS NULL OR agent = ?)"
-"""Whether a scope sees a row. Compared with NULL, an agent is nobody's."""
+"""Whether a scope sees a row. A comparison of an agent with NULL is never true."""
 
 _WITHOUT_VECTOR = "(embedded < ? OR embedded > ?)"
-"""Whether a row is to have vectors of an embedding, and has none: by the index, which no inequality uses."""
+"""Whether a row needs vectors of an embedding and has none. Two comparisons, since `!=` does not use the index."""
 
 
 def _row(user_id: str, values: Sequence[Any]) -> Row:

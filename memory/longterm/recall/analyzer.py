@@ -23,8 +23,8 @@ MAX_WORD = 64
 def words(text: str) -> list[str]:
     """Return the words in order: case folded, without accents.
 
-    Scripts that put no spaces between words give each character and each pair of neighbours, so that a part of what
-    was written is found.
+    Scripts that put no spaces between words give each character and each pair of neighbours, so that a part of a text
+    is found.
     """
     if text.isascii():
         return [word[:MAX_WORD] for word in _ASCII_WORD.findall(text.lower())]

@@ -27,9 +27,9 @@ PASSAGE_CHARS = 64
 
 
 class Growth:
-    """The way of an index to a later revision. Rows that are gone go in the first step; others come in their order.
+    """The growth of an index to a later revision. The first step removes the deleted rows; new rows are added in order.
 
-    `index` is the index so far, which has whole rows only. What was analysed is not analysed again.
+    `index` is the index so far, which has whole rows only. No passage is analysed twice.
 
     Args:
         index: the index to begin with, the latest of its user.
@@ -107,4 +107,4 @@ def growth_between(index: UserIndex, rows: Sequence[Row], revision: Revision) ->
 
 
 _MOST_REMOVED = 1_000
-"""An index is made anew where so many more passages are gone than it has, since those take a place still."""
+"""An index with so many more removed passages than rows is built again, since removed passages still take space."""

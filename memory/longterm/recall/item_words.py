@@ -24,7 +24,7 @@ LONGEST_NAME = 32
 
 
 class Part(NamedTuple):
-    """What a passage is found by."""
+    """The words and stems by which a passage is found."""
 
     stems: tuple[str, ...]
     """The search keys of its words, each once."""
@@ -47,7 +47,7 @@ class ItemWords:
         """The stems of its names, each with the log frequency of its rarest word."""
 
     def part(self, passage_words: Sequence[str]) -> Part:
-        """Return what the next passage is found by.
+        """Return the words and stems by which the next passage is found.
 
         Args:
             passage_words: the words of the passage, in order.

@@ -40,7 +40,7 @@ def quote_json(value: Any) -> str:
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _MARKUP = re.compile("[<>&]")
-"""What has to be looked at in text that is ASCII and printable."""
+"""The only characters to escape in text that is ASCII and printable."""
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -96,7 +96,7 @@ _RANGES = {
     "margin": (-math.inf, _MOST, "must be a number up to a million, or minus infinity for none"),
     "text_words": (1, _MOST, "must be a whole number from 1 to a million"),
 }
-"""From where to where each weight may be."""
+"""The least and the greatest value of each weight, and the text of the error."""
 
 FACTS = Weights(reach=0, least=2.0)
 """For facts: each stands for itself, and of those that share less than the best does most are look-alikes."""
@@ -125,7 +125,7 @@ class QueryTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """The items' scores by words and names, before anything is known of vectors."""
+    """The items' scores by words and names, without vectors."""
 
     query: QueryTerms
     present: Places
@@ -197,7 +197,7 @@ def rank(
         facts: of each item, whether it is a fact and not what was said in a turn.
         similarities: of each item's vector to the query's, from -1 to 1, NaN for items without one; None if there are
             none at all.
-        limit: how many are wanted at most.
+        limit: the most items to return.
         groups: of each item, its group: each group is limited, and its look-alikes are left out, by itself. One group
             if left out.
     """
@@ -310,7 +310,7 @@ def _telling(log_frequency: float, weights: Weights) -> float:
 
 
 class _Neighbours:
-    """Adds to each item what those around it in its session have, less the further away."""
+    """Adds to each item the words of its neighbours in the session; the further away, the less they count."""
 
     def __init__(self, sessions: Places, weights: Weights) -> None:
         self._steps = []

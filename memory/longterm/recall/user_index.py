@@ -44,15 +44,15 @@ Place = tuple[str, int, Spans, int, int]
 """Where a passage stands among a user's: session, turn, blocks, row, start."""
 
 COMPARED = 300_000
-"""How many words of the user's those of a query are compared with at most, to correct misspelt ones."""
+"""The most words of the user that a query is compared with, to correct misspelt words."""
 
 ADDED = 64
-"""How many passages are added at once while others wait who look for vectors."""
+"""How many passages are added while the lock is held; other calls wait for it."""
 
 
 @dataclass(slots=True)
 class Arrival:
-    """A passage as it comes: with its row, and the key of its vector, empty if it has none."""
+    """A new passage with its row and the key of its vector, which is empty if it has none."""
 
     row: Row
     passage: Passage
@@ -62,7 +62,7 @@ class Arrival:
     part: Part | None = field(default=None, compare=False)
 
     def analyse(self) -> Part:
-        """Return what the passage is found by. Those of a row are analysed in their order."""
+        """Return the words and stems by which the passage is found. The passages of a row are analysed in order."""
         if self.part is None:
             check_awaited()
             passage, text = self.passage, self.row.item.text[self.passage.start : self.passage.stop]
@@ -75,18 +75,18 @@ class Arrival:
 _NO_POSITIONS = np.zeros(0, dtype=np.int64)
 
 _ROOM = 64
-"""For how many vectors there is room at least."""
+"""The least number of vectors to reserve space for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """How the items of an index match the words of a query; see `UserIndex.match`."""
+    """The matches of the items of an index with the words of a query; see `UserIndex.match`."""
 
     query: Query
     visible: NDArray[np.bool_] | None
-    """Of each passage, whether its item is asked for; None if all are."""
+    """Of each passage, whether its item is requested; None if all are."""
     matched: Matched
-    """Of those that are asked for."""
+    """The matches of the requested items."""
 
 
 class UserIndex:
@@ -104,7 +104,7 @@ class UserIndex:
         self._places: list[Place] = []
         self._words = _Words()
         self._positions = _NO_POSITIONS
-        """Where the passages are, in the order in which they came; -1 for those that are gone."""
+        """The positions of the passages, in the order in which they were added; -1 for removed ones."""
         self._sessions = _NO_POSITIONS
         self._facts = np.zeros(0, dtype=bool)
         """Of each passage, whether its item is a fact and not what was said in a turn."""
@@ -125,8 +125,8 @@ class UserIndex:
     def changed(self, revision: Revision, arrivals: Sequence[Arrival], removed: Collection[int] = ()) -> UserIndex:
         """Return the index of a later revision: without the rows of some numbers, and with the passages of others.
 
-        Only these are analysed. An index that is grown from is the latest of its user: earlier ones find no more what
-        is gone.
+        Only these are analysed. Call it for the latest index of the user: earlier indexes no longer find removed
+        passages.
 
         Args:
             arrivals: all passages of rows; each row has a number that no row that stays has.
@@ -185,7 +185,7 @@ class UserIndex:
 
     @property
     def removed_count(self) -> int:
-        """How many passages came and are gone. They take a place still."""
+        """How many passages were removed. They still take space."""
         return len(self._positions) - len(self.rows)
 
     def pinned(self, scope: Scope, which: ItemFilter, expired: Collection[int] = ()) -> list[MemoryItem]:
@@ -196,7 +196,7 @@ class UserIndex:
 
     @property
     def bytes(self) -> int:
-        """About how much memory it takes."""
+        """About how many bytes of memory it takes."""
         return 3 * self._text_bytes + 900 * len(self.rows) + 4 * self._words.dimensions * len(self._positions)
 
     def missing(self) -> list[str]:
@@ -223,7 +223,7 @@ class UserIndex:
     def match(
         self, query: Query, scope: Scope, which: ItemFilter, *, weights: Weights, expired: Collection[int] = ()
     ) -> Match:
-        """Return how the items that the scope sees match the words of a query.
+        """Return the matches of the items that the scope sees with the words of a query.
 
         Args:
             expired: numbers of rows that are left out.
@@ -301,7 +301,7 @@ class UserIndex:
         ]
 
     def _visible(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
-        """Return for each passage whether its item is asked for; None if all are."""
+        """Return for each passage whether its item is requested; None if all are."""
         is_of_now = which.as_of is None or which.as_of >= self._latest_time
         if not self._special and is_of_now and which.types is None and not expired:
             return None
@@ -313,7 +313,7 @@ class UserIndex:
 
 
 def index_of(items: Sequence[MemoryItem]) -> UserIndex:
-    """Return an index of items that are asked for all."""
+    """Return an index of these items, which every scope sees."""
     rows = [Row(row=number, agent=None, item=item, key=str(number)) for number, item in enumerate(items)]
     return UserIndex().grown(Revision(1, 0, len(rows)), rows)
 
@@ -327,7 +327,7 @@ def find(
     similarities: NDArray[np.float64] | None = None,
     per_category: bool = False,
 ) -> list[MemoryItem]:
-    """Return up to `limit` items of an index that bear on the query, the best first, of whatever user and time."""
+    """Return up to `limit` items of an index that bear on the query, the best first, of any user and time."""
     match = user_index.match(parse(query), Scope(user_id=""), _EVER, weights=weights)
     return user_index.rank(match, limit=limit, similarities=similarities, per_category=per_category)
 
@@ -351,21 +351,21 @@ class _Hits:
 
 
 class _Words:
-    """Which passages have which words, by their numbers in the order in which they came.
+    """The passages that have each word. A passage is a number, in the order in which it was added.
 
-    Indexes that grow one from the other share it: it is only ever added to, and each looks at what it has itself.
+    Indexes that grow from one another share it: passages are only added, and each index reads only its own.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        """Held where something is added."""
+        """Held while passages are added."""
         self._count = 0
         self._passages: list[Arrival | None] = []
-        """None in the place of those that are gone."""
+        """None in the place of removed ones."""
         self._vectors: Vectors = np.zeros((0, 0), dtype=np.float32)
-        """One a passage, NaN without one, and room for more; no columns while there are none."""
+        """One row for each passage, NaN without a vector, and space for more; no columns while there are no vectors."""
         self._without_vector: dict[str, list[int]] = {}
-        """Passages without a vector, by the key of that."""
+        """Passages without a vector, by the key of the vector."""
         self._part_keys: dict[str, list[str]] = {}
         """The keys in `_without_vector` of items of several passages, by the key of the item."""
         self._serials_by_stem: dict[str, array[int]] = {}
@@ -380,9 +380,9 @@ class _Words:
         """All words by their first letter and how many they have."""
 
     def grown(self, count: int, more: Sequence[Arrival]) -> _Words:
-        """Return the words of the first `count` passages and of these: itself if what it has besides begins alike.
+        """Return the words of the first `count` passages and of these: itself if its further passages begin with these.
 
-        So when a recall and a save read the same new items at once, they are taken in once.
+        So when a recall and a save read the same new items at once, they are added once.
         """
         done = 0
         while done < len(more):
@@ -402,7 +402,7 @@ class _Words:
         return self
 
     def _copied(self, count: int, more: Sequence[Arrival]) -> _Words:
-        """Return words of their own, of the first `count` passages and of these."""
+        """Return a new object with the words of the first `count` passages and of these."""
         new = _Words()
         for arrival in [*_unanalysed(self._passages[:count]), *more]:
             new._add([arrival])
@@ -410,7 +410,7 @@ class _Words:
         return new
 
     def remove(self, serials: Sequence[int]) -> None:
-        """Remove passages, all of their rows, from what they are found by."""
+        """Remove passages, which are all passages of their rows, from the words and vectors."""
         removed = _unanalysed([self._passages[serial] for serial in serials])
         parts = [arrival.analyse() if arrival else None for arrival in removed]
         with self._lock:
@@ -436,7 +436,7 @@ class _Words:
                         del self._without_vector[arrival.key]
 
     def _remove_word(self, word: str) -> None:
-        """Count a word of a passage that is gone."""
+        """Subtract a removed passage from the count of a word."""
         if word not in self._word_counts:
             return
         self._word_counts[word] -= 1
@@ -449,16 +449,16 @@ class _Words:
 
     @property
     def dimensions(self) -> int:
-        """How many dimensions vectors have; 0 while there are none."""
+        """How many dimensions the vectors have; 0 while there are none."""
         return int(self._vectors.shape[1])
 
     def missing(self, count: int) -> list[str]:
-        """Return the keys of the vectors that the first `count` passages do not have, in the order they came."""
+        """Return the keys of the vectors that the first `count` passages do not have, in the order of the passages."""
         with self._lock:
             return [key for key, serials in self._without_vector.items() if serials[0] < count]
 
     def take(self, vectors: Mapping[str, Vectors]) -> None:
-        """Take those of these vectors that passages do not have. Of another dimension, they take the place of all."""
+        """Store these vectors for passages without one. Vectors of another dimension replace all vectors."""
         if not vectors:
             return
         dimensions = len(next(iter(vectors.values())))
@@ -501,7 +501,7 @@ class _Words:
     # Words
 
     def find(self, query: Query, count: int) -> _Hits:
-        """Return what the first `count` passages have of a query."""
+        """Return the matches of the first `count` passages with a query."""
         hits = _Hits()
         speakers: set[int] = set()
         corrections: dict[str, str] = {}
@@ -532,7 +532,7 @@ class _Words:
         return hits
 
     def _named(self, query_words: Sequence[str], count: int) -> list[tuple[int, float]]:
-        """Return the passages of the first `count` whose name is said, each with the log frequency of the name."""
+        """Return which of the first `count` passages have a name in the query, each with the name's log frequency."""
         distinct_words, named = set(query_words), dict[int, float]()
         runs: dict[int, set[tuple[str, ...]]] = {}
         for first in distinct_words:
@@ -557,7 +557,7 @@ class _Words:
         return is_found
 
     def _similar_words(self, term: Term) -> list[str]:
-        """Return the words of the user's that a word may stand for if it is misspelt."""
+        """Return the user's words that a misspelt word may stand for."""
         word = term.word
         if len(word) < ONE_EDIT or not word.isalpha() or is_dense(word[0]) or is_frequent(word, term.language):
             return []
@@ -566,7 +566,7 @@ class _Words:
         return [candidate for length in lengths for candidate in self._words_by_length.get((word[0], length), ())[:]]
 
     def _corrected(self, term: Term, alike: Sequence[str]) -> str | None:
-        """Return the one of these words that a misspelt one stands for, if there is one."""
+        """Return which of these words a misspelt word stands for; None if none."""
         word, max_edits = term.word, _edits(term.word)
         similar = process.extract(word, alike, scorer=OSA.distance, score_cutoff=max_edits, limit=8)
         return (
@@ -618,7 +618,7 @@ def arrivals_of(rows: Iterable[Row]) -> list[Arrival]:
 
 
 def _unanalysed(passages: Sequence[Arrival | None]) -> list[Arrival | None]:
-    """Return passages as they came, to be analysed again."""
+    """Return the passages as new arrivals, to be analysed again."""
     item_words = {arrival.row.row: ItemWords(arrival.row.item) for arrival in passages if arrival}
     return [
         arrival and Arrival(arrival.row, arrival.passage, arrival.key, item_words[arrival.row.row])
@@ -638,7 +638,7 @@ def _drop(serials: dict[str, Any], key: str, serial: int) -> None:
 
 
 def _edits(word: str) -> int:
-    """Return by how many edits a word is corrected at most."""
+    """Return the most edits by which a word is corrected."""
     return 1 if len(word) < TWO_EDITS else 2
 
 

@@ -1,6 +1,6 @@
 """Word frequencies of languages in general. Frequent words say little about what a query is about.
 
-The counts are those of `pyspellchecker`, which has them from film subtitles, so of words as people speak them.
+The counts are those of `pyspellchecker`, which counts film subtitles, so spoken language.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_a_process_that_ends_whenever_it_is_asked_is_an_error_that_names_the_fol
     with monkeypatch.context() as broken:
         broken.setattr(sys, "executable", str(tmp_path / "no python"))
         CHROMA_PROCESS.end()
-        with pytest.raises(StoreError, match=rf"{tmp_path}.* ends whenever it is asked"):
+        with pytest.raises(StoreError, match=rf"{tmp_path}.* its process ends at each request"):
             len(index.keys())
     assert len(index.keys()) == 0
 

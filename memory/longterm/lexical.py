@@ -152,7 +152,7 @@ class LexicalMemory:
         profile_items = profile_of(items, profile)
         most = max(limit, 0) + len(profile_items)
         ranked = await self.ranked(scope, query, items, which, limit=most, per_category=per_category) if query else []
-        recalled_items = beside(profile_items, ranked, limit, per_category=per_category)
+        recalled_items = within_limits(profile_items, ranked, limit, per_category=per_category)
         self.use_profile(scope, profile_items, recalled_items)
         return ProfiledRecall(profile=profile_items, found=recalled(recalled_items, trouble_of(ranked)))
 
@@ -337,12 +337,12 @@ def profile_of(items: Sequence[MemoryItem], types: Collection[MemoryType]) -> li
     return sorted(by_turns.values(), key=lambda item: not item.pinned)[:PROFILED]
 
 
-def beside(
+def within_limits(
     profile: Sequence[MemoryItem], ranked: Sequence[MemoryItem], limit: int, *, per_category: bool = False
 ) -> list[MemoryItem]:
-    """Return the first `limit` of the ranked items that are not in the profile, and of those that are; the best first.
+    """Return the ranked items: up to `limit` in the profile and up to `limit` outside it, the best first.
 
-    With `per_category`, the first of each category.
+    With `per_category`, the limit is for each category.
 
     Args:
         ranked: the best items, `limit` more than the profile has.

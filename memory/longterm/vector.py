@@ -34,7 +34,7 @@ from turnwise.memory.longterm.items.changes import pin, update
 from turnwise.memory.longterm.items.rows import ROWS, Loaded, Pending, Revision, key_of
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.items.texts import still_contained, to_delete
-from turnwise.memory.longterm.lexical import beside, profile_of
+from turnwise.memory.longterm.lexical import profile_of, within_limits
 from turnwise.memory.longterm.recall.passages import item_key, vector_keys, vectors_of
 from turnwise.memory.longterm.recall.query import parse
 from turnwise.memory.longterm.recall.ranking import Weights
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     _ItemVectors = tuple[Pending, Mapping[str, NDArray[np.float32]]]
     """An item with its vectors, by their keys."""
 
-Given = TypeVar("Given")
+Argument = TypeVar("Argument")
 
 SPACE = "vectors"
 """The space of the items of a memory that is opened by a path or a URL; see `ItemStore`."""
@@ -789,7 +789,7 @@ class VectorMemory:
             similarities = user_index.similarities(next(vectors, None) if request.query else None)
             most = max(request.limit, 0) + len(profile)
             ranked = user_index.rank(match, limit=most, similarities=similarities, per_category=request.per_category)
-            best = beside(profile, ranked, request.limit, per_category=request.per_category)
+            best = within_limits(profile, ranked, request.limit, per_category=request.per_category)
             items = recalled(best, trouble or troubles.get(request.scope.user_id))
             answers.append(ProfiledRecall(profile=profile, found=items))
         return answers
@@ -942,7 +942,7 @@ def _place_of(store: SQLItems, place: object) -> ChromaFolder | PostgresVectors:
 _INCOMPLETE = "not all items are indexed yet: later recalls find the others"
 
 
-async def _on_thread_with_rest(work: Callable[[Given], object], argument: Given) -> None:
+async def _on_thread_with_rest(work: Callable[[Argument], object], argument: Argument) -> None:
     """Do some work on a thread, then pause so that other work can run."""
     began = time.monotonic()
     await asyncio.to_thread(work, argument)

@@ -37,7 +37,7 @@ from turnwise.memory.longterm.items.base import ItemFilter, ItemStore, all_items
 from turnwise.memory.longterm.items.changes import supersede
 from turnwise.memory.longterm.items.rules import check_turn, checked_item
 from turnwise.memory.longterm.items.urls import items_at
-from turnwise.memory.longterm.lexical import LexicalMemory, beside, profile_of
+from turnwise.memory.longterm.lexical import LexicalMemory, profile_of, within_limits
 from turnwise.memory.longterm.recall.embedding_function import portable
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.similarity import Similarity
@@ -283,10 +283,10 @@ class ExtractiveMemory:
             self._lexical.items(scope, ItemFilter(types=types)),
             self.recall(scope, query, limit=2 * limit, types=types, per_category=per_category),
         )
-        standing = profile_of(items, profile)
-        chosen = beside(standing, ranked, limit, per_category=per_category)
-        self._lexical.use_profile(scope, standing, chosen)
-        return ProfiledRecall(profile=standing, found=recalled(chosen, trouble_of(ranked)))
+        profile_items = profile_of(items, profile)
+        chosen = within_limits(profile_items, ranked, limit, per_category=per_category)
+        self._lexical.use_profile(scope, profile_items, chosen)
+        return ProfiledRecall(profile=profile_items, found=recalled(chosen, trouble_of(ranked)))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""
@@ -463,8 +463,8 @@ class ExtractiveMemory:
                 _by_age(fact, new_facts[index]) for index in accepted.instead_of_new
             ]
         done_records = [_record(_done_id(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
-        facts_by_key = [fact for group in facts.values() for fact in group]
-        new = set(await self.store.put(scope, [*facts_by_key, *done_records], at=now))
+        facts_to_put = [fact for group in facts.values() for fact in group]
+        new = set(await self.store.put(scope, [*facts_to_put, *done_records], at=now))
         record_ids = [record_id for key in facts for record_id in (_begun_id(key), _done_id(key))]
         records = await self.store.get(scope, record_ids)
         stored_keys = [key for key in facts if _done_id(key) in new and _begun_id(key) in records]

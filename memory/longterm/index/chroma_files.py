@@ -51,10 +51,10 @@ def rewrite(folder: Path) -> None:
     for header in folder.glob("*/header.bin"):
         if header.parent.name not in used:
             shutil.rmtree(header.parent)  # Chroma leaves the vectors of a collection it deletes
-    blank_rooms(folder)
+    zero_unused_space(folder)
 
 
-def blank_rooms(folder: Path) -> None:
+def zero_unused_space(folder: Path) -> None:
     """Zero the unused space in the index's files."""
     for header in folder.glob("*/header.bin"):
         version, _, _, count, size = struct.unpack_from("<i4Q", header.read_bytes())

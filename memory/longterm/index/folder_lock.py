@@ -12,16 +12,16 @@ NAME = "turnwise.lock"
 """The file in the folder that is locked."""
 
 WAIT_S = 1.0
-"""How long `take` waits for another process, in seconds: one whose parent was killed takes a moment to end."""
+"""How long `acquire` waits for another process, in seconds: one whose parent was killed takes a moment to end."""
 
 _connections: dict[Path, tuple[sqlite3.Connection, int]] = {}
-"""The connection and the number of `take` calls of each folder that this process has locked."""
+"""The connection and the number of `acquire` calls of each folder that this process has locked."""
 
 _lock = threading.Lock()
 
 
-def take(folder: str | Path) -> None:
-    """Lock a folder for this process, until `leave` was called as often as `take`, or the process ends.
+def acquire(folder: str | Path) -> None:
+    """Lock a folder for this process, until `release` was called as often as `acquire`, or the process ends.
 
     The folder is created if it does not exist. Waits up to `WAIT_S` for another process.
 
@@ -37,8 +37,8 @@ def take(folder: str | Path) -> None:
         _connections[path] = connection, count + 1
 
 
-def leave(folder: str | Path) -> None:
-    """Undo one `take`; the last one releases the lock."""
+def release(folder: str | Path) -> None:
+    """Undo one `acquire`; the last one releases the lock."""
     path = Path(folder).resolve()
     with _lock:
         connection, count = _connections.pop(path)

@@ -63,32 +63,32 @@ class ChromaFolder:
     def connect(self) -> Any:
         import chromadb
 
-        folder_lock.take(self.path)  # Chroma has no lock of its own, and processes do not see each other's vectors
+        folder_lock.acquire(self.path)  # Chroma has no lock of its own, and processes do not see each other's vectors
         try:
             return chromadb.PersistentClient(str(self.path), settings=_settings())
         except BaseException:
-            folder_lock.leave(self.path)
+            folder_lock.release(self.path)
             raise
 
     def disconnect(self, client: Any) -> None:
         try:
             client.close()
-            chroma_files.blank_rooms(Path(self.path))
+            chroma_files.zero_unused_space(Path(self.path))
         finally:
-            folder_lock.leave(self.path)
+            folder_lock.release(self.path)
 
     def scrub(self) -> None:
         """Remove all deleted data from Chroma's files. Only while no client has them open."""
         folder = Path(self.path)
         if (folder / chroma_files.DATABASE).exists():
-            folder_lock.take(self.path)
+            folder_lock.acquire(self.path)
             try:
                 chroma_files.rewrite(folder)
             finally:
-                folder_lock.leave(self.path)
+                folder_lock.release(self.path)
 
     def blank(self) -> None:
-        chroma_files.blank_rooms(Path(self.path))
+        chroma_files.zero_unused_space(Path(self.path))
 
     def overwrite(self, keys: Collection[str]) -> int:
         return chroma_files.overwrite(Path(self.path), keys)

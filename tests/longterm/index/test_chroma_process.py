@@ -63,8 +63,8 @@ def test_a_process_that_was_forked_starts_one_of_its_own(tmp_path: Path) -> None
     assert first and second and second.returncode == 0
     first.communicate()
     assert first.returncode == 0
-    folder_lock.take(tmp_path)
-    folder_lock.leave(tmp_path)
+    folder_lock.acquire(tmp_path)
+    folder_lock.release(tmp_path)
 
 
 def test_a_process_that_ends_whenever_it_is_asked_is_an_error_that_names_the_folder(
@@ -99,11 +99,11 @@ def test_the_process_ends_when_the_one_that_started_it_is_killed(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout and owner.stdout.readline() == "1\n"
         with pytest.raises(StoreError, match="another process"):
-            folder_lock.take(tmp_path)
+            folder_lock.acquire(tmp_path)
         owner.kill()
     monkeypatch.setattr(folder_lock, "WAIT_S", 60.0)  # a busy machine takes a while to end a process
-    folder_lock.take(tmp_path)
-    folder_lock.leave(tmp_path)
+    folder_lock.acquire(tmp_path)
+    folder_lock.release(tmp_path)
 
 
 def test_a_thread_that_is_interrupted_leaves_its_answer_to_nobody_else(index: VectorIndex) -> None:

@@ -79,7 +79,7 @@ def test_text_in_free_space_is_found(tmp_path: Path) -> None:
 
 def test_a_separate_process_gives_the_same_result(tmp_path: Path) -> None:
     first = database_of(tmp_path / "one.db", "The zyzzyva “is” gone.", "a tapir")
-    second = database_of(tmp_path / "second.db", json.dumps("it “is” gone\n"), "a quokka")
+    second = database_of(tmp_path / "two.db", json.dumps("it “is” gone\n"), "a quokka")
     pages: dict[Path, Collection[int] | None] = {first: {2, 1}, second: None, tmp_path / "missing.db": None}
     assert search(pages, ["“is” gone", "zyzzyva", "the\nend of it", "four"]) == Found(
         2, {"“is” gone": [str(first), str(second)], "zyzzyva": [str(first)]}

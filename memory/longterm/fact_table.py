@@ -113,7 +113,7 @@ class FactTable(SQLDatabase):
         return checked_item(_EVERYONE, MemoryItem(id=str(id), text=text, type=self._settings["type"], topic=topic_text))
 
     def _prepare(self) -> None:
-        """Do nothing: the tables are not turnwise's."""
+        """Do nothing: the tables belong to the application."""
         if self._file:
             with transaction(self._reader) as connection:
                 self._file.remember(connection)

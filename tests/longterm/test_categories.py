@@ -73,7 +73,7 @@ async def test_static_facts_are_limited_likewise() -> None:
 
 
 class Own:
-    """A memory of a user's own: it knows nothing of categories."""
+    """An application's own memory without categories."""
 
     def __init__(self) -> None:
         self.limits: list[Any] = []

@@ -422,7 +422,7 @@ STORY = "user: " + " ".join(f"Sentence {number} of this long story says nothing 
 
 
 class Spotting:
-    """Gives texts that speak of what one looks for one vector, and all others another one."""
+    """Gives one vector to all texts about one subject, and another vector to all others."""
 
     def __call__(self, input: Any) -> Any:
         return [[1.0, 0.0] if "crab" in text or "crustacean" in text else [0.0, 1.0] for text in input]

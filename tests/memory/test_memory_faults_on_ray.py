@@ -33,10 +33,10 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.testing import LocalProvider
 
 TURNS = share(12, 2)
-"""Of each session that is at work while memories are killed, for each third turn one."""
+"""One for each third turn of each session that runs while memories are killed."""
 
 HASTY = {"memory": MemoryConfig(timeout_s=1.5), "compaction_timeout_s": 3.0}
-"""A run waits so long for memories, and a memory may take so long to save."""
+"""How long a run waits for memories, and how long a memory may take to save."""
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ NUMBERS = itertools.count()
 
 
 def until_whole(chat: Session, kind: type[Any]) -> None:
-    """Talk until memories have nothing to tell of this kind any more."""
+    """Run turns until memories publish no event of this kind any more."""
     until(lambda: not told_of(chat, f"And walrus {next(NUMBERS)}?", kind), WAIT_S)
 
 

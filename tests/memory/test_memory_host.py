@@ -29,7 +29,7 @@ ADA, BOB = Scope(user_id="ada"), Scope(user_id="bob")
 
 
 class Waiting:
-    """Delays Ada's calls as long as requested, as a slow model would."""
+    """Delays Ada's calls until released, as a slow model would."""
 
     def __init__(self) -> None:
         self.goes_on = asyncio.Event()
@@ -79,7 +79,7 @@ async def test_calls_of_users_do_not_wait_for_each_other_and_deletions_stay() ->
 
 
 class Slow(LexicalMemory):
-    """Forgets only when it is allowed to."""
+    """Forgets only after it is released."""
 
     def __init__(self, facts: InMemoryItems) -> None:
         super().__init__(facts)

@@ -1,4 +1,4 @@
-"""Requests and answers over a Unix socket: many at once, of any size, with ends that go away."""
+"""Requests and answers over a Unix socket: many at once, of any size, with processes that end."""
 
 import asyncio
 import os

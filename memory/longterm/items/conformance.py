@@ -517,7 +517,7 @@ async def check_the_predecessor_of_a_deleted_item_takes_over_its_end(store: Item
     """It is valid again if nothing else supersedes it, whichever method deletes, and whichever agent owns it."""
 
     async def chain(user: str, *sessions: str) -> Scope:
-        """Put items each of which stands in the place of the one before, from these sessions."""
+        """Put items from these sessions, each of which supersedes the one before."""
         scope = Scope(user_id=user, agent="a")
         await store.put(scope, [_item("0", _SKILL, created_at=10.0, session=sessions[0])], at=1.0)
         for number, session in enumerate(sessions[1:], 1):

@@ -40,7 +40,7 @@ class _Row:
 class InMemoryItems:
     """Stores items until the process ends. No method awaits anything, so each is atomic on its event loop.
 
-    Pickles while it is empty: the memory of a manager has one of its own, in the memory's actor, which lasts as long as
+    Pickles while it is empty: a memory of a manager gets a new store in the memory's actor, which exists as long as
     that process.
     """
 

@@ -39,7 +39,7 @@ def _translated(statement: str) -> str:
 
 _OR_IGNORE = "INSERT OR IGNORE INTO "
 _MARK = "\ufdd0"
-"""A character that is none, before what was escaped."""
+"""A noncharacter of Unicode, which begins an escape sequence."""
 
 
 def _escaped(value: Any) -> Any:

@@ -48,7 +48,7 @@ class RedisItems(RedisDatabase):
         url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with the options of redis-py.
         prefix: the prefix of all keys. Stores with different prefixes in one database do not see each other's
             items.
-        space: as of a prefix, so of spaces; see `ItemStore`.
+        space: stores with different spaces do not see each other's items; see `ItemStore`.
         timeout_s: how long to wait for a connection, and for an answer, before a StoreError, in seconds.
         connections: the most connections at once; further calls wait for one.
 
@@ -196,7 +196,7 @@ def _used(used_at: float | None) -> float:
 
 
 def _sortable(time_s: float) -> str:
-    """Return 16 digits that sort as times do."""
+    """Return 16 digits that sort like times."""
     (bits,) = struct.unpack(">Q", struct.pack(">d", float(time_s) + 0.0))  # + 0.0: there are two zeros
     return f"{bits ^ (2**64 - 1) if bits >> 63 else bits | 2**63:016x}"
 

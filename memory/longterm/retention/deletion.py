@@ -151,7 +151,7 @@ def texts_in_item(item: MemoryItem) -> list[str]:
 
 
 def contained_texts(text: str | None, texts: Collection[str]) -> set[str]:
-    """Return those of the wanted texts that are a part of `text`."""
+    """Return which of these texts are a part of `text`."""
     return {candidate for candidate in texts if text and candidate in text}
 
 

@@ -10,16 +10,13 @@ from turnwise.memory.longterm.retention.deletion import Erasure
 
 @dataclass(frozen=True, kw_only=True)
 class Forgotten:
-    """Counts of what was removed, and the results of the verification.
-
-    What went with a whole session counts, too: its turns.
-    """
+    """Counts of deleted data, and the results of the verification. The turns of a deleted session count, too."""
 
     sessions: int = 0
     turns: int = 0
     """Turns that no later request contains."""
     summaries: int = 0
-    """Summaries that covered a forgotten turn. The other blocks that they covered are back in their place."""
+    """Summaries that covered a forgotten turn. The conversation has the other blocks that they covered again."""
     waiting: int = 0
     """Turns that waited to be saved to long-term memory, and will not be."""
     notes: int = 0
@@ -29,7 +26,7 @@ class Forgotten:
     erased: Mapping[str, Erasure] = field(default_factory=dict)
     """The verification of each memory's deletion, by the name of the memory; empty if none was requested."""
     was_checked: bool = False
-    """Whether a verification was requested and made, in all long-term memories there are, if any."""
+    """Whether a verification was requested and made in all long-term memories."""
 
     @property
     def verified(self) -> bool:

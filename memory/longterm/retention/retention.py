@@ -71,7 +71,7 @@ class Sweeping(Protocol):
 
 
 class Expiry(NamedTuple):
-    """What is expired."""
+    """Which items are expired."""
 
     before: float
     """An item that was last used before this time, in seconds since the epoch, is expired; see `types` and `used`."""

@@ -115,7 +115,7 @@ OF_FACTS = [law for law in contract.LAWS if law not in NOT_OF_FACTS]
 
 @pytest.mark.parametrize(("law", "make_facts"), on_stores_in_turn(OF_FACTS), indirect=["make_facts"])
 def test_extracted_facts_obey_the_laws_of_memories(law: Law, make_facts: Callable[[], ItemStore]) -> None:
-    """Cases 50, 51 and 54, as each law says; by an item's id all that was made of it is forgotten."""
+    """Cases 50, 51 and 54, as each law says; an item's id deletes all facts that were extracted from it."""
     memory = OneFactPerItem(make_facts())
     asyncio.run(check_law(law, lambda: memory))
 
@@ -213,7 +213,7 @@ async def test_duplicates_are_merged_and_a_contradicting_fact_supersedes(facts: 
 async def test_a_fact_replaces_all_facts_that_it_contradicts_even_if_the_model_says_add(
     facts: ItemStore,
 ) -> None:
-    """Whatever was there before this rule, in whichever order turns come, one by one or in one call."""
+    """Also facts from before this rule, in any order of turns, one by one or in one call."""
 
     model = Model(lambda lines: [fact(line["user"], topic="home") for line in lines if "user" in line])
     memory = ExtractiveMemory(model, facts)
@@ -489,7 +489,7 @@ async def test_instructions_injected_in_messages_become_no_facts() -> None:
 
 
 async def test_recalled_text_never_becomes_a_fact() -> None:
-    """Case 58. The model takes all for a fact that it is shown, and all that it was ever shown or that was recalled."""
+    """Case 58. The model answers each text that it was shown or that was recalled as a fact."""
 
     facts = InMemoryItems()
     ever: list[str] = []

@@ -47,7 +47,7 @@ async def test_only_one_of_several_concurrent_readers_of_an_item_stores_facts(fa
 
 
 class BreakingItems(InMemoryItems):
-    """Fails at the verb of this number."""
+    """A store that fails at the call of this number."""
 
     calls_left = 10**9
 
@@ -128,7 +128,7 @@ async def test_items_forgotten_during_the_model_call_give_no_facts(how: str, fac
 
 
 class Gated(InMemoryItems):
-    """Lets each of two who use it do one verb at a time, in a given order."""
+    """Lets two tasks make one call at a time, in a given order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,9 +164,9 @@ _WHO: contextvars.ContextVar[str | None] = contextvars.ContextVar("who", default
 
 
 async def interleave(facts: Gated, first: Awaitable[Any], second: Awaitable[Any], start: int, count: int) -> bool:
-    """Let the first do `start` verbs, then the second `count`, then the first all and the second the rest.
+    """Let the first task make `start` calls, then the second `count`, then the first all and the second the rest.
 
-    Returns whether both had as many.
+    Returns whether both made that many calls.
     """
 
     async def named(name: str, call: Awaitable[Any]) -> None:

@@ -35,7 +35,7 @@ ADA = Scope(user_id="ada")
 
 
 class Held:
-    """An embedding function of a user's own, which holds something that does not pickle."""
+    """An embedding function of an application, which has a value that does not pickle."""
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale

@@ -29,7 +29,7 @@ sys.stdin.read()
 
 @contextmanager
 def another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Let another process have the folder."""
+    """Lock the folder in another process."""
     command = [sys.executable, "-u", "-c", HOLDER, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdout.readline() == "1\n"

@@ -70,7 +70,7 @@ def test_item_stores_obey_the_law_that(law: Law, make_items: MakeItems) -> None:
 def test_a_broken_law_of_item_stores_is_named() -> None:
     class Forgetful(InMemoryItems):
         def _forget(self, user_id: str, ids: Any) -> None:
-            """Keep them, and say they are gone."""
+            """Keep the rows, but report them as deleted."""
 
     stores: dict[str, ItemStore] = {}
     with pytest.raises(AssertionError, match=r"^check_a_scope_sees_.*: |^check_deleted_items_.*: "):
@@ -122,7 +122,8 @@ def test_a_store_of_facts_pickles_as_its_settings(url: str) -> None:
 
 
 async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
-    """Case 54: neither in SQLite's file nor in its log, while the store is open; nor is it legible who had it."""
+    """Case 54: neither in SQLite's file nor in its log, while the store is open; the owner's name is in no file
+    either."""
     text = "She was born in Trondheim. " * 300
     sarah = Scope(user_id="sarah-connor", agent="agent-x")
 

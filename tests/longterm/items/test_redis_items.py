@@ -66,7 +66,7 @@ def facts(redis_url: str) -> Iterator[RedisItems]:
 
 
 def audit(server: RedisServer) -> int:
-    """Return how many facts there are; fails unless every key says the same of each."""
+    """Return how many facts there are; fails unless all keys agree."""
     with server.client as client:
         facts: Any = {key.decode(): json.loads(raw) for key, raw in client.hgetall(ITEMS).items()}
         texts: Any = client.hkeys(TEXTS)
@@ -88,7 +88,7 @@ def audit(server: RedisServer) -> int:
 
 
 def changed(raw: Any, change: dict[str, Any]) -> str:
-    """Return a record with these changes; None takes a value away."""
+    """Return a record with these changes; None removes a value."""
     return json.dumps({name: value for name, value in (json.loads(raw) | change).items() if value is not None})
 
 

@@ -76,7 +76,7 @@ def test_a_killed_migration_can_be_repeated(tmp_path: Path) -> None:
 
 
 class Watched(InMemoryItems):
-    """Keeps nothing, and sees how much it is given."""
+    """Stores nothing, and records the size of each put."""
 
     most = 0
 

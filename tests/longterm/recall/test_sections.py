@@ -54,7 +54,7 @@ Line = tuple[str, str, str, str, str | None, str]
 
 
 def parse(text: str) -> list[Line]:
-    """Return the lines, as one reads who knows nothing but the form."""
+    """Return the lines, parsed by their form alone."""
     if not text:
         return []
     preamble, *sections = text.split("\n\n")
@@ -192,7 +192,7 @@ Yesterday:
 
 
 def test_equal_texts_appear_once() -> None:
-    """Case 57: but for case and spaces, over all memories; the first that says it stays."""
+    """Case 57: ignoring case and spaces, over all memories; the first one stays."""
     first = RetrievalResult(items=[item("Likes  tea"), item("likes tea\n"), item("likes teas")])
     second = RetrievalResult(items=[item("LIKES TEA"), item("STRASSE"), item("straße"), item("more")], section="vector")
     sections = make_sections([first, second], now=NOW, counter=COUNTER)

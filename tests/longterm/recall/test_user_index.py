@@ -99,7 +99,7 @@ def test_an_earlier_index_does_not_find_what_was_added_later() -> None:
 
 
 def test_new_items_are_taken_in_once_by_a_recall_and_a_save_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the user's other items either: to take them in again would take seconds where there are thousands."""
+    """Not the user's other items either: to add thousands of them again would take seconds."""
     taken = list[str]()
 
     def noting(text: str) -> list[str]:

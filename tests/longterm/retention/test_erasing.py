@@ -218,7 +218,7 @@ def leave_copy(file: Path, text: bytes) -> None:
 
 
 def written(file: Path) -> bytes:
-    """Return what a SQLite file has once its log is in it."""
+    """Return the bytes of a SQLite file after its log is written into it."""
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return file.read_bytes()
@@ -229,7 +229,7 @@ def written(file: Path) -> bytes:
 async def test_a_copy_in_a_written_page_is_found_and_overwritten(
     make: Make, tmp_path: Path, rest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every form that a file has texts in."""
+    """In every form in which a file stores texts."""
     memory = make()
     assert isinstance(memory, Erasing)
     rewritten: list[Any] = []
@@ -314,7 +314,7 @@ async def test_forgetting_many_batches_leaves_nothing(tmp_path: Path, small_batc
 
 
 async def test_vectors_of_forgotten_items_are_in_no_file_of_chroma(tmp_path: Path) -> None:
-    """Neither in its index, nor in its database; those of others are where they were."""
+    """Neither in its index nor in its database; the vectors of other users stay."""
 
     memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
     index = memory._index
@@ -377,7 +377,7 @@ def test_erasing_one_user_costs_the_same_with_many_users(tmp_path: Path, monkeyp
 
 
 async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that is done for it holds the event loop, the file or the index to its end."""
+    """No step blocks the event loop, the file or the index until the erasure ends."""
     monkeypatch.setattr("turnwise.memory.longterm.vector.DELETED", 4)
     monkeypatch.setattr("turnwise.memory.longterm.vector.REST", 2)
 
@@ -405,7 +405,7 @@ async def test_deletions_on_a_database_server_are_not_verified(database: str) ->
 
 
 class Plain:
-    """A memory that says nothing of files, and knows no turns."""
+    """A memory without methods for files, and without turns."""
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         return []

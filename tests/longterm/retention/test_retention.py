@@ -212,7 +212,7 @@ async def test_a_sweep_deletes_all_expired_items(make: Make, clock: Clock, small
 
 
 class Unwritable(InMemoryItems):
-    """Can be told to take no note of uses."""
+    """A store that can be set to fail at uses."""
 
     down = False
     touched: list[tuple[str, int]]

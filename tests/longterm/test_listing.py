@@ -125,11 +125,11 @@ async def test_a_session_lists_one_memory_after_the_other(limit: int) -> None:
         await memory.save(f"Likes dates {number}.", id=f"last {number}", memory="last", type=MemoryType.SKILL)
 
     async def listed(**options: Any) -> list[str]:
-        named = partial(memory.list_items, **options)
+        list_page = partial(memory.list_items, **options)
 
         class Named:
             async def list_items(self, scope: Scope, **page: Any) -> Any:
-                result = await named(**page)
+                result = await list_page(**page)
                 assert all(entry.id.startswith(entry.memory or "?") for entry in result if entry.memory != "handbook")
                 return result
 

@@ -54,12 +54,12 @@ async def test_items_and_vectors_are_in_the_database_and_nothing_is_local(
         assert {item.text for item in await memory.list_items(ANN)} == {WORDS, "null \0 \ufdd0 \ufdd00"}
         health = await memory.check()
         assert health.ok and (health.count, health.strays) == (2, 0)
-    async with closing(pickle.loads(cloudpickle.dumps(make()))) as again:
-        (recalled,) = await again.recall(ANN, ASKED)
+    async with closing(pickle.loads(cloudpickle.dumps(make()))) as unpickled:
+        (recalled,) = await unpickled.recall(ANN, ASKED)
         assert recalled.id == "1" and recalled.words
-        assert await again.forget(ANN, ["1"]) == 1
-        assert await again.recall(ANN, ASKED) == []
-        assert not await again.catch_up() and (await again.check()).count == 1
+        assert await unpickled.forget(ANN, ["1"]) == 1
+        assert await unpickled.recall(ANN, ASKED) == []
+        assert not await unpickled.catch_up() and (await unpickled.check()).count == 1
     with psycopg.connect(database) as connection:
         tables = {name for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")}
         (count,) = connection.execute("SELECT count(*) FROM turnwise_vectors").fetchone() or ()

@@ -56,9 +56,9 @@ async def test_facts_have_ids_of_their_own() -> None:
 
 async def test_facts_of_json_files_keep_their_ids(tmp_path: Path) -> None:
     expected = [("fact1", FACTS[0]["content"]), ("fact2", FACTS[1]["content"]), ("3", "Plain.")]
-    every = [*FACTS, "Plain."]
-    (tmp_path / "facts.json").write_text(json.dumps(every), encoding="utf-8")
-    (tmp_path / "facts.jsonl").write_text("\n".join(map(json.dumps, every)), encoding="utf-8")
+    facts = [*FACTS, "Plain."]
+    (tmp_path / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    (tmp_path / "facts.jsonl").write_text("\n".join(map(json.dumps, facts)), encoding="utf-8")
     for name in ("facts.json", "facts.jsonl"):
         memory = StaticMemory.from_file(tmp_path / name, topic="geography", type=MemoryType.GENERAL)
         assert await facts_of(memory) == expected

@@ -543,10 +543,10 @@ async def test_new_items_of_a_user_with_many_items_cost_only_themselves(
         texts = [
             f"Note k{number}x tells of {' '.join(rng.choices(NOUNS, k=12))}" for number in range(first, first + 5_000)
         ]
-        some = [
+        items = [
             item(str(first + number), text, source=Source(session_id=str(number))) for number, text in enumerate(texts)
         ]
-        await memory.remember(ANN, some)
+        await memory.remember(ANN, items)
     assert await ids(memory, "What does note k3777x tell of?", limit=1) == ["3777"]
     await memory.remember(ANN, [item("new", "A walrus has come")])
     assert await ids(memory, "Which walrus came?", limit=1) == ["new"]
@@ -585,11 +585,11 @@ async def test_items_beside_a_profile_are_as_many_as_requested(make: MakeMemory)
     for number in range(6):
         assert await memory.pin(ANN, str(number), True)
     for limit in (0, 1, 4, 20):
-        got = await memory.recall_with_profile(ANN, "What does her walrus eat?", limit=limit)
-        pinned = {entry.id for entry in got.profile}
+        profiled = await memory.recall_with_profile(ANN, "What does her walrus eat?", limit=limit)
+        pinned = {entry.id for entry in profiled.profile}
         assert len(pinned) == 6
-        assert sum(entry.id not in pinned for entry in got.found) == min(limit, 6)
-        assert sum(entry.id in pinned for entry in got.found) == min(limit, 6)
+        assert sum(entry.id not in pinned for entry in profiled.found) == min(limit, 6)
+        assert sum(entry.id in pinned for entry in profiled.found) == min(limit, 6)
 
 
 async def test_recalls_that_are_the_first_at_once_open_one_connection_for_revisions(

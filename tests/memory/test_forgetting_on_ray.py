@@ -82,8 +82,8 @@ def test_a_turn_is_forgotten_by_all_memories_and_files(house: House, manager: Se
     say(chat, "Where does my parrot live? cy-asks")
     (request,) = house.sent("cy-asks")
     assert "Quaxolto" not in request and "Ulmezia" in sections(request)["profile"] and "canoe" in request
-    again = chat.memory.forget(turn.index, verify=True)
-    assert (again.turns, again.items, again.verified) == (0, {"ExtractiveMemory": 0, "VectorMemory": 0}, True)
+    second = chat.memory.forget(turn.index, verify=True)
+    assert (second.turns, second.items, second.verified) == (0, {"ExtractiveMemory": 0, "VectorMemory": 0}, True)
     assert chat.turn(turn.index).record.forgotten and "Quaxolto" in chat.turn(turn.index).blocks[-2].text  # type: ignore[union-attr, operator]
     check_that_bo_has_everything(house, manager)
 
@@ -145,7 +145,7 @@ def test_a_user_is_forgotten_during_runs_of_their_sessions(
     (request,) = house.sent("What is my llama called?")
     assert sections(request) == {}
     assert chat.delete().sessions == 1
-    again = manager.forget(user)
-    assert (again.sessions, again.verified) == (0, True)
+    second = manager.forget(user)
+    assert (second.sessions, second.verified) == (0, True)
     assert held(house, *words) == []
     check_that_bo_has_everything(house, manager)

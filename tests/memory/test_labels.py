@@ -43,8 +43,8 @@ def test_a_memorys_name_and_limit_travel_and_are_no_part_of_its_identity(tmp_pat
     plain = memories(tmp_path)
     for memory, without in zip(memories(tmp_path, name="my memory", max_tokens=50), plain, strict=True):
         assert identity(memory) == identity(without)
-        again = pickle.loads(cloudpickle.dumps(memory))
-        assert label_of(again) == memory.label and (memory.label.name, memory.label.max_tokens) == ("my memory", 50)
+        unpickled = pickle.loads(cloudpickle.dumps(memory))
+        assert label_of(unpickled) == memory.label and (memory.label.name, memory.label.max_tokens) == ("my memory", 50)
     for wrong in ({"name": ""}, {"name": "a:b"}, {"name": "x" * 65}, {"max_tokens": 0}, {"max_tokens": True}):
         with pytest.raises(ConfigError):
             StaticMemory(["a rule"], **wrong)

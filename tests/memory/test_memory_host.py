@@ -100,10 +100,10 @@ async def test_repeated_erasures_share_one_answer() -> None:
     await host.do_remember(ADA, [MemoryItem(id="1", text="a zyzzyva")])
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(host.do_erase(ADA, None, None), 0.01)
-    again = asyncio.create_task(host.do_erase(ADA, None, None))
+    second = asyncio.create_task(host.do_erase(ADA, None, None))
     await asyncio.sleep(0)
     memory.goes_on.set()
-    assert (await again).items == 1 and memory.forgets == 1
+    assert (await second).items == 1 and memory.forgets == 1
     assert (await host.do_erase(ADA, None, None)).items == 0 and not host._erasing
 
 

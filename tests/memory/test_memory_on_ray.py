@@ -157,11 +157,11 @@ def test_a_pin_holds_in_every_process_and_for_its_user_only(make_manager: MakeMa
     assert "<profile_memory>" not in chat.run("Where?").wait(60).text
     assert chat.memory.pin(item_id) and not chat.memory.pin("nothing")
     # the actor of a memory with other settings is another process
-    again = make_manager(engine=Mirror(), memory=[LexicalMemory(facts(connections=3))], config=PATIENT)
-    other_chat = again.open("d", user_id="ada")
+    other_manager = make_manager(engine=Mirror(), memory=[LexicalMemory(facts(connections=3))], config=PATIENT)
+    other_chat = other_manager.open("d", user_id="ada")
     text = other_chat.run("Where?").wait(60).text
     assert "<profile_memory>" in text and "cranes" in text
-    assert "<profile_memory>" not in again.open("e", user_id="eve").run("Where?").wait(60).text
+    assert "<profile_memory>" not in other_manager.open("e", user_id="eve").run("Where?").wait(60).text
     assert other_chat.memory.unpin(item_id)
     assert "<profile_memory>" not in chat.run("Where now?").wait(60).text
 
@@ -230,14 +230,14 @@ async def test_a_memory_is_one_process_which_is_replaced_when_it_is_lost(
 ) -> None:
     memory, copy = remote(SlowMemory(), recall_s=60.0), pickle.loads(pickle.dumps(remote(SlowMemory(), recall_s=60.0)))
     (first,) = await memory.recall(USER, "0")
-    (again,) = await copy.recall(USER, "0")
-    assert first.text == again.text != str(os.getpid()) and again.id == "2"
-    another = remote(SlowMemory("another"), recall_s=60.0)
-    assert (await another.recall(USER, "0"))[0].text != first.text
+    (second,) = await copy.recall(USER, "0")
+    assert first.text == second.text != str(os.getpid()) and second.id == "2"
+    other_memory = remote(SlowMemory("another"), recall_s=60.0)
+    assert (await other_memory.recall(USER, "0"))[0].text != first.text
     os.kill(int(first.text), signal.SIGKILL)
     (later,) = await memory.recall(USER, "0")
     assert later.text != first.text and later.id == "1"
-    for handle in (memory, copy, another):
+    for handle in (memory, copy, other_memory):
         await handle.close()
 
 

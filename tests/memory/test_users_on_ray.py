@@ -122,14 +122,14 @@ def test_agents_of_one_user_share_semantic_items_only(house: House, manager: Ses
     hr.memory.save("The user is greeted as Doctor, wxboth.", type=MemoryType.FACTS)
     hr.memory.save("To greet the user, wave, wyhr.", type=MemoryType.SKILL)
     it.memory.save("To greet the user, bow, wyit.", type=MemoryType.SKILL)
-    for chat, own, other_name in ((hr, "hr", "it"), (it, "it", "hr")):
+    for chat, own_name, other_name in ((hr, "hr", "it"), (it, "it", "hr")):
         say(chat, f"How do you greet the user? {chat.agent}-asks")
         (request,) = house.sent(f"{chat.agent}-asks")
         by_section = sections(request)
         assert (
-            f"wx{own}" in by_section["profile"]
+            f"wx{own_name}" in by_section["profile"]
             and "wxboth" in by_section["profile"]
-            and f"wy{own}" in by_section["procedural"]
+            and f"wy{own_name}" in by_section["procedural"]
         )
         assert f"wx{other_name}" not in request and f"wy{other_name}" not in request
 
@@ -139,15 +139,15 @@ def test_a_model_cannot_reach_items_of_other_users(house: House, manager: Sessio
     ada, eve = manager.open("of ada", user_id="ada"), manager.open("of eve", user_id="eve")
     say(ada, "My safe opens with wxopen.")
     assert ada.memory.wait(WAIT_S)
-    held = {item.id: item for item in ada.memory.recall("What opens my safe?")}
-    assert len(held) >= 2, "a fact, and what was said"
+    items_before = {item.id: item for item in ada.memory.recall("What opens my safe?")}
+    assert len(items_before) >= 2, "a fact, and what was said"
     of_ada = {"user_id": "ada", "session_id": "of ada", "agent": None}
     calls: list[tuple[str, dict[str, Any]]] = [
         ("save_memory", {"content": "My safe opens with nothing.", "type": "facts", **of_ada}),
         ("recall_memories", {"query": "What opens my safe?", **of_ada}),
         ("recall_memories", {"query": "My safe opens with what?"}),
     ]
-    for name in held:
+    for name in items_before:
         calls += [
             ("update_memory", {"id": name, "content": "My safe opens with nothing.", **of_ada}),
             ("update_memory", {"id": name, "content": "My safe opens with nothing."}),
@@ -163,12 +163,14 @@ def test_a_model_cannot_reach_items_of_other_users(house: House, manager: Sessio
         for result, (_, arguments) in zip(answers[3:], calls[3:], strict=True)
         if len(arguments) < 3
     )
-    assert {item.id: item for item in ada.memory.recall("What opens my safe?")} == held
+    assert {item.id: item for item in ada.memory.recall("What opens my safe?")} == items_before
     say(eve, "What opens the safe? eve-asks")
     (request,) = house.sent("eve-asks")
     assert "wxopen" not in request
     # Whose they are may change and delete them, whichever memory they are in.
-    turn_id, fact = sorted(name for name, item in held.items() if "wxopen" in item.text and item.source.session_id)
+    turn_id, fact = sorted(
+        name for name, item in items_before.items() if "wxopen" in item.text and item.source.session_id
+    )
     assert ada.memory.update(turn_id, "The safe was sold.") and ada.memory.delete(fact, turn_id, "missing") == 2
     assert not [item for item in ada.memory.recall("safe opens wxopen sold") if item.source.session_id]
 
@@ -252,12 +254,12 @@ def test_concurrent_duplicates_are_merged_and_contradictions_replace(house: Hous
 
     tell("My dentist is Doctor Tooth.")
     tell("My dentist is doctor tooth!")
-    (first,) = held = _facts(house, "twin")
+    (first,) = facts = _facts(house, "twin")
     assert first.text == "My dentist is Doctor Tooth." and first.source.session_id in ("twin 0", "twin 1")
     tell("My dentist is Doctor Molar now.")
-    held = _facts(house, "twin")
-    (old,) = (item for item in held if item.superseded_at is not None)
-    (new,) = (item for item in held if item.superseded_at is None)
+    facts = _facts(house, "twin")
+    (old,) = (item for item in facts if item.superseded_at is not None)
+    (new,) = (item for item in facts if item.superseded_at is None)
     assert (old.id, old.superseded_by, new.text) == (first.id, new.id, "My dentist is Doctor Molar now.")
     say(chats[0], "Who is my dentist? twin-asks")
     (request,) = house.sent("twin-asks")

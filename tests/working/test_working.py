@@ -266,12 +266,12 @@ async def test_notes_share_a_file_with_facts_and_deleted_notes_are_overwritten(t
 
 def test_a_store_pickles_as_its_settings(tmp_path: Path) -> None:
     memory = WorkingMemory(SQLItems(f"sqlite:///{tmp_path}/n.db", space="notes"), form=JsonForm(Profile), max_bytes=100)
-    again = pickle.loads(pickle.dumps(memory))
+    unpickled = pickle.loads(pickle.dumps(memory))
 
     async def use() -> str:
         await memory.merge(SESSION, {"name": "Sarah"})
-        text = await again.read(SESSION)
-        await asyncio.gather(memory.close(), again.close())
+        text = await unpickled.read(SESSION)
+        await asyncio.gather(memory.close(), unpickled.close())
         return str(text)
 
     assert json.loads(asyncio.run(use())) == {"name": "Sarah"}

@@ -366,8 +366,8 @@ def test_implausible_references_to_known_facts_are_ignored() -> None:
     for action in ("supersede", "update"):
         assert decided(moved(action=action, of="f1")) == ([("Moved to Graz", "id1")], {})
         # of a fact that was not shown, by its real id, of nothing, or of what it has nothing to do with
-        for of in ("f9", "id1", None, "", "f2"):
-            assert decided(moved(action=action, of=of, topic="trips")) == ([("Moved to Graz", None)], {})
+        for name in ("f9", "id1", None, "", "f2"):
+            assert decided(moved(action=action, of=name, topic="trips")) == ([("Moved to Graz", None)], {})
     # what contradicts takes the place of the other whatever the model says
     assert decided(moved(action="add", of="f2")) == ([("Moved to Graz", "id1")], {})
     assert decided(moved(action="ignore")) == ([], {"ignored": 1})

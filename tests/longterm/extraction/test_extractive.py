@@ -197,8 +197,8 @@ async def test_duplicates_are_merged_and_a_contradicting_fact_supersedes(facts: 
     await memory.remember(USER, [told(5, "By the way, I moved to Graz")])
     (new,) = await facts.query(USER)
     assert (new.text, new.source.turn_index, memory.stats["superseded"]) == ("Moved to Graz", 5, 1)
-    both = await facts.get(USER, [old.id])
-    assert (both[old.id].superseded_by, both[old.id].superseded_at) == (new.id, new.created_at)
+    facts_by_id = await facts.get(USER, [old.id])
+    assert (facts_by_id[old.id].superseded_by, facts_by_id[old.id].superseded_at) == (new.id, new.created_at)
     question = "Where did the user live, in Vienna, or did they move to Graz?"
     assert [item.text for item in await memory.recall(USER, question)] == ["Moved to Graz"]
     past = await memory.recall(USER, question, as_of=new.created_at - 0.5)
@@ -310,8 +310,8 @@ async def test_agents_that_saw_a_fact_see_its_replacement(facts: ItemStore) -> N
     assert await texts(facts, other_scope) == ["Always answer in English", "Moved to Graz"]
     # its own it does
     await memory.remember(own_scope, [told(3, "Always answer in German please")])
-    both = ["Always answer in English", "Always answer in German", "Moved to Graz"]
-    assert await texts(facts, own_scope) == both
+    expected = ["Always answer in English", "Always answer in German", "Moved to Graz"]
+    assert await texts(facts, own_scope) == expected
 
 
 async def test_facts_are_deleted_with_their_item_session_or_user(facts: ItemStore) -> None:
@@ -495,7 +495,7 @@ async def test_recalled_text_never_becomes_a_fact() -> None:
     ever: list[str] = []
 
     def greedy(lines: list[dict[str, str]]) -> list[dict[str, Any]]:
-        shown = [line[who] for line in lines for who in ("user", "assistant", "text") if who in line]
+        shown = [line[role] for line in lines for role in ("user", "assistant", "text") if role in line]
         ever.extend(shown)
         claims = [*shown, *ever[-40:]]
         quotes = [line["user"] for line in lines if "user" in line]
@@ -512,12 +512,12 @@ async def test_recalled_text_never_becomes_a_fact() -> None:
         recalled = [*await memory.recall(USER, "What do I own? boat", limit=5), secrets[turn % 20]]
         prompt = make_sections([RetrievalResult(items=recalled)], now=5.0, counter=ByteCounter()).text
         ever.extend(item.text for item in recalled)
-        own = f"I own boat{turn % 20}."
-        statements.add(own)
+        statement = f"I own boat{turn % 20}."
+        statements.add(statement)
         pasted = (prompt, prompt[prompt.index("<") :], prompt[prompt.index("- [") :])[turn % 3]
         blocks: list[AnyBlock] = [
             System(text=prompt),
-            User(text=(own, f"{own}\n{pasted}", pasted)[turn % 3] if turn >= 20 else own),
+            User(text=(statement, f"{statement}\n{pasted}", pasted)[turn % 3] if turn >= 20 else statement),
             ToolUse(call_id="1", name="recall_memories", input={"query": "boat"}),
             ToolResult(call_id="1", text="\n".join(item.text for item in recalled)),
             Text(text=f"I remember: {' '.join(item.text for item in recalled)} Is that right?"),

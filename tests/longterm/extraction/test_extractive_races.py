@@ -85,15 +85,15 @@ def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
         facts.calls_left = crash
         try:
             await memory.remember(USER, [item])
-            whole = True
+            is_finished = True
         except StoreError:
-            whole = False
+            is_finished = False
         facts.calls_left = 10**9
         await memory.remember(USER, [item])
         stored_texts = await texts(facts)
         assert [text[:-5] for text in stored_texts] == ["Has worked as a nurse since", "Moved to Graz in"], stored_texts
         assert len({text[-4:] for text in stored_texts}) == 1
-        return whole
+        return is_finished
 
     crash = 1
     while not asyncio.run(use(crash)):
@@ -101,25 +101,25 @@ def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
     assert crash > 6
 
 
-@pytest.mark.parametrize("how", ["session", "user", "item", "turn"])
-async def test_items_forgotten_during_the_model_call_give_no_facts(how: str, facts: ItemStore) -> None:
+@pytest.mark.parametrize("method", ["session", "user", "item", "turn"])
+async def test_items_forgotten_during_the_model_call_give_no_facts(method: str, facts: ItemStore) -> None:
     model = Model()
     memory = ExtractiveMemory(model, facts)
     item, other_item = told(1, "I live in Graz."), told(2, "I like figs.", session="s2")
 
     async def forget() -> None:
-        if how == "session":
+        if method == "session":
             assert await memory.forget(USER) == 0
-        elif how == "user":
+        elif method == "user":
             assert await memory.forget(Scope(user_id="u")) == 0
-        elif how == "turn":
+        elif method == "turn":
             await facts.delete(USER, turn_index=1)
         else:
             assert await memory.forget(USER, [item.id]) == 0
 
     model.during = forget
     assert await memory.remember(USER, [item, other_item]) == [item.id, other_item.id]
-    remaining = [] if how == "user" else ["I like figs."]
+    remaining = [] if method == "user" else ["I like figs."]
     assert await texts(facts) == remaining
     model.during = None
     assert await memory.remember(USER, [item, other_item]) == [item.id, other_item.id]
@@ -193,18 +193,18 @@ async def interleave(facts: Gated, first: Awaitable[Any], second: Awaitable[Any]
     enough = True
     for name, steps in (("first", start), ("second", count), ("first", 99), ("second", 99)):
         for _ in range(steps):
-            there = await step(name)
-            enough = enough and (there or steps == 99)
-            if not there:
+            has_called = await step(name)
+            enough = enough and (has_called or steps == 99)
+            if not has_called:
                 break
             await settled(name)
     await asyncio.gather(*tasks.values())
     return enough
 
 
-@pytest.mark.parametrize("how", ["item", "turn", "session", "user", "old"])
+@pytest.mark.parametrize("method", ["item", "turn", "session", "user", "old"])
 @pytest.mark.parametrize("older", [False, True], ids=["newer", "older"])
-def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(how: str, older: bool) -> None:
+def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(method: str, older: bool) -> None:
     """At each call of one task with any number of calls of the other; the fact to be superseded stays valid."""
 
     async def story(start: int, count: int) -> bool:
@@ -228,13 +228,13 @@ def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(how: str, older: 
             "user": lambda: memory.forget(Scope(user_id="u")),
             "old": lambda: memory.forget(USER, ["old"]),
         }
-        enough = await interleave(facts, memory.remember(USER, [item]), ways[how](), start, count)
+        enough = await interleave(facts, memory.remember(USER, [item]), ways[method](), start, count)
         stored_texts = await texts(facts)
-        if how == "old":
+        if method == "old":
             assert stored_texts == ["I own a boat.", "Moved to Graz"], (start, count)
-        elif start or how == "item":
+        elif start or method == "item":
             # the record of what is to be read is there when it is forgotten, or was forgotten before
-            assert stored_texts == ([] if how == "user" else ["Lives in Vienna"]), (start, count)
+            assert stored_texts == ([] if method == "user" else ["Lives in Vienna"]), (start, count)
         return enough
 
     for start in range(99):

@@ -39,8 +39,8 @@ def test_vectors_do_not_depend_on_the_hash_seed() -> None:
         f"print(HashEmbedding()([{SENTENCE!r}])[0].tobytes().hex())"
     )
     env = {"PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
-    there = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert bytes.fromhex(there.stdout) == HashEmbedding()([SENTENCE])[0].tobytes()
+    process = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert bytes.fromhex(process.stdout) == HashEmbedding()([SENTENCE])[0].tobytes()
 
 
 @given(st.lists(st.text(max_size=200), max_size=5), st.sampled_from([64, 384, 4096]))
@@ -73,9 +73,9 @@ def test_a_persisted_collection_opens_again_with_it(tmp_path: Path) -> None:
     collection = client.create_collection("texts", embedding_function=HashEmbedding(128))  # type: ignore[arg-type]
     collection.add(ids=["1", "2"], documents=["cats and dogs", "stocks and bonds"])
     client.close()  # type: ignore[attr-defined]
-    again = chromadb.PersistentClient(str(tmp_path)).get_collection("texts")
-    assert again.query(query_texts=["dog"], n_results=1)["ids"] == [["1"]]
-    assert again.configuration["embedding_function"].get_config() == {"dimensions": 128}  # type: ignore[union-attr]
+    reopened = chromadb.PersistentClient(str(tmp_path)).get_collection("texts")
+    assert reopened.query(query_texts=["dog"], n_results=1)["ids"] == [["1"]]
+    assert reopened.configuration["embedding_function"].get_config() == {"dimensions": 128}  # type: ignore[union-attr]
     assert HashEmbedding.name() in known_embedding_functions
     with pytest.raises(ConfigError):
         HashEmbedding(128).validate_config_update({"dimensions": 128}, {"dimensions": 256})

@@ -81,12 +81,12 @@ def test_a_function_that_does_not_pickle_travels_by_its_config_without_its_key(o
     index = VectorIndex(ChromaInMemory(), openai)
     pickled = cloudpickle.dumps(index)
     assert b"sk-secret" not in pickled
-    again = pickle.loads(pickled)
-    assert again.embedding == index.embedding and "text-embedding-3-small" in again.embedding
-    assert identity(again) == identity(index)
-    assert np.allclose(again.embed(["figs"]), index.embed(["figs"]))
-    assert np.allclose(again.embed_queries(["figs"]), HashEmbedding(64)(["figs"]), atol=1e-6)
-    assert pickle.loads(pickle.dumps(again)).embedding == index.embedding
+    unpickled = pickle.loads(pickled)
+    assert unpickled.embedding == index.embedding and "text-embedding-3-small" in unpickled.embedding
+    assert identity(unpickled) == identity(index)
+    assert np.allclose(unpickled.embed(["figs"]), index.embed(["figs"]))
+    assert np.allclose(unpickled.embed_queries(["figs"]), HashEmbedding(64)(["figs"]), atol=1e-6)
+    assert pickle.loads(pickle.dumps(unpickled)).embedding == index.embedding
 
 
 def test_every_memory_that_takes_an_embedding_function_takes_it(openai: Any, tmp_path: Path) -> None:
@@ -118,11 +118,11 @@ async def test_a_function_that_cannot_be_built_degrades_recall_to_words(
 
 
 def test_a_users_own_function_travels_by_its_config_if_it_must() -> None:
-    held = portable(Held(2.0))
-    assert isinstance(held, ConfiguredEmbedding) and portable(held) is held
-    assert (held.name(), held.get_config()) == ("held", {"scale": 2.0})
-    again = pickle.loads(pickle.dumps(held))
-    assert np.allclose(again(["figs"])[0], 2 * HashEmbedding(64)(["figs"])[0])
+    configured = portable(Held(2.0))
+    assert isinstance(configured, ConfiguredEmbedding) and portable(configured) is configured
+    assert (configured.name(), configured.get_config()) == ("held", {"scale": 2.0})
+    unpickled = pickle.loads(pickle.dumps(configured))
+    assert np.allclose(unpickled(["figs"])[0], 2 * HashEmbedding(64)(["figs"])[0])
     hashed = HashEmbedding(64)
     assert portable(hashed) is hashed and portable(None) is None
     with pytest.raises(StoreError, match="'held' cannot be built from its config"):

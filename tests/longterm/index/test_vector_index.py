@@ -77,15 +77,15 @@ def test_an_index_of_ones_own_is_used_like_any_other(tmp_path: Path) -> None:
 
     stores: dict[str, Own] = {}
     asyncio.run(contract.check_vectors(lambda law: stores.setdefault(law, Own())))
-    own = Own()
+    place = Own()
 
     async def use() -> None:
-        memory = VectorMemory(tmp_path / "said.db", VectorIndex(own, HashEmbedding()), keep_s=0)
+        memory = VectorMemory(tmp_path / "said.db", VectorIndex(place, HashEmbedding()), keep_s=0)
         ann = Scope(user_id="ann")
         await memory.remember(ann, [item("1", "a zyzzyva"), item("2", "a lighthouse")])
-        assert len(own.rows) == 2 and memory.paths() == []
+        assert len(place.rows) == 2 and memory.paths() == []
         assert [item.id for item in await memory.recall(ann, "zyzzyva")] == ["1"]
-        assert await memory.forget(ann) == 2 and not own.rows
+        assert await memory.forget(ann) == 2 and not place.rows
         await memory.close()
 
     asyncio.run(use())

@@ -110,10 +110,10 @@ def test_facts_and_deletions_survive_reopening_the_store(url: str) -> None:
 
 def test_a_store_of_facts_pickles_as_its_settings(url: str) -> None:
     facts = SQLItems(url, lock_timeout_s=3.0, connections=2)
-    again = pickle.loads(pickle.dumps(facts))
-    assert repr(again) == repr(facts) and again._settings == facts._settings
+    unpickled = pickle.loads(pickle.dumps(facts))
+    assert repr(unpickled) == repr(facts) and unpickled._settings == facts._settings
     asyncio.run(facts.close())
-    asyncio.run(again.close())
+    asyncio.run(unpickled.close())
     in_memory = InMemoryItems()
     assert isinstance(pickle.loads(pickle.dumps(in_memory)), InMemoryItems)
     asyncio.run(in_memory.put(USER, items(1)))
@@ -128,7 +128,9 @@ async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
     sarah = Scope(user_id="sarah-connor", agent="agent-x")
 
     source = Source(session_id="sarah-session")
-    about = [MemoryItem(id=f"sarah-{number}", text=text, topic="Trondheim", source=source) for number in range(20)]
+    secret_items = [
+        MemoryItem(id=f"sarah-{number}", text=text, topic="Trondheim", source=source) for number in range(20)
+    ]
 
     def words() -> set[bytes]:
         contents = b"".join(path.read_bytes() for path in tmp_path.iterdir())
@@ -136,7 +138,7 @@ async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
 
     facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     await facts.put(USER, items(50))
-    await facts.put(sarah, about)
+    await facts.put(sarah, secret_items)
     assert words() == {b"Trondheim", b"sarah"}
     await purge(facts, "sarah-connor")
     assert words() == set()
@@ -182,11 +184,11 @@ async def test_ids_of_deleted_facts_are_refused_for_ninety_days(
     now += TOMBSTONE_S - 60
     assert await purge(facts, "u", session_id="of nobody") == []
     assert await facts.delete(USER, ["1"]) == ["1"]
-    late = [*items(2), replace(items(1)[0], id="never there")]
-    assert await facts.put(USER, late) == [], "given again by who was away for long"
+    late_items = [*items(2), replace(items(1)[0], id="never there")]
+    assert await facts.put(USER, late_items) == [], "given again by who was away for long"
     now += 120
     assert await facts.delete(USER, ["2"]) == ["2"]
-    assert await facts.put(USER, late) == ["0", "never there"]
+    assert await facts.put(USER, late_items) == ["0", "never there"]
     await facts.close()
 
 
@@ -224,8 +226,8 @@ def test_pages_are_read_by_an_index(tmp_path: Path) -> None:
         with sqlite3.connect(tmp_path / "facts.db") as connection:
             return str(connection.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall())
 
-    whole = using(f"sqlite:///{tmp_path}/facts.db", plan)
-    assert "turnwise_items_created (owner=?)" in whole and "TEMP B-TREE" not in whole
+    plan_text = using(f"sqlite:///{tmp_path}/facts.db", plan)
+    assert "turnwise_items_created (owner=?)" in plan_text and "TEMP B-TREE" not in plan_text
 
 
 async def test_spaces_of_one_database_are_separate(url: str) -> None:

@@ -60,21 +60,21 @@ async def test_ids_of_forgotten_items_are_refused_for_ninety_days(
 ) -> None:
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
-    both = [item("1", "a zebra"), item("2", "a zebra")]
-    await text.add([(ANN, both)])
+    items = [item("1", "a zebra"), item("2", "a zebra")]
+    await text.add([(ANN, items)])
     await text.delete(ANN, ["1"])
     now += TOMBSTONE_S - 60
     await text.delete(ANN, ["2"])
-    await text.add([(ANN, both)])
+    await text.add([(ANN, items)])
     assert await ids_with(text, "ann", "zebra") == []
     now += 120
     await text.delete(ANN, ["3"])
-    await text.add([(ANN, both)])
+    await text.add([(ANN, items)])
     assert await ids_with(text, "ann", "zebra") == ["1"]
 
 
 async def test_items_are_returned_as_they_were_saved(text: SQLItems) -> None:
-    whole = MemoryItem(
+    full = MemoryItem(
         id="'%_",
         text="NUL \0 and 🦀",
         type=MemoryType.SKILL,
@@ -84,10 +84,10 @@ async def test_items_are_returned_as_they_were_saved(text: SQLItems) -> None:
         superseded_at=2.5,
         superseded_by="x",
     )
-    await text.add([(Scope(user_id="ann", agent="hr"), [whole])])
+    await text.add([(Scope(user_id="ann", agent="hr"), [full])])
     loaded = (await text.load(["ann"], {}))["ann"]
     (row,) = loaded.more
-    assert (row.item, row.agent, row.key) == (whole, "hr", key_of("ann", whole.id, whole.text))
+    assert (row.item, row.agent, row.key) == (full, "hr", key_of("ann", full.id, full.text))
     loaded = (await text.load(["ann"], {"ann": loaded.revision}))["ann"]
     assert (loaded.base, loaded.more) == (loaded.revision, [])
     await text.add([(ANN, [item("2")])])
@@ -95,7 +95,7 @@ async def test_items_are_returned_as_they_were_saved(text: SQLItems) -> None:
     assert (later.base, [row.item.id for row in later.more]) == (loaded.revision, ["2"])
     await text.delete(ANN, ["2"])
     last = (await text.load(["ann"], {"ann": later.revision}))["ann"]
-    assert (last.base, [row.item.id for row in last.more]) == (NOTHING, [whole.id])
+    assert (last.base, [row.item.id for row in last.more]) == (NOTHING, [full.id])
 
 
 async def test_one_invalid_item_refuses_the_whole_call(text: SQLItems) -> None:
@@ -152,10 +152,10 @@ async def test_words_of_forgotten_items_are_in_no_file(text: SQLItems, tmp_path:
     )
     await text.delete(ANN, [str(number) for number in range(50)])
     await text.close()
-    held = bytes_in(tmp_path)
-    assert b"lighthouse" in held
-    assert b"xylophon" not in held
-    assert b"quizzic" not in held
+    contents = bytes_in(tmp_path)
+    assert b"lighthouse" in contents
+    assert b"xylophon" not in contents
+    assert b"quizzic" not in contents
 
 
 async def test_deleting_one_user_writes_only_that_users_pages(tmp_path: Path) -> None:

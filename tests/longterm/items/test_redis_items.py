@@ -123,7 +123,7 @@ async def test_random_calls_have_the_same_results_as_in_memory(
         )
 
     def verb() -> Callable[[ItemStore], Awaitable[Any]]:
-        where, some, moment, limit = scope(), chance.sample(names, 3), chance.uniform(0, 30), chance.randint(1, 4)
+        target_scope, ids, moment, limit = scope(), chance.sample(names, 3), chance.uniform(0, 30), chance.randint(1, 4)
         new_items, kind = [item() for _ in range(3)], chance.choice((None, *kinds))
         successor = replace(new_items[0], id=f"n{chance.randint(0, 9)}", created_at=2.0)
         which = ItemFilter(
@@ -137,16 +137,16 @@ async def test_random_calls_have_the_same_results_as_in_memory(
         turn = chance.choice((None, 1)) if session else None
         return chance.choice(
             (
-                *[lambda facts: facts.put(where, new_items, at=moment)] * 6,
-                *[lambda facts: supersede(facts, where, some[0], successor)] * 3,
-                lambda facts: update(facts, where, some[0], "else", at=moment, type=kind),
-                lambda facts: facts.delete(where, some[:1]),
-                lambda facts: purge(facts, where.user_id, session_id=session, turn_index=turn),
-                lambda facts: touch(facts, where.user_id, some, moment),
+                *[lambda facts: facts.put(target_scope, new_items, at=moment)] * 6,
+                *[lambda facts: supersede(facts, target_scope, ids[0], successor)] * 3,
+                lambda facts: update(facts, target_scope, ids[0], "else", at=moment, type=kind),
+                lambda facts: facts.delete(target_scope, ids[:1]),
+                lambda facts: purge(facts, target_scope.user_id, session_id=session, turn_index=turn),
+                lambda facts: touch(facts, target_scope.user_id, ids, moment),
                 lambda facts: sweep(facts, moment / 3, types=which.types, limit=limit),
-                lambda facts: facts.get(where, some),
-                *[lambda facts: pages(facts, where, which, limit)] * 3,
-                lambda facts: count(facts, where, which),
+                lambda facts: facts.get(target_scope, ids),
+                *[lambda facts: pages(facts, target_scope, which, limit)] * 3,
+                lambda facts: count(facts, target_scope, which),
             )
         )
 
@@ -184,16 +184,16 @@ async def test_matching_facts_are_found_among_many_others(facts: RedisItems) -> 
 
 async def test_an_update_keeps_all_other_fields(facts: RedisItems, redis_server: RedisServer) -> None:
     source = Source(session_id="s'%\"\\/ü\x7f", turn_index=2**52, spans=(Span("7", 2**52, 2**60), Span("ü", 0, 1)))
-    whole = replace(items(1)[0], id="i'%\"\\/ü\u2028", topic=TEXT, source=source, created_at=0.1 + 0.2)
-    await facts.put(USER, [whole])
-    changed = replace(whole, text=TEXT, updated_at=1763700000.1234567)
-    assert await update(facts, USER, whole.id, TEXT, at=1763700000.1234567)
-    assert await facts.get(USER, [whole.id]) == {whole.id: changed}
-    await supersede(facts, USER, whole.id, MemoryItem(id="j'\"\\ü", text="x", created_at=1763700001.7654321))
+    full = replace(items(1)[0], id="i'%\"\\/ü\u2028", topic=TEXT, source=source, created_at=0.1 + 0.2)
+    await facts.put(USER, [full])
+    changed = replace(full, text=TEXT, updated_at=1763700000.1234567)
+    assert await update(facts, USER, full.id, TEXT, at=1763700000.1234567)
+    assert await facts.get(USER, [full.id]) == {full.id: changed}
+    await supersede(facts, USER, full.id, MemoryItem(id="j'\"\\ü", text="x", created_at=1763700001.7654321))
     ended = replace(changed, superseded_at=1763700001.7654321, superseded_by="j'\"\\ü")
-    assert await facts.get(USER, [whole.id]) == {whole.id: ended}
+    assert await facts.get(USER, [full.id]) == {full.id: ended}
     await facts.delete(USER, ["j'\"\\ü"])
-    assert await facts.get(USER, [whole.id]) == {whole.id: changed}
+    assert await facts.get(USER, [full.id]) == {full.id: changed}
     audit(redis_server)
 
 
@@ -257,15 +257,15 @@ def test_a_store_serves_several_event_loops_and_completes_calls_before_closing(r
         with pytest.raises(StoreClosedError, match=r"store redis://127\.0\.0\.1:\d+/0 is closed"):
             first.run(call)
     first.close()
-    assert using(redis_url, lambda again: count(again, USER)) == 218
+    assert using(redis_url, lambda reopened: count(reopened, USER)) == 218
 
 
 def test_a_store_pickles_as_its_settings(redis_url: str) -> None:
     store = RedisItems(redis_url, prefix="p", timeout_s=3.0, connections=2)
-    again = pickle.loads(pickle.dumps(store))
-    assert type(again) is RedisItems and again._settings == store._settings
+    unpickled = pickle.loads(pickle.dumps(store))
+    assert type(unpickled) is RedisItems and unpickled._settings == store._settings
     assert store._settings == {"url": redis_url, "prefix": "p", "timeout_s": 3.0, "connections": 2}
-    assert repr(again) == repr(store) == f"RedisItems({redis_url!r})"
+    assert repr(unpickled) == repr(store) == f"RedisItems({redis_url!r})"
 
 
 @pytest.mark.parametrize(
@@ -441,12 +441,12 @@ async def test_only_idempotent_calls_are_repeated_after_a_lost_answer(
         new = MemoryItem(id="9", text="x", created_at=9.0)
         for call in (facts.delete(USER, ["9-9"]), purge(facts, "v"), sweep(facts, 0.0), touch(facts, "u", [], 1.0)):
             await call  # so that each script is there
-        again: list[tuple[Callable[[], Awaitable[Any]], Any]] = [
+        repeated_calls: list[tuple[Callable[[], Awaitable[Any]], Any]] = [
             (lambda: count(facts, USER), 2),
             (lambda: facts.get(USER, ["1"]), {"1": items(2)[1]}),
             (lambda: touch(facts, "u", ["1"], 1.0), None),
         ]
-        for verb, expected in again:
+        for verb, expected in repeated_calls:
             line.lose = 1
             assert await verb() == expected
             assert line.lose == 0

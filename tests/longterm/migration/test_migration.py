@@ -394,9 +394,9 @@ def test_a_second_migration_changes_nothing(make_source: Callable[[Iterable[Row]
     target = SQLItems(url)
     first = run(source, target)
     before = facts_in(target)
-    again = run(source, target, agent="another")
-    assert (again.read, again.written, again.known) == (4, 0, 4)
-    assert (again.by_user, again.by_type) == (first.by_user, first.by_type)
+    second = run(source, target, agent="another")
+    assert (second.read, second.written, second.known) == (4, 0, 4)
+    assert (second.by_user, second.by_type) == (first.by_user, first.by_type)
     assert facts_in(target) == before
     asyncio.run(target.close())
 

@@ -63,10 +63,10 @@ def test_a_killed_migration_can_be_repeated(tmp_path: Path) -> None:
             child.stdin.flush()
         os.kill(child.pid, signal.SIGKILL)  # in the midst of the next page, wherever that is
     target = SQLItems(url)
-    there = sum(map(len, facts_in(target).values()))
-    assert 200 <= there <= 500
+    stored_count = sum(map(len, facts_in(target).values()))
+    assert 200 <= stored_count <= 500
     report = run(source, target)
-    assert (report.written, report.known) == (500 - there, there)
+    assert (report.written, report.known) == (500 - stored_count, stored_count)
     stored_texts = texts(target)
     assert sorted(text for of_user in stored_texts.values() for text in of_user) == sorted(
         value["content"] for _, _, value in many(500, 7)
@@ -172,10 +172,10 @@ def test_a_source_is_read_at_one_moment_without_blocking_writers(mode: str, tmp_
     path = sqlite_store(tmp_path / "flat.db", many(300, 2))
     writer = sqlite3.connect(path, timeout=0)  # the first wait is an error
     writer.execute(f"PRAGMA journal_mode = {mode}")
-    later, held = iter(range(100)), open_count(path)
+    later, opened_before = iter(range(100)), open_count(path)
 
     def write(read: int) -> None:
-        assert open_count(path) == held
+        assert open_count(path) == opened_before
         with writer:
             writer.execute('UPDATE store SET value = \'{"content": "late"}\'')
             writer.execute("INSERT INTO store (prefix, key, value) VALUES ('z.memories', ?, '{}')", (str(next(later)),))

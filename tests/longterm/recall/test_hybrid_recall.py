@@ -35,8 +35,8 @@ class Meaning:
 
     @staticmethod
     def _vector(text: str) -> list[float]:
-        of = 0 if "peanuts" in text or "dinner" in text else 1 + sum(text.encode()) % 63
-        return [2.0 * (index == of) for index in range(64)]
+        axis = 0 if "peanuts" in text or "dinner" in text else 1 + sum(text.encode()) % 63
+        return [2.0 * (index == axis) for index in range(64)]
 
 
 class Chooser:
@@ -67,16 +67,16 @@ async def texts(memory: Any, query: str, **options: Any) -> list[str]:
 
 
 async def test_similar_facts_without_a_common_word_are_found_by_vectors() -> None:
-    words, both = (
+    words, with_vectors = (
         LexicalMemory(InMemoryItems(), similarity=similarity) for similarity in (None, Similarity(Meaning()))
     )
-    for memory in (words, both):
+    for memory in (words, with_vectors):
         await memory.remember(ANN, items())
     assert not await texts(words, "What is for dinner?")
-    (recalled,) = await both.recall(ANN, "What is for dinner?")
+    (recalled,) = await with_vectors.recall(ANN, "What is for dinner?")
     assert recalled.text == FACTS[0] and recalled.score is not None and 0.4 < recalled.score <= 0.5
-    assert await texts(both, "Which cello?") == [FACTS[1]]
-    assert not await texts(both, "Quantum chromodynamics?")
+    assert await texts(with_vectors, "Which cello?") == [FACTS[1]]
+    assert not await texts(with_vectors, "Quantum chromodynamics?")
 
 
 async def test_each_fact_is_embedded_once() -> None:
@@ -90,8 +90,8 @@ async def test_each_fact_is_embedded_once() -> None:
         assert await texts(memory, "dinner?") == [FACTS[0]]
     assert sorted(meaning.embedded) == sorted([*FACTS, *["dinner?"] * 3])
     facts = SQLItems("sqlite:///facts.db")
-    again = pickle.loads(pickle.dumps(ExtractiveMemory(Chooser(), facts, weights=Weights(tail=0.2), chooses=True)))
-    assert again._settings["chooses"] and again._settings["weights"] == Weights(tail=0.2)
+    unpickled = pickle.loads(pickle.dumps(ExtractiveMemory(Chooser(), facts, weights=Weights(tail=0.2), chooses=True)))
+    assert unpickled._settings["chooses"] and unpickled._settings["weights"] == Weights(tail=0.2)
 
 
 async def test_while_embeddings_fail_facts_are_found_by_words() -> None:
@@ -101,8 +101,8 @@ async def test_while_embeddings_fail_facts_are_found_by_words() -> None:
     embedding.down = True
     recalled = await memory.recall(ANN, "Which cello?")
     assert [item.text for item in recalled] == [FACTS[1]] and "embeddings are down" in str(trouble_of(recalled))
-    again = pickle.loads(pickle.dumps(recalled))
-    assert again == recalled and trouble_of(again) == trouble_of(recalled)
+    unpickled = pickle.loads(pickle.dumps(recalled))
+    assert unpickled == recalled and trouble_of(unpickled) == trouble_of(recalled)
     embedding.down = False
     recalled = await memory.recall(ANN, "Which cello?")
     assert [item.text for item in recalled] == [FACTS[1]] and trouble_of(recalled) is None

@@ -97,8 +97,10 @@ async def test_what_is_forgotten_is_in_no_index(make: Make) -> None:
     await memory.remember(ANN, [item(str(number), f"Note {number}") for number in range(3, 9)])
     assert await ids(memory, "walrus") == ["1"]
     await memory.forget(ANN, ["1"])
-    held = memory._user_indexes["ann"] if isinstance(memory, VectorMemory) else _held(memory)
-    assert "walrus" not in held._words._word_counts and "Antje" not in repr((held.rows, held._words._passages))
+    user_index = memory._user_indexes["ann"] if isinstance(memory, VectorMemory) else _held(memory)
+    assert "walrus" not in user_index._words._word_counts and "Antje" not in repr(
+        (user_index.rows, user_index._words._passages)
+    )
     await memory.close()
 
 
@@ -121,9 +123,9 @@ def test_a_changed_index_equals_one_made_at_once(data: st.DataObject) -> None:
         more = []
         for number in sorted(new):
             source = Source(session_id=data.draw(st.sampled_from(["a", "b", None])), turn_index=number)
-            named = data.draw(st.sampled_from([None, "Blue Whale"]))
+            name = data.draw(st.sampled_from([None, "Blue Whale"]))
             text = data.draw(st.sampled_from(TEXTS))
-            new_item = item(f"{number} {step}", text, source=source, name=named, pinned=number % 2 == 0)
+            new_item = item(f"{number} {step}", text, source=source, name=name, pinned=number % 2 == 0)
             more.append(Row(row=number, agent=None, item=new_item, key=str(number)))
         rows = {number: row for number, row in rows.items() if number not in removed} | {row.row: row for row in more}
         grown = grown.changed(Revision(1, step, len(rows)), arrivals_of(more), removed)
@@ -146,10 +148,10 @@ def test_a_changed_index_equals_one_made_at_once(data: st.DataObject) -> None:
 def test_numbers_differ_and_ascend_where_there_is_room(existing: list[int | None]) -> None:
     numbers = numbers_between(existing)
     assert len(set(numbers)) == len(existing) and all(
-        had in (None, has) for had, has in zip(existing, numbers, strict=True)
+        before in (None, after) for before, after in zip(existing, numbers, strict=True)
     )
-    there = [number for number in existing if number is not None]
-    if there == sorted(there):
+    existing_numbers = [number for number in existing if number is not None]
+    if existing_numbers == sorted(existing_numbers):
         assert numbers == sorted(numbers)
 
 
@@ -276,8 +278,8 @@ async def test_a_recall_that_was_given_up_stops_and_the_next_one_goes_on(
     await memory.recall(BOB, "And then?")
     assert len(analysed) == stop_at
     await memory.recall(ANN, "What was it?")
-    whole = set(analysed)
-    assert len(analysed) - len(whole) <= stop_at and len(whole) > 50
+    distinct_texts = set(analysed)
+    assert len(analysed) - len(distinct_texts) <= stop_at and len(distinct_texts) > 50
     await memory.close()
 
 
@@ -358,9 +360,9 @@ async def test_lists_of_one_user_have_indexes_of_their_own(analysed: list[str]) 
     memory = LexicalMemory(InMemoryItems())
     await memory.remember(ANN, [item("1", "a walrus"), item("2", "a seal")])
     everything = await memory.items(ANN)
-    some = ItemFilter(types=())
+    empty_filter = ItemFilter(types=())
     for _ in range(3):
         assert await memory.ranked(ANN, "walrus", everything, limit=3)
-        assert not await memory.ranked(ANN, "walrus", [], some, limit=3)
+        assert not await memory.ranked(ANN, "walrus", [], empty_filter, limit=3)
     assert len(analysed) == 2
     await memory.close()

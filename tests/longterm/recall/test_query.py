@@ -51,8 +51,8 @@ def items(*texts: str, session: str | None = None) -> list[MemoryItem]:
     ]
 
 
-def ids(of: list[MemoryItem], query: str, weights: Weights = FACTS) -> list[str]:
-    return [item.id for item in find(index_of(of), query, limit=10, weights=weights)]
+def ids(facts: list[MemoryItem], query: str, weights: Weights = FACTS) -> list[str]:
+    return [item.id for item in find(index_of(facts), query, limit=10, weights=weights)]
 
 
 BARE = "Where did Ann adopt the greyhound?"
@@ -154,16 +154,18 @@ def test_one_word_of_a_long_sentence_finds_nothing() -> None:
     ],
 )
 def test_vectors_find_similar_items_for_questions(message: str, similarity: float, expected: list[str]) -> None:
-    near = np.array([similarity, *[0.1] * (len(SAID) - 1)])
+    similarities = np.array([similarity, *[0.1] * (len(SAID) - 1)])
     user_index = index_of(items(*SAID))
-    assert [item.id for item in find(user_index, message, limit=10, weights=FACTS, similarities=near)] == expected
+    assert [
+        item.id for item in find(user_index, message, limit=10, weights=FACTS, similarities=similarities)
+    ] == expected
 
 
 def test_a_vector_that_is_similar_to_all_items_does_not_count() -> None:
     facts = items(*(f"The user owns a {word}." for word in OWNED))
-    near = np.full(len(OWNED), 0.6)
-    near[-1] = 0.8
-    recalled = find(index_of(facts), "Whippets and xylophones?", limit=3, weights=Weights(), similarities=near)
+    similarities = np.full(len(OWNED), 0.6)
+    similarities[-1] = 0.8
+    recalled = find(index_of(facts), "Whippets and xylophones?", limit=3, weights=Weights(), similarities=similarities)
     assert [item.id for item in recalled] == [str(len(OWNED) - 1)]
 
 

@@ -62,13 +62,15 @@ def parse(text: str) -> list[Line]:
     parsed: list[Line] = []
     for section in sections:
         first, *lines, last = section.splitlines()
-        named = re.fullmatch("<([a-z0-9_]+)_memory>", first)
-        assert named and last == f"</{named[1]}_memory>"
+        heading = re.fullmatch("<([a-z0-9_]+)_memory>", first)
+        assert heading and last == f"</{heading[1]}_memory>"
         bucket = ""
         for line in lines:
             if entry := re.fullmatch(r"- \[(.+?)\] \(([a-z_]+)(?:, (\".*?\"))?\) (\".*\")", line):
                 when, kind, topic, quoted = entry.groups()
-                parsed.append((named[1], bucket, when, kind, json.loads(topic) if topic else None, json.loads(quoted)))
+                parsed.append(
+                    (heading[1], bucket, when, kind, json.loads(topic) if topic else None, json.loads(quoted))
+                )
             else:
                 assert line.endswith(":")
                 bucket = line[:-1]
@@ -203,10 +205,10 @@ def test_equal_texts_appear_once() -> None:
     assert [line[5] for line in parse(sections.text)] == ["Likes  tea", "likes teas", "STRASSE", "more"]
 
 
-def size_of(recalled: Sequence[RetrievalResult], some: Collection[MemoryItem]) -> int:
+def size_of(recalled: Sequence[RetrievalResult], chosen: Collection[MemoryItem]) -> int:
     """Return the tokens of the sections of these items."""
     alone = [
-        RetrievalResult(items=[entry for entry in memory.items if entry in some], section=memory.section)
+        RetrievalResult(items=[entry for entry in memory.items if entry in chosen], section=memory.section)
         for memory in recalled
     ]
     text = text_of(*alone)
@@ -219,7 +221,9 @@ offers = st.lists(
 
 
 @given(st.lists(offers, min_size=1, max_size=3), st.integers(0, 2500))
-def test_all_memories_share_one_budget(offered: list[list[tuple[str, MemoryType, float | None]]], most: int) -> None:
+def test_all_memories_share_one_budget(
+    offered: list[list[tuple[str, MemoryType, float | None]]], max_tokens: int
+) -> None:
     """Case 57: see `make_sections`, line by line."""
     recalled = [
         RetrievalResult(
@@ -231,14 +235,14 @@ def test_all_memories_share_one_budget(offered: list[list[tuple[str, MemoryType,
         )
         for memory, items in enumerate(offered)
     ]
-    sections = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=most)
-    there = [entry for items in sections.items for entry in items]
-    assert sorted(line[5] for line in parse(sections.text)) == sorted(entry.text for entry in there)
-    assert sections == make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=most)
+    sections = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=max_tokens)
+    shown = [entry for items in sections.items for entry in items]
+    assert sorted(line[5] for line in parse(sections.text)) == sorted(entry.text for entry in shown)
+    assert sections == make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=max_tokens)
 
-    whole = size_of(recalled, there)
-    assert whole <= most
-    assert whole == (COUNTER.count(System(text=sections.text.partition("\n\n")[2])) if sections.text else 0)
+    size = size_of(recalled, shown)
+    assert size <= max_tokens
+    assert size == (COUNTER.count(System(text=sections.text.partition("\n\n")[2])) if sections.text else 0)
     texts: set[str] = set()
     best: dict[tuple[int, MemoryCategory], MemoryItem] = {}
     for memory, (result, items) in enumerate(zip(recalled, sections.items, strict=True)):
@@ -252,14 +256,14 @@ def test_all_memories_share_one_budget(offered: list[list[tuple[str, MemoryType,
         left_out = {"duplicate": len(result.items) - len(unlike), "token_budget": len(unlike) - len(items)}
         assert sections.left_out[memory] == {reason: count for reason, count in left_out.items() if count}
         for entry in unlike:
-            assert entry in there or size_of(recalled, [*there, entry]) > most
-            if size_of(recalled, [entry]) <= most:
+            assert entry in shown or size_of(recalled, [*shown, entry]) > max_tokens
+            if size_of(recalled, [entry]) <= max_tokens:
                 best.setdefault((memory, entry.type.category), entry)
     for first in best.values():
         shorter = [
             candidate for candidate in best.values() if size_of(recalled, [candidate]) <= size_of(recalled, [first])
         ]
-        assert first in there or size_of(recalled, shorter) > most
+        assert first in shown or size_of(recalled, shorter) > max_tokens
 
 
 def test_good_facts_do_not_displace_other_categories_and_memories() -> None:
@@ -267,8 +271,8 @@ def test_good_facts_do_not_displace_other_categories_and_memories() -> None:
     event = replace(item("The user moved a crate.", type=MemoryType.INTERACTION, id="e"), score=0.1)
     rule = item("Crates stay closed.", type=MemoryType.INSTRUCTIONS, id="r")
     recalled = [RetrievalResult(items=[*facts, event]), RetrievalResult(items=[rule], section="static")]
-    most = size_of(recalled, [*facts[:2], event, rule]) + 50
-    sections = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=most)
+    max_tokens = size_of(recalled, [*facts[:2], event, rule]) + 50
+    sections = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=max_tokens)
     assert sections.items == ((*facts[:2], event), (rule,))
     assert sections.left_out == ({"token_budget": 10}, {})
 

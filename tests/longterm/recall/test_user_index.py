@@ -53,11 +53,11 @@ def test_passages_have_the_vector_of_the_item_until_they_have_their_own() -> Non
     user_index = UserIndex().grown(Revision(1, 0, 1), [row])
     assert user_index.missing() == keys
     user_index.take({keys[1]: np.array([0.0, 1.0], np.float32)})
-    near = user_index.similarities(np.array([0.0, 1.0], np.float32))
-    assert near is not None and near[1] == 1 and np.isnan(np.delete(near, 1)).all()
+    similarities = user_index.similarities(np.array([0.0, 1.0], np.float32))
+    assert similarities is not None and similarities[1] == 1 and np.isnan(np.delete(similarities, 1)).all()
     user_index.take({"key": np.array([1.0, 0.0], np.float32)})
-    near = user_index.similarities(np.array([1.0, 0.0], np.float32))
-    assert near is not None and near.tolist() == [1.0, 0.0] + [1.0] * (len(keys) - 2)
+    similarities = user_index.similarities(np.array([1.0, 0.0], np.float32))
+    assert similarities is not None and similarities.tolist() == [1.0, 0.0] + [1.0] * (len(keys) - 2)
     assert not user_index.missing()
 
 
@@ -79,8 +79,8 @@ def test_two_extensions_of_one_index_have_their_own_vectors() -> None:
         grown.append(first.grown(Revision(1, 0, 2), [more]))
     assert [user_index.missing() for user_index in (first, *grown)] == [[], ["1"], ["2"]]
     grown[0].take({"1": np.array([0.0, 1.0], np.float32)})
-    near = [user_index.similarities(np.array([0.0, 1.0], np.float32)) for user_index in (first, *grown)]
-    assert [None if similarities is None else np.isnan(similarities).tolist() for similarities in near] == [
+    all_similarities = [user_index.similarities(np.array([0.0, 1.0], np.float32)) for user_index in (first, *grown)]
+    assert [None if similarities is None else np.isnan(similarities).tolist() for similarities in all_similarities] == [
         [False],
         [False] * 2,
         [False, True],
@@ -100,10 +100,10 @@ def test_an_earlier_index_does_not_find_what_was_added_later() -> None:
 
 def test_new_items_are_taken_in_once_by_a_recall_and_a_save_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the user's other items either: to add thousands of them again would take seconds."""
-    taken = list[str]()
+    analysed = list[str]()
 
     def noting(text: str) -> list[str]:
-        taken.append(text)
+        analysed.append(text)
         return words(text)
 
     rows = [
@@ -113,7 +113,7 @@ def test_new_items_are_taken_in_once_by_a_recall_and_a_save_at_once(monkeypatch:
     before = UserIndex().grown(Revision(1, 0, 16), rows[:16])
     monkeypatch.setattr("turnwise.memory.longterm.recall.user_index.words", noting)
     grown = {row_count: before.grown(Revision(1, 0, row_count), rows[16:row_count]) for row_count in (18, 20, 17, 19)}
-    assert taken == [row.item.text for row in rows[16:]]
+    assert analysed == [row.item.text for row in rows[16:]]
     for row_count, user_index in grown.items():
         assert {recalled.id for recalled in find(user_index, "walrus", limit=99, weights=FACTS)} == {
             *map(str, range(row_count))

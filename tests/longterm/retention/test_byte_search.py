@@ -111,10 +111,14 @@ def test_only_free_space_of_pages_is_searched(rows: list[tuple[int, int]], size:
         with closing(sqlite3.connect(file)) as database:
             database.execute("VACUUM")  # which leaves nothing free
             query = "SELECT text FROM quaggas UNION SELECT word FROM words"
-            there = {text[:15] for (text,) in database.execute(query)} | {"quaggas", "words"}
+            stored_texts = {text[:15] for (text,) in database.execute(query)} | {"quaggas", "words"}
             (pages,) = database.execute("PRAGMA page_count").fetchone()
-        assert Needles(there).within(file.read_bytes()) == there
-        assert search_here(file, range(1, pages + 1), there) == search_here(file, None, there) == Found(1, {})
+        assert Needles(stored_texts).within(file.read_bytes()) == stored_texts
+        assert (
+            search_here(file, range(1, pages + 1), stored_texts)
+            == search_here(file, None, stored_texts)
+            == Found(1, {})
+        )
 
 
 def test_the_log_and_pages_that_it_has_are_searched_whole(tmp_path: Path) -> None:

@@ -124,8 +124,8 @@ async def test_forgotten_text_is_in_no_file(make: Make, tmp_path: Path, way: str
     scope, ids, turn, deleted_ids = WAYS[way]
 
     def remaining() -> set[str]:
-        held = bytes_in(tmp_path)
-        return {name for name, words in WORDS.items() if any(word in held for word in words)}
+        contents = bytes_in(tmp_path)
+        return {name for name, words in WORDS.items() if any(word in contents for word in words)}
 
     memory = make()
     assert isinstance(memory, Erasing)
@@ -145,8 +145,8 @@ async def test_forgotten_text_is_in_no_file(make: Make, tmp_path: Path, way: str
     memory = make()
     await memory.remember(ANN, ITEMS)
     for entry in ITEMS:
-        there = {recalled.id for recalled in await memory.recall(ANN, entry.text[:60], as_of=3.0)}
-        assert (entry.id in there) == (entry.id not in deleted_ids)
+        recalled_ids = {recalled.id for recalled in await memory.recall(ANN, entry.text[:60], as_of=3.0)}
+        assert (entry.id in recalled_ids) == (entry.id not in deleted_ids)
     await memory.close()
 
 
@@ -191,8 +191,8 @@ async def test_texts_that_other_items_contain_may_stay(make: Make) -> None:
     erased = await erase(memory, ANN)
     assert (erased.items, erased.found, erased.verified) == (4, (), True)
     assert [recalled.id for recalled in await memory.recall(BOB, "zyzzyva weevil")] == ["1"]
-    again = await erase(memory, BOB)
-    assert (again.items, again.verified) == (3, True)
+    second = await erase(memory, BOB)
+    assert (second.items, second.verified) == (3, True)
     assert (await erase(memory, BOB)).items == 0
     await memory.close()
 
@@ -284,8 +284,8 @@ async def test_extracted_facts_are_searched_for(tmp_path: Path) -> None:
     assert (erased.items, erased.verified) == (2, True)
     erased = await erase(memory, session, turn_index=1)
     assert (erased.items, erased.verified) == (2, True)
-    held = bytes_in(tmp_path)
-    assert b"zyzzyva 2" in held and b"zyzzyva 1" not in held and b"zyzzyva 0" not in held
+    contents = bytes_in(tmp_path)
+    assert b"zyzzyva 2" in contents and b"zyzzyva 1" not in contents and b"zyzzyva 0" not in contents
     await memory.remember(ANN, items)
     assert sorted(recalled.text for recalled in await memory.recall(ANN, "zyzzyva")) == ["I own zyzzyva 2."]
     await memory.close()
@@ -302,8 +302,8 @@ async def test_forgetting_many_batches_leaves_nothing(tmp_path: Path, small_batc
     )
     erased = await erase(memory, Scope(user_id="ann", session_id="s0"))
     assert (erased.items, erased.found, erased.verified) == (many // 2, (), True)
-    held = bytes_in(tmp_path)
-    assert b"zyzzyva number 149." in held and b"zyzzyva number 150." not in held
+    contents = bytes_in(tmp_path)
+    assert b"zyzzyva number 149." in contents and b"zyzzyva number 150." not in contents
     erased = await erase(memory, ANN)
     assert (erased.items, erased.verified) == (many // 2, True)
     assert b"zyzzyv" not in bytes_in(tmp_path)  # nor the stem that words are indexed by
@@ -329,8 +329,8 @@ async def test_vectors_of_forgotten_items_are_in_no_file_of_chroma(tmp_path: Pat
     other_vectors = index.get(await memory.keys(BOB))
 
     def remaining() -> int:
-        held = bytes_in(tmp_path / "chroma")
-        return sum(vector.tobytes()[400:440] in held for vector in vectors)
+        contents = bytes_in(tmp_path / "chroma")
+        return sum(vector.tobytes()[400:440] in contents for vector in vectors)
 
     assert remaining() > 25
     erased = await erase(memory, ANN)

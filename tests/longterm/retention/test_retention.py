@@ -376,9 +376,9 @@ def test_retention_is_pickled_with_the_settings(tmp_path: Path) -> None:
         ExtractiveMemory(ids, facts, retention=retention),
         VectorMemory(text, index, retention=retention, pause_s=1.0),
     ):
-        again = pickle.loads(pickle.dumps(memory))
-        assert pickle.dumps(again) == pickle.dumps(memory)
-        assert (again._lexical if isinstance(again, ExtractiveMemory) else again)._retention == retention
+        unpickled = pickle.loads(pickle.dumps(memory))
+        assert pickle.dumps(unpickled) == pickle.dumps(memory)
+        assert (unpickled._lexical if isinstance(unpickled, ExtractiveMemory) else unpickled)._retention == retention
 
 
 @pytest.mark.parametrize("keep_s", [0.0, -1.0, float("inf"), float("nan")])

@@ -322,13 +322,13 @@ def limits_categories(memory: object) -> bool:
 
 def first_of_each(items: Iterable[MemoryItem], limit: int) -> list[MemoryItem]:
     """Return the first `limit` items of each category, in their order."""
-    left = dict.fromkeys(MemoryCategory, limit)
-    found = []
+    room = dict.fromkeys(MemoryCategory, limit)
+    selected = []
     for item in items:
-        left[item.type.category] -= 1
-        if left[item.type.category] >= 0:
-            found.append(item)
-    return found
+        room[item.type.category] -= 1
+        if room[item.type.category] >= 0:
+            selected.append(item)
+    return selected
 
 
 def has_profiles(memory: object) -> bool:

@@ -78,38 +78,38 @@ async def check_items_are_recalled_by_their_words(memory: LongTermMemory, other:
     """Of every type and script, at once, with text, type, topic, source and time unchanged."""
     items = [
         MemoryItem(
-            id=f"log:{at}-{at + 1}",
+            id=f"log:{number}-{number + 1}",
             text=text,
-            type=list(MemoryType)[at % len(MemoryType)],
-            topic=f"topic {at}" if at % 2 else None,
-            source=Source(session_id="s", turn_index=at, spans=(Span("log", at, at + 1),)),
-            created_at=1763700000.5 + at,
+            type=list(MemoryType)[number % len(MemoryType)],
+            topic=f"topic {number}" if number % 2 else None,
+            source=Source(session_id="s", turn_index=number, spans=(Span("log", number, number + 1),)),
+            created_at=1763700000.5 + number,
         )
-        for at, text in enumerate(_TEXTS)
+        for number, text in enumerate(_TEXTS)
     ]
     await _keep(memory, _A, items)
-    for each in (memory, other):
+    for handle in (memory, other):
         for item in items:
-            found = await each.recall(_A, item.text)
-            equal(found[:1], [item], f"what is recalled first by {item.text[:60]!r}")
-            equal((found[0].superseded_at, found[0].updated_at), (None, None), "its times")
+            recalled = await handle.recall(_A, item.text)
+            equal(recalled[:1], [item], f"what is recalled first by {item.text[:60]!r}")
+            equal((recalled[0].superseded_at, recalled[0].updated_at), (None, None), "its times")
     equal(set(await memory.remember(_A, [])), set(), "what is durable of nothing")
 
 
 @_law
 async def check_recalled_items_are_sorted_by_relevance(memory: LongTermMemory) -> None:
     """Scores, if any, are from 0 to 1; unrelated queries return nothing; at most `limit` items."""
-    await _keep(memory, _U, [_item(str(at), text) for at, text in enumerate(_TEXTS)])
+    await _keep(memory, _U, [_item(str(number), text) for number, text in enumerate(_TEXTS)])
     await _keep(memory, _U, [_item("crowd", "Brother Tom and a friend of his play chess on Sundays in the old town.")])
-    found = await memory.recall(_U, _TEXTS[2])
-    equal(found[0].id, "2", f"which of {[item.id for item in found]!r} is best")
-    scores = [item.score for item in found if item.score is not None]
+    recalled = await memory.recall(_U, _TEXTS[2])
+    equal(recalled[0].id, "2", f"which of {[item.id for item in recalled]!r} is best")
+    scores = [item.score for item in recalled if item.score is not None]
     equal(scores, sorted(scores, reverse=True), "scores")
     equal([score for score in scores if not 0 <= score <= 1], [], "scores that are not from 0 to 1")
     for nothing in ("Quantum chromodynamics?", "Quark quark quark", "nebula"):
         equal(await _ids(memory, _U, nothing), [], f"what has to do with {nothing!r}")
     equal(await _ids(memory, Scope(user_id="nobody"), _TEXTS[2]), [], "what nobody has")
-    await _keep(memory, _U, [_item(f"bee{at}", f"Beehive number {at} gave honey.") for at in range(20)])
+    await _keep(memory, _U, [_item(f"bee{number}", f"Beehive number {number} gave honey.") for number in range(20)])
     for limit in (1, 2, 19):
         equal(len(await memory.recall(_U, "beehive honey", limit=limit)), limit, f"how many of {limit}")
     equal(len(await memory.recall(_U, "beehive honey")), 10, "how many by default")
@@ -118,13 +118,16 @@ async def check_recalled_items_are_sorted_by_relevance(memory: LongTermMemory) -
 @_law
 async def check_remembering_may_be_repeated(memory: LongTermMemory, other: LongTermMemory) -> None:
     """In part, twice in one call, concurrently, or with another text: the first item with an id stays."""
-    items = [_item(f"i{at}", f"Lighthouse {at} shines over harbour{at}.", created_at=10.0 + at) for at in range(8)]
+    items = [
+        _item(f"i{number}", f"Lighthouse {number} shines over harbour{number}.", created_at=10.0 + number)
+        for number in range(8)
+    ]
     await _keep(memory, _U, items[:4])
     await _keep(other, _U, [items[3], items[2], items[4], items[4]])
-    await asyncio.gather(*(_keep((memory, other)[at % 2], _U, items[at:]) for at in range(6)))
+    await asyncio.gather(*(_keep((memory, other)[number % 2], _U, items[number:]) for number in range(6)))
     await _keep(memory, _U, [_item("i1", "Lighthouse of another harbour.", _SKILL, created_at=99.0)])
-    found = await memory.recall(_U, "lighthouse", limit=100)
-    equal(sorted(found, key=lambda item: item.id), items, "the items")
+    recalled = await memory.recall(_U, "lighthouse", limit=100)
+    equal(sorted(recalled, key=lambda item: item.id), items, "the items")
     equal((await memory.recall(_U, "Lighthouse 1 shines over harbour1."))[0], items[1], "the first that came")
 
 
@@ -150,8 +153,8 @@ async def check_changed_items_are_found_by_their_new_names(memory: LongTermMemor
     """And not by old names and aliases; not at all while they are resolved or expired."""
     await _keep(memory, _U, [replace(_item("1", "The user has a dog."), name="Rex"), _item("2", "Rain fell at night.")])
     equal(await memory.update(_U, "1", name="Wuffi", aliases=["Bello"], topic="pets"), True, "whether it was there")
-    for query, found in (("How old is Wuffi?", ["1"]), ("And Bello?", ["1"]), ("How is Rex?", [])):
-        equal(await _ids(memory, _U, query), found, f"what {query!r} finds")
+    for query, expected in (("How old is Wuffi?", ["1"]), ("And Bello?", ["1"]), ("How is Rex?", [])):
+        equal(await _ids(memory, _U, query), expected, f"what {query!r} finds")
     (item,) = await memory.recall(_U, "Wuffi")
     equal(
         (item.text, item.topic, item.created_at),
@@ -174,20 +177,24 @@ async def check_changed_items_are_found_by_their_new_names(memory: LongTermMemor
 async def check_users_are_separate(memory: LongTermMemory) -> None:
     """Whatever their ids are, and whatever one of them recalls, updates or forgets."""
     scopes = {name: Scope(user_id=name, session_id=name) for name in IDS}
-    for at, (name, scope) in enumerate(scopes.items()):
-        await _keep(memory, scope, [_item("same", f"Otter {at} likes mussels.", session=name)])
-    for at, (name, scope) in enumerate(scopes.items()):
+    for number, (name, scope) in enumerate(scopes.items()):
+        await _keep(memory, scope, [_item("same", f"Otter {number} likes mussels.", session=name)])
+    for number, (name, scope) in enumerate(scopes.items()):
         texts = [item.text for item in await memory.recall(scope, "Which otter likes mussels?", limit=1000)]
-        equal(texts, [f"Otter {at} likes mussels."], f"what {name!r} recalls")
-    for at, (name, scope) in enumerate(scopes.items()):
-        equal(await memory.update(scope, "same", f"Otter {at} prefers urchins."), True, f"the update of {name!r}")
-    left = dict(scopes)
+        equal(texts, [f"Otter {number} likes mussels."], f"what {name!r} recalls")
+    for number, (name, scope) in enumerate(scopes.items()):
+        equal(await memory.update(scope, "same", f"Otter {number} prefers urchins."), True, f"the update of {name!r}")
+    remaining = dict(scopes)
     for name in scopes:
-        scope = left.pop(name)
+        scope = remaining.pop(name)
         equal(await memory.forget(scope), 1, f"how many were there of {name!r}")
         equal(await _ids(memory, scope, "otter urchins"), [], f"what {name!r} recalls then")
-        for each in list(left)[:3]:
-            equal(await _ids(memory, left[each], "otter urchins"), ["same"], f"what is left of {each!r}")
+        for remaining_name in list(remaining)[:3]:
+            equal(
+                await _ids(memory, remaining[remaining_name], "otter urchins"),
+                ["same"],
+                f"what is left of {remaining_name!r}",
+            )
 
 
 @_law
@@ -198,17 +205,19 @@ async def check_a_hundred_concurrent_users_are_separate(memory: LongTermMemory, 
         scope = Scope(user_id=f"user-{number}", session_id="s", agent=f"agent-{number % 3}")
         handle = (memory, other)[number % 2]
         kinds = (_FACTS, _SKILL, _CONTEXT)
-        items = [_item(f"i{at}", f"Penguin {number} saw iceberg {at}.", kind) for at, kind in enumerate(kinds)]
+        items = [
+            _item(f"i{iceberg}", f"Penguin {number} saw iceberg {iceberg}.", kind) for iceberg, kind in enumerate(kinds)
+        ]
         for item in items:
             await _keep(handle, scope, [item])
-            mine = await handle.recall(scope, "Which penguin saw an iceberg?", limit=50)
-            strangers = [found.text for found in mine if not found.text.startswith(f"Penguin {number} ")]
+            own_items = await handle.recall(scope, "Which penguin saw an iceberg?", limit=50)
+            strangers = [item.text for item in own_items if not item.text.startswith(f"Penguin {number} ")]
             equal(strangers, [], f"what user {number} recalls of others")
         equal(await handle.update(scope, "i0", f"Penguin {number} swam home."), True, "the update")
         equal(await handle.forget(scope, ["i1"]), 1, "how many were forgotten")
-        found = await handle.recall(scope, "penguin", limit=50)
+        recalled = await handle.recall(scope, "penguin", limit=50)
         texts = [f"Penguin {number} saw iceberg 2.", f"Penguin {number} swam home."]
-        equal(sorted(item.text for item in found), texts, f"what is left of user {number}")
+        equal(sorted(item.text for item in recalled), texts, f"what is left of user {number}")
 
     await asyncio.gather(*map(live, range(1, 101)))
 
@@ -216,13 +225,15 @@ async def check_a_hundred_concurrent_users_are_separate(memory: LongTermMemory, 
 @_law
 async def check_filters_apply_before_the_limit(memory: LongTermMemory) -> None:
     """Filters by types, times, agents and users."""
-    crowd = [_item(f"c{at}", f"Copper kettle {at} whistles.", created_at=100.0) for at in range(60)]
+    crowd = [_item(f"c{number}", f"Copper kettle {number} whistles.", created_at=100.0) for number in range(60)]
     await _keep(memory, _U, crowd)
     await _keep(memory, Scope(user_id="u2"), crowd)
-    await _keep(memory, _B, [_item(f"b{at}", f"Copper kettle b{at} whistles.", _SKILL) for at in range(30)])
-    few = [_item(f"f{at}", f"A kettle, f{at}, made of copper, which was dented.", _SKILL) for at in range(5)]
+    await _keep(memory, _B, [_item(f"b{number}", f"Copper kettle b{number} whistles.", _SKILL) for number in range(30)])
+    few = [
+        _item(f"f{number}", f"A kettle, f{number}, made of copper, which was dented.", _SKILL) for number in range(5)
+    ]
     await _keep(memory, _A, few)
-    old = [_item(f"o{at}", f"An old kettle, o{at}, once of copper.", created_at=2.0) for at in range(5)]
+    old = [_item(f"o{number}", f"An old kettle, o{number}, once of copper.", created_at=2.0) for number in range(5)]
     await _keep(memory, _U, old)
     names = [item.id for item in few], [item.id for item in old]
     query = "copper kettle"
@@ -250,23 +261,23 @@ async def check_the_session_is_not_a_filter(memory: LongTermMemory) -> None:
 async def check_an_update_changes_text_and_type(memory: LongTermMemory, other: LongTermMemory) -> None:
     """By the recalled id. The old text is not found, the time stays, and no copy is left."""
     before, after, query = "Marmots sleep in burrows.", "The invoice is due on Friday.", "invoice due Friday"
-    for at, kind in enumerate(MemoryType):
-        mine, theirs = (Scope(user_id=f"u{at}", agent=agent) for agent in ("a", "b"))
-        await _keep(memory, mine, [_item("i", before, kind, created_at=5.0 + at, session="s")])
-        (found,) = await memory.recall(mine, before)
-        equal(await other.update(mine, found.id, after), True, "whether it was there")
-        equal(await _ids(memory, mine, "marmots burrows"), [], "what is found by the old words")
-        (changed,) = await memory.recall(mine, query)
-        kept = (changed.id, changed.text, changed.type, changed.created_at, changed.source)
-        equal(kept, (found.id, after, kind, 5.0 + at, found.source), "the item after an update")
+    for number, kind in enumerate(MemoryType):
+        own_scope, other_scope = (Scope(user_id=f"u{number}", agent=agent) for agent in ("a", "b"))
+        await _keep(memory, own_scope, [_item("i", before, kind, created_at=5.0 + number, session="s")])
+        (recalled,) = await memory.recall(own_scope, before)
+        equal(await other.update(own_scope, recalled.id, after), True, "whether it was there")
+        equal(await _ids(memory, own_scope, "marmots burrows"), [], "what is found by the old words")
+        (changed,) = await memory.recall(own_scope, query)
+        fields = (changed.id, changed.text, changed.type, changed.created_at, changed.source)
+        equal(fields, (recalled.id, after, kind, 5.0 + number, recalled.source), "the item after an update")
         for to in (_SKILL, _FACTS, _CONTEXT):
-            equal(await memory.update(mine, found.id, after, type=to), True, "whether it was there to be moved")
-            under = {kind: await _ids(other, mine, query, types=[kind]) for kind in MemoryType}
+            equal(await memory.update(own_scope, recalled.id, after, type=to), True, "whether it was there to be moved")
+            under = {kind: await _ids(other, own_scope, query, types=[kind]) for kind in MemoryType}
             equal([kind for kind, ids in under.items() if ids], [to], "the types that it is found under")
-            seen = ["i"] if to is _FACTS else []
-            equal(await _ids(memory, theirs, query), seen, f"what another agent recalls of it as {to}")
-        (moved,) = await memory.recall(mine, query)
-        equal((moved.created_at, moved.text), (5.0 + at, after), "what was moved")
+            expected = ["i"] if to is _FACTS else []
+            equal(await _ids(memory, other_scope, query), expected, f"what another agent recalls of it as {to}")
+        (moved,) = await memory.recall(own_scope, query)
+        equal((moved.created_at, moved.text), (5.0 + number, after), "what was moved")
     scope = Scope(user_id="u0", agent="a")
     for missing in ("j", "", "%", "I", " i"):
         equal(await memory.update(scope, missing, "Badgers dig."), False, f"update of {missing!r}")
@@ -278,8 +289,8 @@ async def check_an_update_changes_text_and_type(memory: LongTermMemory, other: L
 async def check_an_updated_item_is_not_found_by_its_old_name(memory: LongTermMemory, other: LongTermMemory) -> None:
     """Nor by an alias or a topic that only the old text has."""
     scope = Scope(user_id="u")
-    named = replace(_item("i", "Bramble is a tabby marmot."), name="Bramble", aliases=("Brambs",), topic="tabby")
-    await _keep(memory, scope, [named])
+    bramble = replace(_item("i", "Bramble is a tabby marmot."), name="Bramble", aliases=("Brambs",), topic="tabby")
+    await _keep(memory, scope, [bramble])
     for old in ("Bramble", "Brambs", "tabby"):
         equal(await _ids(memory, scope, f"{old} marmot"), ["i"], f"what {old!r} finds before the update")
     equal(await other.update(scope, "i", "The invoice is due on Friday."), True, "whether it was there")
@@ -291,41 +302,41 @@ async def check_an_updated_item_is_not_found_by_its_old_name(memory: LongTermMem
 async def check_forgotten_items_are_gone(memory: LongTermMemory, other: LongTermMemory) -> None:
     """By ids, session and user, of every type, in any number; returns how many."""
     items = [
-        _item(f"{session}-{kind}-{at}", f"Heron {at} waded through {session} mud.", kind, session=session)
+        _item(f"{session}-{kind}-{number}", f"Heron {number} waded through {session} mud.", kind, session=session)
         for session in ("s", "s1", "S")
         for kind in MemoryType
-        for at in range(6)
+        for number in range(6)
     ]
-    others = Scope(user_id="u2")
-    for scope, part in ((_A, items[::2]), (_U, items[1::2]), (others, items)):
+    other_scope = Scope(user_id="u2")
+    for scope, part in ((_A, items[::2]), (_U, items[1::2]), (other_scope, items)):
         await _keep(memory, scope, part)
     names = {item.id for item in items}
 
-    async def left(scope: Scope = _A) -> set[str]:
+    async def remaining_ids(scope: Scope = _A) -> set[str]:
         return set(await _ids(other, scope, "Which heron waded through mud?"))
 
-    equal(await left(), names, "what there is")
+    equal(await remaining_ids(), names, "what there is")
     equal(await memory.forget(_A, []), 0, "how many of no ids")
     equal(await memory.forget(_A, ["no such id", "", "%"]), 0, "how many of unknown ids")
-    some = [item.id for item in items if item.id.endswith(("0", "1"))]
-    equal(await memory.forget(_A, [*some, *some, "no such id"]), len(some), "how many of those ids")
-    equal(await memory.forget(_A, some), 0, "how many the second time")
-    equal(await left(), names - set(some), "what is left of the ids")
-    rest = [name for name in names - set(some) if name.startswith("s-")]
+    forgotten = [item.id for item in items if item.id.endswith(("0", "1"))]
+    equal(await memory.forget(_A, [*forgotten, *forgotten, "no such id"]), len(forgotten), "how many of those ids")
+    equal(await memory.forget(_A, forgotten), 0, "how many the second time")
+    equal(await remaining_ids(), names - set(forgotten), "what is left of the ids")
+    rest = [name for name in names - set(forgotten) if name.startswith("s-")]
     equal(await memory.forget(Scope(user_id="u", session_id="s", agent="a")), len(rest), "how many of the session")
-    equal(await left(), names - set(some) - set(rest), "what is left of the session")
+    equal(await remaining_ids(), names - set(forgotten) - set(rest), "what is left of the session")
     for missing in ("%", "_", "s%", "s2"):
         equal(await memory.forget(Scope(user_id="u", session_id=missing)), 0, f"how many of session {missing!r}")
-    equal(await memory.forget(_U), len(names) - len(some) - len(rest), "how many of the user")
-    equal((await left(), await left(_U)), (set(), set()), "what is left of the user")
-    equal(await left(others), names, "what is left of another")
+    equal(await memory.forget(_U), len(names) - len(forgotten) - len(rest), "how many of the user")
+    equal((await remaining_ids(), await remaining_ids(_U)), (set(), set()), "what is left of the user")
+    equal(await remaining_ids(other_scope), names, "what is left of another")
     equal(await memory.forget(Scope(user_id="nobody")), 0, "how many of nobody")
 
 
 @_law
 async def check_forgotten_items_do_not_come_back(memory: LongTermMemory, other: LongTermMemory) -> None:
     """However late they are saved again, as by a repeated flush; they count as durable, so nobody retries."""
-    items = [_item(f"i{at}", f"Puffin {at} fishes.", session="s") for at in range(6)]
+    items = [_item(f"i{number}", f"Puffin {number} fishes.", session="s") for number in range(6)]
     await _keep(memory, _U, items[:4])
     equal(await memory.forget(_U, ["i0", "i5"]), 1, "how many were there")
     await _keep(other, _U, items)
@@ -333,11 +344,11 @@ async def check_forgotten_items_do_not_come_back(memory: LongTermMemory, other: 
     equal(await memory.forget(Scope(user_id="u", session_id="s")), 4, "how many of the session")
     await _keep(memory, _U, items)
     equal(await _ids(other, _U, "puffin"), [], "what there is of the session")
-    for at in range(5):
-        late = [_item(f"r{at}-{number}", f"Puffin {at} dives {number}.") for number in range(3)]
-        names = [item.id for item in late]
-        await asyncio.gather(_keep(memory, _U, late), other.forget(_U, names), _keep(other, _U, late))
-        equal(await _ids(memory, _U, "puffin"), [], f"what there is when it was given and forgotten at once, {at}")
+    for attempt in range(5):
+        late_items = [_item(f"r{attempt}-{number}", f"Puffin {attempt} dives {number}.") for number in range(3)]
+        names = [item.id for item in late_items]
+        await asyncio.gather(_keep(memory, _U, late_items), other.forget(_U, names), _keep(other, _U, late_items))
+        equal(await _ids(memory, _U, "puffin"), [], f"what there is when it was given and forgotten at once, {attempt}")
 
 
 @_law
@@ -355,29 +366,29 @@ async def check_a_turn_is_forgotten_by_its_index(memory: LongTermMemory, other: 
         for session, turn in (("s", 1), ("s", 10), ("s", 0), ("s1", 1), ("s", None), (None, 1))
     ]
     scopes = {"a": _A, "b": _B, "None": _U}
-    others = Scope(user_id="u2")
+    other_scope = Scope(user_id="u2")
     for item in items:
         await _keep(memory, scopes[item.id.partition("-")[0]], [item])
-    await _keep(memory, others, items)
+    await _keep(memory, other_scope, items)
 
-    async def left(scope: Scope) -> set[str]:
+    async def remaining_ids(scope: Scope) -> set[str]:
         return set(await _ids(other, scope, "Which magpie hides rings?"))
 
-    names = {agent: await left(scope) for agent, scope in scopes.items()}
+    names = {agent: await remaining_ids(scope) for agent, scope in scopes.items()}
     for agent, session, turn, count in (("a", "s", 1, 3), (None, "s", 0, 3), ("c", "s", 7, 0), ("a", "s1", 10, 0)):
         scope = Scope(user_id="u", session_id=session, agent=agent)
         equal(await memory.forget(scope, turn_index=turn), count, f"how many of turn {turn} of {session!r}")
         equal(await memory.forget(scope, turn_index=turn), 0, f"how many of turn {turn} of {session!r} again")
-    gone = {f"{agent}-s-{turn}" for agent in scopes for turn in (0, 1)}
+    deleted = {f"{agent}-s-{turn}" for agent in scopes for turn in (0, 1)}
     for item in items:
         await _keep(other, scopes[item.id.partition("-")[0]], [item])
     for agent, scope in scopes.items():
-        equal(await left(scope), names[agent] - gone, f"what is left of {agent!r}")
-    equal(await left(others), {item.id for item in items}, "what is left of another user")
+        equal(await remaining_ids(scope), names[agent] - deleted, f"what is left of {agent!r}")
+    equal(await remaining_ids(other_scope), {item.id for item in items}, "what is left of another user")
     of_session = Scope(user_id="u", session_id="s")
     await refuses(InvalidInputError, memory.forget(_U, turn_index=1), "a turn of no session")
     await refuses(InvalidInputError, memory.forget(of_session, ["a-s-10"], turn_index=10), "a turn and ids")
-    equal(await left(_A), names["a"] - gone, "what is left when that was refused")
+    equal(await remaining_ids(_A), names["a"] - deleted, "what is left when that was refused")
     equal(await memory.forget(of_session), 6, "how many of the rest of the session")
 
 
@@ -393,8 +404,8 @@ async def check_the_predecessor_of_a_forgotten_item_is_valid_again(
         "both": ((_U, ["second", "third"], None),),
         "one by one": ((_U, ["third"], None), (_U, ["second"], None)),
     }
-    for at, (way, calls) in enumerate(ways.items()):
-        user = f"u{at}"
+    for number, (way, calls) in enumerate(ways.items()):
+        user = f"u{number}"
         items = [
             _item("first", "Linnet one sings.", session="s", created_at=1.0, superseded_at=5.0, superseded_by="second"),
             _item("second", "Linnet two sings.", session="t", turn=2, created_at=5.0),
@@ -408,8 +419,8 @@ async def check_the_predecessor_of_a_forgotten_item_is_valid_again(
             equal(
                 await memory.forget(replace(scope, user_id=user), ids, turn_index=turn) > 0, True, f"forgetting, {way}"
             )
-        found = await other.recall(Scope(user_id=user), "linnet sings")
-        equal([(item.id, item.superseded_by) for item in found], [("first", None)], f"what holds then, by {way}")
+        recalled = await other.recall(Scope(user_id=user), "linnet sings")
+        equal([(item.id, item.superseded_by) for item in recalled], [("first", None)], f"what holds then, by {way}")
     middle = [
         _item("first", "Linnet one sings.", created_at=1.0, superseded_at=5.0, superseded_by="second"),
         _item("second", "Linnet two sings.", created_at=5.0, superseded_at=9.0, superseded_by="third"),
@@ -442,8 +453,8 @@ async def check_expired_and_resolved_items_are_not_recalled(memory: LongTermMemo
     await _keep(memory, _U, items)
     equal(await _ids(other, _U, "ferry leaves"), ["ahead", "named", "never"], "what is recalled")
     equal(await _ids(other, _U, "ferry leaves", as_of=9.0), [item.id for item in sorted(items, key=_id)], "what was")
-    (found,) = [item for item in await other.recall(_U, "named ferry leaves") if item.id == "named"]
-    equal(found, items[-1], "an item with names")
+    (recalled,) = [item for item in await other.recall(_U, "named ferry leaves") if item.id == "named"]
+    equal(recalled, items[-1], "an item with names")
 
 
 def _id(item: MemoryItem) -> str:
@@ -467,7 +478,10 @@ LAWS: tuple[Law, ...] = tuple(_laws)
 READ_ONLY_ITEMS = (
     MemoryItem(id="leave", text="Parental leave is sixteen weeks.", type=MemoryType.FACTS, created_at=1.5),
     MemoryItem(id="lift", text="In a fire nobody takes the elevator.", type=MemoryType.INSTRUCTIONS, created_at=2.5),
-    *(MemoryItem(id=f"desk {at}", text=f"Desk {at} stands in hall{at}.", created_at=3.5) for at in range(20)),
+    *(
+        MemoryItem(id=f"desk {number}", text=f"Desk {number} stands in hall{number}.", created_at=3.5)
+        for number in range(20)
+    ),
 )
 """The items of the read-only memory."""
 
@@ -496,8 +510,8 @@ async def check_read_only_memory(make_memory: Callable[[Sequence[MemoryItem]], L
         await _check_filters(memory)
         for scope in _READERS:
             await _check_refusals(memory, scope)
-    found = await asyncio.gather(*(memory.recall(scope, "parental leave", limit=1) for scope in _READERS * 20))
-    equal({tuple(item.id for item in each) for each in found}, {("leave",)}, "what many recall at once")
+    results = await asyncio.gather(*(memory.recall(scope, "parental leave", limit=1) for scope in _READERS * 20))
+    equal({tuple(item.id for item in result) for result in results}, {("leave",)}, "what many recall at once")
     await memory.close()
     await memory.close()
 

@@ -101,19 +101,19 @@ class FactTable(SQLDatabase):
         columns: list[Any] = [sa.column(name) for name in names if name is not None]
         select = sa.select(*columns).select_from(sa.table(self._settings["table"])).order_by(columns[0])
         rows = connection.execute(select).all()
-        found = {str(row[0]): self._item(*row) for row in rows}
-        if len(found) < len(rows):
+        items = {str(row[0]): self._item(*row) for row in rows}
+        if len(items) < len(rows):
             raise InvalidMemoryError(names[0], f"the column of ids in {self!r} has one value twice")
-        return tuple(found.values())
+        return tuple(items.values())
 
     def _item(self, id: Any, text: Any, topic: Any = None) -> MemoryItem:
         if id is None or not isinstance(text, str):
             raise InvalidMemoryError(str(id), f"its row in {self!r} has no id or no text")
-        about = None if topic is None else str(topic)
-        return checked_item(_EVERYONE, MemoryItem(id=str(id), text=text, type=self._settings["type"], topic=about))
+        topic_text = None if topic is None else str(topic)
+        return checked_item(_EVERYONE, MemoryItem(id=str(id), text=text, type=self._settings["type"], topic=topic_text))
 
     def _prepare(self) -> None:
-        """Do nothing: the tables are not turnwise's."""
+        """Do nothing: the tables belong to the application."""
         if self._file:
             with transaction(self._reader) as connection:
                 self._file.remember(connection)

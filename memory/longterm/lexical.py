@@ -46,8 +46,8 @@ class LexicalMemory:
 
     Needs no model and no download. It is meant for some thousands of items per user. Their words are indexed in memory,
     each item once: of an item the first `item_words.MOST_WORDS` different words in the first `passages.MOST_PASSAGES`
-    passages, which is all of a text of 50 KB. A user of whom much is new is indexed in steps; a recall that has no time
-    for all of them finds what is indexed, as a `DegradedRecall`, and the next one goes on from there.
+    passages, which is all of a text of 50 KB. If a user has many new items, they are indexed in steps. A recall that
+    has no time for all steps finds the indexed items, as a `DegradedRecall`, and the next recall continues.
 
     With `similarity` it also ranks by vectors; while those fail, it ranks by words alone and returns a
     `DegradedRecall`. A pickle has the settings only.
@@ -128,9 +128,9 @@ class LexicalMemory:
         which = ItemFilter(types=types, as_of=as_of)
         items = await self.items(scope, which)
         ranked = await self.ranked(scope, query, items, which, limit=max(limit, 0), per_category=per_category)
-        found = list(ranked)
-        self.use(scope, [item.id for item in found], recalled=True)
-        return recalled(found, trouble_of(ranked))
+        best = list(ranked)
+        self.use(scope, [item.id for item in best], recalled=True)
+        return recalled(best, trouble_of(ranked))
 
     async def recall_with_profile(
         self,
@@ -149,12 +149,12 @@ class LexicalMemory:
         """
         which = ItemFilter(types=types)
         items = await self.items(scope, which)
-        standing = profile_of(items, profile)
-        most = max(limit, 0) + len(standing)
+        profile_items = profile_of(items, profile)
+        most = max(limit, 0) + len(profile_items)
         ranked = await self.ranked(scope, query, items, which, limit=most, per_category=per_category) if query else []
-        found = beside(standing, ranked, limit, per_category=per_category)
-        self.use_profile(scope, standing, found)
-        return ProfiledRecall(profile=standing, found=recalled(found, trouble_of(ranked)))
+        recalled_items = within_limits(profile_items, ranked, limit, per_category=per_category)
+        self.use_profile(scope, profile_items, recalled_items)
+        return ProfiledRecall(profile=profile_items, found=recalled(recalled_items, trouble_of(ranked)))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""
@@ -196,10 +196,10 @@ class LexicalMemory:
                 similarities = self._similarity.of(query, [row.item.text for row in user_index.rows])
             except StoreError as error:
                 trouble = str(error)
-        found = find(
+        selected = find(
             user_index, query, limit=limit, weights=self._weights, similarities=similarities, per_category=per_category
         )
-        return found, trouble
+        return selected, trouble
 
     async def update(
         self,
@@ -224,12 +224,12 @@ class LexicalMemory:
         return await self._store.query(scope, ItemFilter(types=types), cursor=cursor, limit=limit)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
-        gone = await self._store.delete(scope, ids, turn_index=turn_index)
-        await self.unindex(scope.user_id, gone)
-        return len(gone)
+        deleted = await self._store.delete(scope, ids, turn_index=turn_index)
+        await self.unindex(scope.user_id, deleted)
+        return len(deleted)
 
     async def unindex(self, user_id: str, ids: Collection[str]) -> None:
-        """Let go of a user's items that are deleted."""
+        """Remove deleted items of a user from the index in memory."""
         await self._indexes.remove(user_id, ids)
 
     async def close(self) -> None:
@@ -275,30 +275,33 @@ class LexicalMemory:
         expiring = self._retention.expiring(which.types)
         lasting = frozenset(MemoryType if which.types is None else which.types) - expiring
         noted = self._uses.noted(scope.user_id, since)
-        found: dict[str, MemoryItem] = {}
+        items_by_id: dict[str, MemoryItem] = {}
         if expiring:
-            some = replace(which, types=expiring)
-            found = {item.id: item for item in await all_items(self._store, scope, replace(some, used_since=since))}
-            if late := noted.difference(found):
-                there = await self._store.get(scope, late)
-                found |= {name: item for name, item in there.items() if matches(item, some)}
+            expiring_filter = replace(which, types=expiring)
+            items_by_id = {
+                item.id: item
+                for item in await all_items(self._store, scope, replace(expiring_filter, used_since=since))
+            }
+            if late_ids := noted.difference(items_by_id):
+                late_items = await self._store.get(scope, late_ids)
+                items_by_id |= {name: item for name, item in late_items.items() if matches(item, expiring_filter)}
         if lasting:
             more = await all_items(self._store, scope, replace(which, types=lasting))
-            found |= {item.id: item for item in more}
-        return sorted(found.values(), key=lambda item: -item.created_at)
+            items_by_id |= {item.id: item for item in more}
+        return sorted(items_by_id.values(), key=lambda item: -item.created_at)
 
     def use(self, scope: Scope, ids: Collection[str], *, recalled: bool = False) -> None:
         """Record that these items are used now, or were recalled, if retention depends on it."""
         if self._retention is not None and (self._retention.refresh or not recalled):
             self._uses.note(scope.user_id, ids, self._clock())
 
-    def use_profile(self, scope: Scope, profile: Sequence[MemoryItem], found: Sequence[MemoryItem]) -> None:
+    def use_profile(self, scope: Scope, profile: Sequence[MemoryItem], items: Sequence[MemoryItem]) -> None:
         """Record the use of recalled and profile items. If the profile is long, count the recalls of its items."""
-        self.use(scope, [item.id for item in (*profile, *found)], recalled=True)
+        self.use(scope, [item.id for item in (*profile, *items)], recalled=True)
         if len(profile) > COUNTED:
-            standing = {item.id for item in profile}
+            profile_ids = {item.id for item in profile}
             self._uses.note(
-                scope.user_id, [item.id for item in found if item.id in standing], self._clock(), counts=True
+                scope.user_id, [item.id for item in items if item.id in profile_ids], self._clock(), counts=True
             )
 
     def use_again(self, scope: Scope, ids: Collection[str]) -> None:
@@ -334,23 +337,23 @@ def profile_of(items: Sequence[MemoryItem], types: Collection[MemoryType]) -> li
     return sorted(by_turns.values(), key=lambda item: not item.pinned)[:PROFILED]
 
 
-def beside(
+def within_limits(
     profile: Sequence[MemoryItem], ranked: Sequence[MemoryItem], limit: int, *, per_category: bool = False
 ) -> list[MemoryItem]:
-    """Return the first `limit` of the ranked items that are not in the profile, and of those that are; the best first.
+    """Return the ranked items: up to `limit` in the profile and up to `limit` outside it, the best first.
 
-    With `per_category`, the first of each category.
+    With `per_category`, the limit is for each category.
 
     Args:
         ranked: the best items, `limit` more than the profile has.
     """
-    ids, taken, found = {item.id for item in profile}, Counter[tuple[bool, str]](), list[MemoryItem]()
+    ids, counts, selected = {item.id for item in profile}, Counter[tuple[bool, str]](), list[MemoryItem]()
     for item in ranked:
         group = item.id in ids, item.type.category.value if per_category else ""
-        taken[group] += 1
-        if taken[group] <= limit:
-            found.append(item)
-    return found
+        counts[group] += 1
+        if counts[group] <= limit:
+            selected.append(item)
+    return selected
 
 
 COUNTED = 20

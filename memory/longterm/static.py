@@ -153,12 +153,12 @@ class StaticMemory:
             items = [item for item in await self._own() if matches(item, which)]
         kinds = None if types is None else frozenset(types)
         indexed = await self._indexes.of(self._owner.user_id, (kinds, as_of is None), items)
-        found = await on_thread(self._rank, indexed.user_index, query, max(limit, 0), per_category)
+        ranked = await on_thread(self._rank, indexed.user_index, query, max(limit, 0), per_category)
         if len(items) <= self._all_up_to:
-            bears = {item.id for item in found}
-            found += [replace(item, score=0.0) for item in items if item.id not in bears]
-        most = first_of_each(found, max(limit, 0)) if per_category else found[: max(limit, 0)]
-        return recalled(most, indexed.trouble or (self._table.trouble if self._table else None))
+            bears = {item.id for item in ranked}
+            ranked += [replace(item, score=0.0) for item in items if item.id not in bears]
+        best = first_of_each(ranked, max(limit, 0)) if per_category else ranked[: max(limit, 0)]
+        return recalled(best, indexed.trouble or (self._table.trouble if self._table else None))
 
     async def _own(self) -> Sequence[MemoryItem]:
         """Return the facts, if they are in no store."""
@@ -182,8 +182,8 @@ class StaticMemory:
             return await self._store.query(self._owner, ItemFilter(types=types), cursor=cursor, limit=limit)
         start = parse_position(cursor)
         stop = start + check_limit(limit)
-        found = [item for item in await self._own() if matches(item, ItemFilter(types=types))]
-        return Page(tuple(found[start:stop]), str(stop) if stop < len(found) else None)
+        facts = [item for item in await self._own() if matches(item, ItemFilter(types=types))]
+        return Page(tuple(facts[start:stop]), str(stop) if stop < len(facts) else None)
 
     async def update(
         self,
@@ -212,7 +212,7 @@ def read_facts(text: str) -> list[tuple[str | None, str]]:
     lines = [line.rstrip() for line in text.splitlines()]
     has_blanks = "\n\n" in "\n".join(lines).strip("\n")
     is_list = not has_blanks and not any(_BULLET.match(line) or _HEADING.match(line) for line in lines)
-    found: list[tuple[str | None, list[str]]] = []
+    facts: list[tuple[str | None, list[str]]] = []
     heading: str | None = None
     goes_on = False
     for line in lines:
@@ -221,14 +221,14 @@ def read_facts(text: str) -> list[tuple[str | None, str]]:
         elif not line.strip() or _RULE.match(line):
             goes_on = False
         elif bullet := _BULLET.match(line):
-            found.append((heading, [bullet[1]]))
+            facts.append((heading, [bullet[1]]))
             goes_on = True
         elif goes_on and not is_list:
-            found[-1][1].append(line.strip())
+            facts[-1][1].append(line.strip())
         else:
-            found.append((heading, [line.strip()]))
+            facts.append((heading, [line.strip()]))
             goes_on = True
-    return [(heading, " ".join(parts)) for heading, parts in found]
+    return [(heading, " ".join(parts)) for heading, parts in facts]
 
 
 _HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*$")
@@ -272,7 +272,7 @@ def _items(facts: Iterable[Any]) -> tuple[MemoryItem, ...]:
     items = [_item(number, fact) for number, fact in enumerate(facts, 1)]
     ids = [item.id for item in items]
     if len(set(ids)) < len(ids):
-        twice = next(each for each in ids if ids.count(each) > 1)
+        twice = next(repeated for repeated in ids if ids.count(repeated) > 1)
         raise ConfigError("StaticMemory.facts", twice, "is the id of two facts: give each fact its own id")
     return tuple(items)
 
@@ -281,10 +281,10 @@ def _item(number: int, fact: Any) -> MemoryItem:
     """Return the item of a fact as a caller passes it."""
     if isinstance(fact, MemoryItem):
         return checked_item(_ANYBODY, fact)
-    given = {"text": fact} if isinstance(fact, str) else fact
-    if not isinstance(given, Mapping):
+    values = {"text": fact} if isinstance(fact, str) else fact
+    if not isinstance(values, Mapping):
         raise InvalidMemoryError(str(number), f"it is {type(fact).__name__}: pass a text, an item or a mapping")
-    fields: dict[str, Any] = {"id": str(number), "type": MemoryType.FACTS, **given}
+    fields: dict[str, Any] = {"id": str(number), "type": MemoryType.FACTS, **values}
     if "content" in fields:
         fields["text"] = fields.pop("content")
     if unknown := fields.keys() - _FIELDS:

@@ -18,6 +18,6 @@ class TextModel(Protocol):
         May raise any error of the engine. The answer is untrusted: the caller must validate it.
 
         Args:
-            request: the instructions, then the data that they are about.
+            request: the instructions, then the data.
             schema: the JSON schema that the answer's JSON text should fit. None for plain text.
         """

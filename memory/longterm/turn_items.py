@@ -48,9 +48,9 @@ def turn_item(session_id: str, turn: TurnBlocks | None, spans: Spans, blocks: Se
     be remembered again, and deleted items would come back. The same blocks always make the same item.
     """
     own = {block.call_id for block in blocks if isinstance(block, ToolUse) and block.name in MEMORY_TOOLS}
-    places = [Span(log, at, at + 1) for log, start, stop in spans for at in range(start, stop)]
-    said = [pair for pair in zip(places, blocks, strict=True) if not _is_left_out(pair[1], own)]
-    spans, blocks = join([place for place, _ in said]), tuple(block for _, block in said)
+    places = [Span(log, index, index + 1) for log, start, stop in spans for index in range(start, stop)]
+    pairs = [pair for pair in zip(places, blocks, strict=True) if not _is_left_out(pair[1], own)]
+    spans, blocks = join([place for place, _ in pairs]), tuple(block for _, block in pairs)
     text = "\n".join(filter(None, map(_line, blocks)))
     if not text.strip():
         return None

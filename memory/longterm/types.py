@@ -83,8 +83,8 @@ def checked_types(types: Collection[AnyType] | None) -> tuple[MemoryType, ...] |
             raise TypeError("one text")
         return None if types is None else tuple(map(MemoryType, types))
     except (TypeError, ValueError) as error:
-        known = ", ".join(MemoryType)
-        raise InvalidInputError("types", shown(types), f"must be a list of {known}") from error
+        names = ", ".join(MemoryType)
+        raise InvalidInputError("types", shown(types), f"must be a list of {names}") from error
 
 
 _CATEGORIES = {

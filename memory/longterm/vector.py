@@ -34,7 +34,7 @@ from turnwise.memory.longterm.items.changes import pin, update
 from turnwise.memory.longterm.items.rows import ROWS, Loaded, Pending, Revision, key_of
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.items.texts import still_contained, to_delete
-from turnwise.memory.longterm.lexical import beside, profile_of
+from turnwise.memory.longterm.lexical import profile_of, within_limits
 from turnwise.memory.longterm.recall.passages import item_key, vector_keys, vectors_of
 from turnwise.memory.longterm.recall.query import parse
 from turnwise.memory.longterm.recall.ranking import Weights
@@ -54,16 +54,16 @@ if TYPE_CHECKING:
     from turnwise.memory.longterm.recall.user_index import Match, UserIndex
 
     _Match = tuple[list[MemoryItem], Match]
-    """A profile, and how items match a query by words."""
+    """A profile, and the matches of items with a query by words."""
 
     _Making = tuple[Future[NDArray[np.float32]], float, threading.Event]
-    """Vectors that are being made, for how many seconds they are waited for, and what ends the work."""
+    """Vectors that are being computed, the seconds to wait for them, and the event that ends the work."""
     _Vectors = tuple[NDArray[np.float32] | None, str | None]
     _Rows = Sequence[NDArray[np.float32]]
-    _Fresh = tuple[Pending, Mapping[str, NDArray[np.float32]]]
+    _ItemVectors = tuple[Pending, Mapping[str, NDArray[np.float32]]]
     """An item with its vectors, by their keys."""
 
-Given = TypeVar("Given")
+Argument = TypeVar("Argument")
 
 SPACE = "vectors"
 """The space of the items of a memory that is opened by a path or a URL; see `ItemStore`."""
@@ -82,7 +82,7 @@ DELETED = 4
 """Maximum items whose vectors are deleted in one step. Chroma serves others between two steps."""
 
 NOTED = 64
-"""Maximum items that are taken at once from the list of items whose vectors are to be deleted."""
+"""Maximum items read at once from the list of items whose vectors are to be deleted."""
 
 PUSHED = 50
 """Number of no-op deletions in one step of `overwrite`. Chroma serves others between two steps."""
@@ -114,23 +114,23 @@ DEFAULT = ChromaDefault()
 
 @needs(items="pass where the items are kept, such as VectorMemory('items.db')")
 class VectorMemory:
-    """Finds what was said by words, by what was said around it, and by vectors, in one user's items at a time.
+    """Finds items of one user by their words, by the words of neighbouring items, and by vectors.
 
-    `VectorMemory("memory.db")` is all it takes: items in that file, vectors in the folder `memory.db-vectors`, made by
-    Chroma's default embedding once that is on this machine; see `ChromaDefault`. Until then, and with `embedding=None`
-    for good, items are found by words alone. `VectorMemory("postgresql://...")` keeps items and vectors in that
+    `VectorMemory("memory.db")` stores items in that file, and vectors in the folder `memory.db-vectors`. Chroma's
+    default embedding computes the vectors once it is on this machine; see `ChromaDefault`. Until then, and always with
+    `embedding=None`, items are found by words alone. `VectorMemory("postgresql://...")` keeps items and vectors in that
     database, so that a cluster needs no file.
 
-    Items are durable in the SQLite file when `remember` returns. Their vectors are used at once, and go to Chroma
-    `keep_s` later, many together; those that a kill takes along are made anew by `catch_up`. Each passage of a long
-    item has a vector, up to `MOST_VECTORS` of them. While Chroma or the embedding function fails, recall goes by words
-    alone: a `DegradedRecall`; `catch_up` makes up for it. Users are isolated: one user's items never affect another
-    user's results.
+    Items are durable in the SQLite file when `remember` returns. Their vectors are used at once, and are written to
+    Chroma `keep_s` later, many together; `catch_up` computes those again that a killed process had not written. Each
+    passage of a long item has a vector, up to `MOST_VECTORS` of them. While Chroma or the embedding function fails, a
+    recall uses words alone and returns a `DegradedRecall`; `catch_up` computes the missing vectors later. Users are
+    isolated: one user's items never affect another user's results.
 
     Each item is indexed in memory once: of an item the first `item_words.MOST_WORDS` different words in the first
-    `passages.MOST_PASSAGES` passages, which is all of a text of 50 KB. A user of whom much is new, as after a restart,
-    is read and indexed in steps, between which others are answered; a recall that has no time for all of it finds what
-    is indexed, as a `DegradedRecall`, and the next one goes on from there.
+    `passages.MOST_PASSAGES` passages, which is all of a text of 50 KB. If a user has many new items, as after a
+    restart, they are read and indexed in steps, between which other users are answered. A recall that has no time for
+    all steps finds the indexed items, as a `DegradedRecall`, and the next recall continues.
 
     Pickles as its settings. For one event loop. Each verb takes one transaction, and one call of the embedding function
     for each `BATCH` texts.
@@ -139,20 +139,20 @@ class VectorMemory:
         items: the store of the items; or the path of the SQLite file, or the URL of the PostgreSQL, that has them in
             the space `SPACE`.
         index: their vectors. It is closed with this. If left out, a folder beside the file, or that PostgreSQL.
-        embedding: what makes vectors, any of Chroma's embedding functions; None for no vectors. One that does not
-            pickle travels by its `name()` and `get_config()`, and is built in the actor; its keys come from the
-            environment there. Given without an index only: that has one of its own.
-        weights: what counts how much.
-        cache_bytes: how much of the users' items, words and vectors is held in memory; to recall for a user who is not
-            costs some milliseconds more for each hundred items.
-        pause_s: how long vectors are left alone after a failure.
-        embed_s: how long the embedding function may take for what is kept, and
-        query_s: for what is asked; then it goes on without vectors.
-        keep_s: how long the vectors of new items are held in memory before Chroma is given them, in seconds. Chroma
-            takes 15 ms to write one vector, and one more for each other, so it is given many at once. With 0 it has
-            them when `remember` returns.
-        retention: how long it keeps what nobody uses; for good if left out.
-        clock: tells the time, in seconds since the epoch, of uses and updates.
+        embedding: any of Chroma's embedding functions, which computes the vectors; None for no vectors. One that does
+            not pickle is sent as its `name()` and `get_config()`, and is built in the actor with the keys from the
+            environment there. Not allowed together with `index`, which has an embedding function of its own.
+        weights: the weights of the ranking.
+        cache_bytes: about the most bytes of the users' items, words and vectors in memory. A recall for a user who is
+            not in memory takes some milliseconds more for each hundred items.
+        pause_s: how long no vectors are used after a failure, in seconds.
+        embed_s: how long the embedding function may take for items, and query_s: for queries, in seconds; after that
+            the memory works without vectors.
+        keep_s: how long the vectors of new items are held in memory before they are written to Chroma, in seconds.
+            Chroma takes 15 ms to write one vector and 1 ms for each further one, so many are written together. With 0
+            they are written when `remember` returns.
+        retention: how long unused items are kept; without it, they never expire.
+        clock: returns the time of uses and updates, in seconds since the epoch.
         name: its name in sessions, see `Label`; `max_tokens` likewise.
     """
 
@@ -199,33 +199,33 @@ class VectorMemory:
         self._sizes: dict[str, int] = {}
         self._held_bytes = 0
         self._lock = threading.Lock()
-        """Held where the indexes are changed, as answers are made on threads."""
-        self._behind: set[str] = set()
+        """Held while the indexes change, since threads compute answers."""
+        self._incomplete: set[str] = set()
         """Users whose index is known to lack items."""
-        self._growing: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        """By user, held by whoever brings their index up to date."""
+        self._growth_locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        """The lock of each user, held while the user's index is brought up to date."""
         self.trouble: str | None = None
-        """Why vectors are left alone for `pause_s`, or were until they work again; None if they work."""
+        """Why no vectors are used for `pause_s`, or were not used until they work again; None if they work."""
         self._pause_s = pause_s
         self._again_at = 0.0
         self._embed_s = embed_s
         self._query_s = query_s
         self._keep_s = keep_s
         self._embedders = ThreadPoolExecutor(2, "turnwise-embedding")
-        """Threads of their own: one that hangs takes none from the others."""
+        """Threads of their own, so that a call that hangs blocks no other work."""
         self._retention = retention
         self._clock = clock
         self._uses = Uses(self._store.touch)
-        self._deleting = asyncio.Lock()
-        self._fresh: dict[str, _Fresh] = {}
-        """What Chroma is to be given, by the keys of the items."""
-        self._keeping = asyncio.Lock()
-        """Held while Chroma is given vectors."""
-        self._keeper: asyncio.Task[None] | None = None
-        self._to_make = 0
-        """How many items had no vectors when `catch_up` began to make them; 0 when none has none."""
-        self._made = 0
-        """Of how many of these it has made them."""
+        self._deletion_lock = asyncio.Lock()
+        self._unwritten: dict[str, _ItemVectors] = {}
+        """The items whose vectors are to be written to Chroma, by their keys."""
+        self._flush_lock = asyncio.Lock()
+        """Held while vectors are written to Chroma."""
+        self._flush_task: asyncio.Task[None] | None = None
+        self._without_vectors = 0
+        """How many items had no vectors when `catch_up` began to compute them; 0 if all have vectors."""
+        self._made_count = 0
+        """For how many of these items `catch_up` has computed them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings: dict[str, Any] = {
@@ -259,8 +259,8 @@ class VectorMemory:
         per_category: bool = False,
     ) -> Sequence[MemoryItem]:
         await self.prepare(scope)
-        asked = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of, per_category=per_category)
-        return (await self.recall_many_with_profiles([asked]))[0].found
+        request = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of, per_category=per_category)
+        return (await self.recall_many_with_profiles([request]))[0].found
 
     async def recall_with_profile(
         self,
@@ -271,11 +271,11 @@ class VectorMemory:
         types: Collection[MemoryType] | None = None,
         per_category: bool = False,
     ) -> ProfiledRecall:
-        """See `Profiled`: what is pinned is in the profile. One look at the file does for both."""
+        """See `Profiled`: pinned items are in the profile. Reads the file once for both parts."""
         await self.prepare(scope)
         more = {"with_profile": True, "per_category": per_category}
-        asked = Recall(scope=scope, query=query, limit=limit, types=types, **more)
-        return (await self.recall_many_with_profiles([asked]))[0]
+        request = Recall(scope=scope, query=query, limit=limit, types=types, **more)
+        return (await self.recall_many_with_profiles([request]))[0]
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""
@@ -293,7 +293,7 @@ class VectorMemory:
         vectors = await self._vectors_of_texts([] if text is None else [text])
         item = await update(self._store, scope, id, text, at=self._clock(), type=type, **changes)
         if item is not None and vectors is not None and item.text in vectors:
-            await self._keep([Pending(user_id=scope.user_id, id=id, text=item.text)], vectors)
+            await self._hold_vectors([Pending(user_id=scope.user_id, id=id, text=item.text)], vectors)
         return item is not None
 
     async def list_items(
@@ -317,7 +317,7 @@ class VectorMemory:
         return len(deleted)
 
     async def sweep(self) -> int:
-        """Delete what is expired, of all users, a batch at a time; return how many items. They do not come back.
+        """Delete the expired items of all users for good, in batches; return how many.
 
         Raises:
             StoreError: the store fails. Items deleted before that stay deleted; the next sweep deletes the rest.
@@ -333,8 +333,8 @@ class VectorMemory:
         return swept
 
     async def close(self) -> None:
-        if self._keeper:
-            self._keeper.cancel()
+        if self._flush_task:
+            self._flush_task.cancel()
         await self.flush()
         with self._lock:
             for user in list(self._user_indexes):
@@ -345,51 +345,53 @@ class VectorMemory:
         await asyncio.to_thread(self._index.close)
 
     async def prepare(self, scope: Scope) -> None:
-        """Bring the user's index up to date, in steps between which others have their turn, as far as there is time.
+        """Bring the user's index up to date in steps, as far as there is time. Other work runs between the steps.
 
-        What is asked with many others finds little to do then. Who gives up leaves what was done to the next one.
+        A later recall in a batch then takes little time. If the call is cancelled, the next one continues.
 
         Raises:
             StoreError: the items cannot be read.
         """
         user = scope.user_id
-        held, current = self._user_indexes.get(user), self._store.revisions([user])
-        if held is not None and (user not in self._behind if current is None else current[user] == held.revision):
+        user_index, current = self._user_indexes.get(user), self._store.revisions([user])
+        if user_index is not None and (
+            user not in self._incomplete if current is None else current[user] == user_index.revision
+        ):
             return
-        async with self._growing.setdefault(user, asyncio.Lock()):
+        async with self._growth_locks.setdefault(user, asyncio.Lock()):
             await self._grow(user)
 
     async def _grow(self, user: str) -> None:
-        held, is_all = self._user_indexes.get(user), False
+        user_index, is_all = self._user_indexes.get(user), False
         while not is_all:
-            known = {} if held is None else {user: held.revision}
-            loaded = (await self._store.load([user], known, most=LOADED))[user]
-            growth = await on_thread(_growth, held, loaded)
+            revisions = {} if user_index is None else {user: user_index.revision}
+            loaded = (await self._store.load([user], revisions, most=LOADED))[user]
+            growth = await on_thread(_growth, user_index, loaded)
             while not growth.is_done:
                 await on_thread(growth.step)
-                self._hold(user, growth.index, is_behind=not (loaded.is_all and growth.is_done))
+                self._hold(user, growth.index, is_incomplete=not (loaded.is_all and growth.is_done))
                 if not growth.is_done and not has_time():
                     return
-            held, is_all = growth.index, loaded.is_all
-            self._hold(user, held, is_behind=not is_all)
+            user_index, is_all = growth.index, loaded.is_all
+            self._hold(user, user_index, is_incomplete=not is_all)
             if not is_all and not has_time():
                 return
-        if held is None or not self._index.is_ready or len(missing := held.missing()) <= FETCHED:
+        if user_index is None or not self._index.is_ready or len(missing := user_index.missing()) <= FETCHED:
             return
         for start in range(0, len(missing), FETCHED):
-            await on_thread(self._give_vectors, {user: held}, missing[start : start + FETCHED])
+            await on_thread(self._give_vectors, {user: user_index}, missing[start : start + FETCHED])
             if not has_time():
                 return
 
-    def _hold(self, user: str, user_index: UserIndex, *, is_behind: bool) -> None:
-        """Hold a user's index in memory, and release those that were not used for longest."""
+    def _hold(self, user: str, user_index: UserIndex, *, is_incomplete: bool) -> None:
+        """Hold a user's index in memory, and release the least recently used ones."""
         with self._lock:
             self._release(user)
             self._user_indexes[user] = user_index
             self._sizes[user] = user_index.bytes
             self._held_bytes += self._sizes[user]
-            if is_behind:
-                self._behind.add(user)
+            if is_incomplete:
+                self._incomplete.add(user)
             while self._held_bytes > self._cache_bytes and len(self._user_indexes) > 1:
                 self._release(next(iter(self._user_indexes)))
 
@@ -404,44 +406,46 @@ class VectorMemory:
             for scope, items in batch:
                 self._uses.note(scope.user_id, [item.id for item in items], now)
         if vectors is not None:
-            await self._keep(fresh, vectors)
+            await self._hold_vectors(fresh, vectors)
         await self._refresh([scope.user_id for scope, _ in batch])
         return [{item.id for item in items} for _, items in batch]
 
     async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
-        """Answer each question of the batch: one call of the embedding function, one look at the file."""
+        """Answer each request of the batch with one call of the embedding function and one read of the file."""
         return [answer.found for answer in await self.recall_many_with_profiles(batch)]
 
     async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
-        """Answer each question of the batch, with the profile where it is wanted; likewise."""
+        """Answer each request of the batch as `recall_many` does, with the profile if it is requested."""
         if not batch:
             return []
         with self._lock:
-            held = {
-                user: self._user_indexes[user] for one in batch if (user := one.scope.user_id) in self._user_indexes
+            user_indexes = {
+                user: self._user_indexes[user]
+                for request in batch
+                if (user := request.scope.user_id) in self._user_indexes
             }
-        known = {user: user_index.revision for user, user_index in held.items()}
-        users = dict.fromkeys(one.scope.user_id for one in batch)
+        revisions = {user: user_index.revision for user, user_index in user_indexes.items()}
+        users = dict.fromkeys(request.scope.user_id for request in batch)
         now = self._clock()
         expiry = self._expiry(now, users)
-        embedding = self._begin_vectors([one.query for one in batch if one.query], queries=True)
-        if expiry is None and self._store.revisions(users) == known and self._is_quick(batch, held):
-            matches = [self._match(one, held[one.scope.user_id], now) for one in batch]
-            made = await self._vectors_of(embedding)
+        embedding = self._begin_vectors([request.query for request in batch if request.query], queries=True)
+        if expiry is None and self._store.revisions(users) == revisions and self._is_quick(batch, user_indexes):
+            matches = [self._match(request, user_indexes[request.scope.user_id], now) for request in batch]
+            vectors = await self._vectors_of(embedding)
             before = self.trouble
-            answers = self._ranked(batch, held, matches, made, {})
+            answers = self._ranked(batch, user_indexes, matches, vectors, {})
             self._note_recalled(users)
         else:
-            made, loaded = await asyncio.gather(
-                self._vectors_of(embedding), self._store.load(users, known, expiry, most=LOADED)
+            vectors, loaded = await asyncio.gather(
+                self._vectors_of(embedding), self._store.load(users, revisions, expiry, most=LOADED)
             )
             before = self.trouble
-            answers = await on_thread(self._answer, batch, loaded, made, held, now)
-        if made[0] is not None and self.trouble is before:
+            answers = await on_thread(self._answer, batch, loaded, vectors, user_indexes, now)
+        if vectors[0] is not None and self.trouble is before:
             self._recover()
         if self._retention is not None and self._retention.refresh:
-            for one, answer in zip(batch, answers, strict=True):
-                self._uses.note(one.scope.user_id, [item.id for item in (*answer.profile, *answer.found)], now)
+            for request, answer in zip(batch, answers, strict=True):
+                self._uses.note(request.scope.user_id, [item.id for item in (*answer.profile, *answer.found)], now)
         return answers
 
     # What keeps it whole
@@ -464,16 +468,16 @@ class VectorMemory:
         await self.flush()
         is_ready = self._index.is_ready
         pending = await self._store.pending(self._index.embedding, limit) if is_ready else []
-        if pending := [one for one in pending if one.key not in self._fresh]:
+        if pending := [item for item in pending if item.key not in self._unwritten]:
             await self._make(pending, limit)
         for _ in range(0, limit, NOTED):
             if not await self._delete_dropped():
                 break
         self._recover()
-        left = len(await self._store.pending(self._index.embedding, limit)) if is_ready else 0
-        if not left:
-            self._to_make = 0
-        return left + len(await self._store.dropped(limit))
+        remaining = len(await self._store.pending(self._index.embedding, limit)) if is_ready else 0
+        if not remaining:
+            self._without_vectors = 0
+        return remaining + len(await self._store.dropped(limit))
 
     async def rebuild(self) -> int:
         """Compute the vectors of all items again, into a new collection; return the number of items.
@@ -488,8 +492,8 @@ class VectorMemory:
             StoreError: the embedding function is not ready, and no vector was dropped; or it fails, or Chroma does.
         """
         if not self._index.is_ready:
-            why = "is not ready: no vector was dropped, try again later"
-            raise StoreError(f"embedding function {self._index.embedding} {why}")
+            reason = "is not ready: no vector was dropped, try again later"
+            raise StoreError(f"embedding function {self._index.embedding} {reason}")
         await self.flush()
         await asyncio.to_thread(self._index.drop)
         await asyncio.to_thread(self._index.scrub)
@@ -507,8 +511,8 @@ class VectorMemory:
         `Health.ok` ignores `strays`: vectors of deleted items.
         """
         await self.flush()
-        keys, others = await self._store.keys(self._index.embedding)
-        return await asyncio.to_thread(self._index.check, keys, others)
+        keys, other_keys = await self._store.keys(self._index.embedding)
+        return await asyncio.to_thread(self._index.check, keys, other_keys)
 
     # Erasing
 
@@ -531,11 +535,11 @@ class VectorMemory:
         return await still_contained(self._store, texts)
 
     async def overwrite(self, keys: Collection[str]) -> None:
-        """Overwrite vectors that were deleted in Chroma's files, and see that nothing of these keys is anywhere.
+        """Overwrite deleted vectors in Chroma's files, and check that no vector of these keys is left.
 
-        Works in small steps, between which recalls and saves go on. The cost grows with what was deleted, and with what
-        Chroma has not written into its files yet: at most some thousand vectors. On a server, checks only that the
-        vectors are deleted; the server decides when its files lose them.
+        Works in small steps; recalls and saves run between them. The cost grows with the number of deleted vectors, and
+        with the number that Chroma has not written into its files yet: at most some thousands. On a server, checks only
+        that the vectors are deleted; the server decides when its files lose them.
 
         Raises:
             StoreError: Chroma fails, or a vector is still there. Nothing is lost; call it again.
@@ -543,13 +547,13 @@ class VectorMemory:
         await self.flush()
         while await self._delete_dropped():
             pass
-        left = len(await asyncio.to_thread(self._index.get, list(keys)))
+        remaining = len(await asyncio.to_thread(self._index.get, list(keys)))
         if self._index.paths():
             for _ in range(0, SYNC_CHANGES, PUSHED):
-                await _in_turn(self._index.push, PUSHED)
-            left += await asyncio.to_thread(self._index.overwrite, keys)
-        if left:
-            raise StoreError(f"{left} deleted vectors could not be erased; repeat the deletion")
+                await _on_thread_with_rest(self._index.push, PUSHED)
+            remaining += await asyncio.to_thread(self._index.overwrite, keys)
+        if remaining:
+            raise StoreError(f"{remaining} deleted vectors could not be erased; repeat the deletion")
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
         """Rewrite all files, or only the given ones: O(size of the files). Recalls and saves wait until it is done.
@@ -567,30 +571,30 @@ class VectorMemory:
             await asyncio.to_thread(self._index.scrub)
 
     def paths(self) -> Sequence[Path]:
-        """Return all files and folders that it keeps something in; none if a server keeps the vectors."""
+        """Return all files and folders with items or vectors; none if a server has the vectors."""
         folders = self._index.paths()
         return [] if folders is None else [*self._store.paths(), *folders]
 
     # Vectors
 
     def _begin_vectors(self, texts: Sequence[str], *, queries: bool = False) -> _Making | None:
-        """Begin to make the vectors of texts or queries, on a thread; None if there are none now."""
-        if not texts or self._pauses() or not self._index.is_ready:
+        """Begin to compute the vectors of texts or queries on a thread; None if there can be none now."""
+        if not texts or self._is_paused() or not self._index.is_ready:
             return None
         embed, limit_s = (self._index.embed_queries, self._query_s) if queries else (self._index.embed, self._embed_s)
         given_up = threading.Event()
         return self._embedders.submit(_embedded, embed, texts, given_up.is_set), limit_s, given_up
 
     async def _vectors_of(self, making: _Making | None) -> _Vectors:
-        """Return the vectors that `_begin_vectors` began to make, or None and why there are none.
+        """Return the vectors that `_begin_vectors` began to compute, or None and the reason.
 
         Raises:
-            ConfigError: they have another dimension than those that are kept.
+            ConfigError: they have another dimension than the stored vectors.
         """
         if making is None:
             return None, self.trouble
         try:
-            vectors = await _made(*making)
+            vectors = await _embedding_result(*making)
         except StoreError as error:
             self._pause(error)
             return None, str(error)
@@ -598,80 +602,87 @@ class VectorMemory:
         return vectors, None
 
     async def _vectors_of_texts(self, texts: Sequence[str]) -> Mapping[str, _Rows] | None:
-        """Return the vectors of each text's passages; None if there are none now.
+        """Return the vectors of each text's passages; None if there can be none now.
 
         Raises:
-            ConfigError: they have another dimension than those that are kept.
+            ConfigError: they have another dimension than the stored vectors.
         """
-        parts = {text: [said for _, said in vectors_of("", text)] for text in texts}
-        vectors, _ = await self._vectors_of(self._begin_vectors([said for each in parts.values() for said in each]))
+        parts = {text: [part for _, part in vectors_of("", text)] for text in texts}
+        vectors, _ = await self._vectors_of(
+            self._begin_vectors([part for texts_of_one in parts.values() for part in texts_of_one])
+        )
         return None if vectors is None else _by_text(parts, vectors)
 
-    async def _keep(self, pending: Sequence[Pending], vectors: Mapping[str, _Rows]) -> None:
-        """Hold the vectors of new items, by text, until Chroma is given them."""
-        for one in pending:
-            self._fresh[one.key] = one, _keyed(one, vectors[one.text])
-        if not self._keep_s or sum(len(each) for _, each in self._fresh.values()) > HELD:
+    async def _hold_vectors(self, pending: Sequence[Pending], vectors: Mapping[str, _Rows]) -> None:
+        """Hold the vectors of new items, by text, until they are written to Chroma."""
+        for item in pending:
+            self._unwritten[item.key] = item, _keyed(item, vectors[item.text])
+        if not self._keep_s or sum(len(vectors_of_item) for _, vectors_of_item in self._unwritten.values()) > HELD:
             await self.flush()
-        elif self._fresh and (self._keeper is None or self._keeper.done()):
-            self._keeper = asyncio.create_task(self._flush_later())
-            watch(self._keeper, f"keeping vectors of {self._store!r}")
+        elif self._unwritten and (self._flush_task is None or self._flush_task.done()):
+            self._flush_task = asyncio.create_task(self._flush_later())
+            watch(self._flush_task, f"keeping vectors of {self._store!r}")
 
     async def _flush_later(self) -> None:
         await asyncio.sleep(self._keep_s)
         await self.flush()
 
     async def flush(self) -> None:
-        """Give Chroma the vectors of what was remembered, now. If that fails, `catch_up` makes them anew."""
-        async with self._keeping:
-            held = dict(self._fresh)
-            if not held:
+        """Write the vectors of new items to Chroma now. If that fails, `catch_up` computes them again."""
+        async with self._flush_lock:
+            batch = dict(self._unwritten)
+            if not batch:
                 return
             try:
-                await self._add(list(held.values()))
-                if not self._deleting.locked():
+                await self._add(list(batch.values()))
+                if not self._deletion_lock.locked():
                     await self._delete_dropped(DELETED)
                 self._recover()
             except (StoreError, ConfigError) as error:
                 self._pause(error)
             finally:
-                for key, fresh in held.items():
-                    if self._fresh.get(key) is fresh:
-                        del self._fresh[key]
+                for key, fresh in batch.items():
+                    if self._unwritten.get(key) is fresh:
+                        del self._unwritten[key]
 
     async def _make(self, pending: Sequence[Pending], limit: int) -> None:
-        """Make the vectors of the first of these items, some `limit` at once, and tell how far that is."""
-        if not self._to_make:
-            self._to_make, self._made = await self._store.lacking(self._index.embedding), 0
+        """Compute about `limit` vectors of the first of these items, and log the progress."""
+        if not self._without_vectors:
+            self._without_vectors, self._made_count = await self._store.lacking(self._index.embedding), 0
         parts: dict[str, list[str]] = {}
-        for one in pending:
+        for item in pending:
             if sum(map(len, parts.values())) < limit:
-                parts[one.text] = [said for _, said in vectors_of("", one.text)]
-        texts = [said for each in parts.values() for said in each]
-        made = [
-            await _made(self._embedders.submit(self._index.embed, texts[start : start + BATCH]), self._embed_s)
+                parts[item.text] = [part for _, part in vectors_of("", item.text)]
+        texts = [part for item_parts in parts.values() for part in item_parts]
+        batches = [
+            await _embedding_result(
+                self._embedders.submit(self._index.embed, texts[start : start + BATCH]), self._embed_s
+            )
             for start in range(0, len(texts), BATCH)
         ]
-        by_text = _by_text(parts, [vector for vectors in made for vector in vectors])
-        done = [one for one in pending if one.text in parts]
-        await self._add([(one, _keyed(one, by_text[one.text])) for one in done])
-        before, self._made = self._made, self._made + len(done)
-        if self._to_make > limit and 10 * before // self._to_make < 10 * self._made // self._to_make:
-            _log.info("%r: %d of %d items have their vectors", self._store, self._made, self._to_make)
+        by_text = _by_text(parts, [vector for vectors in batches for vector in vectors])
+        done = [item for item in pending if item.text in parts]
+        await self._add([(item, _keyed(item, by_text[item.text])) for item in done])
+        before, self._made_count = self._made_count, self._made_count + len(done)
+        if (
+            self._without_vectors > limit
+            and 10 * before // self._without_vectors < 10 * self._made_count // self._without_vectors
+        ):
+            _log.info("%r: %d of %d items have their vectors", self._store, self._made_count, self._without_vectors)
 
-    async def _add(self, items: Sequence[_Fresh]) -> None:
-        """Give Chroma the vectors of items."""
+    async def _add(self, items: Sequence[_ItemVectors]) -> None:
+        """Write the vectors of items to Chroma."""
         import numpy as np
 
-        all_of = [(one, key, vector) for one, vectors in items for key, vector in vectors.items()]
+        all_of = [(item, key, vector) for item, vectors in items for key, vector in vectors.items()]
         await asyncio.to_thread(
             self._index.add,
             [key for _, key, _ in all_of],
-            [one.user_id for one, _, _ in all_of],
+            [item.user_id for item, _, _ in all_of],
             np.array([vector for _, _, vector in all_of]),
-            items=[one.key for one, _, _ in all_of],
+            items=[item.key for item, _, _ in all_of],
         )
-        await self._store.mark([one for one, _ in items], self._index.embedding)
+        await self._store.mark([item for item, _ in items], self._index.embedding)
 
     async def _remove(self, deleted: Mapping[str, Collection[str]]) -> None:
         """Remove deleted items, by user, from the indexes in memory, and delete their vectors."""
@@ -692,15 +703,15 @@ class VectorMemory:
             self._pause(error)
 
     async def _delete_dropped(self, limit: int = NOTED) -> int:
-        """Delete from Chroma some vectors of items that are gone; return how many it took, none if there are none."""
-        async with self._deleting:
+        """Delete some vectors of deleted items from Chroma; return how many, 0 if there are none."""
+        async with self._deletion_lock:
             if keys := await self._store.dropped(limit):
                 for start in range(0, len(keys), DELETED):
-                    await _in_turn(self._index.delete, keys[start : start + DELETED])
+                    await _on_thread_with_rest(self._index.delete, keys[start : start + DELETED])
                 await self._store.undrop(keys)
             return len(keys)
 
-    def _pauses(self) -> bool:
+    def _is_paused(self) -> bool:
         return self.trouble is not None and time.monotonic() < self._again_at
 
     def _pause(self, error: StoreError | ConfigError) -> None:
@@ -718,17 +729,17 @@ class VectorMemory:
         used = {user: self._uses.noted(user, since) for user in users}
         return Expiry(since, sorted(self._retention.expiring(None)), used)
 
-    def _is_quick(self, batch: Sequence[Recall], held: Mapping[str, UserIndex]) -> bool:
-        """Return whether a batch takes some milliseconds: the users have few items, and no vectors are to be read."""
-        sizes = [len(held[one.scope.user_id].rows) for one in batch]
+    def _is_quick(self, batch: Sequence[Recall], user_indexes: Mapping[str, UserIndex]) -> bool:
+        """Return whether a batch takes only milliseconds: the users have few items, and no vectors must be read."""
+        sizes = [len(user_indexes[request.scope.user_id].rows) for request in batch]
         if max(sizes) > QUICK_EACH or sum(sizes) + ASKED * len(sizes) > QUICK:
             return False
-        if sum(len(one.query) for one in batch) > QUICK_CHARS:
+        if sum(len(request.query) for request in batch) > QUICK_CHARS:
             return False
-        return not self._index.is_ready or not any(user_index.missing() for user_index in held.values())
+        return not self._index.is_ready or not any(user_index.missing() for user_index in user_indexes.values())
 
     def _note_recalled(self, users: Iterable[str]) -> None:
-        """Put these users' indexes last among those that are released."""
+        """Mark these users' indexes as the most recently used."""
         with self._lock:
             for user in users:
                 if (user_index := self._user_indexes.pop(user, None)) is not None:
@@ -738,124 +749,128 @@ class VectorMemory:
         self,
         batch: Sequence[Recall],
         loaded: Mapping[str, Loaded],
-        made: _Vectors,
+        vectors: _Vectors,
         held: dict[str, UserIndex],
         now: float,
     ) -> list[ProfiledRecall]:
         user_indexes, troubles = self._updated_indexes(loaded, held)
-        users = [one.scope.user_id for one in batch]
+        users = [request.scope.user_id for request in batch]
         matches = [
-            self._match(one, user_indexes[user], now, loaded[user].expired)
-            for one, user in zip(batch, users, strict=True)
+            self._match(request, user_indexes[user], now, loaded[user].expired)
+            for request, user in zip(batch, users, strict=True)
         ]
-        return self._ranked(batch, user_indexes, matches, made, troubles)
+        return self._ranked(batch, user_indexes, matches, vectors, troubles)
 
-    def _match(self, one: Recall, user_index: UserIndex, now: float, expired: Sequence[int] = ()) -> _Match:
-        """Return the profile, if it is wanted, and how items match the query by words."""
-        which = ItemFilter(types=one.types, as_of=one.as_of, live_at=now if one.as_of is None else one.as_of)
-        profile = profile_of(user_index.pinned(one.scope, which, expired), ()) if one.with_profile else []
-        return profile, user_index.match(parse(one.query), one.scope, which, weights=self._weights, expired=expired)
+    def _match(self, request: Recall, user_index: UserIndex, now: float, expired: Sequence[int] = ()) -> _Match:
+        """Return the profile, if it is requested, and the matches of items with the query by words."""
+        which = ItemFilter(
+            types=request.types, as_of=request.as_of, live_at=now if request.as_of is None else request.as_of
+        )
+        profile = profile_of(user_index.pinned(request.scope, which, expired), ()) if request.with_profile else []
+        return profile, user_index.match(
+            parse(request.query), request.scope, which, weights=self._weights, expired=expired
+        )
 
     def _ranked(
         self,
         batch: Sequence[Recall],
         user_indexes: Mapping[str, UserIndex],
         matches: Sequence[_Match],
-        made: _Vectors,
+        query_vectors: _Vectors,
         troubles: Mapping[str, str],
     ) -> list[ProfiledRecall]:
-        """Return the answers, once the vectors of the queries are made."""
-        rows, trouble = made
+        """Return the answers, given the vectors of the queries."""
+        rows, trouble = query_vectors
         vectors = iter(()) if rows is None else iter(rows)
         answers: list[ProfiledRecall] = []
-        for one, (profile, match) in zip(batch, matches, strict=True):
+        for request, (profile, match) in zip(batch, matches, strict=True):
             check_awaited()
-            user_index = user_indexes[one.scope.user_id]
-            similarities = user_index.similarities(next(vectors, None) if one.query else None)
-            most = max(one.limit, 0) + len(profile)
-            ranked = user_index.rank(match, limit=most, similarities=similarities, per_category=one.per_category)
-            best = beside(profile, ranked, one.limit, per_category=one.per_category)
-            found = recalled(best, trouble or troubles.get(one.scope.user_id))
-            answers.append(ProfiledRecall(profile=profile, found=found))
+            user_index = user_indexes[request.scope.user_id]
+            similarities = user_index.similarities(next(vectors, None) if request.query else None)
+            most = max(request.limit, 0) + len(profile)
+            ranked = user_index.rank(match, limit=most, similarities=similarities, per_category=request.per_category)
+            best = within_limits(profile, ranked, request.limit, per_category=request.per_category)
+            items = recalled(best, trouble or troubles.get(request.scope.user_id))
+            answers.append(ProfiledRecall(profile=profile, found=items))
         return answers
 
     def _updated_indexes(
-        self, loaded: Mapping[str, Loaded], held: dict[str, UserIndex]
+        self, loaded: Mapping[str, Loaded], held_indexes: dict[str, UserIndex]
     ) -> tuple[dict[str, UserIndex], dict[str, str]]:
-        """Return the users' indexes as of the revisions that were loaded, with all the vectors that can be had.
+        """Return the users' indexes as of the loaded revisions, with all available vectors.
 
-        Also why there are vectors that could not be had, by user.
+        Also returns why vectors are missing, by user.
         """
         user_indexes: dict[str, UserIndex] = {}
         troubles: dict[str, str] = {}
-        for user, found in loaded.items():
-            growth = _growth(held.get(user), found)
+        for user, rows in loaded.items():
+            growth = _growth(held_indexes.get(user), rows)
             growth.step()  # one only, as others wait; `prepare` takes the others
             user_indexes[user] = growth.index
-            if not (found.is_all and growth.is_done):
-                troubles[user] = _BEHIND
-        whole = {user: user_index for user, user_index in user_indexes.items() if user not in troubles}
-        lacking, trouble = self._give_vectors(whole) if self._index.is_ready else ([], None)
+            if not (rows.is_all and growth.is_done):
+                troubles[user] = _INCOMPLETE
+        complete = {user: user_index for user, user_index in user_indexes.items() if user not in troubles}
+        users, trouble = self._give_vectors(complete) if self._index.is_ready else ([], None)
         for user, user_index in user_indexes.items():
-            self._hold(user, user_index, is_behind=user in troubles)
-        return user_indexes, troubles | ({} if trouble is None else dict.fromkeys(lacking, trouble))
+            self._hold(user, user_index, is_incomplete=user in troubles)
+        return user_indexes, troubles | ({} if trouble is None else dict.fromkeys(users, trouble))
 
     def _give_vectors(
-        self, user_indexes: Mapping[str, UserIndex], some: Collection[str] | None = None
+        self, user_indexes: Mapping[str, UserIndex], requested_keys: Collection[str] | None = None
     ) -> tuple[list[str], str | None]:
-        """Let indexes have the vectors that they lack; return the users whose Chroma was asked for, and its error.
+        """Give indexes the vectors that they lack; return the users whose vectors were read from Chroma, and its error.
 
         Args:
-            some: keys of some of these vectors; all if left out.
+            requested_keys: the keys of the vectors to give; all that are missing if left out.
         """
-        lacking: dict[str, set[str]] = {}
+        missing_keys: dict[str, set[str]] = {}
         for user, user_index in user_indexes.items():
-            if missing := user_index.missing() if some is None else list(some):
+            if missing := user_index.missing() if requested_keys is None else list(requested_keys):
                 user_index.take(self._held_vectors(missing))
-                missing = user_index.missing() if some is None else missing
+                missing = user_index.missing() if requested_keys is None else missing
                 if missing:
-                    lacking[user] = set(missing)
-        if not lacking or self._pauses():
-            return [*lacking], self.trouble if self._pauses() else None
+                    missing_keys[user] = set(missing)
+        if not missing_keys or self._is_paused():
+            return [*missing_keys], self.trouble if self._is_paused() else None
         try:
-            vectors = self._index.get([key for keys in lacking.values() for key in keys])
+            vectors = self._index.get([key for keys in missing_keys.values() for key in keys])
         except StoreError as error:
             self._pause(error)
-            return [*lacking], str(error)
-        for user, keys in lacking.items():
+            return [*missing_keys], str(error)
+        for user, keys in missing_keys.items():
             user_indexes[user].take({key: vectors[key] for key in keys if key in vectors})
-        return [*lacking], None
+        return [*missing_keys], None
 
     async def _refresh(self, users: Collection[str]) -> None:
-        """Bring what is held of these users up to date, so that it need not be done when they recall."""
+        """Bring the indexes of these users in memory up to date, so that their next recall need not do it."""
         with self._lock:
-            held = {user: self._user_indexes[user] for user in users if user in self._user_indexes}
-        if held:
-            known = {user: user_index.revision for user, user_index in held.items()}
-            loaded = await self._store.load(held, known, most=LOADED)
-            await on_thread(self._updated_indexes, loaded, held)
+            user_indexes = {user: self._user_indexes[user] for user in users if user in self._user_indexes}
+        if user_indexes:
+            revisions = {user: user_index.revision for user, user_index in user_indexes.items()}
+            loaded = await self._store.load(user_indexes, revisions, most=LOADED)
+            await on_thread(self._updated_indexes, loaded, user_indexes)
 
     def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-        """Return those of these vectors that Chroma is still to be given."""
-        held = {key: fresh for key in keys if (fresh := self._fresh.get(item_key(key)))}
-        return {key: vector for key, (_, vectors) in held.items() if (vector := vectors.get(key)) is not None}
+        """Return those of these vectors that are not written to Chroma yet."""
+        waiting = {key: fresh for key in keys if (fresh := self._unwritten.get(item_key(key)))}
+        return {key: vector for key, (_, vectors) in waiting.items() if (vector := vectors.get(key)) is not None}
 
     def _release(self, user: str) -> None:
-        self._behind.discard(user)
+        self._incomplete.discard(user)
         if self._user_indexes.pop(user, None) is not None:
             self._held_bytes -= self._sizes.pop(user)
 
 
-def _growth(held: UserIndex | None, loaded: Loaded) -> Growth:
-    """Return the growth of what is held of a user to what was loaded."""
+def _growth(user_index: UserIndex | None, loaded: Loaded) -> Growth:
+    """Return the growth of a user's index in memory to the loaded rows."""
     from turnwise.memory.longterm.recall.growth import Growth, growth_between
     from turnwise.memory.longterm.recall.user_index import UserIndex
 
-    if held is not None and loaded.base != held.revision:
-        return growth_between(held, loaded.more, loaded.revision)
+    if user_index is not None and loaded.base != user_index.revision:
+        return growth_between(user_index, loaded.more, loaded.revision)
     owner, changes, _ = loaded.revision
     return Growth(
-        UserIndex() if held is None else held,
+        UserIndex() if user_index is None else user_index,
         loaded.more,
         (),
         loaded.revision,
@@ -866,23 +881,23 @@ def _growth(held: UserIndex | None, loaded: Loaded) -> Growth:
 def _embedded(
     embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str], is_given_up: Callable[[], bool]
 ) -> NDArray[np.float32]:
-    """Return the vectors of texts, of some at once, until nobody waits for them any more."""
-    made = [embed(texts[:BATCH])]
+    """Return the vectors of texts, computed in batches; stop when nobody waits for them."""
+    batches = [embed(texts[:BATCH])]
     for start in range(BATCH, len(texts), BATCH):
         if is_given_up():
             raise StoreError("nobody waits for the vectors any more")
-        made.append(embed(texts[start : start + BATCH]))
-    if len(made) == 1:
-        return made[0]
+        batches.append(embed(texts[start : start + BATCH]))
+    if len(batches) == 1:
+        return batches[0]
     import numpy as np
 
-    return np.concatenate(made)
+    return np.concatenate(batches)
 
 
-async def _made(
+async def _embedding_result(
     work: Future[NDArray[np.float32]], limit_s: float, given_up: threading.Event | None = None
 ) -> NDArray[np.float32]:
-    """Return the vectors that are being made; StoreError if that takes too long. Who gives up ends the work."""
+    """Return the vectors that `work` computes; StoreError if that takes too long. Cancelling ends the work."""
     try:
         if work.done():
             return work.result()
@@ -895,15 +910,15 @@ async def _made(
             given_up.set()
 
 
-def _keyed(one: Pending, vectors: _Rows) -> dict[str, NDArray[np.float32]]:
+def _keyed(item: Pending, vectors: _Rows) -> dict[str, NDArray[np.float32]]:
     """Return the vectors of an item by their keys."""
-    return dict(zip(vector_keys(one.key, len(vectors)), vectors, strict=True))
+    return dict(zip(vector_keys(item.key, len(vectors)), vectors, strict=True))
 
 
 def _by_text(parts: Mapping[str, Sequence[str]], vectors: Iterable[NDArray[np.float32]]) -> dict[str, _Rows]:
-    """Return the vectors of each text, made of its parts in their order."""
-    left = iter(vectors)
-    return {text: [next(left) for _ in said] for text, said in parts.items()}
+    """Return the vectors of each text, one for each of its parts, in order."""
+    remaining = iter(vectors)
+    return {text: [next(remaining) for _ in texts] for text, texts in parts.items()}
 
 
 def _url(path: str | Path) -> str:
@@ -911,24 +926,24 @@ def _url(path: str | Path) -> str:
     return path if isinstance(path, str) and "://" in path else f"sqlite:///{Path(path).expanduser().absolute()}"
 
 
-def _place_of(store: SQLItems, given: object) -> ChromaFolder | PostgresVectors:
-    """Return where the vectors of items are kept: in a folder beside their file, or in their PostgreSQL.
+def _place_of(store: SQLItems, place: object) -> ChromaFolder | PostgresVectors:
+    """Return the place of the items' vectors: a folder beside their file, or their PostgreSQL database.
 
     Raises:
         ConfigError: they are in a PostgreSQL whose URL is not known.
     """
     if store.is_local:
         return ChromaFolder(f"{store.paths()[0]}-vectors")
-    if not isinstance(given, str):
+    if not isinstance(place, str):
         raise ConfigError("VectorMemory.index", None, "pass an index, such as VectorIndex(PostgresVectors(url))")
-    return PostgresVectors(given)
+    return PostgresVectors(place)
 
 
-_BEHIND = "not all items are indexed yet: later recalls find the others"
+_INCOMPLETE = "not all items are indexed yet: later recalls find the others"
 
 
-async def _in_turn(work: Callable[[Given], object], given: Given) -> None:
-    """Do some work on a thread, and leave the machine to others for a while."""
+async def _on_thread_with_rest(work: Callable[[Argument], object], argument: Argument) -> None:
+    """Do some work on a thread, then pause so that other work can run."""
     began = time.monotonic()
-    await asyncio.to_thread(work, given)
+    await asyncio.to_thread(work, argument)
     await asyncio.sleep(REST * (time.monotonic() - began))

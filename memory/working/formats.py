@@ -58,8 +58,8 @@ class Markdown:
         return self._check(FreeText().merge(before, content))
 
     def _check(self, text: str) -> str:
-        found = iter(_headings(text))
-        if missing := [heading for heading in _headings(self.template) if heading not in found]:
+        headings = iter(_headings(text))
+        if missing := [heading for heading in _headings(self.template) if heading not in headings]:
             raise ValueError(f"the heading {missing[0]!r} of the template is missing or out of order")
         return text
 
@@ -109,8 +109,10 @@ class JsonForm:
         try:
             model = self._schema.model_validate(value)
         except ValidationError as error:
-            found = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
-            raise ValueError("; ".join(found)) from error
+            messages = (
+                f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)
+            )
+            raise ValueError("; ".join(messages)) from error
         return _written(model.model_dump(mode="json", by_alias=True, exclude_unset=True))
 
 
@@ -161,6 +163,6 @@ def _check_schema(schema: Mapping[str, Any]) -> None:
 def _check_value(schema: Mapping[str, Any], value: Any) -> None:
     from jsonschema.validators import validator_for
 
-    found = sorted(validator_for(schema)(schema).iter_errors(value), key=lambda error: error.json_path)
-    if found:
-        raise ValueError("; ".join(f"{error.json_path}: {error.message}" for error in found))
+    errors = sorted(validator_for(schema)(schema).iter_errors(value), key=lambda error: error.json_path)
+    if errors:
+        raise ValueError("; ".join(f"{error.json_path}: {error.message}" for error in errors))

@@ -127,8 +127,8 @@ class WorkingMemory:
             except ValueError as error:
                 raise WorkingMemoryError(name, str(error)[:_SHOWN]) from error
             if size > self._max_bytes:
-                why = f"it would take {size} bytes of max_bytes={self._max_bytes}; shorten it"
-                raise WorkingMemoryError(name, why)
+                reason = f"it would take {size} bytes of max_bytes={self._max_bytes}; shorten it"
+                raise WorkingMemoryError(name, reason)
             return text
 
         def changed(item: MemoryItem | None) -> MemoryItem:

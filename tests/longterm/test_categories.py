@@ -25,9 +25,12 @@ ADA = Scope(user_id="ada")
 QUERY = "What about the harbour crane?"
 FACTS = [
     MemoryItem(
-        id=f"f{at}", text=f"The harbour crane needs harbour oil {at}.", type=MemoryType.FACTS, created_at=1.0 + at
+        id=f"f{number}",
+        text=f"The harbour crane needs harbour oil {number}.",
+        type=MemoryType.FACTS,
+        created_at=1.0 + number,
     )
-    for at in range(12)
+    for number in range(12)
 ]
 EPISODES = [
     MemoryItem(id="e1", text="Talked on Monday of the harbour crane.", type=MemoryType.SESSION_SUMMARY, created_at=1.0),
@@ -50,35 +53,35 @@ async def test_each_category_has_its_own_limit(make: str, tmp_path: Path) -> Non
     async with closing(MADE[make](tmp_path)) as memory:
         await memory.remember(ADA, ITEMS)
         for limit in (1, 2, 10):
-            found = await memory.recall(ADA, QUERY, limit=limit, per_category=True)
-            counts = Counter(item.type.category for item in found)
+            recalled = await memory.recall(ADA, QUERY, limit=limit, per_category=True)
+            counts = Counter(item.type.category for item in recalled)
             assert counts == {"semantic": limit, "episodic": min(limit, 2), "procedural": 1}
-            assert [item.score for item in found] == sorted((item.score for item in found), reverse=True)
+            assert [item.score for item in recalled] == sorted((item.score for item in recalled), reverse=True)
             profiled = await memory.recall_with_profile(ADA, QUERY, limit=limit, per_category=True)
-            assert [item.id for item in profiled.found] == [item.id for item in found]
+            assert [item.id for item in profiled.found] == [item.id for item in recalled]
         types = [MemoryType.FACTS, MemoryType.SKILL]
-        found = await memory.recall(ADA, QUERY, limit=3, types=types, per_category=True)
-        assert Counter(item.type for item in found) == {"facts": 3, "skill": 1}
+        recalled = await memory.recall(ADA, QUERY, limit=3, types=types, per_category=True)
+        assert Counter(item.type for item in recalled) == {"facts": 3, "skill": 1}
         assert len(await memory.recall(ADA, QUERY, limit=3)) == 3
         assert await memory.recall(ADA, QUERY, limit=0, per_category=True) == []
 
 
 async def test_static_facts_are_limited_likewise() -> None:
     memory = StaticMemory(ITEMS)
-    found = await memory.recall(ADA, QUERY, limit=1, per_category=True)
-    assert Counter(item.type.category for item in found) == {"semantic": 1, "episodic": 1, "procedural": 1}
+    recalled = await memory.recall(ADA, QUERY, limit=1, per_category=True)
+    assert Counter(item.type.category for item in recalled) == {"semantic": 1, "episodic": 1, "procedural": 1}
 
 
 class Own:
-    """A memory of a user's own: it knows nothing of categories."""
+    """An application's own memory without categories."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.limits: list[Any] = []
         self.inner = LexicalMemory(InMemoryItems())
 
     async def recall(self, scope: Scope, query: str, **options: Any) -> Sequence[MemoryItem]:
         assert "per_category" not in options
-        self.asked.append(options["limit"])
+        self.limits.append(options["limit"])
         return await self.inner.recall(scope, query, **options)
 
     async def recall_with_profile(self, scope: Scope, query: str, **options: Any) -> ProfiledRecall:
@@ -93,9 +96,9 @@ async def test_a_memory_that_cannot_is_asked_once_for_more() -> None:
     host._opening = asyncio.create_task(asyncio.sleep(0, memory))  # type: ignore[arg-type]
     assert not limits_categories(memory)
     await memory.inner.remember(ADA, ITEMS)
-    found = await host.do_recall(ADA, QUERY, limit=5, types=None, as_of=None, per_category=True)
-    assert Counter(item.type.category for item in found) == {"semantic": 5, "episodic": 2, "procedural": 1}
-    assert memory.asked == [15]
+    recalled = await host.do_recall(ADA, QUERY, limit=5, types=None, as_of=None, per_category=True)
+    assert Counter(item.type.category for item in recalled) == {"semantic": 5, "episodic": 2, "procedural": 1}
+    assert memory.limits == [15]
     profiled = await host.do_recall_with_profile(ADA, QUERY, limit=5, types=None, per_category=True)
     assert profiled.profile == FACTS[:1] and len(profiled.found) == 8
     assert len(await host.do_recall(ADA, QUERY, limit=2, types=None, as_of=None)) == 2

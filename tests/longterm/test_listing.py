@@ -51,21 +51,21 @@ def item(id: str, type: MemoryType = MemoryType.FACTS, **more: Any) -> MemoryIte
 
 async def ids(memory: Any, scope: Scope = CLERK, **options: Any) -> list[str]:
     """Return the ids of all pages."""
-    found: list[str] = []
+    result: list[str] = []
     cursor = None
     while True:
         page = await memory.list_items(scope, cursor=cursor, **options)
-        found += [each.id for each in page]
+        result += [entry.id for entry in page]
         cursor = page.cursor
         if cursor is None:
-            return found
+            return result
         assert page.items, "a page before the last has items"
 
 
 async def test_a_memory_lists_what_the_scope_sees_page_by_page(memory: LongTermMemory) -> None:
     async with closing(memory):
-        for at in range(1, 8):
-            await memory.remember(CLERK, [item(f"{at}", created_at=float(at))])
+        for number in range(1, 8):
+            await memory.remember(CLERK, [item(f"{number}", created_at=float(number))])
         await memory.remember(CLERK, [item("rule", MemoryType.SKILL, created_at=8.0)])
         await memory.remember(Scope(user_id="ada", agent="other"), [item("other", MemoryType.SKILL, created_at=9.0)])
         await memory.remember(Scope(user_id="bob"), [item("bob", created_at=10.0)])
@@ -96,12 +96,12 @@ async def test_a_recall_of_no_type_is_refused(memory: LongTermMemory) -> None:
 async def test_a_vector_memory_lists_all_of_many_items_of_other_agents(tmp_path: Path) -> None:
     memory = VectorMemory(tmp_path / "items.db", embedding=None)
     async with closing(memory):
-        other = Scope(user_id="ada", agent="other")
+        other_scope = Scope(user_id="ada", agent="other")
         await memory.remember(CLERK, [item("first", MemoryType.SKILL)])
-        await memory.remember(other, [item(f"{at}", MemoryType.SKILL) for at in range(250)])
+        await memory.remember(other_scope, [item(f"{number}", MemoryType.SKILL) for number in range(250)])
         await memory.remember(CLERK, [item("last", MemoryType.SKILL)])
         assert await ids(memory, limit=1) == ["last", "first"]
-        assert await ids(memory, other, limit=125) == [f"{at}" for at in reversed(range(250))]
+        assert await ids(memory, other_scope, limit=125) == [f"{number}" for number in reversed(range(250))]
 
 
 async def test_static_facts_are_listed_in_their_order() -> None:
@@ -120,23 +120,23 @@ def access(**memories: Any) -> SessionMemoryAccess:
 async def test_a_session_lists_one_memory_after_the_other(limit: int) -> None:
     first, empty, last = (LexicalMemory(InMemoryItems()) for _ in range(3))
     memory = access(handbook=StaticMemory(["a rule"]), first=first, book=Book(), empty=empty, last=last)
-    for at in (1, 2):
-        await memory.save(f"Likes figs {at}.", id=f"first {at}", memory="first")
-        await memory.save(f"Likes dates {at}.", id=f"last {at}", memory="last", type=MemoryType.SKILL)
+    for number in (1, 2):
+        await memory.save(f"Likes figs {number}.", id=f"first {number}", memory="first")
+        await memory.save(f"Likes dates {number}.", id=f"last {number}", memory="last", type=MemoryType.SKILL)
 
     async def listed(**options: Any) -> list[str]:
-        named = partial(memory.list_items, **options)
+        list_page = partial(memory.list_items, **options)
 
         class Named:
             async def list_items(self, scope: Scope, **page: Any) -> Any:
-                found = await named(**page)
-                assert all(each.id.startswith(each.memory or "?") for each in found if each.memory != "handbook")
-                return found
+                result = await list_page(**page)
+                assert all(entry.id.startswith(entry.memory or "?") for entry in result if entry.memory != "handbook")
+                return result
 
         return await ids(Named(), limit=limit)
 
     assert sorted(await listed()) == ["first 1", "first 2", "last 1", "last 2"]
-    assert {each.split()[0] for each in (await listed())[:2]} == {"first"}
+    assert {text.split()[0] for text in (await listed())[:2]} == {"first"}
     assert sorted(await listed(memory="last")) == ["last 1", "last 2"]
     assert await listed(memory="handbook") == ["1"]
     assert await listed(types=[MemoryType.FACTS]) == []
@@ -148,8 +148,8 @@ async def test_a_session_lists_one_memory_after_the_other(limit: int) -> None:
 async def test_saving_is_told_which_memory_and_wrong_names_are_refused() -> None:
     memory = access(handbook=StaticMemory(["a rule"]), first=LexicalMemory(InMemoryItems()), book=Book())
     await memory.save("Likes figs.", id="kept", memory="book")
-    assert [each.memory for each in await memory.recall("Likes figs.") if each.id == "kept"] == ["book"]
-    assert [each.text for each in await memory.recall("Likes figs.")] == ["Likes figs.", "a rule"]
+    assert [entry.memory for entry in await memory.recall("Likes figs.") if entry.id == "kept"] == ["book"]
+    assert [entry.text for entry in await memory.recall("Likes figs.")] == ["Likes figs.", "a rule"]
     ways: list[Callable[..., Any]] = [partial(memory.save, "figs"), memory.list_items]
     for way in ways:
         with pytest.raises(InvalidInputError, match="memory='shelf': must be one of handbook, first, book"):
@@ -169,7 +169,7 @@ async def test_items_that_do_not_bear_on_the_query_come_after_those_of_all_memor
         await memory.save(text)
 
     *relevant, last = await memory.recall("How does she like to be written to?")
-    assert [each.memory for each in relevant] == order
+    assert [entry.memory for entry in relevant] == order
     assert (last.text, last.score) == ("Leave is sixteen weeks.", 0.0)
 
     (best,) = await memory.recall("Does Sarah sail?", limit=1)

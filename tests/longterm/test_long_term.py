@@ -62,8 +62,8 @@ async def test_items_without_a_time_get_the_present_time() -> None:
     await memory.remember(
         USER, [MemoryItem(id="1", text="Likes figs."), MemoryItem(id="2", text="Figs", created_at=1.0)]
     )
-    found = {item.id: item.created_at for item in await memory.recall(USER, "figs")}
-    assert found == {"1": 5.0, "2": 1.0}
+    created_at = {item.id: item.created_at for item in await memory.recall(USER, "figs")}
+    assert created_at == {"1": 5.0, "2": 1.0}
     assert await memory.update(USER, "1", "Loves figs.", type=MemoryType.PREFERENCES)
     (item,) = await memory.recall(USER, "figs", types=[MemoryType.PREFERENCES])
     assert (item.text, item.created_at, item.updated_at) == ("Loves figs.", 5.0, 6.0)

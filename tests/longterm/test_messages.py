@@ -29,12 +29,12 @@ TALK = Conversation(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_seed_gives_the_same_messages_and_another_half_gives_others(kind: Kind) -> None:
-    made = messages_of([TALK], kind, seed=3)
-    assert made == messages_of([TALK], kind, seed=3)
+    messages = messages_of([TALK], kind, seed=3)
+    assert messages == messages_of([TALK], kind, seed=3)
     if kind not in ("bare", "changed subject"):
-        assert made != messages_of([TALK], kind, "held out", seed=3)
+        assert messages != messages_of([TALK], kind, "held out", seed=3)
     if kind != "nothing":
-        assert [message.evidence for message in made] == [*ASKED.values()]
+        assert [message.evidence for message in messages] == [*ASKED.values()]
 
 
 def test_the_halves_share_no_template_and_no_message() -> None:
@@ -72,30 +72,30 @@ def test_questions_about_meaning_share_no_content_word_with_their_answers() -> N
 def test_a_typo_changes_one_word_by_one_letter(seed: int) -> None:
     spelt, _ = misspelt("instruments", Random(seed))
     assert spelt != "instruments" and abs(len(spelt) - len("instruments")) <= 1
-    same = sum(one == other for one, other in zip(spelt, "instruments", strict=False))
-    same_from_behind = sum(one == other for one, other in zip(spelt[::-1], "stnemurtsni", strict=False))
+    same = sum(letter == expected for letter, expected in zip(spelt, "instruments", strict=False))
+    same_from_behind = sum(letter == expected for letter, expected in zip(spelt[::-1], "stnemurtsni", strict=False))
     assert same + same_from_behind >= len("instruments") - 2
 
 
 def test_each_expected_fact_is_visible_and_valid() -> None:
-    given = {each["id"]: each for each in fact_set.SET["facts"]}
+    facts_by_id = {fact["id"]: fact for fact in fact_set.SET["facts"]}
     items = {item.id: (scope, item) for scope, item in fact_set.facts()}
-    asked = [question for half in ("dev", "held out") for question in fact_set.questions(half)]
-    assert len(given) == len(items) >= 120 and len({scope.user_id for scope, _ in items.values()}) == 6
-    assert len(asked) == len(fact_set.SET["questions"]) >= 120
-    for question in asked:
+    questions = [question for half in ("dev", "held out") for question in fact_set.questions(half)]
+    assert len(facts_by_id) == len(items) >= 120 and len({scope.user_id for scope, _ in items.values()}) == 6
+    assert len(questions) == len(fact_set.SET["questions"]) >= 120
+    for question in questions:
         for name in question.answer:
             scope, item = items[name]
             assert scope.user_id == question.user and scope.agent in (None, question.agent), question
             assert question.types is None or item.type in question.types, question
-            ends = item.superseded_at or fact_set.seconds(given[name].get("expires_at", "9999-01-01"))
+            ends = item.superseded_at or fact_set.seconds(facts_by_id[name].get("expires_at", "9999-01-01"))
             assert item.created_at <= (question.as_of or fact_set.NOW) < ends, question
-            assert given[name].get("status") != "resolved", question
+            assert facts_by_id[name].get("status") != "resolved", question
 
 
 def test_a_score_of_facts_counts_exact_and_unwanted_answers() -> None:
     right, wrong, none = fact_set.questions("dev")[:3]
     answers = [(right, [*right.answer]), (wrong, [*wrong.answer, "another"]), (none, [])]
-    found = fact_set.score_facts(answers)
-    assert (found.precision, found.recall, found.whole) == pytest.approx((2 / 3, 2 / 3, 1 / 3))
-    assert [question for question, _ in found.wrong] == [wrong, none]
+    score = fact_set.score_facts(answers)
+    assert (score.precision, score.recall, score.whole) == pytest.approx((2 / 3, 2 / 3, 1 / 3))
+    assert [question for question, _ in score.wrong] == [wrong, none]

@@ -54,16 +54,16 @@ async def test_items_and_vectors_are_in_the_database_and_nothing_is_local(
         assert {item.text for item in await memory.list_items(ANN)} == {WORDS, "null \0 \ufdd0 \ufdd00"}
         health = await memory.check()
         assert health.ok and (health.count, health.strays) == (2, 0)
-    async with closing(pickle.loads(cloudpickle.dumps(make()))) as again:
-        (found,) = await again.recall(ANN, ASKED)
-        assert found.id == "1" and found.words
-        assert await again.forget(ANN, ["1"]) == 1
-        assert await again.recall(ANN, ASKED) == []
-        assert not await again.catch_up() and (await again.check()).count == 1
+    async with closing(pickle.loads(cloudpickle.dumps(make()))) as unpickled:
+        (recalled,) = await unpickled.recall(ANN, ASKED)
+        assert recalled.id == "1" and recalled.words
+        assert await unpickled.forget(ANN, ["1"]) == 1
+        assert await unpickled.recall(ANN, ASKED) == []
+        assert not await unpickled.catch_up() and (await unpickled.check()).count == 1
     with psycopg.connect(database) as connection:
         tables = {name for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")}
-        (left,) = connection.execute("SELECT count(*) FROM turnwise_vectors").fetchone() or ()
-    assert {"turnwise_vectors", "turnwise_items"} <= tables and left == 1
+        (count,) = connection.execute("SELECT count(*) FROM turnwise_vectors").fetchone() or ()
+    assert {"turnwise_vectors", "turnwise_items"} <= tables and count == 1
 
 
 async def test_vectors_are_made_later_where_the_embedding_function_failed(make: Callable[..., VectorMemory]) -> None:
@@ -77,8 +77,8 @@ async def test_vectors_are_made_later_where_the_embedding_function_failed(make: 
 
     async with closing(make(embedding=Flaky(64), pause_s=0)) as memory:
         await memory.remember(ANN, [MemoryItem(id="1", text=WORDS)])
-        found = await memory.recall(ANN, ASKED)
-        assert [item.id for item in found] == ["1"] and "no embeddings today" in (trouble_of(found) or "")
+        recalled = await memory.recall(ANN, ASKED)
+        assert [item.id for item in recalled] == ["1"] and "no embeddings today" in (trouble_of(recalled) or "")
         Flaky.fails = False
         while await memory.catch_up():
             pass
@@ -87,18 +87,22 @@ async def test_vectors_are_made_later_where_the_embedding_function_failed(make: 
 
 
 async def test_processes_that_write_at_once_lose_and_double_nothing(make: Callable[..., VectorMemory]) -> None:
-    async with closing(make(embedding=None)) as one, closing(make(embedding=None)) as other:
-        batches = [[MemoryItem(id=f"{at}-{n}", text=f"Fig number {at} {n}.") for n in range(5)] for at in range(20)]
-        await asyncio.gather(*(memory.remember(ANN, batch) for batch in batches for memory in (one, other)))
+    async with closing(make(embedding=None)) as first, closing(make(embedding=None)) as second:
+        batches = [
+            [MemoryItem(id=f"{number}-{n}", text=f"Fig number {number} {n}.") for n in range(5)] for number in range(20)
+        ]
+        await asyncio.gather(*(memory.remember(ANN, batch) for batch in batches for memory in (first, second)))
         ids = {item.id for batch in batches for item in batch}
-        for memory in (one, other):
+        for memory in (first, second):
             listed = [item.id for item in await memory.list_items(ANN, limit=1000)]
             assert len(listed) == 100 and set(listed) == ids
             assert {item.id for item in await memory.recall(ANN, "Fig number", limit=1000)} == ids
-        gone = [f"{at}-0" for at in range(20)]
-        counts = await asyncio.gather(*(memory.forget(ANN, [name]) for name in gone for memory in (one, other)))
+        deleted_ids = [f"{number}-0" for number in range(20)]
+        counts = await asyncio.gather(
+            *(memory.forget(ANN, [name]) for name in deleted_ids for memory in (first, second))
+        )
         assert sum(counts) == 20
-        assert len(await one.recall(ANN, "Fig number", limit=1000)) == 80
+        assert len(await first.recall(ANN, "Fig number", limit=1000)) == 80
 
 
 async def test_unused_items_expire_and_users_are_deleted(make: Callable[..., VectorMemory]) -> None:
@@ -122,7 +126,7 @@ def test_vectors_in_postgresql_obey_the_law_that(law: Law, database: str) -> Non
 
 def test_names_and_embeddings_have_vectors_of_their_own(database: str) -> None:
     index = VectorIndex(PostgresVectors(database), HashEmbedding(64), name="a%")
-    other = VectorIndex(PostgresVectors(database), HashEmbedding(128), name="a%")
+    other_index = VectorIndex(PostgresVectors(database), HashEmbedding(128), name="a%")
     stranger = VectorIndex(PostgresVectors(database), HashEmbedding(128), name="a%b")
     assert "secret" not in repr(PostgresVectors("postgresql://u:secret@h/d")) and index.paths() is None
     vectors = index.embed(["figs", "dates", "boats"])
@@ -130,20 +134,20 @@ def test_names_and_embeddings_have_vectors_of_their_own(database: str) -> None:
         index.add(["f", "d", "d#1"], ["ann", "ann", "bob"], vectors, items=["f", "d", "d"])
     assert len(index.keys()) == 3 and index.keys() == {"f", "d", "d#1"}
     assert np.allclose(index.get(["f", "?"])["f"], vectors[0])
-    for each in (other, stranger):
-        each.add(["f"], ["ann"], each.embed(["figs"]))
-    with pytest.raises(ConfigError, match="64 dimensions, those that are kept 128"):
-        other.add(["x"], ["ann"], vectors[:1])
+    for vector_index in (other_index, stranger):
+        vector_index.add(["f"], ["ann"], vector_index.embed(["figs"]))
+    with pytest.raises(ConfigError, match="64 dimensions, the stored ones 128"):
+        other_index.add(["x"], ["ann"], vectors[:1])
     index.delete(["d"])
     assert index.keys() == {"f"} and index.overwrite(["d", "f"]) == 1
     index.delete(["f"])
-    assert (len(index.keys()), len(other.keys()), len(stranger.keys())) == (0, 0, 1)
-    other.add(["f"], ["ann"], other.embed(["figs"]))
+    assert (len(index.keys()), len(other_index.keys()), len(stranger.keys())) == (0, 0, 1)
+    other_index.add(["f"], ["ann"], other_index.embed(["figs"]))
     index.drop()
-    assert (len(other.keys()), len(stranger.keys())) == (0, 1)
-    for each in (index, other, stranger):
-        each.close()
-        each.close()
+    assert (len(other_index.keys()), len(stranger.keys())) == (0, 1)
+    for vector_index in (index, other_index, stranger):
+        vector_index.close()
+        vector_index.close()
 
 
 async def test_a_database_that_is_away_is_a_store_error_and_comes_back(postgres_server: Any) -> None:

@@ -95,16 +95,16 @@ def test_types_and_times_filter_first() -> None:
 def test_facts_of_a_store_are_read_at_each_recall(tmp_path: Path) -> None:
     facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     memory = StaticMemory(facts, all_up_to=0)
-    again = pickle.loads(pickle.dumps(memory))
+    unpickled = pickle.loads(pickle.dumps(memory))
 
     async def use() -> list[list[str]]:
         await facts.put(Scope(user_id="everyone"), [MemoryItem(id="1", text=POLICY[0], created_at=1.0)])
         await facts.put(SARAH, [MemoryItem(id="2", text="Sarah's vacation is in May.")])
-        found = [[item.text for item in await memory.recall(SARAH, "vacation")]]
+        answers = [[item.text for item in await memory.recall(SARAH, "vacation")]]
         await update(facts, Scope(user_id="everyone"), "1", "Vacation is 30 days.", at=2.0)
-        found += [[item.text for item in await each.recall(SARAH, "vacation")] for each in (memory, again)]
-        await asyncio.gather(memory.close(), again.close())
-        return found
+        answers += [[item.text for item in await handle.recall(SARAH, "vacation")] for handle in (memory, unpickled)]
+        await asyncio.gather(memory.close(), unpickled.close())
+        return answers
 
     assert asyncio.run(use()) == [[POLICY[0]], ["Vacation is 30 days."], ["Vacation is 30 days."]]
     assert repr(memory) == f"StaticMemory(SQLItems('sqlite:///{tmp_path}/facts.db'))"
@@ -185,8 +185,8 @@ def test_a_file_is_read_when_the_memory_is_made(tmp_path: Path) -> None:
     path.write_text(MARKDOWN, encoding="utf-8-sig")
     memory = StaticMemory.from_file(path, type=MemoryType.INSTRUCTIONS, topic="handbook")
     path.unlink()
-    found = asyncio.run(memory.recall(SARAH, "in force"))
-    assert {(item.type, item.topic) for item in found} == {
+    recalled = asyncio.run(memory.recall(SARAH, "in force"))
+    assert {(item.type, item.topic) for item in recalled} == {
         (MemoryType.INSTRUCTIONS, topic) for topic in ("handbook", "Leave", "Travel")
     }
     with pytest.raises(ConfigError, match=r"policy.md'.*cannot be read: "):

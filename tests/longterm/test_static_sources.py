@@ -45,9 +45,9 @@ async def test_facts_have_ids_of_their_own() -> None:
         7,
         {"text": "x", "type": "y"},
     ]
-    for each in wrong:
+    for wrong_fact in wrong:
         with pytest.raises(InvalidMemoryError):
-            StaticMemory([each])
+            StaticMemory([wrong_fact])
     with pytest.raises(ConfigError, match=r"fact1.*two facts"):
         StaticMemory([FACTS[0], FACTS[0]])
     with pytest.raises(ConfigError, match="one text"):
@@ -56,9 +56,9 @@ async def test_facts_have_ids_of_their_own() -> None:
 
 async def test_facts_of_json_files_keep_their_ids(tmp_path: Path) -> None:
     expected = [("fact1", FACTS[0]["content"]), ("fact2", FACTS[1]["content"]), ("3", "Plain.")]
-    every = [*FACTS, "Plain."]
-    (tmp_path / "facts.json").write_text(json.dumps(every), encoding="utf-8")
-    (tmp_path / "facts.jsonl").write_text("\n".join(map(json.dumps, every)), encoding="utf-8")
+    facts = [*FACTS, "Plain."]
+    (tmp_path / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    (tmp_path / "facts.jsonl").write_text("\n".join(map(json.dumps, facts)), encoding="utf-8")
     for name in ("facts.json", "facts.jsonl"):
         memory = StaticMemory.from_file(tmp_path / name, topic="geography", type=MemoryType.GENERAL)
         assert await facts_of(memory) == expected
@@ -99,8 +99,8 @@ async def test_a_table_of_an_application_is_read_and_never_written(url: str) -> 
         write(url, 'UPDATE "HR policies" SET "the text" = \'Vacation is 30 days.\' WHERE number = 1')
         assert (await facts_of(memory))[0] == ("1", "Vacation is 30 days.")
         write(url, 'ALTER TABLE "HR policies" RENAME TO elsewhere')
-        found = await memory.recall(ANN, "How many days of vacation do I get?")
-        assert found[0].text == "Vacation is 30 days." and "HR policies" in (trouble_of(found) or "")
+        recalled = await memory.recall(ANN, "How many days of vacation do I get?")
+        assert recalled[0].text == "Vacation is 30 days." and "HR policies" in (trouble_of(recalled) or "")
         write(url, 'ALTER TABLE elsewhere RENAME TO "HR policies"')
         assert trouble_of(await memory.recall(ANN, "vacation days")) is None
     engine = engine_of(url)

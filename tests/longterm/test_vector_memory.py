@@ -55,18 +55,18 @@ def test_memories_obey_the_law_that(law: Law, make: MakeMemory) -> None:
     asyncio.run(check_law(law, lambda: make(place=ChromaInMemory())))
 
 
-async def ids(memory: VectorMemory, query: str, scope: Scope = ANN, **asked: Any) -> list[str]:
-    return [found.id for found in await memory.recall(scope, query, **asked)]
+async def ids(memory: VectorMemory, query: str, scope: Scope = ANN, **options: Any) -> list[str]:
+    return [recalled.id for recalled in await memory.recall(scope, query, **options)]
 
 
 async def test_all_types_are_recalled_by_default(make: MakeMemory) -> None:
     memory = make()
     saved = [item(f"{kind}", f"The {kind} of the walrus", type=kind) for kind in MemoryType]
-    assert set(await memory.remember(ANN, saved)) == {one.id for one in saved}
-    for one in saved:
-        found = await memory.recall(ANN, one.text)
-        assert found[0] == one
-        assert 0 < (found[0].score or 0) <= 1
+    assert set(await memory.remember(ANN, saved)) == {entry.id for entry in saved}
+    for entry in saved:
+        recalled = await memory.recall(ANN, entry.text)
+        assert recalled[0] == entry
+        assert 0 < (recalled[0].score or 0) <= 1
     assert await ids(memory, "walrus", limit=3, types=[MemoryType.SKILL]) == ["skill"]
     assert len(await ids(memory, "walrus", limit=3)) == 3
     assert await ids(memory, "walrus", limit=0) == []
@@ -100,7 +100,7 @@ async def test_a_single_item_is_found_by_related_queries_only(make: MakeMemory) 
 async def test_a_named_speaker_comes_first(make: MakeMemory) -> None:
     memory = make()
     texts = ["Ann: I bought a violin", "Bob: I bought a violin", "Ann: how nice", "Bob: it rains"]
-    await memory.remember(ANN, [item(str(at), text) for at, text in enumerate(texts)])
+    await memory.remember(ANN, [item(str(number), text) for number, text in enumerate(texts)])
     assert (await ids(memory, "Which violin does Ann have?"))[0] == "0"
     assert (await ids(memory, "Which violin does Bob have?"))[0] == "1"
     await memory.close()
@@ -111,7 +111,7 @@ async def test_a_hundred_users_are_separate(make: MakeMemory) -> None:
     users = [*USERS, *(f"user-{number}" for number in range(100, 188))]
     await memory.remember_many([(Scope(user_id=user), [item("1", f"{user} has a walrus")]) for user in users])
     together = await memory.recall_many([Recall(scope=Scope(user_id=user), query="walrus") for user in users])
-    assert [[found.text for found in each] for each in together] == [[f"{user} has a walrus"] for user in users]
+    assert [[entry.text for entry in result] for result in together] == [[f"{user} has a walrus"] for user in users]
     assert await ids(memory, "walrus", Scope(user_id="user")) == []
     assert await memory.forget(Scope(user_id="user-1")) == 1
     assert await ids(memory, "walrus", Scope(user_id="user-1")) == []
@@ -123,9 +123,9 @@ async def test_items_of_others_do_not_change_scores(make: MakeMemory) -> None:
     memory = make()
     await memory.remember(ANN, [item("1", "a walrus and a lighthouse"), item("2", "a walrus")])
     before = await memory.recall(ANN, "walrus lighthouse")
-    await memory.remember(Scope(user_id="bob"), [item(str(at), "lighthouse") for at in range(50)])
+    await memory.remember(Scope(user_id="bob"), [item(str(number), "lighthouse") for number in range(50)])
     after = await memory.recall(ANN, "walrus lighthouse")
-    assert [(found.id, found.score) for found in before] == [(found.id, found.score) for found in after]
+    assert [(entry.id, entry.score) for entry in before] == [(entry.id, entry.score) for entry in after]
     await memory.close()
 
 
@@ -136,7 +136,7 @@ async def test_a_restart_keeps_items_and_vectors(make: MakeMemory) -> None:
     await memory.close()
     memory = make()
     after = await memory.recall(ANN, "walrus")
-    assert [(one, one.score) for one in before] == [(one, one.score) for one in after]
+    assert [(entry, entry.score) for entry in before] == [(entry, entry.score) for entry in after]
     assert (await memory.check()).ok
     await memory.close()
 
@@ -148,9 +148,9 @@ async def test_updates_and_deletions_reach_words_and_vectors(make: MakeMemory) -
     assert not await memory.update(ANN, "missing", "text")
     assert not await memory.update(Scope(user_id="bob"), "1", "text")
     assert await ids(memory, "walrus") == []
-    (found,) = await memory.recall(ANN, "penguin")
-    assert (found.type, found.created_at) == (MemoryType.SKILL, 7.0)
-    assert found.updated_at
+    (recalled,) = await memory.recall(ANN, "penguin")
+    assert (recalled.type, recalled.created_at) == (MemoryType.SKILL, 7.0)
+    assert recalled.updated_at
     assert await memory.forget(Scope(user_id="bob"), ["1", "2"]) == 0
     assert await memory.forget(ANN, ["1", "missing"]) == 1
     assert await ids(memory, "penguin") == []
@@ -222,9 +222,9 @@ async def test_only_users_without_cached_vectors_are_affected_by_an_outage_of_ch
         raise StoreError("Chroma is away")
 
     memory._index.get = away  # type: ignore[method-assign, assignment]
-    asked = [Recall(scope=scope, query="walrus") for scope in (ANN, bob)]
-    found = await memory.recall_many(asked)
-    assert [trouble_of(each) for each in found] == [None, "Chroma is away"] and all(found)
+    requests = [Recall(scope=scope, query="walrus") for scope in (ANN, bob)]
+    results = await memory.recall_many(requests)
+    assert [trouble_of(result) for result in results] == [None, "Chroma is away"] and all(results)
     await memory.close()
 
 
@@ -251,7 +251,7 @@ async def test_while_chroma_is_down_items_are_saved_and_found_by_words(make: Mak
 
 async def test_another_embedding_function_or_dimension_needs_a_rebuild(make: MakeMemory) -> None:
     memory = make(constant(4))
-    await memory.remember(ANN, [item(str(at), f"walrus {at}") for at in range(600)])
+    await memory.remember(ANN, [item(str(number), f"walrus {number}") for number in range(600)])
     await memory.close()
     memory = make(constant(5))
     await memory.recall(ANN, "walrus")
@@ -275,7 +275,7 @@ async def test_a_scrub_leaves_no_forgotten_text_in_any_file(
     many = 2500 // small_batches
     memory = make(FlakyEmbedding(64))
     bob = Scope(user_id="bob-the-forgotten")
-    await memory.remember(bob, [item(f"{at}", f"xylophone number {at}") for at in range(many)])
+    await memory.remember(bob, [item(f"{number}", f"xylophone number {number}") for number in range(many)])
     await memory.remember(ANN, [item("1", "a lighthouse")])
     await memory.flush()
     key = key_of(bob.user_id, "7", "xylophone number 7").encode()
@@ -297,14 +297,14 @@ async def test_a_scrub_leaves_no_forgotten_text_in_any_file(
 async def test_concurrent_recalls_share_one_call_of_the_embedding_function(make: MakeMemory) -> None:
     embedding = FlakyEmbedding()
     memory = make(embedding)
-    scopes = [Scope(user_id=f"user-{at}") for at in range(20)]
+    scopes = [Scope(user_id=f"user-{number}") for number in range(20)]
     await memory.remember_many([(scope, [item("1", "a walrus"), item("2", "lighthouse")]) for scope in scopes])
     alone = [await memory.recall(scope, "walrus") for scope in scopes]
     embedding.calls.clear()
-    asked = [Recall(scope=scope, query="walrus") for scope in scopes]
-    together = await memory.recall_many(asked)
-    assert [[(one.id, one.score) for one in found] for found in together] == [
-        [(one.id, one.score) for one in found] for found in alone
+    requests = [Recall(scope=scope, query="walrus") for scope in scopes]
+    together = await memory.recall_many(requests)
+    assert [[(entry.id, entry.score) for entry in result] for result in together] == [
+        [(entry.id, entry.score) for entry in result] for result in alone
     ]
     assert embedding.calls == [20]
     assert await memory.recall_many([]) == []
@@ -313,7 +313,7 @@ async def test_concurrent_recalls_share_one_call_of_the_embedding_function(make:
 
 async def test_a_small_cache_finds_all_items(make: MakeMemory) -> None:
     memory = make(cache_bytes=1)
-    scopes = [Scope(user_id=f"user-{at}") for at in range(5)]
+    scopes = [Scope(user_id=f"user-{number}") for number in range(5)]
     for _ in range(2):
         for scope in scopes:
             await memory.remember(scope, [item("1", "a walrus")])
@@ -326,18 +326,18 @@ async def test_concurrent_readers_and_writers_agree_in_the_end(make: MakeMemory)
     memory = make()
     chance = random.Random(5)
 
-    async def act(at: int) -> None:
-        scope = Scope(user_id=f"user-{at % 3}")
-        await memory.remember(scope, [item(str(at), f"walrus {at}")])
+    async def act(number: int) -> None:
+        scope = Scope(user_id=f"user-{number % 3}")
+        await memory.remember(scope, [item(str(number), f"walrus {number}")])
         await memory.recall(scope, f"walrus {chance.randrange(60)}")
-        if at % 4 == 0:
-            assert await memory.forget(scope, [str(at)]) == 1
+        if number % 4 == 0:
+            assert await memory.forget(scope, [str(number)]) == 1
 
     await asyncio.gather(*map(act, range(60)))
     await memory.catch_up()
-    for at in range(60):
-        found = await ids(memory, f"walrus {at}", Scope(user_id=f"user-{at % 3}"), limit=1)
-        assert (found == [str(at)]) == (at % 4 != 0)
+    for number in range(60):
+        recalled_ids = await ids(memory, f"walrus {number}", Scope(user_id=f"user-{number % 3}"), limit=1)
+        assert (recalled_ids == [str(number)]) == (number % 4 != 0)
     health = await memory.check()
     assert (health.ok, health.count, health.strays) == (True, 45, 0)
     await memory.close()
@@ -347,13 +347,13 @@ def test_any_text_and_any_query_is_accepted(make: MakeMemory) -> None:
     memory, users = make(place=ChromaInMemory()), itertools.count()
 
     async def use(query: str, texts: list[str]) -> None:
-        kept = [item(str(at), text) for at, text in enumerate(texts) if text.strip()]
+        items_with_text = [item(str(number), text) for number, text in enumerate(texts) if text.strip()]
         scope = Scope(user_id=str(next(users)))
-        await memory.remember(scope, kept)
+        await memory.remember(scope, items_with_text)
         assert memory.trouble is None
-        for one in kept:
-            await memory.recall(scope, one.text)
-        assert len(await memory.recall(scope, query)) <= len(kept)
+        for entry in items_with_text:
+            await memory.recall(scope, entry.text)
+        assert len(await memory.recall(scope, query)) <= len(items_with_text)
 
     @given(query=st.text(max_size=100), texts=st.lists(st.text(max_size=60), min_size=1, max_size=4))
     def check(query: str, texts: list[str]) -> None:
@@ -385,21 +385,21 @@ async def test_forgotten_items_lose_their_vectors_of_all_embedding_functions(
 
 async def test_new_vectors_are_used_at_once_and_written_to_chroma_in_batches(make: MakeMemory) -> None:
     memory = make(constant(4))
-    given: list[int] = []
+    counts: list[int] = []
     add = memory._index.add
 
     def counted(keys: Any, *args: Any, **options: Any) -> None:
-        given.append(len(keys))
+        counts.append(len(keys))
         add(keys, *args, **options)
 
     memory._index.add = counted  # type: ignore[method-assign]
-    for at in range(5):
-        await memory.remember(ANN, [item(f"{at}", f"walrus {at}")])
+    for number in range(5):
+        await memory.remember(ANN, [item(f"{number}", f"walrus {number}")])
     assert sorted(await ids(memory, "an embedding that finds an elephant and is the same for all")) == list("01234")
-    assert not given and await memory._store.lacking(memory._index.embedding) == 5
+    assert not counts and await memory._store.lacking(memory._index.embedding) == 5
     assert await memory.forget(ANN, ["0"]) == 1
     await memory.flush()
-    assert given == [5] and await memory._store.lacking(memory._index.embedding) == 0
+    assert counts == [5] and await memory._store.lacking(memory._index.embedding) == 0
     health = await memory.check()
     assert (health.ok, health.count, health.strays) == (True, 4, 0)
     await memory.close()
@@ -408,7 +408,7 @@ async def test_new_vectors_are_used_at_once_and_written_to_chroma_in_batches(mak
 async def test_vectors_lost_by_a_kill_are_made_again(make: MakeMemory) -> None:
     killed = make(constant(4))
     await killed.remember(ANN, [item("1", "a walrus")])
-    killed._fresh.clear()  # as when its process is lost before Chroma is given them
+    killed._unwritten.clear()  # as when its process is lost before Chroma is given them
     await killed.close()
     memory = make(constant(4))
     assert (await memory.check()).count == 0
@@ -418,11 +418,11 @@ async def test_vectors_lost_by_a_kill_are_made_again(make: MakeMemory) -> None:
     await memory.close()
 
 
-STORY = "user: " + " ".join(f"Sentence {at} of this long story says nothing of note." for at in range(80))
+STORY = "user: " + " ".join(f"Sentence {number} of this long story says nothing of note." for number in range(80))
 
 
 class Spotting:
-    """Gives texts that speak of what one looks for one vector, and all others another one."""
+    """Gives one vector to all texts about one subject, and another vector to all others."""
 
     def __call__(self, input: Any) -> Any:
         return [[1.0, 0.0] if "crab" in text or "crustacean" in text else [0.0, 1.0] for text in input]
@@ -432,18 +432,18 @@ async def test_a_passage_deep_in_a_long_item_is_found_and_forgotten_with_it(make
     memory = make(Spotting())
     deep = STORY + " Somewhere there was a crab." + STORY
     assert len(deep) > MAX_EMBEDDED
-    others = [item(f"{at}", f"A lighthouse, number {at}") for at in range(20)]
-    await memory.remember(ANN, [item("deep", deep), *others])
+    lighthouses = [item(f"{number}", f"A lighthouse, number {number}") for number in range(20)]
+    await memory.remember(ANN, [item("deep", deep), *lighthouses])
     for _ in range(2):
-        (found, *_) = await memory.recall(ANN, "Which edible crustaceans inhabit saltwater, crustacean-wise?")
-        assert found.id == "deep" and "there was a crab" in (found.passage or "")
+        (recalled, *_) = await memory.recall(ANN, "Which edible crustaceans inhabit saltwater, crustacean-wise?")
+        assert recalled.id == "deep" and "there was a crab" in (recalled.passage or "")
         await memory.close()
         memory = make(Spotting())  # where the vectors are those that Chroma has
     keys = await memory.keys(ANN, ["deep"])
     assert len(keys) > 10 and len(memory._index.get(keys)) == len(keys) - 1  # none is of the item as a whole
     erased = await erase(memory, ANN, ["deep"])
     assert (erased.items, erased.verified, erased.why) == (1, True, None)
-    assert not memory._index.get(keys) and len(memory._index.keys()) == len(others)
+    assert not memory._index.get(keys) and len(memory._index.keys()) == len(lighthouses)
     await memory.close()
 
 
@@ -465,13 +465,13 @@ async def test_items_of_any_size_and_without_words_hide_no_others(
     for module in (passages, user_index):
         monkeypatch.setattr(module, "MOST_VECTORS", MOST_VECTORS // 32)
     memory = make()
-    kept = [item(name, text) for name, text in HUGE.items()]
-    assert set(await memory.remember(ANN, kept)) == {*HUGE}
+    huge_items = [item(name, text) for name, text in HUGE.items()]
+    assert set(await memory.remember(ANN, huge_items)) == {*HUGE}
     await memory.remember(ANN, [item("dog", "My dog is called Max")])
     for query in ("What is my dog called?", "My dgo is called Max"):
         assert (await ids(memory, query))[0] == "dog"
-    (found, *_) = await memory.recall(ANN, "Who is the lighthouse keeper?")
-    assert found.id == "words" and "Quint" in (found.passage or "") and len(found.passage or "") < 10_000
+    (recalled, *_) = await memory.recall(ANN, "Who is the lighthouse keeper?")
+    assert recalled.id == "words" and "Quint" in (recalled.passage or "") and len(recalled.passage or "") < 10_000
     for name in ("punctuation", "emoji", "much punctuation", "many emoji"):
         assert len(await memory.recall(ANN, HUGE[name])) <= len(HUGE)
     assert await memory._store.lacking(memory._index.embedding) == 0 or await memory.catch_up() == 0
@@ -490,8 +490,8 @@ async def test_a_question_of_ten_megabytes_has_a_bounded_answer(make: MakeMemory
     await memory.remember(ANN, [item("dog", "My dog is called Max"), item("cat", "My cat is called Tom")])
     for query in ("padding " * 1_250_000, "?!" * 5_000_000, "🦀" * 2_500_000, "x" * 10_000_000):
         assert await ids(memory, query) == []
-        found = await memory.recall(ANN, f"What is my dog called?\n{query}")
-        assert found[0].id == "dog" and len(found) <= 2 and trouble_of(found) is None
+        recalled = await memory.recall(ANN, f"What is my dog called?\n{query}")
+        assert recalled[0].id == "dog" and len(recalled) <= 2 and trouble_of(recalled) is None
     await memory.close()
 
 
@@ -501,7 +501,7 @@ async def test_a_change_of_the_dimension_loses_no_item(make: MakeMemory) -> None
     await memory.close()
     memory = make(constant(5), keep_s=0)
     await memory.remember(ANN, [item("2", "a walrus too")])  # Chroma was not asked yet, so nobody knows
-    assert "4: rebuild() makes them anew" in (memory.trouble or "")
+    assert "4: rebuild() computes all vectors again" in (memory.trouble or "")
     memory.trouble = None  # as when its pause is over
     with pytest.raises(ConfigError, match="rebuild"):
         await memory.remember(ANN, [item("3", "a walrus as well")])
@@ -528,35 +528,43 @@ async def test_a_rebuild_is_refused_while_the_embedding_function_is_not_ready(ma
 async def test_new_items_of_a_user_with_many_items_cost_only_themselves(
     make: MakeMemory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made, count = 0, share(100_000)
+    vector_count, count = 0, share(100_000)
     add = user_index._Words._add
 
     def counted(words: Any, more: Any) -> None:
-        nonlocal made
-        made += len(more)
+        nonlocal vector_count
+        vector_count += len(more)
         add(words, more)
 
     monkeypatch.setattr(user_index._Words, "_add", counted)
     memory = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/many.db"), embedding=None)
     rng = random.Random(1)
     for first in range(0, count, 5_000):
-        texts = [f"Note k{at}x tells of {' '.join(rng.choices(NOUNS, k=12))}" for at in range(first, first + 5_000)]
-        some = [item(str(first + at), text, source=Source(session_id=str(at))) for at, text in enumerate(texts)]
-        await memory.remember(ANN, some)
+        texts = [
+            f"Note k{number}x tells of {' '.join(rng.choices(NOUNS, k=12))}" for number in range(first, first + 5_000)
+        ]
+        items = [
+            item(str(first + number), text, source=Source(session_id=str(number))) for number, text in enumerate(texts)
+        ]
+        await memory.remember(ANN, items)
     assert await ids(memory, "What does note k3777x tell of?", limit=1) == ["3777"]
     await memory.remember(ANN, [item("new", "A walrus has come")])
     assert await ids(memory, "Which walrus came?", limit=1) == ["new"]
-    assert made == count + 1, "nothing is made anew"
+    assert vector_count == count + 1, "nothing is made anew"
     assert memory._user_indexes["ann"].bytes < count * 5_000
     assert await ids(memory, " ".join(NOUNS)) and len(await memory.recall(ANN, "note", limit=10)) <= 10
     await memory.close()
 
 
-NOUNS = [f"{one}{two}" for one in ("stone", "water", "iron", "summer", "night") for two in ("bridge", "mill", "road")]
+NOUNS = [
+    f"{first}{second}"
+    for first in ("stone", "water", "iron", "summer", "night")
+    for second in ("bridge", "mill", "road")
+]
 
 
 async def test_a_recall_of_cached_items_does_not_wait_for_writes(make: MakeMemory) -> None:
-    memory, other = make(), make()
+    memory, other_memory = make(), make()
     await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
     assert await ids(memory, "What is the walrus called?") == ["1"]
     writes, goes_on = memory._store._threads, threading.Event()
@@ -564,11 +572,11 @@ async def test_a_recall_of_cached_items_does_not_wait_for_writes(make: MakeMemor
     assert await ids(memory, "Who is called Antje?") == ["1"]
     goes_on.set()
     # What another process has written meanwhile is found too.
-    await other.remember(ANN, [item("2", "Her seal is called Robbie")])
+    await other_memory.remember(ANN, [item("2", "Her seal is called Robbie")])
     assert (await ids(memory, "Who is called Robbie?"))[0] == "2"
-    assert await other.forget(ANN, ["1"]) == 1
+    assert await other_memory.forget(ANN, ["1"]) == 1
     assert "1" not in await ids(memory, "Who is called Antje?")
-    await other.close()
+    await other_memory.close()
 
 
 async def test_items_beside_a_profile_are_as_many_as_requested(make: MakeMemory) -> None:
@@ -577,11 +585,11 @@ async def test_items_beside_a_profile_are_as_many_as_requested(make: MakeMemory)
     for number in range(6):
         assert await memory.pin(ANN, str(number), True)
     for limit in (0, 1, 4, 20):
-        got = await memory.recall_with_profile(ANN, "What does her walrus eat?", limit=limit)
-        pinned = {each.id for each in got.profile}
+        profiled = await memory.recall_with_profile(ANN, "What does her walrus eat?", limit=limit)
+        pinned = {entry.id for entry in profiled.profile}
         assert len(pinned) == 6
-        assert sum(each.id not in pinned for each in got.found) == min(limit, 6)
-        assert sum(each.id in pinned for each in got.found) == min(limit, 6)
+        assert sum(entry.id not in pinned for entry in profiled.found) == min(limit, 6)
+        assert sum(entry.id in pinned for entry in profiled.found) == min(limit, 6)
 
 
 async def test_recalls_that_are_the_first_at_once_open_one_connection_for_revisions(
@@ -598,10 +606,10 @@ async def test_recalls_that_are_the_first_at_once_open_one_connection_for_revisi
         return connect()
 
     monkeypatch.setattr(memory._store._engine, "raw_connection", counted)
-    found = await asyncio.gather(*(memory._store.load(["ann"], {}) for _ in range(8)))
-    assert opened == 1 and len(found) == 8
+    results = await asyncio.gather(*(memory._store.load(["ann"], {}) for _ in range(8)))
+    assert opened == 1 and len(results) == 8
     await memory.close()
-    assert memory._store._glance is None
+    assert memory._store._revision_connection is None
 
 
 async def test_vectors_that_are_made_later_are_used_by_the_next_recall(make: MakeMemory) -> None:

@@ -52,19 +52,19 @@ async def test_failures_and_cancellations_affect_only_their_callers() -> None:
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert results[0] == 0 and results[3] == 3
     assert isinstance(results[1], ValueError) and isinstance(results[2], asyncio.CancelledError)
-    both = await asyncio.gather(batcher.ask(7), batcher.ask(8), return_exceptions=True)
-    assert all(isinstance(each, OSError) for each in both)
+    failures = await asyncio.gather(batcher.ask(7), batcher.ask(8), return_exceptions=True)
+    assert all(isinstance(result, OSError) for result in failures)
     with pytest.raises(ValueError, match="1"):
         await batcher.ask(1)
 
 
 async def test_a_slow_batch_delays_no_later_batch_up_to_the_limit() -> None:
-    under_way, most = 0, 0
+    under_way, most_under_way = 0, 0
 
     async def work(batch: Sequence[float]) -> list[float]:
-        nonlocal under_way, most
+        nonlocal under_way, most_under_way
         under_way += 1
-        most = max(most, under_way)
+        most_under_way = max(most_under_way, under_way)
         await asyncio.sleep(max(batch))
         under_way -= 1
         return list(batch)
@@ -76,7 +76,7 @@ async def test_a_slow_batch_delays_no_later_batch_up_to_the_limit() -> None:
     assert await batcher.ask(0.01) == 0.01 and loop.time() < 1 and not slow.done()
     more = [asyncio.ensure_future(batcher.ask(10.0)) for _ in range(9)]
     assert await slow == 30.0 and [await answer for answer in more] == [10.0] * 9
-    assert most == AT_ONCE and not under_way
+    assert most_under_way == AT_ONCE and not under_way
 
 
 async def test_a_batch_ends_when_all_who_asked_have_given_up() -> None:
@@ -106,7 +106,7 @@ async def test_a_batch_ends_when_all_who_asked_have_given_up() -> None:
     await asyncio.sleep(1)
     assert (began, ended) == ([[1, 2]], [[1, 2]]), "nobody waits for it"
     assert not batcher._waiting and not batcher._answers_of
-    again = asyncio.create_task(batcher.ask(4))
+    last_call = asyncio.create_task(batcher.ask(4))
     await asyncio.sleep(1)
     assert began == [[1, 2], [4]]
-    again.cancel()
+    last_call.cancel()

@@ -50,8 +50,8 @@ def manager(house: House) -> SessionManager:
 
 def check_that_bo_has_everything(house: House, manager: SessionManager) -> None:
     bo = manager.open("of bo", user_id="bo")
-    found = [item.text for item in bo.memory.recall("How is my lighthouse painted?")]
-    assert found == ["My lighthouse is painted red.", "user: My lighthouse is painted red.\nassistant: noted"]
+    texts = [item.text for item in bo.memory.recall("How is my lighthouse painted?")]
+    assert texts == ["My lighthouse is painted red.", "user: My lighthouse is painted red.\nassistant: noted"]
     assert files_with(house.folder, ["lighthouse"])
 
 
@@ -67,13 +67,13 @@ def test_a_turn_is_forgotten_by_all_memories_and_files(house: House, manager: Se
     chat = manager.open("of cy", user_id="cy")
     say(chat, "My parrot lives in Ulmezia.")
     assert chat.memory.wait(WAIT_S)
-    told = say(chat, "My parrot lives in Quaxolto now, in Žbluňkov.")
+    turn = say(chat, "My parrot lives in Quaxolto now, in Žbluňkov.")
     say(chat, "My canoe is made of birch.")
     assert chat.memory.wait(WAIT_S)
     assert "Ulmezia" not in "".join(item.text for item in chat.memory.recall("parrot", types=[MemoryType.FACTS]))
     words = ("quaxolt", "Žbluňkov")
     assert len(held(house, *words, everywhere=False)) >= 2
-    done = chat.memory.forget(told.index, verify=True)
+    done = chat.memory.forget(turn.index, verify=True)
     assert (done.turns, done.items) == (1, {"ExtractiveMemory": 1, "VectorMemory": 1})
     assert done.verified and all(erasure.files for erasure in done.erased.values())
     assert held(house, *words, everywhere=False) == []
@@ -82,33 +82,33 @@ def test_a_turn_is_forgotten_by_all_memories_and_files(house: House, manager: Se
     say(chat, "Where does my parrot live? cy-asks")
     (request,) = house.sent("cy-asks")
     assert "Quaxolto" not in request and "Ulmezia" in sections(request)["profile"] and "canoe" in request
-    again = chat.memory.forget(told.index, verify=True)
-    assert (again.turns, again.items, again.verified) == (0, {"ExtractiveMemory": 0, "VectorMemory": 0}, True)
-    assert chat.turn(told.index).record.forgotten and "Quaxolto" in chat.turn(told.index).blocks[-2].text  # type: ignore[union-attr, operator]
+    second = chat.memory.forget(turn.index, verify=True)
+    assert (second.turns, second.items, second.verified) == (0, {"ExtractiveMemory": 0, "VectorMemory": 0}, True)
+    assert chat.turn(turn.index).record.forgotten and "Quaxolto" in chat.turn(turn.index).blocks[-2].text  # type: ignore[union-attr, operator]
     check_that_bo_has_everything(house, manager)
 
 
 def test_a_session_is_deleted_with_all_of_its_items(house: House, manager: SessionManager) -> None:
     """Case 54: in memories, notes and the session store; what the user said elsewhere stays."""
-    gone, stays = (manager.open(f"chat-{name}", user_id="dee") for name in ("xyloquent", "stays"))
-    say(gone, "My gardener is called Wrexolby.")
-    say(gone, "Wrexolby pruned the vombulous hedge, shouting Grüßzölpel.")
-    gone.memory.save("The user pays in drachmixes.", type=MemoryType.PREFERENCES, topic="zorkling")
-    gone.memory.replace_notes({"stops": ["Frobnitzia"]})
+    deleted, stays = (manager.open(f"chat-{name}", user_id="dee") for name in ("xyloquent", "stays"))
+    say(deleted, "My gardener is called Wrexolby.")
+    say(deleted, "Wrexolby pruned the vombulous hedge, shouting Grüßzölpel.")
+    deleted.memory.save("The user pays in drachmixes.", type=MemoryType.PREFERENCES, topic="zorkling")
+    deleted.memory.replace_notes({"stops": ["Frobnitzia"]})
     say(stays, "My tractor is green.")
     stays.memory.replace_notes({"stops": ["Malmö"]})
-    assert gone.memory.wait(WAIT_S) and stays.memory.wait(WAIT_S)
+    assert deleted.memory.wait(WAIT_S) and stays.memory.wait(WAIT_S)
     words = ("wrexolb", "vombulous", "Grüßzölpel", "drachmix", "zorkling", "frobnitz", "xyloquent")
     assert {name.partition(".")[0] for name in held(house, *words)} == {"chats", "facts", "notes", "words"}
-    done = gone.delete(verify=True)
+    done = deleted.delete(verify=True)
     assert (done.sessions, done.notes, done.items) == (1, 1, {"ExtractiveMemory": 2, "VectorMemory": 2})
     assert done.verified and all(erasure.files and not erasure.found for erasure in done.erased.values())
     assert held(house, *words) == []
     with pytest.raises(SessionNotFoundError):
         manager.get("chat-xyloquent")
     assert json.loads(stays.memory.read_notes())["stops"] == ["Malmö"]
-    said = [item.text for item in stays.memory.recall("What colour is my tractor?")]
-    assert said == ["My tractor is green.", "user: My tractor is green.\nassistant: noted"]
+    texts = [item.text for item in stays.memory.recall("What colour is my tractor?")]
+    assert texts == ["My tractor is green.", "user: My tractor is green.\nassistant: noted"]
     check_that_bo_has_everything(house, manager)
 
 
@@ -145,7 +145,7 @@ def test_a_user_is_forgotten_during_runs_of_their_sessions(
     (request,) = house.sent("What is my llama called?")
     assert sections(request) == {}
     assert chat.delete().sessions == 1
-    again = manager.forget(user)
-    assert (again.sessions, again.verified) == (0, True)
+    second = manager.forget(user)
+    assert (second.sessions, second.verified) == (0, True)
     assert held(house, *words) == []
     check_that_bo_has_everything(house, manager)

@@ -43,8 +43,8 @@ def test_a_memorys_name_and_limit_travel_and_are_no_part_of_its_identity(tmp_pat
     plain = memories(tmp_path)
     for memory, without in zip(memories(tmp_path, name="my memory", max_tokens=50), plain, strict=True):
         assert identity(memory) == identity(without)
-        again = pickle.loads(cloudpickle.dumps(memory))
-        assert label_of(again) == memory.label and (memory.label.name, memory.label.max_tokens) == ("my memory", 50)
+        unpickled = pickle.loads(cloudpickle.dumps(memory))
+        assert label_of(unpickled) == memory.label and (memory.label.name, memory.label.max_tokens) == ("my memory", 50)
     for wrong in ({"name": ""}, {"name": "a:b"}, {"name": "x" * 65}, {"max_tokens": 0}, {"max_tokens": True}):
         with pytest.raises(ConfigError):
             StaticMemory(["a rule"], **wrong)
@@ -52,8 +52,8 @@ def test_a_memorys_name_and_limit_travel_and_are_no_part_of_its_identity(tmp_pat
 
 def test_slots_have_the_names_of_memories_and_refuse_the_same_twice(tmp_path: Path) -> None:
     handbook = StaticMemory(["a rule"], name="handbook", max_tokens=300)
-    given: list[Any] = [handbook, StaticMemory(["b"]), StaticMemory(["c"]), LexicalMemory(tmp_path / "facts.db")]
-    _, slots = equip(None, given, "test", CONFIG)
+    memories: list[Any] = [handbook, StaticMemory(["b"]), StaticMemory(["c"]), LexicalMemory(tmp_path / "facts.db")]
+    _, slots = equip(None, memories, "test", CONFIG)
     assert [slot.name for slot in slots] == ["handbook", "StaticMemory", "StaticMemory-2", "LexicalMemory"]
     assert [(slot.section, slot.max_tokens) for slot in slots[:2]] == [("static", 300), ("static", None)]
     for twice in (
@@ -88,14 +88,14 @@ def test_stores_are_opened_by_path_and_by_url(tmp_path: Path) -> None:
 
 def test_a_memorys_own_limit_leaves_room_to_the_others() -> None:
     def items(word: str) -> list[MemoryItem]:
-        return [MemoryItem(id=f"{word}{at}", text=f"{word} {at}", score=0.9) for at in range(20)]
+        return [MemoryItem(id=f"{word}{number}", text=f"{word} {number}", score=0.9) for number in range(20)]
 
-    found = [
+    results = [
         RetrievalResult(items=items("many"), section="vector", max_tokens=200),
         RetrievalResult(items=items("few")[:3]),
     ]
-    sections = make_sections(found, now=0.0, counter=ByteCounter(), max_tokens=10_000)
+    sections = make_sections(results, now=0.0, counter=ByteCounter(), max_tokens=10_000)
     assert 1 <= len(sections.items[0]) < 6 and len(sections.items[1]) == 3
     assert sections.left_out[0]["token_budget"] == 20 - len(sections.items[0])
-    (vector,) = make_sections(found[:1], now=0.0, counter=ByteCounter()).items
+    (vector,) = make_sections(results[:1], now=0.0, counter=ByteCounter()).items
     assert len(vector) == len(sections.items[0])

@@ -33,10 +33,10 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.testing import LocalProvider
 
 TURNS = share(12, 2)
-"""Of each session that is at work while memories are killed, for each third turn one."""
+"""One for each third turn of each session that runs while memories are killed."""
 
 HASTY = {"memory": MemoryConfig(timeout_s=1.5), "compaction_timeout_s": 3.0}
-"""A run waits so long for memories, and a memory may take so long to save."""
+"""How long a run waits for memories, and how long a memory may take to save."""
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def chroma(tmp_path: Path) -> Iterator[Chroma]:
 
 def turns_in(chat: Session) -> list[int]:
     """Return the turns whose prompts the user's memories have, in order."""
-    found = chat.memory.recall("walrus", limit=1000, types=[MemoryType.INTERACTION])
-    return sorted(item.source.turn_index or 0 for item in found if item.source.session_id == chat.id)
+    recalled = chat.memory.recall("walrus", limit=1000, types=[MemoryType.INTERACTION])
+    return sorted(item.source.turn_index or 0 for item in recalled if item.source.session_id == chat.id)
 
 
 def vectors_in(place: Any, embedding: SteeredEmbedding) -> int:
@@ -83,7 +83,7 @@ NUMBERS = itertools.count()
 
 
 def until_whole(chat: Session, kind: type[Any]) -> None:
-    """Talk until memories have nothing to tell of this kind any more."""
+    """Run turns until memories publish no event of this kind any more."""
     until(lambda: not told_of(chat, f"And walrus {next(NUMBERS)}?", kind), WAIT_S)
 
 
@@ -97,14 +97,14 @@ def test_while_vectors_fail_words_are_found_and_vectors_follow_later(
     chat = house.manager(memory).open("chat")
     turns = 0
 
-    def tell_while_away(why: str) -> None:
+    def tell_while_away(cause: str) -> None:
         nonlocal turns
-        say(chat, f"My walrus is named {why}{turns}.")
+        say(chat, f"My walrus is named {cause}{turns}.")
         assert chat.memory.wait(WAIT_S), "items are durable"
-        (degraded,) = told_of(chat, f"Which walrus is named {why}{turns}?", MemoryDegraded)
-        assert degraded.memory == "VectorMemory" and why in degraded.why
-        request = house.sent(f"Which walrus is named {why}{turns}?")[-1]
-        assert f"My walrus is named {why}{turns}." in sections(request)["vector"]
+        (degraded,) = told_of(chat, f"Which walrus is named {cause}{turns}?", MemoryDegraded)
+        assert degraded.memory == "VectorMemory" and cause in degraded.why
+        request = house.sent(f"Which walrus is named {cause}{turns}?")[-1]
+        assert f"My walrus is named {cause}{turns}." in sections(request)["vector"]
         turns = len(chat.turns(limit=1000))
 
     def check_that_all_is_back() -> None:
@@ -156,20 +156,20 @@ def test_memories_killed_under_load_have_each_turn_once(house: House, tmp_path: 
     memories = [house.vector(embedding=SteeredEmbedding(tmp_path)), house.extractive()]
     manager = house.manager(*memories, config=HASTY)
     chats = [manager.open(f"chat {number}", user_id=f"user-{number}") for number in (1, 10, 2)]
-    said: Counter[str] = Counter()
+    turn_counts: Counter[str] = Counter()
     arrived = threading.Condition()
 
     def talk(chat: Session) -> None:
         for number in range(TURNS):
             say(chat, f"My thing{number} of {chat.user_id} is a walrus.")
             with arrived:
-                said[chat.id] += 1
+                turn_counts[chat.id] += 1
                 arrived.notify_all()
 
     def strike() -> None:
         for number in range(TURNS // 3):
             with arrived:
-                assert arrived.wait_for(lambda: sum(said.values()) >= 6 * number + 3, WAIT_S)  # noqa: B023 - at once
+                assert arrived.wait_for(lambda: sum(turn_counts.values()) >= 6 * number + 3, WAIT_S)  # noqa: B023 - at once
             house.kill(memories[number % 2])
 
     with ThreadPoolExecutor(4) as pool:
@@ -190,9 +190,9 @@ def facts_of(house: House, user: str) -> list[str]:
 
     async def read() -> list[str]:
         facts = house.facts()
-        found = [fact.item.text async for fact in all_stored(facts, user) if not is_record(fact.item.id)]
+        texts = [fact.item.text async for fact in all_stored(facts, user) if not is_record(fact.item.id)]
         await facts.close()
-        return found
+        return texts
 
     return asyncio.run(read())
 
@@ -224,19 +224,19 @@ def test_a_turn_is_saved_after_all_processes_were_killed(house: House, tmp_path:
 def test_vectors_of_another_dimension_are_refused_with_the_remedy(house: House, chroma: Chroma, tmp_path: Path) -> None:
     """Case 55: nothing is mixed, the chat goes on, and who goes back finds all."""
     chroma.start()
-    manager, other = (
+    manager, other_manager = (
         house.manager(house.vector(chroma.place, SteeredEmbedding(tmp_path, dimensions), keep_s=0))
         for dimensions in (64, 128)
     )
     chat = manager.open("chat")
     say(chat, "My walrus is small.")
     assert chat.memory.wait(WAIT_S)
-    changed = other.get("chat")
+    changed = other_manager.get("chat")
     say(changed, "My walrus has grown.")
     until(lambda: told(changed, MemoryBehind))
     (failed,) = told_of(changed, "My walrus is fed.", MemoryFailed)
     for told_why in (failed.why, told(changed, MemoryBehind)[0].why):
-        assert "128 dimensions, those that are kept 64: rebuild() makes them anew" in told_why
+        assert "128 dimensions, the stored ones 64: rebuild() computes all vectors again" in told_why
     with pytest.raises(ConfigError, match="rebuild"):
         changed.memory.save("My walrus is fed.")
     assert not told_of(chat, "My walrus sleeps.", MemoryFailed)

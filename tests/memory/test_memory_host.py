@@ -29,11 +29,11 @@ ADA, BOB = Scope(user_id="ada"), Scope(user_id="bob")
 
 
 class Waiting:
-    """Delays Ada's calls as long as requested, as a slow model would."""
+    """Delays Ada's calls until released, as a slow model would."""
 
     def __init__(self) -> None:
         self.goes_on = asyncio.Event()
-        self.kept: list[str] = []
+        self.saved_by: list[str] = []
 
     async def _wait(self, scope: Scope) -> None:
         if scope == ADA:
@@ -41,7 +41,7 @@ class Waiting:
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         await self._wait(scope)
-        self.kept += [scope.user_id for _ in items]
+        self.saved_by += [scope.user_id for _ in items]
         return [item.id for item in items]
 
     async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
@@ -52,8 +52,8 @@ class Waiting:
         return False
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:
-        count = self.kept.count(scope.user_id)
-        self.kept = [user for user in self.kept if user != scope.user_id]
+        count = self.saved_by.count(scope.user_id)
+        self.saved_by = [user for user in self.saved_by if user != scope.user_id]
         return count
 
     async def close(self) -> None:
@@ -64,22 +64,22 @@ async def test_calls_of_users_do_not_wait_for_each_other_and_deletions_stay() ->
     memory, host = Waiting(), MemoryHost(b"")
     host._opening = asyncio.create_task(asyncio.sleep(0, memory))
     items = [MemoryItem(id="1", text="hello")]
-    given = asyncio.create_task(host.do_remember(ADA, items))
-    asked = asyncio.create_task(host.do_recall(ADA, "hello"))
+    save = asyncio.create_task(host.do_remember(ADA, items))
+    recall = asyncio.create_task(host.do_recall(ADA, "hello"))
     await asyncio.sleep(0.01)
     assert await asyncio.wait_for(host.do_remember(BOB, items), 5) == ["1"]
     assert (await asyncio.wait_for(host.do_recall(BOB, "hello"), 5))[0].text == "hello"
     assert await asyncio.wait_for(host.do_forget(BOB, None, None), 5) == 1
     forgotten = asyncio.create_task(host.do_forget(ADA, None, None))
     await asyncio.sleep(0.01)
-    assert not (given.done() or asked.done() or forgotten.done())
+    assert not (save.done() or recall.done() or forgotten.done())
     memory.goes_on.set()
-    assert await given == ["1"] and await forgotten == 1 and not memory.kept
-    assert await asked and not host._pending_saves
+    assert await save == ["1"] and await forgotten == 1 and not memory.saved_by
+    assert await recall and not host._pending_saves
 
 
 class Slow(LexicalMemory):
-    """Forgets only when it is allowed to."""
+    """Forgets only after it is released."""
 
     def __init__(self, facts: InMemoryItems) -> None:
         super().__init__(facts)
@@ -100,10 +100,10 @@ async def test_repeated_erasures_share_one_answer() -> None:
     await host.do_remember(ADA, [MemoryItem(id="1", text="a zyzzyva")])
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(host.do_erase(ADA, None, None), 0.01)
-    again = asyncio.create_task(host.do_erase(ADA, None, None))
+    second = asyncio.create_task(host.do_erase(ADA, None, None))
     await asyncio.sleep(0)
     memory.goes_on.set()
-    assert (await again).items == 1 and memory.forgets == 1
+    assert (await second).items == 1 and memory.forgets == 1
     assert (await host.do_erase(ADA, None, None)).items == 0 and not host._erasing
 
 
@@ -111,8 +111,8 @@ async def test_a_failed_save_is_reported_to_its_caller_only(tmp_path: Path) -> N
     memory, host = _vector_memory(tmp_path), MemoryHost(b"")
     host._opening = asyncio.create_task(asyncio.sleep(0, memory))
     bad = host.do_remember(ADA, [MemoryItem(id="1", text=" ")])
-    given, erased = await asyncio.gather(bad, host.do_erase(BOB, None, None), return_exceptions=True)
-    assert isinstance(given, InvalidMemoryError)
+    saved, erased = await asyncio.gather(bad, host.do_erase(BOB, None, None), return_exceptions=True)
+    assert isinstance(saved, InvalidMemoryError)
     assert isinstance(erased, Erasure) and erased.verified
     await memory.close()
 
@@ -138,6 +138,6 @@ async def test_a_recall_is_cancelled_when_its_caller_waits_no_longer() -> None:
     host._opened = memory
     answer = pickle.loads(await host.call(pickle.dumps(("recall", (ADA, "tea"), {}, 0.01))))
     assert isinstance(answer, Refused) and cancelled.is_set()
-    assert [each.text for each in pickle.loads(await host.call(pickle.dumps(("recall", (BOB, "tea"), {}, 60.0))))] == [
+    assert [item.text for item in pickle.loads(await host.call(pickle.dumps(("recall", (BOB, "tea"), {}, 60.0))))] == [
         "tea"
     ]

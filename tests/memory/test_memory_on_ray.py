@@ -84,10 +84,10 @@ def test_flushed_exchanges_are_recalled_for_the_same_user_only(make_manager: Mak
     assert [block.kind for block in turn.blocks] == ["user", "text"]
     recalled = [event for event in run.events() if isinstance(event, MemoryRecalled)]
     assert recalled and recalled[0].sent["LexicalMemory"] >= 1
-    found = next(item for item in first.memory.recall("When does my parental leave begin?") if "2 March" in item.text)
-    assert found.memory == "LexicalMemory" and found.score and {"parental", "leave"} <= {*found.words}
-    other = manager.open("other", user_id="sara").run("When does my parental leave begin?").wait(60)
-    assert "2 March" not in other.text and "sixteen weeks" in other.text
+    item = next(item for item in first.memory.recall("When does my parental leave begin?") if "2 March" in item.text)
+    assert item.memory == "LexicalMemory" and item.score and {"parental", "leave"} <= {*item.words}
+    other_turn = manager.open("other", user_id="sara").run("When does my parental leave begin?").wait(60)
+    assert "2 March" not in other_turn.text and "sixteen weeks" in other_turn.text
 
 
 def test_a_failing_memory_is_reported_and_stops_no_run(make_manager: MakeManager) -> None:
@@ -145,24 +145,24 @@ def test_messages_become_facts_of_their_user_only(make_manager: MakeManager, tmp
         text = ask.open(user_id="sarah").run("Where is my office?").wait(60).text
         assert "Porto" in text and "Ghent" not in text
         assert "Porto" not in ask.open(user_id="sara").run("Where is my office?").wait(60).text
-        asked = [request.body for request in provider.requests if "response_format" in request.body]
-        assert asked and asked[0]["response_format"]["json_schema"]["schema"]["required"] == ["facts"]
+        requests = [request.body for request in provider.requests if "response_format" in request.body]
+        assert requests and requests[0]["response_format"]["json_schema"]["schema"]["required"] == ["facts"]
 
 
 def test_a_pin_holds_in_every_process_and_for_its_user_only(make_manager: MakeManager, tmp_path: Path) -> None:
     facts = partial(SQLItems, f"sqlite:///{tmp_path}/facts.db")
     manager = make_manager(engine=Mirror(), memory=[LexicalMemory(facts())], config=PATIENT)
     chat = manager.open("c", user_id="ada")
-    kept = chat.memory.save("Folds paper cranes.", type=MemoryType.SKILL)
+    item_id = chat.memory.save("Folds paper cranes.", type=MemoryType.SKILL)
     assert "<profile_memory>" not in chat.run("Where?").wait(60).text
-    assert chat.memory.pin(kept) and not chat.memory.pin("nothing")
+    assert chat.memory.pin(item_id) and not chat.memory.pin("nothing")
     # the actor of a memory with other settings is another process
-    again = make_manager(engine=Mirror(), memory=[LexicalMemory(facts(connections=3))], config=PATIENT)
-    other = again.open("d", user_id="ada")
-    text = other.run("Where?").wait(60).text
+    other_manager = make_manager(engine=Mirror(), memory=[LexicalMemory(facts(connections=3))], config=PATIENT)
+    other_chat = other_manager.open("d", user_id="ada")
+    text = other_chat.run("Where?").wait(60).text
     assert "<profile_memory>" in text and "cranes" in text
-    assert "<profile_memory>" not in again.open("e", user_id="eve").run("Where?").wait(60).text
-    assert other.memory.unpin(kept)
+    assert "<profile_memory>" not in other_manager.open("e", user_id="eve").run("Where?").wait(60).text
+    assert other_chat.memory.unpin(item_id)
     assert "<profile_memory>" not in chat.run("Where now?").wait(60).text
 
 
@@ -175,7 +175,7 @@ async def test_the_async_family_changes_and_pins_what_the_other_has_saved(
         "config": replace(PATIENT, memory=MemoryConfig(timeout_s=60.0, save="none")),
     }
     manager = make_manager(**settings)
-    kept = manager.open("c", user_id="ada").memory.save("Folds paper cranes.", type=MemoryType.SKILL, name="Origami")
+    item_id = manager.open("c", user_id="ada").memory.save("Folds paper cranes.", type=MemoryType.SKILL, name="Origami")
 
     settings["namespace"] = manager._client.namespace
     async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
@@ -186,17 +186,17 @@ async def test_the_async_family_changes_and_pins_what_the_other_has_saved(
             return text.partition("<profile_memory>")[2].partition("</profile_memory>")[0]
 
         assert await profile() == ""
-        assert await chat.memory.pin(kept) and not await chat.memory.pin("nothing")
+        assert await chat.memory.pin(item_id) and not await chat.memory.pin("nothing")
         assert "cranes" in await profile()
-        assert await chat.memory.update(kept, name="Kirigami", topic="paper", aliases=["cuts"])
-        (found,) = await chat.memory.recall("What of Kirigami?")
-        assert (found.id, found.pinned, found.topic, found.aliases) == (kept, True, "paper", ("cuts",))
+        assert await chat.memory.update(item_id, name="Kirigami", topic="paper", aliases=["cuts"])
+        (recalled,) = await chat.memory.recall("What of Kirigami?")
+        assert (recalled.id, recalled.pinned, recalled.topic, recalled.aliases) == (item_id, True, "paper", ("cuts",))
         assert await chat.memory.recall("What of Origami?") == []
-        assert await chat.memory.update(kept, status="resolved") and await profile() == ""
-        assert await chat.memory.update(kept, status="active") and "cranes" in await profile()
+        assert await chat.memory.update(item_id, status="resolved") and await profile() == ""
+        assert await chat.memory.update(item_id, status="active") and "cranes" in await profile()
         with pytest.raises(InvalidInputError, match="say what is to be changed"):
-            await chat.memory.update(kept)
-        assert await chat.memory.unpin(kept) and await profile() == ""
+            await chat.memory.update(item_id)
+        assert await chat.memory.unpin(item_id) and await profile() == ""
 
 
 def test_a_resumed_run_has_the_same_profile(make_manager: MakeManager, tmp_path: Path) -> None:
@@ -228,17 +228,17 @@ def test_a_resumed_run_has_the_same_profile(make_manager: MakeManager, tmp_path:
 async def test_a_memory_is_one_process_which_is_replaced_when_it_is_lost(
     remote: Callable[..., RemoteMemory],
 ) -> None:
-    one, other = remote(SlowMemory(), recall_s=60.0), pickle.loads(pickle.dumps(remote(SlowMemory(), recall_s=60.0)))
-    (first,) = await one.recall(USER, "0")
-    (again,) = await other.recall(USER, "0")
-    assert first.text == again.text != str(os.getpid()) and again.id == "2"
-    another = remote(SlowMemory("another"), recall_s=60.0)
-    assert (await another.recall(USER, "0"))[0].text != first.text
+    memory, copy = remote(SlowMemory(), recall_s=60.0), pickle.loads(pickle.dumps(remote(SlowMemory(), recall_s=60.0)))
+    (first,) = await memory.recall(USER, "0")
+    (second,) = await copy.recall(USER, "0")
+    assert first.text == second.text != str(os.getpid()) and second.id == "2"
+    other_memory = remote(SlowMemory("another"), recall_s=60.0)
+    assert (await other_memory.recall(USER, "0"))[0].text != first.text
     os.kill(int(first.text), signal.SIGKILL)
-    (later,) = await one.recall(USER, "0")
+    (later,) = await memory.recall(USER, "0")
     assert later.text != first.text and later.id == "1"
-    for each in (one, other, another):
-        await each.close()
+    for handle in (memory, copy, other_memory):
+        await handle.close()
 
 
 async def test_slow_and_failing_memories_time_out_and_then_rest(
@@ -255,8 +255,8 @@ async def test_slow_and_failing_memories_time_out_and_then_rest(
     for _ in range(5):
         with pytest.raises(LongTermMemoryError, match="OSError: the disk is full"):
             await broken.remember(USER, [MemoryItem(id="1", text="hello")])
-    for each in (patient, slow, broken):
-        await each.close()
+    for handle in (patient, slow, broken):
+        await handle.close()
 
 
 class Tenant:

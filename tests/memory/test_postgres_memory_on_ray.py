@@ -25,8 +25,8 @@ def test_what_was_remembered_survives_its_process_on_whichever_node(ray_session:
         actor: Any = ray_session.get_actor(remote.actor_name, namespace=NAMESPACE)
         ray_session.kill(actor, no_restart=False)
         for _ in range(2):  # by the process that came in its place
-            (found,) = await remote.recall(ANN, "Where does cousin Odile grow dates?")
-            assert found.id == "1"
+            (recalled,) = await remote.recall(ANN, "Where does cousin Odile grow dates?")
+            assert recalled.id == "1"
         assert [item.id for item in await remote.list_items(ANN)] == ["1"]
         erased = await remote.erase(ANN)
         assert erased.items == 1 and not erased.verified

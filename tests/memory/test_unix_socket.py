@@ -1,4 +1,4 @@
-"""Requests and answers over a Unix socket: many at once, of any size, with ends that go away."""
+"""Requests and answers over a Unix socket: many at once, of any size, with processes that end."""
 
 import asyncio
 import os
@@ -25,8 +25,8 @@ async def test_each_of_many_requests_gets_its_own_answer_whatever_its_size(tmp_p
     connections = [await Connection.open(tmp_path / "s") for _ in range(3)]
     sizes = [*(0, 1, 11, 12, 13, 70_000) * 20, *[5_000_000] * 3]
     requests = [os.urandom(size) for size in sizes]
-    asked = [connections[at % 3].ask(request) for at, request in enumerate(requests)]
-    assert await asyncio.gather(*asked) == [request[::-1] for request in requests]
+    calls = [connections[index % 3].ask(request) for index, request in enumerate(requests)]
+    assert await asyncio.gather(*calls) == [request[::-1] for request in requests]
     for connection in connections:
         connection.close()
     server.close()
@@ -35,11 +35,11 @@ async def test_each_of_many_requests_gets_its_own_answer_whatever_its_size(tmp_p
 async def test_who_gives_up_leaves_the_answers_of_others_alone(tmp_path: Path) -> None:
     server = await serve(tmp_path / "s", echo)
     connection = await Connection.open(tmp_path / "s")
-    asked = [asyncio.create_task(connection.ask(b"%d" % number)) for number in range(100)]
+    calls = [asyncio.create_task(connection.ask(b"%d" % number)) for number in range(100)]
     await asyncio.sleep(0)
-    for task in asked[::2]:
+    for task in calls[::2]:
         task.cancel()
-    assert await asyncio.gather(*asked[1::2]) == [(b"%d" % number)[::-1] for number in range(1, 100, 2)]
+    assert await asyncio.gather(*calls[1::2]) == [(b"%d" % number)[::-1] for number in range(1, 100, 2)]
     assert connection.is_open and await connection.ask(b"ab") == b"ba"
     connection.close()
     server.close()
@@ -74,11 +74,11 @@ async def test_a_request_to_a_process_that_is_killed_is_an_error_and_the_next_pr
             assert process.stdout and process.stdout.readline() == "1\n"
             connection = await Connection.open(tmp_path / "s")
             assert await connection.ask(b"quick") == b"quick"
-            asked = asyncio.create_task(connection.ask(b"hang"))
+            call = asyncio.create_task(connection.ask(b"hang"))
             await asyncio.sleep(0.01)
             process.send_signal(signal.SIGKILL)
             with pytest.raises(ConnectionError, match="lost"):
-                await asked
+                await call
         assert not connection.is_open
         with pytest.raises(ConnectionError):
             await connection.ask(b"more")
@@ -90,11 +90,11 @@ async def test_a_request_to_a_process_that_is_killed_is_an_error_and_the_next_pr
 async def test_a_connection_that_is_closed_tells_those_who_wait(tmp_path: Path) -> None:
     server = await serve(tmp_path / "s", echo)
     connection = await Connection.open(tmp_path / "s")
-    asked = asyncio.create_task(connection.ask(b"a"))
+    call = asyncio.create_task(connection.ask(b"a"))
     await asyncio.sleep(0)
     connection.close()
     with pytest.raises(ConnectionError):
-        await asked
+        await call
     server.close()
 
 

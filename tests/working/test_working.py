@@ -102,17 +102,17 @@ def test_merging_twice_is_the_same_as_merging_once(before: dict[str, Any], conte
 
 
 async def test_a_note_is_replaced_merged_and_stored(make_notes: MakeNotes) -> None:
-    memory, other = (WorkingMemory(make_notes()) for _ in range(2))
+    memory, other_memory = (WorkingMemory(make_notes()) for _ in range(2))
     assert await memory.read(SESSION) == ""
     assert await memory.section(SESSION) == ""
     assert await memory.merge(SESSION, "Plans a trip.\n") == "Plans a trip."
-    assert await other.merge(SESSION, "To Narvik.") == "Plans a trip.\n\nTo Narvik."
-    assert await memory.replace(SESSION, TEXT) == TEXT.strip() == await other.read(SESSION)
+    assert await other_memory.merge(SESSION, "To Narvik.") == "Plans a trip.\n\nTo Narvik."
+    assert await memory.replace(SESSION, TEXT) == TEXT.strip() == await other_memory.read(SESSION)
     assert await memory.section(SESSION) == f"<working_memory>\n{quote(TEXT.strip())}\n</working_memory>"
     assert await memory.replace(SESSION, "") == ""
-    assert await other.clear(SESSION) is True and await memory.clear(SESSION) is False
-    for each in (memory, memory, other):
-        await each.close()
+    assert await other_memory.clear(SESSION) is True and await memory.clear(SESSION) is False
+    for handle in (memory, memory, other_memory):
+        await handle.close()
     with pytest.raises(StoreClosedError):
         await memory.read(SESSION)
     with pytest.raises(StoreClosedError):
@@ -225,11 +225,13 @@ async def test_an_empty_note_differs_from_none_and_a_deleted_note_can_be_written
 async def test_no_concurrent_merge_is_lost(make_notes: MakeNotes) -> None:
     form = JsonForm({"type": "object"})
     handles = [WorkingMemory(make_notes(), form=form, per="user") for _ in range(3)]
-    await asyncio.gather(*(handles[at % 3].merge(SESSION, {"seen": [at], str(at): at}) for at in range(30)))
-    found = json.loads(await handles[0].read(SESSION))
-    assert sorted(found.pop("seen")) == list(range(30)) and found == {str(at): at for at in range(30)}
-    for each in handles:
-        await each.close()
+    await asyncio.gather(
+        *(handles[number % 3].merge(SESSION, {"seen": [number], str(number): number}) for number in range(30))
+    )
+    notes = json.loads(await handles[0].read(SESSION))
+    assert sorted(notes.pop("seen")) == list(range(30)) and notes == {str(number): number for number in range(30)}
+    for handle in handles:
+        await handle.close()
 
 
 def test_a_note_of_a_session_needs_a_session_and_settings_are_checked() -> None:
@@ -264,12 +266,12 @@ async def test_notes_share_a_file_with_facts_and_deleted_notes_are_overwritten(t
 
 def test_a_store_pickles_as_its_settings(tmp_path: Path) -> None:
     memory = WorkingMemory(SQLItems(f"sqlite:///{tmp_path}/n.db", space="notes"), form=JsonForm(Profile), max_bytes=100)
-    again = pickle.loads(pickle.dumps(memory))
+    unpickled = pickle.loads(pickle.dumps(memory))
 
     async def use() -> str:
         await memory.merge(SESSION, {"name": "Sarah"})
-        text = await again.read(SESSION)
-        await asyncio.gather(memory.close(), again.close())
+        text = await unpickled.read(SESSION)
+        await asyncio.gather(memory.close(), unpickled.close())
         return str(text)
 
     assert json.loads(asyncio.run(use())) == {"name": "Sarah"}

@@ -58,9 +58,9 @@ MOST_ALIASES = 8
 _NAME_CHARS = 80
 
 
-def _names(given: Iterable[object]) -> tuple[str, ...]:
-    found = (" ".join(name.split()) for name in given if isinstance(name, str))
-    return tuple(dict.fromkeys(name for name in found if 0 < len(name) <= _NAME_CHARS))
+def _names(values: Iterable[object]) -> tuple[str, ...]:
+    names = (" ".join(name.split()) for name in values if isinstance(name, str))
+    return tuple(dict.fromkeys(name for name in names if 0 < len(name) <= _NAME_CHARS))
 
 
 class _Answer(BaseModel):
@@ -106,8 +106,8 @@ def parse(answer: str) -> list[Candidate | Refusal]:
                 why.
     """
     fenced = _FENCED.fullmatch(answer.strip())
-    found = _Answer.model_validate(pydantic_core.from_json(fenced[1] if fenced else answer, allow_inf_nan=False))
-    read = [_read(fact) for fact in found.facts]
+    parsed = _Answer.model_validate(pydantic_core.from_json(fenced[1] if fenced else answer, allow_inf_nan=False))
+    read = [_read(fact) for fact in parsed.facts]
     if read and all(fact is Refusal.MALFORMED for fact in read):
         raise ValueError(f"none of its {len(read)} facts has the requested shape")
     return read

@@ -26,7 +26,7 @@ class Clause:
     """Whether it is a statement or an instruction."""
     about: frozenset[str]
     """The stems of its words."""
-    others: frozenset[str]
+    other_users: frozenset[str]
     """The words in it that name other users."""
 
     def may_support(self, kind: MemoryType) -> bool:
@@ -45,13 +45,13 @@ def clauses_of(text: str) -> Iterator[Clause]:
         overrides = overrides_instructions(sentence[0])
         for end in ends:
             if part := text[start:end].strip():
-                about = subjects(part) - _SMALL_TALK
-                others = frozenset(match[0] for match in _OTHER_USER.finditer(part))
-                states = not overrides and not (asks and end == ends[-1]) and _states(part, asks, bool(others))
+                stems = subjects(part) - _SMALL_TALK
+                other_users = frozenset(match[0] for match in _OTHER_USER.finditer(part))
+                states = not overrides and not (asks and end == ends[-1]) and _states(part, asks, bool(other_users))
                 mere = (
                     states and bool(_REQUEST.match(part)) and not (_FIRST_PERSON.search(part) or _LASTING.search(part))
                 )
-                yield Clause(start, end, states and not mere, states, about, others)
+                yield Clause(start, end, states and not mere, states, stems, other_users)
             start = end
 
 

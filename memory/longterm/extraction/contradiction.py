@@ -22,17 +22,17 @@ from turnwise.memory.longterm.extraction.evidence import tokens
 from turnwise.memory.longterm.extraction.grammatical_person import LANGUAGES, word_set
 
 
-def contradict(one: str, other: str, *, same_topic: bool) -> bool:
+def contradict(fact: str, other_fact: str, *, same_topic: bool) -> bool:
     """Return whether two facts cannot both be true.
 
     Args:
         same_topic: whether both have the same topic. If not, only comparisons that need no topic are made, since "moved
             to the sea" or "works at night" may be about anything.
     """
-    first, second = attribute_of(one), attribute_of(other)
+    first, second = attribute_of(fact), attribute_of(other_fact)
     if first and second and first[0] == second[0]:
         return first[1] != second[1] and (same_topic or not {"moved", "employer", "job"} & {*first, *second})
-    return _denies(one, other) or (same_topic and _differ_in_number(one, other))
+    return _denies(fact, other_fact) or (same_topic and _differ_in_number(fact, other_fact))
 
 
 @lru_cache(maxsize=8192)
@@ -42,14 +42,14 @@ def attribute_of(text: str) -> tuple[str, str, str] | None:
     The third text is "moved" if the fact says that the user moved to the place, otherwise it is empty. Returns None if
     the fact is about no such attribute.
     """
-    said = flat(text).strip(" .!")
+    sentence = flat(text).strip(" .!")
     for language in LANGUAGES:
-        said = re.sub(rf" (?:{'|'.join(language.adverbs & _NOW)})$", "", said)
+        sentence = re.sub(rf" (?:{'|'.join(language.adverbs & _NOW)})$", "", sentence)
     for name, form in _FORMS:
-        if found := form.fullmatch(said):
-            kind = found.groupdict().get("kind") or ""
-            how = "moved" if _MOVED.search(said[: found.start("value")]) else ""
-            return f"{name} {kind}".strip(), found["value"], how
+        if match := form.fullmatch(sentence):
+            kind = match.groupdict().get("kind") or ""
+            how = "moved" if _MOVED.search(sentence[: match.start("value")]) else ""
+            return f"{name} {kind}".strip(), match["value"], how
     return None
 
 
@@ -91,18 +91,18 @@ _FORMS = [
 """The attributes of which a person has one value, in the forms in which they are said."""
 
 
-def _denies(one: str, other: str) -> bool:
+def _denies(fact: str, other_fact: str) -> bool:
     """Return whether one is the negation of the other, and otherwise the same word for word."""
-    (first, denied), (second, is_denied) = _plain(one), _plain(other)
+    (first, denied), (second, is_denied) = _plain(fact), _plain(other_fact)
     return denied is not is_denied and len(first) == len(second) > 0 and all(map(_is_same, first, second))
 
 
 @lru_cache(maxsize=8192)
 def _plain(text: str) -> tuple[tuple[str, ...], bool]:
     """Return the words of a fact without its subject and negations, and whether it is negated."""
-    said = re.sub(rf"^{_SUBJECT}", "", flat(text).strip(" .!"))
-    said = re.sub(r"\bused to\b|\b(?:no|any) longer\b|\bany ?more\b", "not", said)
-    words = [word for word in tokens(said) if word not in _IN_BETWEEN]
+    sentence = re.sub(rf"^{_SUBJECT}", "", flat(text).strip(" .!"))
+    sentence = re.sub(r"\bused to\b|\b(?:no|any) longer\b|\bany ?more\b", "not", sentence)
+    words = [word for word in tokens(sentence) if word not in _IN_BETWEEN]
     return tuple(word for word in words if word not in _DENIALS), not _DENIALS.isdisjoint(words)
 
 
@@ -115,24 +115,24 @@ _IN_BETWEEN = word_set(
 )
 
 
-def _is_same(one: str, other: str) -> bool:
-    return one == other or any(
-        language.agrees(*pair) for language in LANGUAGES for pair in ((one, other), (other, one))
+def _is_same(word: str, other_word: str) -> bool:
+    return word == other_word or any(
+        language.agrees(*pair) for language in LANGUAGES for pair in ((word, other_word), (other_word, word))
     )
 
 
-def _differ_in_number(one: str, other: str) -> bool:
+def _differ_in_number(fact: str, other_fact: str) -> bool:
     """Return whether they differ only in numbers and dates. A number after a noun is a name: "boat 1"."""
-    first, second = _plain(one)[0], _plain(other)[0]
-    if len(first) != len(second) or _plain(one)[1] is not _plain(other)[1]:
+    first, second = _plain(fact)[0], _plain(other_fact)[0]
+    if len(first) != len(second) or _plain(fact)[1] is not _plain(other_fact)[1]:
         return False
-    differing = [at for at, pair in enumerate(zip(first, second, strict=True)) if not _is_same(*pair)]
-    return bool(differing) and all(_counts(first, at) and _counts(second, at) for at in differing)
+    differing = [index for index, pair in enumerate(zip(first, second, strict=True)) if not _is_same(*pair)]
+    return bool(differing) and all(_counts(first, index) and _counts(second, index) for index in differing)
 
 
-def _counts(words: Sequence[str], at: int) -> bool:
-    word = words[at]
-    return word in _MONTHS or ((word.isdecimal() or word in _NUMBERS) and at + 1 < len(words))
+def _counts(words: Sequence[str], index: int) -> bool:
+    word = words[index]
+    return word in _MONTHS or ((word.isdecimal() or word in _NUMBERS) and index + 1 < len(words))
 
 
 _NUMBERS = word_set("one two three four five six seven eight nine ten eleven twelve zwei drei vier fünf sechs")

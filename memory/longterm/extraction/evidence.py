@@ -33,8 +33,8 @@ def supports(sentence: str, claim: str) -> bool:
 
 def _supports_chinese(sentence: str, claim: str) -> bool:
     """Return whether the claim is the sentence with another person. Chinese verbs have no forms, so no words change."""
-    said = _CHINESE_FRONT.sub("", sentence).strip(_CHINESE_ENDS)
-    return said.startswith("我") and said.replace("我", "用户") == claim.strip(_CHINESE_ENDS)
+    statement = _CHINESE_FRONT.sub("", sentence).strip(_CHINESE_ENDS)
+    return statement.startswith("我") and statement.replace("我", "用户") == claim.strip(_CHINESE_ENDS)
 
 
 _CHINESE_FRONT = re.compile(r"(?:(?:你好|您好|请记住|记住)[,:!。\s]*)+")
@@ -44,8 +44,8 @@ _CHINESE_ENDS = " .!。"
 def supports_instruction(sentence: str, claim: str) -> bool:
     """Return whether the sentence is this instruction, word for word."""
     (english, *_) = LANGUAGES
-    said, wanted = (_PLEASE.sub("", _without_front(english, text)) for text in (sentence, claim))
-    return ORDERS.match(said) is not None and _bare(english, said) == _bare(english, wanted)
+    order, claimed_order = (_PLEASE.sub("", _without_front(english, text)) for text in (sentence, claim))
+    return ORDERS.match(order) is not None and _bare(english, order) == _bare(english, claimed_order)
 
 
 _PLEASE = re.compile(r",? please[.!]?$")
@@ -54,9 +54,13 @@ _PLEASE = re.compile(r",? please[.!]?$")
 def yes_supports(question: str, claim: str) -> bool:
     """Return whether the answer "yes" to the question supports the claim."""
     (english, *_) = LANGUAGES
-    said = _ASKS_YOU.sub(lambda match: f"i {_OF_YOU[match[1]]} ", _without_front(english, question), count=1)
-    said = re.sub(r"\byour\b", "my", said)
-    return said.startswith("i ") and " you" not in said and supports(" ".join(said.rstrip("?").split()), claim)
+    statement = _ASKS_YOU.sub(lambda match: f"i {_OF_YOU[match[1]]} ", _without_front(english, question), count=1)
+    statement = re.sub(r"\byour\b", "my", statement)
+    return (
+        statement.startswith("i ")
+        and " you" not in statement
+        and supports(" ".join(statement.rstrip("?").split()), claim)
+    )
 
 
 _ASKS_YOU = re.compile(r"^(are|do|have|can) you ")
@@ -68,14 +72,14 @@ _MOST_CHARS = 2000
 def tokens(text: str) -> tuple[str, ...]:
     """Return the words and marks of a flat text, with contractions expanded."""
     if "'" in text or "cannot" in text:
-        for pattern, whole in _CONTRACTED:
-            text = pattern.sub(whole, text)
+        for pattern, expansion in _CONTRACTED:
+            text = pattern.sub(expansion, text)
     return tuple(_TOKEN.findall(text))
 
 
 _CONTRACTED = [
-    (re.compile(pattern), whole)
-    for pattern, whole in (
+    (re.compile(pattern), expansion)
+    for pattern, expansion in (
         (r"\bcan(?:'t|not)\b", "can not"),
         (r"\bwon't\b", "will not"),
         (r"n't\b", " not"),
@@ -93,123 +97,127 @@ _TOKEN = re.compile(r"[^\W_]+(?:['-][^\W_]+)*'?|[^\w\s]")
 
 def _supports(language: Language, sentence: str, claim: str) -> bool:
     text = _without_front(language, sentence)
-    wanted = _bare(language, claim)
-    if not wanted or len(wanted) > MOST_WORDS:
+    claim_words = _bare(language, claim)
+    if not claim_words or len(claim_words) > MOST_WORDS:
         return False
-    for said in _variants(language, _bare(language, text)):
-        if len(said) > MOST_WORDS:
+    for words in _variants(language, _bare(language, text)):
+        if len(words) > MOST_WORDS:
             continue
-        for start in _starts(language, said):
-            if _says(language, said[start:], wanted):
+        for start in _starts(language, words):
+            if _says(language, words[start:], claim_words):
                 return True
     return False
 
 
 def _without_front(language: Language, sentence: str) -> str:
     sentence = sentence.strip(" ¡*•")
-    while found := language.before.match(sentence):
-        sentence = sentence[found.end() :]
+    while match := language.before.match(sentence):
+        sentence = sentence[match.end() :]
     return sentence
 
 
 def _bare(language: Language, text: str) -> list[str]:
-    found = [token for token in tokens(text) if token not in language.articles]
-    while found and found[-1] in _ENDS:
-        found.pop()
-    return found
+    words = [token for token in tokens(text) if token not in language.articles]
+    while words and words[-1] in _ENDS:
+        words.pop()
+    return words
 
 
 _ENDS = frozenset(".!…。")
 
 
-def _variants(language: Language, said: list[str]) -> Iterator[list[str]]:
-    yield said
+def _variants(language: Language, words: list[str]) -> Iterator[list[str]]:
+    yield words
     if language.name != "en":
         return
-    if said[:3] == ["my", "name", "is"]:
+    if words[:3] == ["my", "name", "is"]:
         for verb in ("called", "named"):
-            yield ["i", "am", verb, *said[3:]]
-    elif said[:2] == ["call", "me"]:
+            yield ["i", "am", verb, *words[3:]]
+    elif words[:2] == ["call", "me"]:
         for verb in ("want", "like", "prefer"):
-            yield ["i", verb, "to", "be", "called", *said[2:]]
-    elif said[:3] == ["i", "am", "called"]:
-        yield ["my", "name", "is", *said[3:]]
+            yield ["i", verb, "to", "be", "called", *words[2:]]
+    elif words[:3] == ["i", "am", "called"]:
+        yield ["my", "name", "is", *words[3:]]
 
 
-def _starts(language: Language, said: Sequence[str]) -> Iterator[int]:
+def _starts(language: Language, words: Sequence[str]) -> Iterator[int]:
     """Yield where the sentence, or an independent part of it, begins with the speaker as its subject."""
     firsts = language.selves | language.possessives
-    if said and (said[0] in firsts or language.drops_subjects):
+    if words and (words[0] in firsts or language.drops_subjects):
         yield 0
-    if not said or said[0] not in firsts:
+    if not words or words[0] not in firsts:
         return
-    for at in range(2, len(said)):
-        if said[at] in TAKES_BACK or said[at] in _OPENS:
+    for index in range(2, len(words)):
+        if words[index] in TAKES_BACK or words[index] in _OPENS:
             return
-        if said[at] in firsts and said[at - 1] in _JOINS:
-            yield at
+        if words[index] in firsts and words[index - 1] in _JOINS:
+            yield index
 
 
 _JOINS = frozenset(["and", ",", ";", "und", "et", "y", "e", "en"])
 _OPENS = frozenset(["that", "who", "which", '"', ":", "dass", "que", "che", "dat"])
 
 
-def _says(language: Language, said: Sequence[str], claim: Sequence[str]) -> bool:
+def _says(language: Language, words: Sequence[str], claim: Sequence[str]) -> bool:
     """Return whether a clause with the speaker as its subject says what the claim says."""
-    if said[0] in language.possessives:
-        return language.agrees(said[0], claim[0]) and _follows(language, said[1:], claim[1:], is_listing=False)
-    rest = claim[1:] if claim[0] in language.users or claim[0] in language.selves & {said[0]} else claim
-    if said[0] in language.selves:
-        return bool(rest) and _follows(language, _without_adverbs(language, said[1:], rest[0]), rest)
+    if words[0] in language.possessives:
+        return language.agrees(words[0], claim[0]) and _follows(language, words[1:], claim[1:], is_listing=False)
+    rest = claim[1:] if claim[0] in language.users or claim[0] in language.selves & {words[0]} else claim
+    if words[0] in language.selves:
+        return bool(rest) and _follows(language, _without_adverbs(language, words[1:], rest[0]), rest)
     # Without a subject, only a verb form that differs between the persons shows who it is about.
-    at = 0
-    while at < min(len(said), len(rest)) and said[at] == rest[at] and said[at] in language.nots:
-        at += 1
-    if at >= min(len(said), len(rest)) or said[at] == rest[at] or not language.is_third(said[at], rest[at]):
+    index = 0
+    while index < min(len(words), len(rest)) and words[index] == rest[index] and words[index] in language.nots:
+        index += 1
+    if (
+        index >= min(len(words), len(rest))
+        or words[index] == rest[index]
+        or not language.is_third(words[index], rest[index])
+    ):
         return False
-    return _follows(language, said[at:], rest[at:])
+    return _follows(language, words[index:], rest[index:])
 
 
-def _without_adverbs(language: Language, said: Sequence[str], word: str = "") -> Sequence[str]:
+def _without_adverbs(language: Language, words: Sequence[str], word: str = "") -> Sequence[str]:
     """Return the words without leading adverbs, stopping at `word`."""
-    while said and said[0] in language.adverbs and said[0] != word:
-        said = said[1:]
-    return said
+    while words and words[0] in language.adverbs and words[0] != word:
+        words = words[1:]
+    return words
 
 
-def _follows(language: Language, said: Sequence[str], claim: Sequence[str], *, is_listing: bool = True) -> bool:
+def _follows(language: Language, words: Sequence[str], claim: Sequence[str], *, is_listing: bool = True) -> bool:
     """Return whether the claim has these words, in order.
 
     The claim may leave out adverbs, a harmless end, and with `is_listing` earlier parts of one enumeration.
     """
-    at = 0
+    index = 0
     for number, word in enumerate(claim):
-        while at < len(said) and said[at] in language.adverbs and not language.agrees(said[at], word):
-            at += 1
-        if at < len(said) and language.agrees(said[at], word):
-            at += 1
+        while index < len(words) and words[index] in language.adverbs and not language.agrees(words[index], word):
+            index += 1
+        if index < len(words) and language.agrees(words[index], word):
+            index += 1
             continue
         if word in language.adverbs:
             return False
-        if not (is_listing and number and (passed := _behind_equals(language, said, at, word))):
+        if not (is_listing and number and (later_index := _behind_equals(language, words, index, word))):
             return False
-        at = passed + 1
+        index = later_index + 1
         is_listing = False
-    return _is_harmless(language, said[at:])
+    return _is_harmless(language, words[index:])
 
 
-def _behind_equals(language: Language, said: Sequence[str], start: int, word: str) -> int:
+def _behind_equals(language: Language, words: Sequence[str], start: int, word: str) -> int:
     """Return the position of `word` as a later part of an enumeration, if the claim skips the earlier parts.
 
     Returns 0 otherwise.
     """
     begins = start
-    for at in range(start, min(start + _ROW, len(said))):
-        if said[at] == word and at > start and said[at - 1] in language.links:
-            return at
-        if said[at] in language.links:
-            begins = at + 1
-        elif said[at] in BLOCKS or at - begins >= _EQUAL:
+    for index in range(start, min(start + _ROW, len(words))):
+        if words[index] == word and index > start and words[index - 1] in language.links:
+            return index
+        if words[index] in language.links:
+            begins = index + 1
+        elif words[index] in BLOCKS or index - begins >= _EQUAL:
             return 0
     return 0
 

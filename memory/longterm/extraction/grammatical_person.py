@@ -43,14 +43,14 @@ class Language:
     links: frozenset[str] = frozenset()
     """Words between the parts of an enumeration."""
 
-    def agrees(self, said: str, claimed: str) -> bool:
+    def agrees(self, word: str, claimed: str) -> bool:
         """Return whether the claim's word is the user's word, or its third-person form."""
-        return said == claimed or claimed in self.persons.get(said, ()) or self.is_third(said, claimed)
+        return word == claimed or claimed in self.persons.get(word, ()) or self.is_third(word, claimed)
 
-    def is_third(self, said: str, claimed: str) -> bool:
+    def is_third(self, word: str, claimed: str) -> bool:
         """Return whether the claim's word is the third-person form of the user's verb."""
-        known = self.verbs.get(said)
-        return claimed in known if known is not None else claimed in self.third(said)
+        thirds = self.verbs.get(word)
+        return claimed in thirds if thirds is not None else claimed in self.third(word)
 
 
 def word_set(text: str) -> frozenset[str]:
@@ -61,7 +61,7 @@ def word_set(text: str) -> frozenset[str]:
 def _table(text: str) -> dict[str, frozenset[str]]:
     """Parse a table of words and their counterparts, such as "am:is,are have:has"."""
     pairs = (entry.split(":") for entry in text.split())
-    return {word: frozenset(others.split(",")) for word, others in pairs}
+    return {word: frozenset(counterparts.split(",")) for word, counterparts in pairs}
 
 
 def _before(phrases: str) -> re.Pattern[str]:
@@ -118,7 +118,7 @@ ENGLISH = Language(
     links=word_set("and ,"),
 )
 _SEIN = {
-    f"mein{end}": frozenset(f"{whose}{end}" for whose in ("sein", "ihr", "mein"))
+    f"mein{end}": frozenset(f"{possessive}{end}" for possessive in ("sein", "ihr", "mein"))
     for end in ("", "e", "en", "em", "er", "es")
 }
 GERMAN = Language(

@@ -25,30 +25,32 @@ from turnwise.memory.longterm.types import MemoryType
 class Verdict:
     """The user's statement that supports a candidate fact, or a quotation to store instead."""
 
-    said: UserStatement
+    statement: UserStatement
     place: tuple[int, int]
     """The number of the user's statement, and the position in it."""
     quote: str | None = None
     """The user's words to store instead of the fact; None if they support the fact."""
-    asked: str = ""
+    question: str = ""
     """The question that the quote answers."""
     tool: str | None = None
     """The tool whose result the quote comes from, if the assistant said it."""
 
-    def text(self, fact: str, at: float) -> str:
+    def text(self, fact: str, time: float) -> str:
         """Return the text to store: the fact, or a dated quotation of the user."""
         if self.quote is None:
             return fact
-        day = datetime.fromtimestamp(min(max(at, 0.0), _LAST), UTC)
-        asked = f', asked "{_inner(self.asked)}",' if self.asked else ""
-        who = "the user said" if self.tool is None else f"the assistant said, from the result of {_inner(self.tool)}"
-        return f'On {day.day} {_MONTHS[day.month - 1]} {day.year}{asked} {who}: "{_inner(self.quote)}"'
+        day = datetime.fromtimestamp(min(max(time, 0.0), _LAST), UTC)
+        question = f', asked "{_inner(self.question)}",' if self.question else ""
+        speaker = (
+            "the user said" if self.tool is None else f"the assistant said, from the result of {_inner(self.tool)}"
+        )
+        return f'On {day.day} {_MONTHS[day.month - 1]} {day.year}{question} {speaker}: "{_inner(self.quote)}"'
 
 
 def quoted_in(text: str) -> str | None:
     """Return the quoted words if the text is a quotation made by `Verdict.text`; None otherwise."""
-    found = _QUOTATION.fullmatch(text)
-    return found[1] if found else None
+    match = _QUOTATION.fullmatch(text)
+    return match[1] if match else None
 
 
 _MONTHS = "January February March April May June July August September October November December".split()  # noqa: SIM905
@@ -78,7 +80,7 @@ def judge(candidate: Candidate, messages: ExtractionInput, limits: Limits) -> Ve
         return Refusal.UNKNOWN_TYPE
     if len(candidate.evidence) > QUOTED * limits.max_chars:
         return Refusal.TOO_LONG
-    return _look(candidate, messages, QUOTED * limits.max_chars)
+    return _judge_evidence(candidate, messages, QUOTED * limits.max_chars)
 
 
 def judge_sourced(candidate: Candidate, messages: ExtractionInput, limits: Limits) -> Verdict | None:
@@ -88,29 +90,29 @@ def judge_sourced(candidate: Candidate, messages: ExtractionInput, limits: Limit
     """
     quoted = flat(candidate.evidence)
     for number, stated in enumerate(messages.stated if words(quoted) else ()):
-        said = stated.said
-        for at in _places(said.text, quoted):
-            begin, end = _sentences(said, at, at + len(quoted))
-            quote = said.quote(said.sentences[begin][0], said.sentences[end - 1][1])
+        statement = stated.statement
+        for position in _places(statement.text, quoted):
+            begin, end = _sentences(statement, position, position + len(quoted))
+            quote = statement.quote(statement.sentences[begin][0], statement.sentences[end - 1][1])
             if len(quote) > QUOTED * limits.max_chars:
                 continue
             numbers = {word for word in words(quote) if word.isdigit()}
-            about = subjects(quote)
-            for tool, told, stems in reversed(stated.results):
-                if about and numbers <= told and 2 * len(about & stems) >= len(about):
-                    return Verdict(said, (len(messages.said) + number, at), quote, tool=tool)
+            quote_stems = subjects(quote)
+            for tool, result_words, stems in reversed(stated.results):
+                if quote_stems and numbers <= result_words and 2 * len(quote_stems & stems) >= len(quote_stems):
+                    return Verdict(statement, (len(messages.statements) + number, position), quote, tool=tool)
     return None
 
 
-def said_names(candidate: Candidate, said: UserStatement, messages: ExtractionInput) -> tuple[str, ...]:
+def written_names(candidate: Candidate, statement: UserStatement, messages: ExtractionInput) -> tuple[str, ...]:
     """Return the candidate's names that the user wrote in the turn of this statement, the name before the aliases.
 
     Other turns do not count, so that a fact deleted with its turn has no names from elsewhere. A name that consists of
     common words only, such as "he", is left out, since it would match every message.
     """
-    texts = [other.text for other in messages.said if other.item is said.item]
-    given = dict.fromkeys(filter(None, (candidate.name, *candidate.aliases)))
-    return tuple(name for name in given if _is_name(name) and any(_has(text, flat(name)) for text in texts))
+    texts = [neighbour.text for neighbour in messages.statements if neighbour.item is statement.item]
+    names = dict.fromkeys(filter(None, (candidate.name, *candidate.aliases)))
+    return tuple(name for name in names if _is_name(name) and any(_has(text, flat(name)) for text in texts))
 
 
 def _is_name(name: str) -> bool:
@@ -121,23 +123,24 @@ def _has(text: str, part: str) -> bool:
     return bool(part) and next(_places(text, part), None) is not None
 
 
-def _look(candidate: Candidate, messages: ExtractionInput, most: int) -> Verdict | Refusal:
-    why = Refusal.NO_EVIDENCE
-    only_said: Verdict | None = None
+def _judge_evidence(candidate: Candidate, messages: ExtractionInput, max_chars: int) -> Verdict | Refusal:
+    refusal = Refusal.NO_EVIDENCE
+    quotation: Verdict | None = None
     quoted = flat(candidate.evidence)
     claimed = subjects(candidate.text)
     claimed = claimed - NEUTRAL or claimed
-    for number, said in enumerate(messages.said if words(quoted) else ()):
-        for at in _places(said.text, quoted):
-            verdict = _verdict(candidate, claimed, said, (number, at))
+    for number, statement in enumerate(messages.statements if words(quoted) else ()):
+        for position in _places(statement.text, quoted):
+            verdict = _verdict(candidate, claimed, statement, (number, position))
             if isinstance(verdict, Refusal):
-                why = verdict
+                refusal = verdict
             elif verdict is not None:
                 return verdict
-            elif only_said is None:
-                only_said = _quotation(candidate, said, (number, at), most)
-                why = why if only_said else Refusal.UNSUPPORTED  # a part of a long quotation may mean something else
-    return only_said or why
+            elif quotation is None:
+                quotation = _quotation(candidate, statement, (number, position), max_chars)
+                if quotation is None:  # a part of a long quotation may mean something else
+                    refusal = Refusal.UNSUPPORTED
+    return quotation or refusal
 
 
 _TYPES = frozenset(map(str, EXTRACTED))
@@ -147,7 +150,7 @@ QUOTED = 4
 
 
 def _verdict(
-    candidate: Candidate, claimed: frozenset[str], said: UserStatement, place: tuple[int, int]
+    candidate: Candidate, claimed: frozenset[str], statement: UserStatement, place: tuple[int, int]
 ) -> Verdict | Refusal | None:
     """Return a verdict if the words at this place support the candidate, and a refusal if they do not.
 
@@ -156,28 +159,29 @@ def _verdict(
     kind = MemoryType(candidate.type)
     _, start = place
     stop = start + len(flat(candidate.evidence))
-    first = bisect_right(said.clauses, start, key=lambda clause: clause.stop)
-    last = bisect_left(said.clauses, stop, key=lambda clause: clause.start)
-    stating = [clause for clause in said.clauses[first:last] if clause.may_support(kind)]
-    own = frozenset[str]().union(*(clause.about for clause in stating))
+    first = bisect_right(statement.clauses, start, key=lambda clause: clause.stop)
+    last = bisect_left(statement.clauses, stop, key=lambda clause: clause.start)
+    stating = [clause for clause in statement.clauses[first:last] if clause.may_support(kind)]
+    clause_stems = frozenset[str]().union(*(clause.about for clause in stating))
     claim = flat(candidate.text)
-    if not own or any(other in claim for clause in stating for other in clause.others):
+    if not clause_stems or any(word in claim for clause in stating for word in clause.other_users):
         return Refusal.NOT_ABOUT_THE_USER
-    asked = said.asked if first == 0 else frozenset[str]()
-    agrees = bool(asked and said.clauses[0].may_support(kind) and said.clauses[0].about & YES)
-    if agrees and _is_agreed(said, claim):
-        return Verdict(said, place)
-    begin, end = _sentences(said, start, stop)
-    if any(_is_supported(said, number, claim, kind) for number in range(begin, min(end, begin + _SENTENCES))):
-        return Verdict(said, place)
-    answers = claimed & asked
-    is_near = claimed & own or (answers and (agrees or 2 * len(answers) >= len(claimed)))
+    question_stems = statement.question_stems if first == 0 else frozenset[str]()
+    agrees = bool(question_stems and statement.clauses[0].may_support(kind) and statement.clauses[0].about & YES)
+    if agrees and _is_agreed(statement, claim):
+        return Verdict(statement, place)
+    begin, end = _sentences(statement, start, stop)
+    if any(_is_supported(statement, number, claim, kind) for number in range(begin, min(end, begin + _SENTENCES))):
+        return Verdict(statement, place)
+    answers = claimed & question_stems
+    is_near = claimed & clause_stems or (answers and (agrees or 2 * len(answers) >= len(claimed)))
     # A translation shares no words.
-    is_near = is_near or _language(claim[:_TOLD]) != _language(said.text[start : min(stop, start + _TOLD)])
+    quoted = statement.text[start : min(stop, start + _LANGUAGE_CHARS)]
+    is_near = is_near or _language(claim[:_LANGUAGE_CHARS]) != _language(quoted)
     return None if is_near else Refusal.UNSUPPORTED
 
 
-_TOLD = 200
+_LANGUAGE_CHARS = 200
 """How many characters of a text tell its language."""
 
 
@@ -188,83 +192,87 @@ def _language(text: str) -> tuple[str, str]:
     return max(scripts, key=lambda name: scripts[name], default=""), language_of(words(text))
 
 
-def _quotation(candidate: Candidate, said: UserStatement, place: tuple[int, int], most: int) -> Verdict | None:
+def _quotation(
+    candidate: Candidate, statement: UserStatement, place: tuple[int, int], max_chars: int
+) -> Verdict | None:
     """Return a quotation of the sentences at this place, with the question that they answer; None if too long."""
     _, start = place
-    begin, end = _sentences(said, start, start + len(flat(candidate.evidence)))
-    quote, question = _quote(said, begin, end, most), said.question if begin == 0 else ""
-    return Verdict(said, place, quote, question) if max(len(quote), len(question)) <= most else None
+    begin, end = _sentences(statement, start, start + len(flat(candidate.evidence)))
+    quote, question = _quote(statement, begin, end, max_chars), statement.question if begin == 0 else ""
+    return Verdict(statement, place, quote, question) if max(len(quote), len(question)) <= max_chars else None
 
 
-def _sentences(said: UserStatement, start: int, stop: int) -> tuple[int, int]:
+def _sentences(statement: UserStatement, start: int, stop: int) -> tuple[int, int]:
     """Return the range of the numbers of the sentences between two places."""
-    begin = bisect_right(said.sentences, start, key=lambda sentence: sentence[1])
-    return begin, max(bisect_left(said.sentences, stop, key=lambda sentence: sentence[0]), begin + 1)
+    begin = bisect_right(statement.sentences, start, key=lambda sentence: sentence[1])
+    return begin, max(bisect_left(statement.sentences, stop, key=lambda sentence: sentence[0]), begin + 1)
 
 
 _SENTENCES = 8
 """The maximum number of sentences of the evidence that are compared with a claim."""
 
 
-def _is_agreed(said: UserStatement, claim: str) -> bool:
-    start, stop = said.sentences[0]
-    is_plain = not TAKES_BACK.intersection(evidence.tokens(said.text[start:stop])) and _is_asserted(said, 0)
-    return is_plain and evidence.yes_supports(said.question, claim)
+def _is_agreed(statement: UserStatement, claim: str) -> bool:
+    start, stop = statement.sentences[0]
+    is_plain = not TAKES_BACK.intersection(evidence.tokens(statement.text[start:stop])) and _is_asserted(statement, 0)
+    return is_plain and evidence.yes_supports(statement.question, claim)
 
 
-def _is_supported(said: UserStatement, number: int, claim: str, kind: MemoryType) -> bool:
-    start, stop = said.sentences[number]
-    sentence = said.text[start:stop].strip()
-    if not _is_asserted(said, number):
+def _is_supported(statement: UserStatement, number: int, claim: str, kind: MemoryType) -> bool:
+    start, stop = statement.sentences[number]
+    sentence = statement.text[start:stop].strip()
+    if not _is_asserted(statement, number):
         return False
     return evidence.supports(sentence, claim) or (kind in ORDERS and evidence.supports_instruction(sentence, claim))
 
 
-def _is_asserted(said: UserStatement, number: int) -> bool:
+def _is_asserted(statement: UserStatement, number: int) -> bool:
     """Return whether the text around a sentence does not mark it as quoted, as fiction or as taken back."""
-    start, stop = said.sentences[number]
-    before = said.text[:start]
+    start, stop = statement.sentences[number]
+    before = statement.text[:start]
     if before.count('"') % 2 or before.count("```") % 2:
         return False
-    if any(not start <= at < stop for at in said.made_up):
+    if any(not start <= place < stop for place in statement.made_up):
         return False
-    earlier = (said.text[begin:end].rstrip() for begin, end in said.sentences[:number])
+    earlier = (statement.text[begin:end].rstrip() for begin, end in statement.sentences[:number])
     if any(text.endswith(":") or text.lstrip().startswith((">", "|")) for text in earlier):
         return False
-    return not RETRACTS.match(said.text[stop:].lstrip())
+    return not RETRACTS.match(statement.text[stop:].lstrip())
 
 
-def _quote(said: UserStatement, begin: int, end: int, most: int) -> str:
+def _quote(statement: UserStatement, begin: int, end: int, max_chars: int) -> str:
     """Return the sentences, with neighbouring text that shows their meaning unless it is too long."""
     first, last = begin, end
-    if said.made_up and len(said.cased) <= most and not overrides_instructions(said.text):
-        first, last = 0, len(said.sentences)
-    if first and said.text[slice(*said.sentences[first - 1])].rstrip().endswith(":"):
+    if statement.made_up and len(statement.cased) <= max_chars and not overrides_instructions(statement.text):
+        first, last = 0, len(statement.sentences)
+    if first and statement.text[slice(*statement.sentences[first - 1])].rstrip().endswith(":"):
         first -= 1
-    stop = said.sentences[last - 1][1]
-    if last < len(said.sentences) and RETRACTS.match(said.text[stop:].lstrip()):
-        stop = said.sentences[last][1]
-    return said.quote(said.sentences[first][0], stop)
+    stop = statement.sentences[last - 1][1]
+    if last < len(statement.sentences) and RETRACTS.match(statement.text[stop:].lstrip()):
+        stop = statement.sentences[last][1]
+    return statement.quote(statement.sentences[first][0], stop)
 
 
 def _places(flat: str, quoted: str) -> Iterator[int]:
     """Yield the first places of the quoted words in a text, except those inside a word."""
-    at = -1
-    for _ in range(_LOOKS):
-        at = flat.find(quoted, at + 1)
-        if at < 0:
+    position = -1
+    for _ in range(_MAX_PLACES):
+        position = flat.find(quoted, position + 1)
+        if position < 0:
             return
-        stop = at + len(quoted)
-        if not (_joined(flat[max(at - 1, 0) : at], quoted[0]) or _joined(quoted[-1], flat[stop : stop + 1])):
-            yield at
+        stop = position + len(quoted)
+        if not (
+            _joined(flat[max(position - 1, 0) : position], quoted[0]) or _joined(quoted[-1], flat[stop : stop + 1])
+        ):
+            yield position
 
 
-_LOOKS = 20
+_MAX_PLACES = 20
 
 
-def _joined(left: str, right: str) -> bool:
+def _joined(before: str, after: str) -> bool:
     """Return whether two adjacent characters belong to one word, in scripts with spaces between words."""
-    return left.isalnum() and right.isalnum() and ord(max(left, right)) < _DENSE
+    return before.isalnum() and after.isalnum() and ord(max(before, after)) < _DENSE
 
 
 _DENSE = 0x0E00

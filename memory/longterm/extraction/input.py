@@ -41,7 +41,7 @@ class UserStatement:
     question: str
     """The assistant's question just before the statement, on one line, if the statement may answer it."""
     clauses: tuple[Clause, ...]
-    asked: frozenset[str]
+    question_stems: frozenset[str]
     """The stems of that question."""
     sentences: tuple[tuple[int, int], ...]
     """The start and stop of each sentence in the text. A line break ends a sentence."""
@@ -49,16 +49,16 @@ class UserStatement:
     """The places in the text that mark it as quoted or fiction; -1 if the neighbouring text does so."""
 
     @classmethod
-    def of(cls, item: MemoryItem, source: Source, raw: str, asked: str, beside: str) -> Self:
+    def of(cls, item: MemoryItem, source: Source, raw: str, question: str, beside: str) -> Self:
         """Return a statement with these words; `beside` is the user's text before them in the same prompt."""
         text = normal(raw)
         clauses = tuple(clauses_of(text))
-        made_up = tuple(found.start() for found in OTHERS_WORDS.finditer(text))
+        made_up = tuple(match.start() for match in OTHERS_WORDS.finditer(text))
         if OTHERS_WORDS.search(normal(beside)) or beside.rstrip().endswith(":"):
             made_up = (-1, *made_up)
         sentences = tuple(sentences_of(text))
         flat_text, cased = text.replace("\n", " "), shown(raw).replace("\n", " ")
-        return cls(item, source, flat_text, cased, flat(asked), clauses, subjects(asked), sentences, made_up)
+        return cls(item, source, flat_text, cased, flat(question), clauses, subjects(question), sentences, made_up)
 
     def quote(self, start: int, stop: int) -> str:
         """Return this part of the text in its original case."""
@@ -72,7 +72,7 @@ class UserStatement:
 class SourcedStatement:
     """A text of the assistant's, and the results of tools that it had in that turn."""
 
-    said: UserStatement
+    statement: UserStatement
     """The text, normalized as a user's."""
     results: tuple[tuple[str, frozenset[str], frozenset[str]], ...]
     """Of each result: the tool's name, the words of the result, and their stems without stop words."""
@@ -82,7 +82,7 @@ class SourcedStatement:
 class ExtractionInput:
     """The input of fact extraction."""
 
-    said: tuple[UserStatement, ...]
+    statements: tuple[UserStatement, ...]
     lines: tuple[tuple[str, str], ...]
     """The lines to show to the model, in order: the role and the text."""
     stated: tuple[SourcedStatement, ...] = ()
@@ -98,31 +98,36 @@ def input_of(items: Sequence[MemoryItem], limits: Limits, *, sourced: bool = Fal
     Args:
         sourced: whether to return what the assistant stated with a source, too.
     """
-    found = [line for item in items for line in _lines(item)]
+    all_lines = [line for item in items for line in _lines(item)]
     room = {"assistant": limits.max_shown_chars // 4, "day": limits.max_shown_chars}
     room["user"] = limits.max_shown_chars - room["assistant"]
-    most = {who: _longest([len(line.text) for line in found if line.who == who], left) for who, left in room.items()}
-    said = []
+    max_chars = {
+        role: _longest([len(line.text) for line in all_lines if line.role == role], available)
+        for role, available in room.items()
+    }
+    statements = []
     lines = []
-    for line in found:
-        if text := line.text[: most[line.who]]:
-            lines.append((line.who, text))
-            if line.who == "user":
-                said.append(UserStatement.of(line.item, line.source, text, line.asked, line.beside))
-    stated = tuple(each for item in items for each in _stated(item, most["assistant"])) if sourced else ()
-    return ExtractionInput(tuple(said), tuple(lines), stated)
+    for line in all_lines:
+        if text := line.text[: max_chars[line.role]]:
+            lines.append((line.role, text))
+            if line.role == "user":
+                statements.append(UserStatement.of(line.item, line.source, text, line.question, line.beside))
+    stated = (
+        tuple(statement for item in items for statement in _stated(item, max_chars["assistant"])) if sourced else ()
+    )
+    return ExtractionInput(tuple(statements), tuple(lines), stated)
 
 
-def _stated(item: MemoryItem, most: int) -> Iterator[SourcedStatement]:
+def _stated(item: MemoryItem, max_chars: int) -> Iterator[SourcedStatement]:
     """Yield the assistant's texts that follow a tool's result in their turn."""
     names = {block.call_id: block.name for block in item.blocks if isinstance(block, ToolUse)}
     results: list[tuple[str, frozenset[str], frozenset[str]]] = []
-    for at, block in enumerate(item.blocks):
+    for index, block in enumerate(item.blocks):
         if isinstance(block, ToolResult) and not block.is_error:
-            told = block.plain[:_RESULT_CHARS]
-            results.append((names.get(block.call_id, "a tool"), frozenset(words(told)), subjects(told)))
-        elif isinstance(block, Text) and results and (text := "\n".join(own_words(block.text))[:most]):
-            source = replace(item.source, spans=_span_at(item.source.spans, at, len(item.blocks)))
+            result = block.plain[:_RESULT_CHARS]
+            results.append((names.get(block.call_id, "a tool"), frozenset(words(result)), subjects(result)))
+        elif isinstance(block, Text) and results and (text := "\n".join(own_words(block.text))[:max_chars]):
+            source = replace(item.source, spans=_span_at(item.source.spans, index, len(item.blocks)))
             yield SourcedStatement(UserStatement.of(item, source, text, "", ""), tuple(results))
 
 
@@ -131,11 +136,11 @@ _RESULT_CHARS = 100_000
 
 @dataclass(frozen=True)
 class _Line:
-    who: str
+    role: str
     text: str
     item: MemoryItem
     source: Source
-    asked: str = ""
+    question: str = ""
     beside: str = ""
     """The user's text just before it, in the same prompt."""
 
@@ -143,16 +148,16 @@ class _Line:
 def _lines(item: MemoryItem) -> Iterator[_Line]:
     if item.created_at:
         yield _Line("day", f"{_moment(item.created_at):%Y-%m-%d}", item, item.source)
-    asked = beside = ""
-    for at, block in enumerate(item.blocks):
+    question = beside = ""
+    for index, block in enumerate(item.blocks):
         if isinstance(block, User):
-            source = replace(item.source, spans=_span_at(item.source.spans, at, len(item.blocks)))
+            source = replace(item.source, spans=_span_at(item.source.spans, index, len(item.blocks)))
             for part in own_words(block.text):
-                yield _Line("user", part, item, source, asked, beside)
-                asked, beside = "", part[-_BESIDE_CHARS:]
+                yield _Line("user", part, item, source, question, beside)
+                question, beside = "", part[-_BESIDE_CHARS:]
         elif isinstance(block, Text):
             text = "\n".join(own_words(block.text))
-            asked, beside = last_question(text), ""
+            question, beside = last_question(text), ""
             yield _Line("assistant", text, item, item.source)
 
 
@@ -161,10 +166,10 @@ _BESIDE_CHARS = 2000
 
 def _longest(lengths: Sequence[int], room: int) -> int:
     """Return the length to which texts must be cut so that they fit in `room` characters together."""
-    left = sorted(lengths)
-    for at, length in enumerate(left):
-        if length * (len(left) - at) > room:
-            return room // (len(left) - at)
+    ascending = sorted(lengths)
+    for index, length in enumerate(ascending):
+        if length * (len(ascending) - index) > room:
+            return room // (len(ascending) - index)
         room -= length
     return max(lengths, default=0)
 
@@ -195,18 +200,19 @@ _RECALLED = re.compile(
 def may_have_facts(messages: ExtractionInput) -> bool:
     """Return whether the input may support any fact. For greetings and questions alone, no model is called."""
     return bool(messages.stated) or any(
-        said.asked or any(clause.instructs and clause.about for clause in said.clauses) for said in messages.said
+        statement.question_stems or any(clause.instructs and clause.about for clause in statement.clauses)
+        for statement in messages.statements
     )
 
 
-def _span_at(spans: Spans, at: int, count: int) -> Spans:
+def _span_at(spans: Spans, index: int, count: int) -> Spans:
     """Return the span of the block, or all spans if it is unknown."""
     if sum(span.stop - span.start for span in spans) != count:
         return spans
     for span in spans:
-        if at < span.stop - span.start:
-            return (Span(span.log, span.start + at, span.start + at + 1),)
-        at -= span.stop - span.start
+        if index < span.stop - span.start:
+            return (Span(span.log, span.start + index, span.start + index + 1),)
+        index -= span.stop - span.start
     return spans
 
 

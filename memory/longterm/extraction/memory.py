@@ -37,7 +37,7 @@ from turnwise.memory.longterm.items.base import ItemFilter, ItemStore, all_items
 from turnwise.memory.longterm.items.changes import supersede
 from turnwise.memory.longterm.items.rules import check_turn, checked_item
 from turnwise.memory.longterm.items.urls import items_at
-from turnwise.memory.longterm.lexical import LexicalMemory, beside, profile_of
+from turnwise.memory.longterm.lexical import LexicalMemory, profile_of, within_limits
 from turnwise.memory.longterm.recall.embedding_function import portable
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.similarity import Similarity
@@ -64,8 +64,8 @@ def _types(profile: Collection[MemoryType]) -> tuple[MemoryType, ...]:
             raise TypeError("it is a text")
         return tuple(MemoryType(kind) for kind in profile)
     except (TypeError, ValueError) as error:
-        known = ", ".join(MemoryType)
-        raise ConfigError("ExtractiveMemory.profile", profile, f"must be types of {known}") from error
+        names = ", ".join(MemoryType)
+        raise ConfigError("ExtractiveMemory.profile", profile, f"must be types of {names}") from error
 
 
 @needs(
@@ -164,7 +164,7 @@ class ExtractiveMemory:
             if not prompt.strip():
                 raise ConfigError(f"ExtractiveMemory.{setting}", prompt, "must not be blank")
         similarity = None if embedding is None else Similarity(embedding)
-        self._found = LexicalMemory(store, weights=weights, similarity=similarity, retention=retention, clock=clock)
+        self._lexical = LexicalMemory(store, weights=weights, similarity=similarity, retention=retention, clock=clock)
         self._chooses = chooses
         self._profile = self._settings["profile"]
         self._limits = Limits(
@@ -225,12 +225,12 @@ class ExtractiveMemory:
             LongTermMemoryError: the model failed; nothing was stored.
             ExtractionError: the model's answer was invalid; nothing was stored.
         """
-        given = {item.id: item for item in reversed(items)}
-        messages = [item for item in reversed(given.values()) if item.blocks]
+        items_by_id = {item.id: item for item in reversed(items)}
+        messages = [item for item in reversed(items_by_id.values()) if item.blocks]
         for item in messages:
             checked_item(scope, replace(item, text="a message"))  # raises before the model is called
-        if ready := [item for item in reversed(given.values()) if not item.blocks]:
-            await self._found.remember(scope, ready)
+        if ready := [item for item in reversed(items_by_id.values()) if not item.blocks]:
+            await self._lexical.remember(scope, ready)
         if messages:
             lock = self._locks.setdefault(scope.user_id, asyncio.Lock())
             async with lock:
@@ -252,18 +252,18 @@ class ExtractiveMemory:
         With `chooses`, each recall calls the model once. If it fails or its answer is invalid, facts are found by words
         and vectors instead, as a `DegradedRecall`.
         """
-        why = None
+        reason = None
         if self._chooses and limit > 0:
             try:
                 chosen = await self._choose(scope, query, ItemFilter(types=types, as_of=as_of))
-                some = first_of_each(chosen, limit) if per_category else chosen[:limit]
-                self._found.use(scope, [item.id for item in some], recalled=True)
-                return recalled(some, trouble_of(chosen))
+                best = first_of_each(chosen, limit) if per_category else chosen[:limit]
+                self._lexical.use(scope, [item.id for item in best], recalled=True)
+                return recalled(best, trouble_of(chosen))
             except Exception as error:  # noqa: BLE001 - whatever a model raises is reported
-                why = f"the model could not choose facts: {error!r}"[:_WHY_CHARS]
+                reason = f"the model could not choose facts: {error!r}"[:_WHY_CHARS]
         options: dict[str, Any] = {"types": types, "as_of": as_of, "per_category": per_category}
-        found = await self._found.recall(scope, query, limit=limit, **options)
-        return recalled(found, why or trouble_of(found))
+        items = await self._lexical.recall(scope, query, limit=limit, **options)
+        return recalled(items, reason or trouble_of(items))
 
     async def recall_with_profile(
         self,
@@ -278,19 +278,19 @@ class ExtractiveMemory:
         profile = self._profile
         if not self._chooses or not query:
             options: dict[str, Any] = {"limit": limit, "types": types, "per_category": per_category}
-            return await self._found.recall_with_profile(scope, query, profile=profile, **options)
-        items, found = await asyncio.gather(
-            self._found.items(scope, ItemFilter(types=types)),
+            return await self._lexical.recall_with_profile(scope, query, profile=profile, **options)
+        items, ranked = await asyncio.gather(
+            self._lexical.items(scope, ItemFilter(types=types)),
             self.recall(scope, query, limit=2 * limit, types=types, per_category=per_category),
         )
-        standing = profile_of(items, profile)
-        chosen = beside(standing, found, limit, per_category=per_category)
-        self._found.use_profile(scope, standing, chosen)
-        return ProfiledRecall(profile=standing, found=recalled(chosen, trouble_of(found)))
+        profile_items = profile_of(items, profile)
+        chosen = within_limits(profile_items, ranked, limit, per_category=per_category)
+        self._lexical.use_profile(scope, profile_items, chosen)
+        return ProfiledRecall(profile=profile_items, found=recalled(chosen, trouble_of(ranked)))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""
-        return not is_record(id) and await self._found.pin(scope, id, pinned)
+        return not is_record(id) and await self._lexical.pin(scope, id, pinned)
 
     def _bound_model(self) -> TextModel:
         if isinstance(self.model, TextModel):
@@ -301,10 +301,10 @@ class ExtractiveMemory:
 
     async def _choose(self, scope: Scope, query: str, which: ItemFilter) -> Sequence[MemoryItem]:
         model = self._bound_model()
-        newest = await self._found.items(scope, which)
-        nearest = await self._found.ranked(scope, query, newest, which, limit=rerank.MOST // 2)
-        known = {item.id: item for item in (*nearest, *newest)}
-        items = [*known.values()][: rerank.MOST]
+        newest = await self._lexical.items(scope, which)
+        nearest = await self._lexical.ranked(scope, query, newest, which, limit=rerank.MOST // 2)
+        items_by_id = {item.id: item for item in (*nearest, *newest)}
+        items = [*items_by_id.values()][: rerank.MOST]
         if not items:
             return []
         answer = await model.answer(rerank.request(query, items, self._choosing_prompt), schema=rerank.SCHEMA)
@@ -319,7 +319,7 @@ class ExtractiveMemory:
         type: MemoryType | None = None,
         **changes: Unpack[ItemChanges],
     ) -> bool:
-        return not is_record(id) and await self._found.update(scope, id, text, type=type, **changes)
+        return not is_record(id) and await self._lexical.update(scope, id, text, type=type, **changes)
 
     async def list_items(
         self,
@@ -330,14 +330,14 @@ class ExtractiveMemory:
         limit: int = 100,
     ) -> Page[MemoryItem]:
         """See `Listing.list_items`."""
-        return await self._found.list_items(scope, types=types, cursor=cursor, limit=limit)
+        return await self._lexical.list_items(scope, types=types, cursor=cursor, limit=limit)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         """Delete facts; an item's id deletes all facts that were extracted from it. Returns the number of facts."""
         check_turn(scope.session_id, turn_index, ids)
-        gone = await self._delete(scope, ids, turn_index)
-        await self._found.unindex(scope.user_id, gone)
-        return sum(not is_record(name) for name in gone)
+        deleted = await self._delete(scope, ids, turn_index)
+        await self._lexical.unindex(scope.user_id, deleted)
+        return sum(not is_record(name) for name in deleted)
 
     async def _delete(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[str]:
         """Delete items, facts that were extracted from them, and their records; return the ids of all."""
@@ -346,30 +346,34 @@ class ExtractiveMemory:
         names = dict.fromkeys(ids)
         keys = {_key(name) for name in names}
         # The first records go too: an extraction that finds its first record deleted deletes its facts.
-        marks = [_seen(key) for key in keys]
-        gone = await self.store.delete(scope, [*dict.fromkeys((*names, *marks, *await self._made(scope, keys)))])
+        record_ids = [_begun_id(key) for key in keys]
+        deleted = await self.store.delete(
+            scope, [*dict.fromkeys((*names, *record_ids, *await self._extracted_ids(scope, keys)))]
+        )
         # Again, since facts may have been written after the query and before the deletion of the records.
-        return gone + await self._unmake(scope, keys)
+        return deleted + await self._delete_extracted(scope, keys)
 
     async def texts(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
         """Return texts and topics of the items that `forget` would delete with these arguments, superseded ones too."""
         if ids is not None:
-            ids = {*ids, *await self._made(scope, {_key(name) for name in ids})}
-        return texts_of(item for item in await self._found.to_delete(scope, ids, turn_index) if not is_record(item.id))
+            ids = {*ids, *await self._extracted_ids(scope, {_key(name) for name in ids})}
+        return texts_of(
+            item for item in await self._lexical.to_delete(scope, ids, turn_index) if not is_record(item.id)
+        )
 
     async def still_contains(self, texts: Collection[str]) -> set[str]:
         """Return the texts that an item of any user still contains, whole or as a part of its text."""
-        return await self._found.still_contains(texts)
+        return await self._lexical.still_contains(texts)
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
         """Rewrite the files of the store, if it supports that."""
-        await self._found.scrub(files)
+        await self._lexical.scrub(files)
 
     def paths(self) -> Sequence[Path]:
         """Return the files of the store; none if it does not list them."""
-        return self._found.paths()
+        return self._lexical.paths()
 
     async def sweep(self) -> int:
         """Delete the expired facts and records of all users for good, in batches; return how many.
@@ -379,43 +383,44 @@ class ExtractiveMemory:
         Raises:
             StoreError: the store fails. Items deleted before that stay deleted; the next sweep deletes the rest.
         """
-        return await self._found.sweep()
+        return await self._lexical.sweep()
 
     async def close(self) -> None:
-        await self._found.close()
+        await self._lexical.close()
 
     # Extraction
 
     async def _extract(self, scope: Scope, items: Sequence[MemoryItem]) -> None:
         """Extract facts from the items that were not processed before."""
         now = self._clock()
-        items = await self._unread(scope, items, now)
+        items = await self._unprocessed(scope, items, now)
         messages = await on_thread(input_of, items, self._limits, sourced=self._is_sourced)
-        decision = await self._ask(scope, messages) if may_have_facts(messages) else ReconcileResult(())
+        decision = await self._ask_model(scope, messages) if may_have_facts(messages) else ReconcileResult(())
         if items:
             # Completed even if the caller is cancelled, since it ends by deleting facts of items forgotten meanwhile.
-            await asyncio.shield(self._keep(scope, items, decision, now))
+            await asyncio.shield(self._store_facts(scope, items, decision, now))
 
-    async def _unread(self, scope: Scope, items: Sequence[MemoryItem], now: float) -> list[MemoryItem]:
+    async def _unprocessed(self, scope: Scope, items: Sequence[MemoryItem], now: float) -> list[MemoryItem]:
         """Return the items that were not processed before, and record in the store that they are being processed."""
         keys = {item.id: _key(item.id) for item in items}
-        new = await self.store.put(scope, [_mark(_seen(keys[item.id]), item, now, "{}") for item in items], at=now)
-        marks = [mark for key in keys.values() for mark in (_seen(key), _done(key))]
-        there = await self.store.get(scope, marks)
-        begun = {key for key in keys.values() if _seen(key) in new or _seen(key) in there}
-        unread = [item for item in items if _done(keys[item.id]) not in there and keys[item.id] in begun]
+        begun_records = [_record(_begun_id(keys[item.id]), item, now, "{}") for item in items]
+        new = await self.store.put(scope, begun_records, at=now)
+        record_ids = [record_id for key in keys.values() for record_id in (_begun_id(key), _done_id(key))]
+        records = await self.store.get(scope, record_ids)
+        begun = {key for key in keys.values() if _begun_id(key) in new or _begun_id(key) in records}
+        unprocessed = [item for item in items if _done_id(keys[item.id]) not in records and keys[item.id] in begun]
         # Delete facts of items that were forgotten during another extraction that crashed before deleting them.
-        await self._unmake(scope, {key for key in keys.values() if _done(key) in there} - begun)
-        await self._finish(scope, {name: there[name] for key in begun for name in [_done(key)] if name in there})
-        return unread
+        await self._delete_extracted(scope, {key for key in keys.values() if _done_id(key) in records} - begun)
+        await self._finish(scope, {name: records[name] for key in begun for name in [_done_id(key)] if name in records})
+        return unprocessed
 
-    async def _ask(self, scope: Scope, messages: ExtractionInput) -> ReconcileResult:
+    async def _ask_model(self, scope: Scope, messages: ExtractionInput) -> ReconcileResult:
         model = self._bound_model()
-        known = await self._found.items(scope, _KNOWN)
+        facts = await self._lexical.items(scope, _KNOWN)
         recent = _FILLED * self._nearest
-        indexed = await self._found.indexed(scope, known, _KNOWN)
+        indexed = await self._lexical.indexed(scope, facts, _KNOWN)
         shown = await on_thread(
-            nearest, messages, known, count=self._nearest, recent=recent, user_index=indexed.user_index
+            nearest, messages, facts, count=self._nearest, recent=recent, user_index=indexed.user_index
         )
         names = {f"f{number}": item for number, item in enumerate(shown, 1)}
         self._counts["calls"] += 1
@@ -429,14 +434,16 @@ class ExtractiveMemory:
         except Exception as error:
             self._counts["failed"] += 1
             raise ExtractionError(f"the model's answer is invalid: {error!r}"[:_WHY_CHARS]) from error
-        known = await self._found.items(scope, _KNOWN)  # facts may have been deleted meanwhile
+        facts = await self._lexical.items(scope, _KNOWN)  # facts may have been deleted meanwhile
         now = self._clock()
-        decision = await on_thread(decide, candidates, messages, known, names, self._limits, now=now)
-        self._found.use_again(scope, decision.again)
+        decision = await on_thread(decide, candidates, messages, facts, names, self._limits, now=now)
+        self._lexical.use_again(scope, decision.again)
         self._counts.update(decision.counts)
         return decision
 
-    async def _keep(self, scope: Scope, items: Sequence[MemoryItem], decision: ReconcileResult, now: float) -> None:
+    async def _store_facts(
+        self, scope: Scope, items: Sequence[MemoryItem], decision: ReconcileResult, now: float
+    ) -> None:
         """Store facts and the records of their items in one transaction; delete those of items forgotten meanwhile.
 
         Args:
@@ -444,26 +451,32 @@ class ExtractiveMemory:
         """
         facts: dict[str, list[MemoryItem]] = {_key(item.id): [] for item in items}
         pairs: dict[str, list[tuple[str, str]]] = {key: [] for key in facts}
-        made: list[MemoryItem] = []
+        new_facts: list[MemoryItem] = []
         for accepted in decision.accepted:
-            key = _key(accepted.said.item.id)
-            olds = [old for each in accepted.instead_of if (old := await self._predecessor(scope, each))]
-            made.append(_fact(f"{key}-{len(facts[key])}", accepted, olds[:1], self._clock()))
-            facts[key].append(made[-1])
-            pairs[key] += [_by_age(made[-1], old) for old in olds]
-        for accepted, fact in zip(decision.accepted, made, strict=True):
-            pairs[_key(accepted.said.item.id)] += [_by_age(fact, made[at]) for at in accepted.instead_of_new]
-        marks = [_mark(_done(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
-        new = set(await self.store.put(scope, [*(fact for each in facts.values() for fact in each), *marks], at=now))
-        there = await self.store.get(scope, [mark for key in facts for mark in (_seen(key), _done(key))])
-        whole = [key for key in facts if _done(key) in new and _seen(key) in there]
-        lost = [fact.id for key in facts if key not in whole for fact in facts[key] if fact.id in new]
-        lost += [_done(key) for key in facts if _done(key) in new and key not in whole]
-        if lost:
-            await self.store.delete(scope, lost)
-        await self._finish(scope, {_done(key): there[_done(key)] for key in facts if _done(key) in there.keys() - new})
-        self._counts["added"] += sum(len(facts[key]) for key in whole)
-        superseded = await self._supersede(scope, [pair for key in whole for pair in pairs[key]])
+            key = _key(accepted.statement.item.id)
+            olds = [old for predecessor in accepted.instead_of if (old := await self._predecessor(scope, predecessor))]
+            new_facts.append(_fact(f"{key}-{len(facts[key])}", accepted, olds[:1], self._clock()))
+            facts[key].append(new_facts[-1])
+            pairs[key] += [_by_age(new_facts[-1], old) for old in olds]
+        for accepted, fact in zip(decision.accepted, new_facts, strict=True):
+            pairs[_key(accepted.statement.item.id)] += [
+                _by_age(fact, new_facts[index]) for index in accepted.instead_of_new
+            ]
+        done_records = [_record(_done_id(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
+        facts_to_put = [fact for group in facts.values() for fact in group]
+        new = set(await self.store.put(scope, [*facts_to_put, *done_records], at=now))
+        record_ids = [record_id for key in facts for record_id in (_begun_id(key), _done_id(key))]
+        records = await self.store.get(scope, record_ids)
+        stored_keys = [key for key in facts if _done_id(key) in new and _begun_id(key) in records]
+        orphans = [fact.id for key in facts if key not in stored_keys for fact in facts[key] if fact.id in new]
+        orphans += [_done_id(key) for key in facts if _done_id(key) in new and key not in stored_keys]
+        if orphans:
+            await self.store.delete(scope, orphans)
+        await self._finish(
+            scope, {_done_id(key): records[_done_id(key)] for key in facts if _done_id(key) in records.keys() - new}
+        )
+        self._counts["added"] += sum(len(facts[key]) for key in stored_keys)
+        superseded = await self._supersede(scope, [pair for key in stored_keys for pair in pairs[key]])
         self._counts["superseded"] += sum(new in facts for new in (name.rpartition("-")[0] for name in superseded))
 
     async def _predecessor(self, scope: Scope, old: MemoryItem) -> MemoryItem | None:
@@ -485,25 +498,25 @@ class ExtractiveMemory:
         if not pairs:
             return []
         facts = await self.store.get(scope, [name for pair in pairs for name in pair])
-        there = []
+        superseding = []
         for old, new in pairs:
             if (
                 old in facts
                 and new in facts
                 and await supersede(self.store, scope, old, _since(facts[new], facts[old]))
             ):
-                there.append(new)
-        return there
+                superseding.append(new)
+        return superseding
 
-    async def _made(self, scope: Scope, keys: Collection[str]) -> list[str]:
+    async def _extracted_ids(self, scope: Scope, keys: Collection[str]) -> list[str]:
         """Return the ids of the facts extracted from items, and of the items' records."""
-        every = await all_items(self.store, scope, ItemFilter(superseded=True)) if keys else []
-        return [item.id for item in every if item.id.rpartition("-")[0] in keys]
+        items = await all_items(self.store, scope, ItemFilter(superseded=True)) if keys else []
+        return [item.id for item in items if item.id.rpartition("-")[0] in keys]
 
-    async def _unmake(self, scope: Scope, keys: Collection[str]) -> list[str]:
+    async def _delete_extracted(self, scope: Scope, keys: Collection[str]) -> list[str]:
         """Delete the facts extracted from items; return their ids."""
-        made = await self._made(scope, keys)
-        return await self.store.delete(scope, made) if made else []
+        ids = await self._extracted_ids(scope, keys)
+        return await self.store.delete(scope, ids) if ids else []
 
 
 _FILLED = 3
@@ -519,8 +532,8 @@ def _fact(id: str, accepted: Accepted, olds: Sequence[MemoryItem], now: float) -
         topic=candidate.topic,
         name=candidate.name,
         aliases=candidate.aliases,
-        source=accepted.said.source,
-        created_at=accepted.said.item.created_at or now,
+        source=accepted.statement.source,
+        created_at=accepted.statement.item.created_at or now,
     )
     fact = replace(fact, pinned=any(old.pinned for old in olds), uses=max((old.uses for old in olds), default=0))
     is_semantic = fact.type.category is MemoryCategory.SEMANTIC
@@ -574,13 +587,13 @@ def _key(id: str) -> str:
     return hashlib.blake2b(id.encode(errors="surrogatepass"), digest_size=10).hexdigest()
 
 
-def _seen(key: str) -> str:
+def _begun_id(key: str) -> str:
     return f"{key}-seen"
 
 
-def _done(key: str) -> str:
+def _done_id(key: str) -> str:
     return f"{key}-done"
 
 
-def _mark(id: str, item: MemoryItem, now: float, text: str) -> MemoryItem:
+def _record(id: str, item: MemoryItem, now: float, text: str) -> MemoryItem:
     return MemoryItem(id=id, text=text, source=item.source, created_at=now, superseded_at=now)

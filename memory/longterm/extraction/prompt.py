@@ -76,13 +76,13 @@ SCHEMA: Mapping[str, Any] = {
 """The schema of an answer, in the subset of JSON schema that providers accept for structured output."""
 
 
-def request(prompt: str, messages: ExtractionInput, known: Mapping[str, MemoryItem]) -> tuple[AnyBlock, ...]:
+def request(prompt: str, messages: ExtractionInput, facts: Mapping[str, MemoryItem]) -> tuple[AnyBlock, ...]:
     """Return the request to the model: instructions, then known facts by short name and messages as quoted data."""
     rows = [
         _row(known=name, type=str(item.type), topic=item.topic, text=item.text[:_KNOWN_CHARS])
-        for name, item in known.items()
+        for name, item in facts.items()
     ]
-    rows += [_row(**{who: text}) for who, text in messages.lines]
+    rows += [_row(**{role: text}) for role, text in messages.lines]
     return System(text=prompt), User(text="\n".join([*rows, "", "Answer with the facts now, as JSON."]))
 
 

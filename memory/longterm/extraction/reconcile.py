@@ -12,7 +12,7 @@ from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.candidates import Action, Candidate, Limits, Refusal
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, flat, subjects
 from turnwise.memory.longterm.extraction.contradiction import contradict
-from turnwise.memory.longterm.extraction.grounding import Verdict, judge, judge_sourced, quoted_in, said_names
+from turnwise.memory.longterm.extraction.grounding import Verdict, judge, judge_sourced, quoted_in, written_names
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
 from turnwise.memory.longterm.recall.ranking import FACTS
 from turnwise.memory.longterm.types import MemoryType
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def nearest(
     messages: ExtractionInput,
-    known: Sequence[MemoryItem],
+    facts: Sequence[MemoryItem],
     *,
     count: int,
     recent: int,
@@ -32,24 +32,24 @@ def nearest(
     """Return the known facts to show to the model: those similar to the user's statements, then the newest.
 
     Args:
-        known: all known facts, the newest first.
+        facts: all known facts, the newest first.
         count: the maximum number of similar facts to return for each statement.
         recent: the newest facts are added up to this number, since a contradicting fact may share no word.
         user_index: the index of the known facts; made if left out.
     """
     from turnwise.memory.longterm.recall.user_index import find, index_of
 
-    asked = "\n".join(said.text for said in messages.said)
-    most = min(count * len(messages.said), max(count, _SHOWN))
-    places = {item.id: at for at, item in enumerate(known)}
-    found = find(user_index or index_of(known), asked, limit=most, weights=_LOOSE)
-    near = [places[item.id] for item in found if item.id in places]
-    there = set(near)
-    newest = [at for at in range(min(len(known), recent + len(near))) if at not in there]
-    return [known[at] for at in [*near, *newest[: max(recent - len(near), 0)]]]
+    text = "\n".join(statement.text for statement in messages.statements)
+    most = min(count * len(messages.statements), max(count, _SHOWN))
+    places = {item.id: index for index, item in enumerate(facts)}
+    similar = find(user_index or index_of(facts), text, limit=most, weights=_NEAREST_WEIGHTS)
+    similar_indexes = [places[item.id] for item in similar if item.id in places]
+    shown = set(similar_indexes)
+    newest = [index for index in range(min(len(facts), recent + len(similar_indexes))) if index not in shown]
+    return [facts[index] for index in [*similar_indexes, *newest[: max(recent - len(similar_indexes), 0)]]]
 
 
-_LOOSE = replace(FACTS, tail=0.0, margin=float("-inf"), part=0.0)
+_NEAREST_WEIGHTS = replace(FACTS, tail=0.0, margin=float("-inf"), part=0.0)
 """Weights with which one shared word is enough to make a fact similar."""
 
 _SHOWN = 64
@@ -61,7 +61,7 @@ class Accepted:
     """An accepted fact, the user's statement of it, and the facts that it replaces (or that replace it, if newer)."""
 
     candidate: Candidate
-    said: UserStatement
+    statement: UserStatement
     instead_of: tuple[MemoryItem, ...] = ()
     instead_of_new: tuple[int, ...] = ()
     """The numbers of facts of the same answer that it contradicts, and that the user said earlier."""
@@ -82,7 +82,7 @@ class ReconcileResult:
 def decide(
     candidates: Sequence[Candidate | Refusal],
     messages: ExtractionInput,
-    known: Sequence[MemoryItem],
+    facts: Sequence[MemoryItem],
     shown: Mapping[str, MemoryItem],
     limits: Limits,
     *,
@@ -94,14 +94,14 @@ def decide(
     see `contradiction`, even if the model does not say so.
 
     Args:
-        known: the facts that are valid now. A fact that the model was shown is replaced only if it is among them.
+        facts: the facts that are valid now. A fact that the model was shown is replaced only if it is among them.
         shown: the facts that the model was shown, by short name.
         now: the time of statements that have none, in seconds since the epoch.
     """
-    deciding = _Reconciling(known)
+    deciding = _Reconciling(facts)
     for number, candidate in enumerate(candidates):
         check_awaited()
-        if len(deciding.accepted) >= limits.max_facts or number >= _READ * limits.max_facts:
+        if len(deciding.accepted) >= limits.max_facts or number >= _MAX_CANDIDATES * limits.max_facts:
             deciding.counts[Refusal.TOO_MANY] += len(candidates) - number
             break
         if isinstance(candidate, Refusal):
@@ -116,21 +116,21 @@ def decide(
         elif isinstance(verdict, Refusal):
             deciding.counts[verdict] += 1
         else:
-            names = said_names(candidate, verdict.said, messages)
+            names = written_names(candidate, verdict.statement, messages)
             name = candidate.name if candidate.name in names else None
-            own: dict[str, Any] = {"name": name, "aliases": tuple(each for each in names if each != name)}
+            changes: dict[str, Any] = {"name": name, "aliases": tuple(alias for alias in names if alias != name)}
             if verdict.tool is not None:
-                own["type"] = str(MemoryType.CONTEXT)  # no type of the profile, which says who the user is
-            deciding.accept(number, candidate.model_copy(update=own), verdict, of, now)
+                changes["type"] = str(MemoryType.CONTEXT)  # no type of the profile, which says who the user is
+            deciding.accept(number, candidate.model_copy(update=changes), verdict, of, now)
     return ReconcileResult(tuple(deciding.accepted), frozenset(deciding.again), deciding.counts)
 
 
 class _Reconciling:
     """The decisions about an answer's candidates so far."""
 
-    def __init__(self, known: Sequence[MemoryItem]) -> None:
-        self.holds = {item.id: item for item in known}
-        self.keys = {item.id: _key(item.text) for item in known}
+    def __init__(self, facts: Sequence[MemoryItem]) -> None:
+        self.facts = {item.id: item for item in facts}
+        self.keys = {item.id: _key(item.text) for item in facts}
         self.accepted: list[Accepted] = []
         self.places: list[tuple[int, int]] = []
         """The place of each accepted fact in the messages."""
@@ -140,48 +140,55 @@ class _Reconciling:
     def ignore(self, of: str | None, verdict: Verdict | Refusal) -> None:
         """Count a candidate that the model considers known."""
         self.counts["ignored"] += 1
-        if of in self.holds and isinstance(verdict, Verdict):
+        if of in self.facts and isinstance(verdict, Verdict):
             self.again.add(of)
 
     def accept(self, number: int, candidate: Candidate, verdict: Verdict, of: str | None, now: float) -> None:
         """Accept the candidate, or a quotation instead, unless it is already known."""
-        text = verdict.text(candidate.text, verdict.said.item.created_at or now)
+        text = verdict.text(candidate.text, verdict.statement.item.created_at or now)
         candidate = candidate.model_copy(update={"text": text})
         target = self._target(candidate, of)
         key = _key(text)
         if target is None:
-            of = next((at for at, other in self.keys.items() if at in self.holds and _extends(key, other)), None)
-            target = self.holds[of] if of is not None else None
-            same = {at for at, other in self.keys.items() if _extends(other, key)}
+            of = next(
+                (
+                    fact_id
+                    for fact_id, other_key in self.keys.items()
+                    if fact_id in self.facts and _extends(key, other_key)
+                ),
+                None,
+            )
+            target = self.facts[of] if of is not None else None
+            same = {fact_id for fact_id, other_key in self.keys.items() if _extends(other_key, key)}
         else:
-            same = {at for at, other in self.keys.items() if other == key}
+            same = {fact_id for fact_id, other_key in self.keys.items() if other_key == key}
         if verdict.quote is not None:
             plain = _key(verdict.quote)  # a known fact in the same words
-            same |= {at for at, other in self.keys.items() if other == plain}
+            same |= {fact_id for fact_id, other_key in self.keys.items() if other_key == plain}
         if same:
             self.counts["same"] += 1
-            self.again |= same & self.holds.keys()
+            self.again |= same & self.facts.keys()
             return
-        gone = {target.id: target} if target else {}
+        replaced = {target.id: target} if target else {}
         before: list[int] = []
         if verdict.quote is not None:
             self.counts["quoted" if verdict.tool is None else "sourced"] += 1
         else:
-            for each in self.holds.values():
+            for fact in self.facts.values():
                 check_awaited()
-                if _contradicts(candidate, each.text, each.topic):
-                    gone[each.id] = each
+                if _contradicts(candidate, fact.text, fact.topic):
+                    replaced[fact.id] = fact
             before = self._contradicted(candidate, verdict.place)
-        for name in gone:
-            del self.holds[name]  # a fact is replaced by one fact only
+        for name in replaced:
+            del self.facts[name]  # a fact is replaced by one fact only
         self.keys[f"{number} of this answer"] = key
         self.places.append(verdict.place)
-        self.accepted.append(Accepted(candidate, verdict.said, tuple(gone.values()), tuple(before)))
+        self.accepted.append(Accepted(candidate, verdict.statement, tuple(replaced.values()), tuple(before)))
 
     def _target(self, candidate: Candidate, of: str | None) -> MemoryItem | None:
         """Return the known fact that the model says the candidate replaces, if that is plausible."""
-        target = None if of is None or candidate.action is Action.ADD else self.holds.get(of)
-        if target is None or not _akin(candidate, target):
+        target = None if of is None or candidate.action is Action.ADD else self.facts.get(of)
+        if target is None or not _may_share_subject(candidate, target):
             return None
         return None if quoted_in(candidate.text) is not None and quoted_in(target.text) is None else target
 
@@ -191,17 +198,17 @@ class _Reconciling:
         The candidate is added to the later facts that contradict it.
         """
         before = []
-        for at, other in enumerate(self.accepted):
-            if _contradicts(candidate, other.candidate.text, other.candidate.topic):
-                if self.places[at] <= place:
-                    before.append(at)
+        for index, accepted in enumerate(self.accepted):
+            if _contradicts(candidate, accepted.candidate.text, accepted.candidate.topic):
+                if self.places[index] <= place:
+                    before.append(index)
                 else:
-                    later = (*other.instead_of_new, len(self.accepted))
-                    self.accepted[at] = replace(other, instead_of_new=later)
+                    later = (*accepted.instead_of_new, len(self.accepted))
+                    self.accepted[index] = replace(accepted, instead_of_new=later)
         return before
 
 
-_READ = 20
+_MAX_CANDIDATES = 20
 """The maximum number of candidates read from an answer, as a multiple of `Limits.max_facts`."""
 
 
@@ -213,7 +220,7 @@ def _contradicts(candidate: Candidate, text: str, topic: str | None) -> bool:
     return quoted_in(text) is None and contradict(candidate.text, text, same_topic=is_same and bool(topic))
 
 
-def _akin(candidate: Candidate, item: MemoryItem) -> bool:
+def _may_share_subject(candidate: Candidate, item: MemoryItem) -> bool:
     """Return whether both may be about the same subject, so that a wrong answer does not replace unrelated facts."""
     if candidate.topic and item.topic and flat(candidate.topic) == flat(item.topic):
         return True

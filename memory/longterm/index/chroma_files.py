@@ -25,34 +25,36 @@ _NAMED_AT_ONCE = 500
 
 
 def overwrite(folder: Path, ids: Collection[str]) -> int:
-    """Overwrite what deletions have left in a folder; return how many of these records are in it still, in any place.
+    """Overwrite deleted data in a folder; return how many of these records are still in it, in any place.
 
-    Costs what Chroma has not yet written into its index, however much that holds. Another process does it: as long as
-    this one has the database open, it must not close the file otherwise, since its locks would be gone. Blocks; who
-    writes to the database meanwhile waits some milliseconds.
+    The cost depends on what Chroma has not yet written into its index, not on the size of the index. A separate process
+    does it, since a process loses SQLite's locks on a database when it closes the same file. Blocks; a writer of the
+    database waits some milliseconds meanwhile.
 
     Raises:
-        OSError: there can be no other process, or it failed.
+        OSError: the process cannot be started, or it failed.
     """
-    asked = json.dumps({"folder": str(folder), "ids": list(ids)})
-    done = subprocess.run([sys.executable, "-I", __file__], input=asked, capture_output=True, text=True, check=False)  # noqa: S603 - this file
+    arguments = json.dumps({"folder": str(folder), "ids": list(ids)})
+    done = subprocess.run(  # noqa: S603 - this file
+        [sys.executable, "-I", __file__], input=arguments, capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise OSError(f"what Chroma keeps was not overwritten ({done.returncode}): {done.stderr.strip()[-500:]}")
+        raise OSError(f"Chroma's data was not overwritten ({done.returncode}): {done.stderr.strip()[-500:]}")
     return int(done.stdout)
 
 
 def rewrite(folder: Path) -> None:
-    """Write the database anew and remove what is of no collection: O(all). Only while nobody has it open."""
+    """Rewrite the database and remove records without a collection: O(all). Only while nobody has it open."""
     with closing(sqlite3.connect(folder / DATABASE)) as connection:
         connection.execute("VACUUM")
         used = {name for (name,) in connection.execute("SELECT id FROM segments")}
     for header in folder.glob("*/header.bin"):
         if header.parent.name not in used:
             shutil.rmtree(header.parent)  # Chroma leaves the vectors of a collection it deletes
-    blank_rooms(folder)
+    zero_unused_space(folder)
 
 
-def blank_rooms(folder: Path) -> None:
+def zero_unused_space(folder: Path) -> None:
     """Zero the unused space in the index's files."""
     for header in folder.glob("*/header.bin"):
         version, _, _, count, size = struct.unpack_from("<i4Q", header.read_bytes())
@@ -70,7 +72,9 @@ def _overwrite(folder: Path, ids: Sequence[str]) -> int:
         connection.execute("PRAGMA secure_delete = ON")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("BEGIN IMMEDIATE")
-        left = sum(_count(connection, ids[at : at + _NAMED_AT_ONCE]) for at in range(0, len(ids), _NAMED_AT_ONCE))
+        remaining = sum(
+            _count(connection, ids[start : start + _NAMED_AT_ONCE]) for start in range(0, len(ids), _NAMED_AT_ONCE)
+        )
         # The pages of the queue have old vectors between those that are in use.
         connection.execute("CREATE TEMP TABLE waiting AS SELECT * FROM embeddings_queue")
         connection.execute("DELETE FROM embeddings_queue")
@@ -82,17 +86,17 @@ def _overwrite(folder: Path, ids: Sequence[str]) -> int:
         connection.execute("INSERT INTO turnwise_blank VALUES (zeroblob(?))", (free * size,))
         connection.execute("DROP TABLE turnwise_blank")
         connection.execute("COMMIT")
-    return left
+    return remaining
 
 
 def _count(connection: sqlite3.Connection, ids: Sequence[str]) -> int:
     """Return how many records there are of these ids, and how many of their vectors the index's files may have."""
-    named = f"IN ({', '.join('?' * len(ids))})"
-    records = f"SELECT count(*) FROM embeddings WHERE embedding_id {named}"  # noqa: S608
-    waiting = f"SELECT count(DISTINCT id) FROM embeddings_queue WHERE id {named}"  # noqa: S608
+    condition = f"IN ({', '.join('?' * len(ids))})"
+    records = f"SELECT count(*) FROM embeddings WHERE embedding_id {condition}"  # noqa: S608
+    waiting = f"SELECT count(DISTINCT id) FROM embeddings_queue WHERE id {condition}"  # noqa: S608
     return sum(connection.execute(select, ids).fetchone()[0] for select in (records, waiting))
 
 
 if __name__ == "__main__":
-    given = json.load(sys.stdin)
-    json.dump(_overwrite(Path(given["folder"]), given["ids"]), sys.stdout)
+    arguments = json.load(sys.stdin)
+    json.dump(_overwrite(Path(arguments["folder"]), arguments["ids"]), sys.stdout)

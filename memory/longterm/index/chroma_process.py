@@ -1,8 +1,8 @@
 """`ChromaProcess`: Chroma in a process of its own.
 
-Chroma holds Python's global lock while it reads and writes: a process that recalls would stand still for 100 ms and
-more each time that vectors are stored. So whoever has a folder of Chroma starts one process, which has all of its
-folders, and talks with it over its standard input and output.
+Chroma holds Python's global lock while it reads and writes: a process that recalls would block for 100 ms and more each
+time that vectors are stored. So a process with a folder of Chroma starts one other process for all of its folders, and
+communicates with it over standard input and output.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 _PROGRAM = "from turnwise.memory.longterm.index.chroma_process import serve; serve()"
 
 _ENDED = (EOFError, OSError, pickle.UnpicklingError)
-"""What is raised if the process has ended, or does not start."""
+"""The errors that are raised if the process has ended or does not start."""
 
 
 class ChromaProcess:
     """A process that carries out the verbs of `VectorCollection`, one at a time. May be used by several threads.
 
-    It starts with the first request, and ends when this process ends, however that ends. If it is killed, the next
+    It starts with the first request, and ends when this process ends or is killed. If it is killed itself, the next
     request starts another.
     """
 
@@ -49,7 +49,7 @@ class ChromaProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
-        """The id of the process that started it: one that was forked from that starts its own."""
+        """The id of the process that started it: a fork of that process starts its own."""
 
     def ask(self, key: Key, verb: str, *args: Any) -> tuple[Any, int | None]:
         """Return what a verb of a collection returns or raises, and the dimension of its vectors if that is known.
@@ -65,8 +65,8 @@ class ChromaProcess:
                 try:
                     answer = self._exchange(request)
                 except _ENDED as error:
-                    why = f"the process that has it ends whenever it is asked ({type(error).__name__}: {error})"
-                    raise StoreError(f"vectors in {key[0]!r}: {why}; its log says more") from error
+                    reason = f"its process ends at each request ({type(error).__name__}: {error})"
+                    raise StoreError(f"vectors in {key[0]!r}: {reason}; its log says more") from error
         return cast("tuple[Any, int | None]", answer)
 
     def _exchange(self, request: bytes) -> Any:
@@ -159,7 +159,7 @@ class ProcessVectors:
         return self._key[0].paths()
 
     def close(self) -> None:
-        """See `Vectors.close`. Asks the process only if it was asked before."""
+        """See `Vectors.close`. Sends no request if the process has had none."""
         if self._is_open:
             self._ask("close")
 
@@ -188,7 +188,7 @@ def serve() -> None:
 def carry_out(
     collections: dict[Key, VectorCollection], key: Key, verb: str, args: Sequence[Any]
 ) -> tuple[Any, int | None]:
-    """Return what `ask` returns, by a verb of one of these collections, which is opened if it is not among them."""
+    """Return what `ask` returns, for a verb of a collection; open the collection if it is not among these."""
     from turnwise.memory.longterm.index.collection import VectorCollection
 
     collection = collections.get(key) or collections.setdefault(key, VectorCollection(*key))

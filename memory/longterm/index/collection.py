@@ -47,7 +47,7 @@ class VectorCollection:
         self._embedding = embedding
         self._name = f"{name}-{blake2b(embedding.encode(), digest_size=8).hexdigest()}"
         self.dimensions: int | None = None
-        """Of the vectors that are kept; None while there are none, or it was not opened yet."""
+        """The length of the stored vectors; None while there are none, or before the collection is opened."""
         self._client: Any = None
         self._collection: Any = None
         self._lock = threading.RLock()
@@ -65,39 +65,39 @@ class VectorCollection:
                 collection.upsert(ids=list(keys[page]), embeddings=vectors[page], metadatas=metadatas)
 
     def get(self, keys: Sequence[str]) -> dict[str, Array]:
-        """Return the vectors of those keys that are there."""
-        found: dict[str, Array] = {}
+        """Return the stored vectors of these keys."""
+        vectors: dict[str, Array] = {}
         with self._opened() as collection:
             for page in _pages(len(keys)):
-                got = collection.get(ids=list(keys[page]), include=["embeddings"])
-                found |= zip(got["ids"], np.asarray(got["embeddings"], dtype=np.float32), strict=True)
-        return found
+                records = collection.get(ids=list(keys[page]), include=["embeddings"])
+                vectors |= zip(records["ids"], np.asarray(records["embeddings"], dtype=np.float32), strict=True)
+        return vectors
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete the vectors of these keys, and of items of these, of all embedding functions.
 
-        Chroma only marks a vector in its index as deleted, so another is put in its place first, made by chance. That
-        takes some milliseconds each, so better delete a few at a time.
+        Chroma only marks a vector in its index as deleted, so a random vector replaces it first. That takes some
+        milliseconds for each vector, so delete few at a time.
         """
         with self._opened() as collection:
-            for each in (collection, *self._others()):
+            for target in (collection, *self._other_collections()):
                 for page in _pages(len(keys)):
-                    for found in _of_keys(each, list(keys[page])):
-                        there = list(found["ids"])
-                        chance = np.random.default_rng().normal(size=np.shape(found["embeddings"]))
-                        each.update(ids=there, embeddings=chance.astype(np.float32))
-                        each.delete(ids=there)
+                    for records in _of_keys(target, list(keys[page])):
+                        stored_keys = list(records["ids"])
+                        chance = np.random.default_rng().normal(size=np.shape(records["embeddings"]))
+                        target.update(ids=stored_keys, embeddings=chance.astype(np.float32))
+                        target.delete(ids=stored_keys)
 
     def push(self, changes: int) -> None:
         """Submit this many no-op deletions, so that Chroma reaches `SYNC_CHANGES` and writes its index files."""
         with self._opened() as collection:
-            for each in (collection, *self._others()):
-                each.delete(ids=[f"nothing-{number}" for number in range(changes)])
+            for target in (collection, *self._other_collections()):
+                target.delete(ids=[f"nothing-{number}" for number in range(changes)])
 
     def overwrite(self, keys: Collection[str]) -> int:
-        """Overwrite what deletions have left in Chroma's files, after it has written those of its index.
+        """Overwrite deleted data in Chroma's files, after Chroma has written the files of its index.
 
-        Returns how many of these keys are there still, or in files that Chroma has not written since.
+        Returns how many of these keys are still there, or in files that Chroma has not written since then.
         """
         with self._lock, translated(f"vectors in {self._place!r}"):
             self._place.blank()
@@ -106,16 +106,16 @@ class VectorCollection:
 
     def keys(self) -> set[str]:
         """Return the keys of all vectors."""
-        found: set[str] = set()
+        keys: set[str] = set()
         with self._opened() as collection:
             for page in _pages(collection.count()):
-                found |= set(collection.get(limit=PAGE, offset=page.start, include=[])["ids"])
-        return found
+                keys |= set(collection.get(limit=PAGE, offset=page.start, include=[])["ids"])
+        return keys
 
     def drop(self) -> None:
         """Delete all collections of this name with all their vectors, their files included."""
         with self._opened():
-            for collection in (self._collection, *self._others()):
+            for collection in (self._collection, *self._other_collections()):
                 self._client.delete_collection(collection.name)
             self._collection = self.dimensions = None
 
@@ -124,13 +124,13 @@ class VectorCollection:
         return self._place.paths()
 
     def scrub(self) -> None:
-        """Write the files anew, as far as the place lets one: O(all)."""
+        """Rewrite the files, as far as the place allows: O(all)."""
         with self._lock, translated(f"vectors in {self._place!r}"):
             self.close()
             self._place.scrub()
 
     def close(self) -> None:
-        """Let go of the client. Closing twice is fine."""
+        """Release the client. Closing twice is fine."""
         with self._lock:
             client, self._client, self._collection = self._client, None, None
             if client is not None:
@@ -138,7 +138,7 @@ class VectorCollection:
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        """Yield the collection; Chroma's errors become ours."""
+        """Yield the collection; convert Chroma's errors to StoreError."""
         with self._lock, translated(f"vectors in {self._place!r}"):
             if self._collection is None:
                 self._open()
@@ -150,11 +150,15 @@ class VectorCollection:
                 self._collection = None  # it may have been deleted by another, or the server be another one
                 raise
 
-    def _others(self) -> list[Any]:
+    def _other_collections(self) -> list[Any]:
         """Return the collections of this name that other embedding functions made."""
-        ours = re.compile(re.escape(self._prefix) + "-[0-9a-f]{16}")
-        found = self._client.list_collections()
-        return [each for each in found if ours.fullmatch(each.name) and each.name != self._name]
+        pattern = re.compile(re.escape(self._prefix) + "-[0-9a-f]{16}")
+        collections = self._client.list_collections()
+        return [
+            collection
+            for collection in collections
+            if pattern.fullmatch(collection.name) and collection.name != self._name
+        ]
 
     def _open(self) -> None:
         if self._client is None:
@@ -165,8 +169,8 @@ class VectorCollection:
             configuration={"hnsw": {"space": "cosine"}},
             metadata={"embedding": self._embedding},
         )
-        some = collection.peek(1)["embeddings"]
-        self.dimensions = len(some[0]) if len(some) else None
+        sample = collection.peek(1)["embeddings"]
+        self.dimensions = len(sample[0]) if len(sample) else None
         self._collection = collection
 
 
@@ -175,12 +179,12 @@ def _alias(user: str) -> str:
 
 
 def _of_keys(collection: Any, keys: list[str]) -> Iterator[Any]:
-    """Yield the vectors of these keys, then those of passages of items of these. Who is given some deletes them."""
-    if len((found := collection.get(ids=keys, include=["embeddings"]))["ids"]):
-        yield found
+    """Yield the vectors of these keys, then those of passages of items with these keys. The caller deletes them."""
+    if len((records := collection.get(ids=keys, include=["embeddings"]))["ids"]):
+        yield records
     is_part = {"item": {"$in": keys}}
-    while len((found := collection.get(where=is_part, limit=PAGE, include=["embeddings"]))["ids"]):
-        yield found
+    while len((records := collection.get(where=is_part, limit=PAGE, include=["embeddings"]))["ids"]):
+        yield records
 
 
 def _pages(count: int) -> Iterator[slice]:

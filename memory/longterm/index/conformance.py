@@ -39,10 +39,10 @@ def _rows(count: int, dimensions: int = 8, seed: int = 1) -> Array:
     return unit
 
 
-def _same(stored: dict[str, Array], keys: list[str], vectors: Array, what: str) -> None:
-    equal(sorted(stored), sorted(keys), f"{what}: keys")
+def _same(stored: dict[str, Array], keys: list[str], vectors: Array, subject: str) -> None:
+    equal(sorted(stored), sorted(keys), f"{subject}: keys")
     for key, vector in zip(keys, vectors, strict=True):
-        equal(bool(np.allclose(stored[key], vector, atol=1e-6)), True, f"{what}: whether {key!r} is what was added")
+        equal(bool(np.allclose(stored[key], vector, atol=1e-6)), True, f"{subject}: whether {key!r} is what was added")
 
 
 @_law

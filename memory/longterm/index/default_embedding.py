@@ -12,19 +12,19 @@ from typing import Any
 from turnwise.errors import StoreError
 
 AGAIN_S = 600.0
-"""How long after a fetch that failed another is tried, in seconds, if somebody asks for vectors then."""
+"""After how many seconds a failed download is tried again, if vectors are requested then."""
 
 _log = logging.getLogger(__name__)
 
 
 class ChromaDefault:
-    """The embedding function that Chroma has by default, `all-MiniLM-L6-v2` as ONNX; nobody waits for its files.
+    """Chroma's default embedding function, `all-MiniLM-L6-v2` as ONNX. Its files are downloaded in the background.
 
-    While they are not on this machine `is_ready` is false, and a thread fetches them as Chroma does, 80 MB into
-    `~/.cache/chroma`. One warning of the process says so. A fetch that fails is logged, and tried again by and by.
+    While the files are not on this machine, `is_ready` is false, and a thread downloads them as Chroma does, 80 MB into
+    `~/.cache/chroma`. The process logs one warning. A failed download is logged, and tried again later.
 
-    The vectors are those of Chroma, which pads each text to 256 tokens. This does not, so a short text takes an eighth
-    of the time.
+    The vectors equal those of Chroma. Chroma pads each text to 256 tokens and this class does not, so a short text
+    takes an eighth of the time.
     """
 
     def __repr__(self) -> str:
@@ -32,14 +32,14 @@ class ChromaDefault:
 
     @property
     def is_ready(self) -> bool:
-        """Whether vectors can be made now. If not, this begins to fetch what it takes."""
+        """Whether vectors can be made now. If not, the download of the files begins."""
         return _model.is_there()
 
     def __call__(self, input: Sequence[str]) -> Any:
         """Return a vector for each text.
 
         Raises:
-            StoreError: its files are not there yet.
+            StoreError: its files are not downloaded yet.
         """
         if not self.is_ready:
             raise StoreError("the files of Chroma's default embedding are not on this machine yet")
@@ -47,7 +47,7 @@ class ChromaDefault:
 
     @staticmethod
     def name() -> str:
-        """Return what Chroma calls it."""
+        """Return the name by which Chroma knows the function."""
         return "onnx_mini_lm_l6_v2"
 
     def get_config(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class _Model:
 
 
 def _stop_padding(function: Any) -> bool:
-    """Have Chroma's function leave texts as long as they are; return whether it does."""
+    """Stop Chroma's function from padding texts; return whether that succeeded."""
     stop = getattr(getattr(function, "tokenizer", None), "no_padding", None)
     if stop is None:  # another version of Chroma may have another tokenizer
         return False

@@ -1,4 +1,4 @@
-"""A lock on a folder, for what only one process at a time may have open."""
+"""A lock on a folder that only one process at a time may have open."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ NAME = "turnwise.lock"
 """The file in the folder that is locked."""
 
 WAIT_S = 1.0
-"""How long `take` waits for another process, in seconds: one whose parent was killed takes a moment to end."""
+"""How long `acquire` waits for another process, in seconds: one whose parent was killed takes a moment to end."""
 
-_held: dict[Path, tuple[sqlite3.Connection, int]] = {}
-"""The folders that this process has, and how often."""
+_connections: dict[Path, tuple[sqlite3.Connection, int]] = {}
+"""The connection and the number of `acquire` calls of each folder that this process has locked."""
 
 _lock = threading.Lock()
 
 
-def take(folder: str | Path) -> None:
-    """Lock a folder for this process, until `leave` was called as often as `take`, or the process ends.
+def acquire(folder: str | Path) -> None:
+    """Lock a folder for this process, until `release` was called as often as `acquire`, or the process ends.
 
-    The folder is made if it is not there. Waits for another process for `WAIT_S` at most.
+    The folder is created if it does not exist. Waits up to `WAIT_S` for another process.
 
     Raises:
-        StoreError: another process has it, or it cannot be written.
+        StoreError: another process has locked it, or it cannot be written.
     """
     path = Path(folder).resolve()
     with _lock:
-        if path in _held:
-            connection, count = _held[path]
+        if path in _connections:
+            connection, count = _connections[path]
         else:
             connection, count = _locked(path), 0
-        _held[path] = connection, count + 1
+        _connections[path] = connection, count + 1
 
 
-def leave(folder: str | Path) -> None:
-    """Undo one `take`; the last one releases the lock."""
+def release(folder: str | Path) -> None:
+    """Undo one `acquire`; the last one releases the lock."""
     path = Path(folder).resolve()
     with _lock:
-        connection, count = _held.pop(path)
+        connection, count = _connections.pop(path)
         if count > 1:
-            _held[path] = connection, count - 1
+            _connections[path] = connection, count - 1
         else:
             connection.close()
 
@@ -59,7 +59,7 @@ def _locked(path: Path) -> sqlite3.Connection:
         if connection is not None:
             connection.close()
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-            why = "another process has it open: end that one, or let both use a server, ChromaServer()"
-            raise StoreError(f"folder {path}: {why}") from error
+            reason = "another process has it open: end that one, or let both use a server, ChromaServer()"
+            raise StoreError(f"folder {path}: {reason}") from error
         raise StoreError(f"folder {path}: it cannot be opened: {error}") from error
     return connection

@@ -13,43 +13,43 @@ from turnwise.memory.longterm.index.vectors import Vectors, VectorsPlace
 from turnwise.memory.values.ranges import check_seconds, check_whole_number
 
 SYNC_CHANGES = 1_000
-"""After how many changes Chroma writes the files of its index, if a collection does not say otherwise."""
+"""After how many changes Chroma writes the files of its index, unless a collection has its own number."""
 
 
 class ChromaPlace(VectorsPlace, Protocol):
     """Where Chroma keeps its data."""
 
     def connect(self) -> Any:
-        """Return a client of `chromadb`. Called where it is used, in the process that owns it."""
+        """Return a client of `chromadb`. Called in the process that uses it."""
 
     def disconnect(self, client: Any) -> None:
-        """Let go of a client that `connect` returned."""
+        """Release a client that `connect` returned."""
 
     def blank(self) -> None:
         """Zero the unused space in Chroma's index files. Call it only while no client writes."""
 
     def overwrite(self, keys: Collection[str]) -> int:
-        """Overwrite what deletions have left, as far as that can be done from here, also while a client writes.
+        """Overwrite deleted data, as far as this process can, also while a client writes.
 
-        Returns how many of these keys are there still.
+        Returns how many of these keys are still there.
         """
 
     def scrub(self) -> None:
-        """Write all files anew, as far as that can be done from here, while no client is open."""
+        """Rewrite all files, as far as this process can, while no client is open."""
 
     def paths(self) -> Sequence[Path] | None:
-        """Return the folders of this machine that it is kept in; None if a server keeps it."""
+        """Return the folders of this machine with the data; None if a server has it."""
 
 
 @dataclass(frozen=True)
 class ChromaFolder:
-    """A folder of this machine. One process at a time has it open: another is refused with a StoreError.
+    """A folder of this machine. Only one process at a time can open it: another one gets a StoreError.
 
     Chroma's part of the work is done in a process of its own; see `ChromaProcess`.
     """
 
     path: str | Path
-    """Relative to where this is made, and absolute from then on."""
+    """A relative path is made absolute at once."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path).expanduser().absolute())
@@ -63,32 +63,32 @@ class ChromaFolder:
     def connect(self) -> Any:
         import chromadb
 
-        folder_lock.take(self.path)  # Chroma has no lock of its own, and processes do not see each other's vectors
+        folder_lock.acquire(self.path)  # Chroma has no lock of its own, and processes do not see each other's vectors
         try:
             return chromadb.PersistentClient(str(self.path), settings=_settings())
         except BaseException:
-            folder_lock.leave(self.path)
+            folder_lock.release(self.path)
             raise
 
     def disconnect(self, client: Any) -> None:
         try:
             client.close()
-            chroma_files.blank_rooms(Path(self.path))
+            chroma_files.zero_unused_space(Path(self.path))
         finally:
-            folder_lock.leave(self.path)
+            folder_lock.release(self.path)
 
     def scrub(self) -> None:
-        """Leave nothing of what was deleted in Chroma's files. Only while no client has them open."""
+        """Remove all deleted data from Chroma's files. Only while no client has them open."""
         folder = Path(self.path)
         if (folder / chroma_files.DATABASE).exists():
-            folder_lock.take(self.path)
+            folder_lock.acquire(self.path)
             try:
                 chroma_files.rewrite(folder)
             finally:
-                folder_lock.leave(self.path)
+                folder_lock.release(self.path)
 
     def blank(self) -> None:
-        chroma_files.blank_rooms(Path(self.path))
+        chroma_files.zero_unused_space(Path(self.path))
 
     def overwrite(self, keys: Collection[str]) -> int:
         return chroma_files.overwrite(Path(self.path), keys)
@@ -99,7 +99,7 @@ class ChromaFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class ChromaServer:
-    """A server that `chroma run` started. What was deleted stands in its files until somebody runs `chroma vacuum`."""
+    """A server that `chroma run` started. Deleted data stays in its files until somebody runs `chroma vacuum`."""
 
     host: str = "localhost"
     port: int = 8000
@@ -133,14 +133,14 @@ class ChromaServer:
             session.close()  # Chroma leaves its connections to the garbage collector
 
     def blank(self) -> None:
-        """Do nothing: a server's files are its own."""
+        """Do nothing: only the server can change its files."""
 
     def overwrite(self, keys: Collection[str]) -> int:
-        """Do nothing: a server's files are its own."""
+        """Do nothing: only the server can change its files."""
         return 0
 
     def scrub(self) -> None:
-        """Do nothing: a server's files are its own."""
+        """Do nothing: only the server can change its files."""
 
     def paths(self) -> None:
         return None
@@ -199,6 +199,6 @@ def _settings() -> Any:
 
 
 def _http_sessions(client: Any) -> list[Any]:
-    """Return the httpx clients within one of Chroma's; none if it needs none."""
+    """Return the httpx clients of a Chroma client; none if it has none."""
     servers: list[Any] = [getattr(part, "_server", None) for part in (client, getattr(client, "_admin_client", None))]
     return [server._session for server in servers if hasattr(server, "_session")]  # noqa: SLF001 - no other way to them

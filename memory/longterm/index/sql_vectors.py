@@ -58,7 +58,7 @@ class SQLVectors(SQLDatabase):
         self._embedding = embedding
         self._collection = f"{name}-{blake2b(embedding.encode(), digest_size=8).hexdigest()}"
         self.dimensions: int | None = None
-        """Of the vectors that are kept; None while there are none, or it was not used yet."""
+        """The length of the stored vectors; None while there are none, or before the first use."""
 
     def add(self, keys: Sequence[str], users: Sequence[str], new: Array, items: Sequence[str]) -> None:
         """See `Vectors.add`."""
@@ -74,8 +74,10 @@ class SQLVectors(SQLDatabase):
         ]
 
         def work(connection: sa.Connection) -> int | None:
-            some = sa.select(sa.func.length(vectors.c.vector)).where(vectors.c.collection == self._collection).limit(1)
-            size = connection.scalar(some)
+            one_vector = (
+                sa.select(sa.func.length(vectors.c.vector)).where(vectors.c.collection == self._collection).limit(1)
+            )
+            size = connection.scalar(one_vector)
             dimensions = None if size is None else size // 4
             if dimensions in (None, new.shape[1]):
                 insert = insert_into(vectors, connection.dialect)
@@ -94,15 +96,15 @@ class SQLVectors(SQLDatabase):
         def work(connection: sa.Connection) -> dict[str, Array]:
             stored: dict[str, Array] = {}
             for start in range(0, len(keys), PAGE):
-                some = vectors.c.key.in_(list(keys[start : start + PAGE]))
-                select = sa.select(vectors.c.key, vectors.c.vector).where(self._own, some)
+                is_wanted = vectors.c.key.in_(list(keys[start : start + PAGE]))
+                select = sa.select(vectors.c.key, vectors.c.vector).where(self._own, is_wanted)
                 stored |= {key: np.frombuffer(vector, dtype="<f4") for key, vector in connection.execute(select)}
             return stored
 
-        there = self._do(work)
-        if there:
-            self.dimensions = len(next(iter(there.values())))
-        return there
+        stored = self._do(work)
+        if stored:
+            self.dimensions = len(next(iter(stored.values())))
+        return stored
 
     def delete(self, keys: Sequence[str]) -> None:
         """See `Vectors.delete`. PostgreSQL overwrites deleted vectors later, when it vacuums."""
@@ -129,7 +131,7 @@ class SQLVectors(SQLDatabase):
 
     @property
     def _named(self) -> sa.ColumnElement[bool]:
-        """Whether a vector is of this name, of whichever embedding function."""
+        """Whether a vector belongs to this name, with any embedding function."""
         is_long = sa.func.length(vectors.c.collection) == len(self._collection)
         return sa.and_(vectors.c.collection.startswith(self._prefix, autoescape=True), is_long)
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     Array = NDArray[np.float32]
 
 MAX_EMBEDDED = 8_000
-"""How many characters of a text are embedded: more says nothing clearer, and models refuse it."""
+"""How many characters of a text are embedded: more do not improve the vector, and models refuse them."""
 
 
 class EmbeddingFunction(Protocol):
-    """What any of Chroma's embedding functions can do: turn texts into vectors of one dimension, in their order."""
+    """The protocol of Chroma's embedding functions: turns texts into vectors of one dimension, in order."""
 
     def __call__(self, input: Any) -> Any:
         """Return a vector for each text."""
@@ -50,7 +50,7 @@ class VectorIndex:
         self._function: Any = ChromaDefault() if embedding is None else embedding
         self._name = name
         self.embedding = _identity(self._function)
-        """Names the embedding function and its settings. Vectors of another cannot be compared with its."""
+        """The name of the embedding function with its settings. Vectors of different functions cannot be compared."""
         self._vectors = place.open(name, self.embedding)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -63,7 +63,7 @@ class VectorIndex:
 
     @property
     def is_ready(self) -> bool:
-        """Whether vectors can be made: an embedding function may say by its own `is_ready` that they cannot yet."""
+        """Whether vectors can be made: the attribute `is_ready` of the embedding function, True if it has none."""
         return bool(getattr(self._function, "is_ready", True))
 
     def embed(self, texts: Sequence[str]) -> Array:
@@ -75,7 +75,7 @@ class VectorIndex:
         return self._embed(self._function, texts)
 
     def embed_queries(self, queries: Sequence[str]) -> Array:
-        """Return the queries' vectors, one a row: some models make others of them than of texts."""
+        """Return the queries' vectors, one a row: some models embed queries and texts differently."""
         return self._embed(getattr(self._function, "embed_query", self._function), queries)
 
     def _embed(self, function: Callable[[Any], Any], texts: Sequence[str]) -> Array:
@@ -123,9 +123,9 @@ class VectorIndex:
         Args:
             others: keys that may be there.
         """
-        there = self.keys()
-        missing, strays = len(set(keys) - there), len(there.difference(keys, others))
-        return Health(count=len(there), missing=missing, strays=strays)
+        stored = self.keys()
+        missing, strays = len(set(keys) - stored), len(stored.difference(keys, others))
+        return Health(count=len(stored), missing=missing, strays=strays)
 
     def drop(self) -> None:
         """See `Vectors.drop`."""
@@ -137,7 +137,7 @@ class VectorIndex:
             self._vectors.push(changes)
 
     def overwrite(self, keys: Collection[str]) -> int:
-        """See `VectorFiles.overwrite`; returns how many of the keys are there if they are in no files."""
+        """See `VectorFiles.overwrite`; without files, returns how many of the keys are there."""
         if isinstance(self._vectors, VectorFiles):
             return self._vectors.overwrite(keys)
         return len(self.get(list(keys)))
@@ -148,11 +148,11 @@ class VectorIndex:
             self._vectors.scrub()
 
     def paths(self) -> Sequence[Path] | None:
-        """Return the folders of this machine that vectors are kept in; None if they are in no files of it."""
+        """Return the folders of this machine with vectors; None if they are not in its files."""
         return self._vectors.paths() if isinstance(self._vectors, VectorFiles) else None
 
     def check_dimensions(self, vectors: Array) -> None:
-        """Raise ConfigError if the vectors cannot be stored, as far as the storage was used and has any."""
+        """Raise ConfigError if the vectors have another length than the stored ones, as far as that is known."""
         check_dimensions(self._vectors.dimensions, vectors, self.embedding)
 
     def close(self) -> None:
@@ -167,24 +167,24 @@ class Health:
     count: int
     """How many vectors there are."""
     missing: int
-    """How many of those that should be there are not."""
+    """How many expected vectors are missing."""
     strays: int
-    """How many vectors there are of items that are gone; `rebuild` leaves them out."""
+    """How many vectors of deleted items there are; `rebuild` removes them."""
 
     @property
     def ok(self) -> bool:
-        """Whether none is missing."""
+        """Whether no vector is missing."""
         return not self.missing
 
 
 def no_vectors() -> VectorIndex:
-    """Return an index that has nothing, for memories that find by words alone."""
+    """Return an empty index, for memories that find items by words alone."""
     return VectorIndex(NoVectors(), _NoEmbedding())
 
 
 @dataclass(frozen=True)
 class NoVectors:
-    """A place that keeps no vectors."""
+    """A place that stores no vectors."""
 
     dimensions: int | None = None
 

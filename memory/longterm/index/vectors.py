@@ -26,14 +26,14 @@ class Vectors(Protocol):
 
     @property
     def dimensions(self) -> int | None:
-        """The length of the vectors that are stored; None while there are none, or it was not used yet."""
+        """The length of the stored vectors; None while there are none, or before the first use."""
 
     def add(self, keys: Sequence[str], users: Sequence[str], vectors: Array, items: Sequence[str]) -> None:
-        """Store vectors, one a row. A key that is there is left as it is, or gets what is the same.
+        """Store vectors, one a row. The vector of an existing key stays, or is replaced by an equal one.
 
         Args:
-            users: whose each is. Store a digest at most, as the built-in ones do.
-            items: the key of the item that each is of: `delete` takes those, too.
+            users: the user of each vector. Store at most a digest of it, as the built-in ones do.
+            items: the key of the item of each vector: `delete` accepts those keys, too.
 
         Raises:
             ConfigError: the stored vectors have another length: see `check_dimensions`.
@@ -63,33 +63,33 @@ class VectorsPlace(Protocol):
         """Return the storage of the vectors of one embedding function. It does not connect yet.
 
         Args:
-            name: vectors of different names do not see each other, and `delete` and `drop` are of one name.
+            name: vectors of different names are separate; `delete` and `drop` affect one name.
             embedding: the name of the embedding function, with its settings.
         """
 
 
 @runtime_checkable
 class VectorFiles(Protocol):
-    """What storage that may be in files of this machine has in addition, so that a deletion can be verified."""
+    """The further methods of storage in files of this machine, with which a deletion can be verified."""
 
     def push(self, changes: int) -> None:
-        """Submit this many changes that change nothing, so that what waits in memory is written to the files."""
+        """Submit this many no-op changes, so that changes in memory are written to the files."""
 
     def overwrite(self, keys: Collection[str]) -> int:
-        """Overwrite what deletions have left in the files.
+        """Overwrite deleted data in the files.
 
-        Returns how many of these keys are there still, or in files that were not written since.
+        Returns how many of these keys are still there, or in files that were not written since then.
         """
 
     def scrub(self) -> None:
-        """Write the files anew: O(all)."""
+        """Rewrite the files: O(all)."""
 
     def paths(self) -> Sequence[Path] | None:
-        """Return the folders that the vectors are in; None if a server has them."""
+        """Return the folders with the vectors; None if a server has them."""
 
 
 def check_dimensions(dimensions: int | None, vectors: Array, embedding: str) -> None:
-    """Raise ConfigError if vectors of an embedding cannot be where others are of so many dimensions, if of any."""
+    """Raise ConfigError if the vectors of an embedding have other dimensions than the stored ones, if there are any."""
     if dimensions is not None and vectors.shape[1] != dimensions:
-        why = f"its vectors have {vectors.shape[1]} dimensions, those that are kept {dimensions}"
-        raise ConfigError("embedding", embedding, f"{why}: rebuild() makes them anew")
+        reason = f"its vectors have {vectors.shape[1]} dimensions, the stored ones {dimensions}"
+        raise ConfigError("embedding", embedding, f"{reason}: rebuild() computes all vectors again")

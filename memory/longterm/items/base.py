@@ -48,7 +48,7 @@ ALL = ItemFilter()
 """All items that are not superseded."""
 
 SPACE = "items"
-"""The space of a store that is opened without a name of another. See `ItemStore`."""
+"""The space of a store that is opened without a name. See `ItemStore`."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class StoredItem:
 
 
 Change: TypeAlias = Callable[[MemoryItem | None], MemoryItem | None]
-"""Takes an item, None if there is none; returns the item to store, or what it was given. Must be pure, since it may be
-called again, and on another thread."""
+"""Takes an item, None if there is none; returns the item to store, or its argument if nothing changes. Must be pure,
+since it may be called again, and on another thread."""
 
 
 @runtime_checkable

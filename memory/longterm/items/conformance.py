@@ -44,10 +44,12 @@ _B = Scope(user_id="u", agent="b")
 
 
 def _item(
-    id: str, type: MemoryType = _FACTS, *, at: float = 1.5, session: str | None = None, **more: Any
+    id: str, type: MemoryType = _FACTS, *, created_at: float = 1.5, session: str | None = None, **more: Any
 ) -> MemoryItem:
     source = Source(session_id=session, turn_index=more.pop("turn", None))
-    return MemoryItem(id=id, **{"text": f"text of {id}", "type": type, "created_at": at, "source": source, **more})
+    return MemoryItem(
+        id=id, **{"text": f"text of {id}", "type": type, "created_at": created_at, "source": source, **more}
+    )
 
 
 async def _all(store: ItemStore, scope: Scope = _U, which: ItemFilter = EVER) -> list[MemoryItem]:
@@ -72,8 +74,8 @@ async def _purge(
     return await store.delete(Scope(user_id=user_id, session_id=session_id), turn_index=turn_index)
 
 
-async def _touch(store: ItemStore, user_id: str, ids: Iterable[str], at: float, *, counts: bool = False) -> None:
-    await store.touch([Use(user_id, tuple(ids), at, counts)])
+async def _touch(store: ItemStore, user_id: str, ids: Iterable[str], used_at: float, *, counts: bool = False) -> None:
+    await store.touch([Use(user_id, tuple(ids), used_at, counts)])
 
 
 async def _sweep(store: ItemStore, before: float, **options: Any) -> int:
@@ -94,7 +96,7 @@ async def _unchanged(store: ItemStore, after: str) -> AsyncIterator[None]:
 @_law
 async def check_items_are_returned_as_they_were_put(store: ItemStore, other: ItemStore) -> None:
     """All fields but blocks and score, by each method that returns items."""
-    whole = MemoryItem(
+    full = MemoryItem(
         id="i'%\"\\ü" * 100,
         text=TEXT,
         type=MemoryType.WORKFLOW,
@@ -112,16 +114,18 @@ async def check_items_are_returned_as_they_were_put(store: ItemStore, other: Ite
         pinned=True,
         score=0.5,
     )
-    items = [whole, MemoryItem(id="bare", text=" x "), MemoryItem(id="long", text="ab" * 2**20)]
+    items = [full, MemoryItem(id="bare", text=" x "), MemoryItem(id="long", text="ab" * 2**20)]
     stored = [replace(item, blocks=(), score=None) for item in items]
     equal(await store.put(_A, items), [item.id for item in items], "the ids of what is new")
-    for each in (store, other):
-        found = await each.get(_A, [item.id for item in reversed(items)])
-        equal(list(found.items()), [(item.id, item) for item in reversed(stored)], "what get returns")
-        equal([(item.blocks, item.score) for item in found.values()], [((), None)] * 3, "blocks and scores")
-        equal(sorted(await _all(each, _A), key=lambda item: len(item.text)), [stored[1], stored[0], stored[2]], "list")
+    for handle in (store, other):
+        items_by_id = await handle.get(_A, [item.id for item in reversed(items)])
+        equal(list(items_by_id.items()), [(item.id, item) for item in reversed(stored)], "what get returns")
+        equal([(item.blocks, item.score) for item in items_by_id.values()], [((), None)] * 3, "blocks and scores")
+        equal(
+            sorted(await _all(handle, _A), key=lambda item: len(item.text)), [stored[1], stored[0], stored[2]], "list"
+        )
         dumped = [StoredItem("u", "a", stored[0]), StoredItem("u", None, stored[1]), StoredItem("u", None, stored[2])]
-        equal(await _dump(each), dumped, "what scan returns")
+        equal(await _dump(handle), dumped, "what scan returns")
     equal(await store.put(_A, []), [], "the ids of a put of nothing")
 
 
@@ -134,8 +138,8 @@ async def check_a_put_may_be_repeated(store: ItemStore, other: ItemStore) -> Non
     equal(await other.put(_U, later), ["4", "5"], "what is new of a put that repeats some")
     expected = [_item(name) for name in "54321"]
     equal(await _all(store), expected, "the items")
-    many = [_item(f"m{at}") for at in range(1203)]
-    puts = [(store, other)[at % 2].put(_U, many[at * 100 :]) for at in range(10)]
+    many = [_item(f"m{number}") for number in range(1203)]
+    puts = [(store, other)[index % 2].put(_U, many[index * 100 :]) for index in range(10)]
     new = sorted(name for names in await asyncio.gather(*puts) for name in names)
     equal(new, sorted(item.id for item in many), "what was new of ten puts at once")
     equal(await _count(store, _U), 1208, "how many there are")
@@ -150,11 +154,11 @@ async def check_invalid_items_are_refused(store: ItemStore) -> None:
         *(_item("2", text=text) for text in ("", " \n", "\ud800", None, 5)),
         *(_item(name) for name in ("", " ", "a\0b", "\ud800", "x" * (MAX_ID_BYTES + 1))),
         _item("2", type="no such type"),  # type: ignore[arg-type]
-        *(_item("2", at=at) for at in (float("nan"), float("inf"))),
+        *(_item("2", created_at=time) for time in (float("nan"), float("inf"))),
         _item("2", topic="\ud800"),
         *(_item("2", name=name) for name in ("\ud800", "")),
         *(_item("2", aliases=names) for names in (["\ud800"], ["x", " "], [5])),
-        *(_item("2", expires_at=at) for at in (float("nan"), float("inf"))),
+        *(_item("2", expires_at=time) for time in (float("nan"), float("inf"))),
         _item("2", status="no such status"),
         *(_item("2", session=name) for name in ("a\0b", "\ud800")),
         _item("\ud800", text="x"),
@@ -168,8 +172,12 @@ async def check_invalid_items_are_refused(store: ItemStore) -> None:
             await refuses(InvalidMemoryError, store.put(scope, [_item("3")]), repr(scope))
         for text in ("", "\ud800"):
             await refuses(InvalidMemoryError, _update(store, _U, "1", text, at=2.0), f"update to {text!r}")
-        await refuses(InvalidMemoryError, _supersede(store, _U, "1", _item("1", at=2.0)), "what supersedes itself")
-        await refuses(InvalidMemoryError, _supersede(store, _U, "1", _item("2", at=0.0)), "what supersedes at no time")
+        await refuses(
+            InvalidMemoryError, _supersede(store, _U, "1", _item("1", created_at=2.0)), "what supersedes itself"
+        )
+        await refuses(
+            InvalidMemoryError, _supersede(store, _U, "1", _item("2", created_at=0.0)), "what supersedes at no time"
+        )
         await refuses(InvalidInputError, _purge(store, "u", turn_index=0), "a turn of no session")
     equal(await store.put(_U, [_item("3", type="skill")]), ["3"], "a type by its name")  # type: ignore[arg-type]
     equal(isinstance((await store.get(_U, ["3"]))["3"].type, MemoryType), True, "whether it is a type then")
@@ -179,29 +187,29 @@ async def check_invalid_items_are_refused(store: ItemStore) -> None:
 async def check_items_are_returned_newest_first(store: ItemStore) -> None:
     """Equal times by insertion, in pages of any size, each item once, even if others are put meanwhile."""
     times = (5.0, 1.0, 5.0, 0.0, 3.0, 5.0, 1.0, -2.5, 5.000001)
-    for at, time in enumerate(times):
-        await store.put(_U, [_item(str(at), at=time, type=(_FACTS, _SKILL)[at % 2])])
-    await store.put(_U, [_item(name, at=3.0) for name in ("x", "y", "z")])
-    await store.put(Scope(user_id="u2"), [_item("other", at=3.0)])
+    for index, time in enumerate(times):
+        await store.put(_U, [_item(str(index), created_at=time, type=(_FACTS, _SKILL)[index % 2])])
+    await store.put(_U, [_item(name, created_at=3.0) for name in ("x", "y", "z")])
+    await store.put(Scope(user_id="u2"), [_item("other", created_at=3.0)])
     expected = ["8", "5", "2", "0", "z", "y", "x", "4", "6", "1", "3", "7"]
     equal(await _ids(store), expected, "the order")
     for which in (EVER, ItemFilter(types=[_FACTS]), ItemFilter(types=[_SKILL])):
-        wanted = await _ids(store, _U, which)
+        all_ids = await _ids(store, _U, which)
         for limit in range(1, len(expected) + 2):
-            found: list[str] = []
+            listed: list[str] = []
             cursor: str | None = None
             pages = 0
-            while pages == 0 or (cursor is not None and pages <= len(wanted)):
+            while pages == 0 or (cursor is not None and pages <= len(all_ids)):
                 page = await store.query(_U, which, cursor=cursor, limit=limit)
-                found += [item.id for item in page]
+                listed += [item.id for item in page]
                 cursor, pages = page.cursor, pages + 1
-            equal((found, pages), (wanted, -(-len(wanted) // limit)), f"items and pages of {limit}")
+            equal((listed, pages), (all_ids, -(-len(all_ids) // limit)), f"items and pages of {limit}")
     page = await store.query(_U, limit=5)
-    await store.put(_U, [_item("late", at=9.0), _item("between", at=3.0)])
+    await store.put(_U, [_item("late", created_at=9.0), _item("between", created_at=3.0)])
     rest = await store.query(_U, cursor=page.cursor, limit=100)
     equal([item.id for item in (*page, *rest)], expected, "pages with puts between them")
     equal(len(await store.query(Scope(user_id="nobody"))), 0, "items of nobody")
-    await store.put(_U, [_item(f"m{at}") for at in range(101)])
+    await store.put(_U, [_item(f"m{number}") for number in range(101)])
     equal(len(await store.query(_U)), 100, "items of a page by default")
     for limit in (0, -1):
         await refuses(InvalidInputError, store.query(_U, limit=limit), f"a limit of {limit}")
@@ -216,10 +224,10 @@ async def check_items_are_returned_newest_first(store: ItemStore) -> None:
 async def check_filters_can_be_combined(store: ItemStore) -> None:
     """Any two of type, session, turn, time and what is superseded; `count` agrees with `query`."""
     items = [
-        _item(f"{kind}-{session}-{turn}", kind, at=at, session=session, turn=turn, superseded_at=end)
+        _item(f"{kind}-{session}-{turn}", kind, created_at=created_at, session=session, turn=turn, superseded_at=end)
         for kind in (_FACTS, _SKILL)
         for session, turn in (("s", 1), ("s", 10), ("s1", 1), (None, None))
-        for at, end in [(float(len(kind) + (turn or 0)), 12.0 if session == "s" else None)]
+        for created_at, end in [(float(len(kind) + (turn or 0)), 12.0 if session == "s" else None)]
     ]
     await store.put(_U, items)
     choices: dict[str, Sequence[Any]] = {
@@ -229,8 +237,10 @@ async def check_filters_can_be_combined(store: ItemStore) -> None:
         "as_of": (None, 0.0, 6.0, 11.9, 12.0, float("inf")),
         "superseded": (False, True),
     }
-    for (one, its), (other, others) in combinations(choices.items(), 2):
-        for which in [ItemFilter(**{one: value, other: another}) for value in its for another in others]:
+    for (field, values), (other_field, other_values) in combinations(choices.items(), 2):
+        for which in [
+            ItemFilter(**{field: value, other_field: other_value}) for value in values for other_value in other_values
+        ]:
             expected = sorted(item.id for item in items if _holds(item, which))
             equal(sorted(await _ids(store, _U, which)), expected, f"the items of {which}")
             equal(await _count(store, _U, which), len(expected), f"the count of {which}")
@@ -272,19 +282,23 @@ async def check_a_scope_sees_items_of_its_agent_and_of_all_agents(store: ItemSto
         await store.put(scope, [_item(f"{scope.agent}-{kind}", kind) for kind in MemoryType])
     kinds = [kind for kind in MemoryType if kind.category is not MemoryCategory.SEMANTIC]
     semantic = {f"{agent}-{kind}" for agent in (None, "a", "b") for kind in MemoryType if kind not in kinds}
-    seen = {agent: semantic | {f"{owner}-{kind}" for owner in {None, agent} for kind in kinds} for agent in "ab"}
-    seen["U"] = semantic | {f"None-{kind}" for kind in kinds}
+    visible = {agent: semantic | {f"{owner}-{kind}" for owner in {None, agent} for kind in kinds} for agent in "ab"}
+    visible["U"] = semantic | {f"None-{kind}" for kind in kinds}
     ids = {f"{agent}-{kind}" for agent in (None, "a", "b") for kind in MemoryType}
     for scope, name in ((_A, "a"), (_B, "b"), (_U, "U"), (replace(_A, session_id="s"), "a")):
-        equal(set(await _ids(store, scope)), seen[name], f"what agent {scope.agent!r} lists")
-        equal(set(await store.get(scope, ids)), seen[name], f"what agent {scope.agent!r} gets")
-        equal(await _count(store, scope), len(seen[name]), f"what agent {scope.agent!r} counts")
+        equal(set(await _ids(store, scope)), visible[name], f"what agent {scope.agent!r} lists")
+        equal(set(await store.get(scope, ids)), visible[name], f"what agent {scope.agent!r} gets")
+        equal(await _count(store, scope), len(visible[name]), f"what agent {scope.agent!r} counts")
     for agent in ("c", "A", "a%", "_", "%"):
-        equal(set(await _ids(store, replace(_U, agent=agent))), seen["U"], f"what agent {agent!r} lists")
+        equal(set(await _ids(store, replace(_U, agent=agent))), visible["U"], f"what agent {agent!r} lists")
     async with _unchanged(store, "verbs of another agent"):
         for scope in (_U, _B):
             equal(await _update(store, scope, "a-skill", "else", at=2.0), False, "update of another agent's")
-            equal(await _supersede(store, scope, "a-skill", _item("n", at=2.0)), False, "supersede of another agent's")
+            equal(
+                await _supersede(store, scope, "a-skill", _item("n", created_at=2.0)),
+                False,
+                "supersede of another agent's",
+            )
             equal(await store.delete(scope, ["a-skill"]), [], "deletion of another agent's")
     await _purge(store, "u", session_id="none")
     equal(await store.delete(_A, ["a-skill", "None-skill", "b-facts"]), ["a-skill", "None-skill", "b-facts"], "its own")
@@ -306,9 +320,9 @@ async def check_an_update_changes_text_and_type(store: ItemStore, other: ItemSto
     ]
     for number, (name, scope, kind, agent) in enumerate(moves):
         equal(await _update(store, scope, name, f"n{number}", type=kind, at=8.0 + number), True, "whether it was there")
-        found = [fact for fact in await _dump(other) if fact.item.id == name]
-        equal(len(found), 1, f"copies after move {number}")
-        fact = found[0]
+        copies = [fact for fact in await _dump(other) if fact.item.id == name]
+        equal(len(copies), 1, f"copies after move {number}")
+        fact = copies[0]
         equal((fact.agent, fact.item.type, fact.item.text), (agent, kind, f"n{number}"), f"owner after move {number}")
         equal((fact.item.created_at, fact.item.updated_at), (1.5, 8.0 + number), f"times after move {number}")
     async with _unchanged(store, "updates of what is not there"):
@@ -329,18 +343,18 @@ async def check_an_update_removes_names_of_the_old_text(store: ItemStore, other:
         ({"topic": "peanut allergy"}, "A peanut allergy.", "Eats all.", {}),
         ({"topic": "cats"}, "Has a cat.", "Has two cats.", {"topic": "cats"}),
     ]
-    for at, (given, before, after, left) in enumerate(cases):
-        await store.put(_U, [_item(str(at), text=before, **given)])
-        equal(await _update(other, _U, str(at), after, at=7.5), True, "whether it was there")
-        expected = _item(str(at), text=after, updated_at=7.5, **left)
-        equal((await store.get(_U, [str(at)]))[str(at)], expected, f"{given} after {before!r} became {after!r}")
+    for index, (fields, before, after, remaining) in enumerate(cases):
+        await store.put(_U, [_item(str(index), text=before, **fields)])
+        equal(await _update(other, _U, str(index), after, at=7.5), True, "whether it was there")
+        expected = _item(str(index), text=after, updated_at=7.5, **remaining)
+        equal((await store.get(_U, [str(index)]))[str(index)], expected, f"{fields} after {before!r} became {after!r}")
 
 
 @_law
 async def check_an_update_changes_only_the_given_fields(store: ItemStore, other: ItemStore) -> None:
     """Each field alone, all together, and removed again; an invalid value changes nothing."""
-    whole = _item("1", topic="t", name="Rex", aliases=("Rexy",), text="Barks.", pinned=True)
-    await store.put(_U, [whole, _item("2")])
+    item = _item("1", topic="t", name="Rex", aliases=("Rexy",), text="Barks.", pinned=True)
+    await store.put(_U, [item, _item("2")])
     steps: list[ItemChanges] = [
         {"topic": TEXT},
         {"name": "Tom"},
@@ -351,13 +365,15 @@ async def check_an_update_changes_only_the_given_fields(store: ItemStore, other:
         {"topic": "dogs", "name": "Rex", "aliases": ("Rexy", "Max"), "status": "resolved", "expires_at": 0.5},
     ]
     for number, step in enumerate(steps):
-        at = 10.0 + number
-        equal(await _update((store, other)[number % 2], _U, "1", at=at, **step), True, f"whether {step} was done")
+        updated_at = 10.0 + number
+        equal(
+            await _update((store, other)[number % 2], _U, "1", at=updated_at, **step), True, f"whether {step} was done"
+        )
         more: dict[str, Any] = {**step}
         if "aliases" in more:
             more["aliases"] = tuple(more["aliases"])
-        whole = replace(whole, updated_at=at, **more)
-        equal((await other.get(_U, ["1"]))["1"], whole, f"the item after {step}")
+        item = replace(item, updated_at=updated_at, **more)
+        equal((await other.get(_U, ["1"]))["1"], item, f"the item after {step}")
     equal([item.id for item in await _all(store, _U, ItemFilter(live_at=0.2))], ["2"], "what is not resolved")
     # by its id it can be changed still
     equal(await _update(store, _U, "1", at=30.0, status="active"), True, "whether it was there")
@@ -395,26 +411,26 @@ async def check_an_item_stays_pinned_until_it_is_unpinned(store: ItemStore, othe
     before = await store.get(_A, ["mine", "old"])
     for pinned in (True, True, False, True):
         equal(await _pin(store, _A, "mine", pinned), True, "whether there is something to pin")
-        (mine,) = (await other.get(_A, ["mine"])).values()
-        equal(mine, replace(before["mine"], pinned=pinned), "the item")
+        (item,) = (await other.get(_A, ["mine"])).values()
+        equal(item, replace(before["mine"], pinned=pinned), "the item")
     equal(await _pin(store, _B, "mine", False), False, "the pin of another agent")
     equal(await _pin(store, Scope(user_id="another", agent="a"), "mine", False), False, "the pin of another user")
     equal(await _pin(store, _A, "old", True), False, "the pin of history")
     equal(await _pin(store, _A, "none", True), False, "the pin of nothing")
     equal(await _pin(other, _A, "pinned", False), True, "the end of a pin that came along")
     await _update(store, _A, "mine", "changed", at=60.0)
-    kept = await store.get(_A, ["mine", "old", "pinned"])
-    equal([item.pinned for item in kept.values()], [True, False, False], "which are pinned")
+    items = await store.get(_A, ["mine", "old", "pinned"])
+    equal([item.pinned for item in items.values()], [True, False, False], "which are pinned")
 
 
 @_law
 async def check_superseded_items_are_history(store: ItemStore, other: ItemStore) -> None:
     """They are stored, found with `as_of`, and never changed again."""
-    await store.put(_U, [_item("1", at=10.0)])
-    second, third = _item("2", at=20.0), _item("3", at=30.0)
-    for each in (store, other):
-        equal(await _supersede(each, _U, "1", second), True, "whether it stands there")
-    old = _item("1", at=10.0, superseded_at=20.0, superseded_by="2")
+    await store.put(_U, [_item("1", created_at=10.0)])
+    second, third = _item("2", created_at=20.0), _item("3", created_at=30.0)
+    for handle in (store, other):
+        equal(await _supersede(handle, _U, "1", second), True, "whether it stands there")
+    old = _item("1", created_at=10.0, superseded_at=20.0, superseded_by="2")
     equal(await _all(store), [second, old], "both")
     equal(await _supersede(other, _U, "2", third), True, "whether the third stands there")
     for as_of, ids in ((None, ["3"]), (9.9, []), (10.0, ["1"]), (19.9, ["1"]), (20.0, ["2"]), (30.0, ["3"])):
@@ -422,17 +438,29 @@ async def check_superseded_items_are_history(store: ItemStore, other: ItemStore)
     equal(await store.get(_U, ["1"]), {"1": old}, "what get returns of history")
     async with _unchanged(store, "verbs that find nothing to change"):
         equal(await _update(store, _U, "1", "else", at=40.0), False, "update of history")
-        equal(await _supersede(store, _U, "1", _item("4", at=40.0)), False, "supersede of history")
-        equal(await _supersede(store, _U, "0", _item("4", at=40.0)), False, "supersede of nothing")
-        equal(await _supersede(store, Scope(user_id="u2"), "3", _item("4", at=40.0)), False, "supersede of another's")
-    await store.put(_U, [_item("5", at=15.0)])
-    equal(await _supersede(store, _U, "3", replace(_item("5", at=50.0), text="else")), True, "by one that is there")
-    equal((await store.get(_U, ["5"]))["5"], _item("5", at=15.0), "the one that was there")
+        equal(await _supersede(store, _U, "1", _item("4", created_at=40.0)), False, "supersede of history")
+        equal(await _supersede(store, _U, "0", _item("4", created_at=40.0)), False, "supersede of nothing")
+        equal(
+            await _supersede(store, Scope(user_id="u2"), "3", _item("4", created_at=40.0)),
+            False,
+            "supersede of another's",
+        )
+    await store.put(_U, [_item("5", created_at=15.0)])
+    equal(
+        await _supersede(store, _U, "3", replace(_item("5", created_at=50.0), text="else")),
+        True,
+        "by one that is there",
+    )
+    equal((await store.get(_U, ["5"]))["5"], _item("5", created_at=15.0), "the one that was there")
     await store.put(_A, [_item("6", _SKILL)])
-    equal(await _supersede(store, _A, "6", _item("7", _SKILL, at=60.0)), True, "whether an agent's stands there")
+    equal(
+        await _supersede(store, _A, "6", _item("7", _SKILL, created_at=60.0)), True, "whether an agent's stands there"
+    )
     equal(await _ids(store, _B, ItemFilter(types=[_SKILL], superseded=True)), [], "what another agent sees of it")
-    rivals = [_item(f"r{at}", at=70.0) for at in range(6)]
-    done = await asyncio.gather(*(_supersede((store, other)[at % 2], _U, "5", item) for at, item in enumerate(rivals)))
+    rivals = [_item(f"r{number}", created_at=70.0) for number in range(6)]
+    done = await asyncio.gather(
+        *(_supersede((store, other)[index % 2], _U, "5", item) for index, item in enumerate(rivals))
+    )
     equal(done.count(True), 1, "how many of six rivals stand there")
     equal(await _ids(store, _U, ItemFilter(types=[_FACTS])), [rivals[done.index(True)].id], "who does")
 
@@ -445,17 +473,17 @@ async def check_deleted_items_do_not_come_back(store: ItemStore, other: ItemStor
     equal(await store.delete(_U, ["1", "4"]), [], "what was there the second time")
     equal(await other.put(_U, [_item("1"), _item("4"), _item("5"), _item("1", text="else")]), ["5"], "what is new")
     equal(await store.put(Scope(user_id="u2"), [_item("1"), _item("4")]), ["1", "4"], "what is new of another user's")
-    equal(await _supersede(store, _U, "2", _item("4", at=9.0)), False, "supersede by what was deleted")
+    equal(await _supersede(store, _U, "2", _item("4", created_at=9.0)), False, "supersede by what was deleted")
     equal(await _ids(store), ["5", "3", "2"], "what is left")
     equal(await _purge(store, "u", session_id="s"), ["2", "3"], "what was from the session")
     equal(await other.put(_U, [_item("2", session="s"), _item("6", session="s")]), ["6"], "what the session may say")
     equal(sorted(await _purge(store, "u")), ["5", "6"], "what was the user's")
     equal(await other.put(_U, [_item(name) for name in "123456"]), [], "what is new of what was deleted")
-    for at in range(10):
-        items = [_item(f"r{at}-{number}") for number in range(3)]
+    for attempt in range(10):
+        items = [_item(f"r{attempt}-{number}") for number in range(3)]
         ids = [item.id for item in items]
         await asyncio.gather(store.put(_U, items), other.delete(_U, ids), other.put(_U, items), store.put(_U, items))
-        equal(await _ids(store), [], f"what is left of a put and a deletion at once, round {at}")
+        equal(await _ids(store), [], f"what is left of a put and a deletion at once, round {attempt}")
 
 
 @_law
@@ -464,8 +492,8 @@ async def check_a_deletion_deletes_exactly_the_given_items(store: ItemStore) -> 
     users = [Scope(user_id="u", agent=agent) for agent in (None, "a", "b")] + [Scope(user_id="u2")]
     for scope in users:
         for session, turn in (("s", 1), ("s", 10), ("s", None), ("s1", 1), (None, None)):
-            at = f"{scope.user_id}-{scope.agent}-{session}-{turn}"
-            await store.put(scope, [_item(at, _SKILL, session=session, turn=turn, superseded_at=3.0)])
+            name = f"{scope.user_id}-{scope.agent}-{session}-{turn}"
+            await store.put(scope, [_item(name, _SKILL, session=session, turn=turn, superseded_at=3.0)])
     of_u = [f"u-{agent}" for agent in (None, "a", "b")]
     equal(await _purge(store, "u", session_id="s", turn_index=1), [f"{u}-s-1" for u in of_u], "a turn's")
     equal(await _purge(store, "u", session_id="s", turn_index=1), [], "a turn's again")
@@ -476,7 +504,7 @@ async def check_a_deletion_deletes_exactly_the_given_items(store: ItemStore) -> 
         equal(await _purge(store, "u", session_id=missing), [], f"what session {missing!r} had")
     equal(await _purge(store, "u"), [f"{u}-{rest}" for u in of_u for rest in ("s1-1", "None-None")], "a user's")
     equal(len(await _dump(store)), 5, "what is left of others")
-    many = [_item(f"m{at}", session="s") for at in range(1203)]
+    many = [_item(f"m{number}", session="s") for number in range(1203)]
     await store.put(_U, many)
     equal(sorted(await store.delete(_U, [item.id for item in many[:603]])), sorted(i.id for i in many[:603]), "of many")
     equal(len(await _purge(store, "u")), 600, "of many of a user")
@@ -489,13 +517,13 @@ async def check_the_predecessor_of_a_deleted_item_takes_over_its_end(store: Item
     """It is valid again if nothing else supersedes it, whichever method deletes, and whichever agent owns it."""
 
     async def chain(user: str, *sessions: str) -> Scope:
-        """Put items each of which stands in the place of the one before, from these sessions."""
+        """Put items from these sessions, each of which supersedes the one before."""
         scope = Scope(user_id=user, agent="a")
-        await store.put(scope, [_item("0", _SKILL, at=10.0, session=sessions[0])], at=1.0)
-        for at, session in enumerate(sessions[1:], 1):
-            after = _item(str(at), at=10.0 + 10 * at, session=session)
+        await store.put(scope, [_item("0", _SKILL, created_at=10.0, session=sessions[0])], at=1.0)
+        for number, session in enumerate(sessions[1:], 1):
+            after = _item(str(number), created_at=10.0 + 10 * number, session=session)
             await store.put(scope, [after], at=1.0)
-            equal(await _supersede(store, scope, str(at - 1), after), True, f"whether {at} stands there")
+            equal(await _supersede(store, scope, str(number - 1), after), True, f"whether {number} stands there")
         return scope
 
     async def ends(scope: Scope) -> dict[str, tuple[float | None, str | None]]:
@@ -513,7 +541,7 @@ async def check_the_predecessor_of_a_deleted_item_takes_over_its_end(store: Item
     equal(await _update(store, scope, "2", "text of 2", at=50.0), True, "whether what holds again can be changed")
     await store.delete(scope, ["2"])
     equal(await _ids(store, scope, ItemFilter()), ["0"], "what holds when nothing else is left")
-    equal(await _supersede(store, scope, "0", _item("4", at=60.0)), True, "whether it can be superseded again")
+    equal(await _supersede(store, scope, "0", _item("4", created_at=60.0)), True, "whether it can be superseded again")
 
     scope = await chain("u3", "s", "t", "t", "s", "t", "t")
     await _purge(store, "u3", session_id="t")
@@ -528,7 +556,7 @@ async def check_the_predecessor_of_a_deleted_item_takes_over_its_end(store: Item
     await _touch(store, "u5", ["0", "2"], 6.0)
     await _touch(store, "u5", ["1"], 4.0)  # which was superseded when the next was created, and so used then
     await store.put(scope, [_item("9")], at=2.0)
-    await _supersede(store, scope, "9", _item("2", at=3.0))
+    await _supersede(store, scope, "9", _item("2", created_at=3.0))
     equal(await _sweep(store, 25.0), 3, "how many are swept before the last of them was used")
     equal(await ends(scope), {"1": (None, None)}, "ends of what is left of a sweep")
 
@@ -552,14 +580,16 @@ async def check_counted_uses_are_counted_once(store: ItemStore, other: ItemStore
         return [item.uses for item in (await other.get(_U, ["1", "2", "3"])).values()]
 
     equal(await uses(), [0, 0, 5], "uses as they were put")
-    for at, ids in ((10.0, ["1", "3", "none"]), (11.0, ["1"]), (11.0, ["1", "2"]), (10.5, ["1"])):
-        await _touch(store, "u", ids, at, counts=True)
+    for used_at, ids in ((10.0, ["1", "3", "none"]), (11.0, ["1"]), (11.0, ["1", "2"]), (10.5, ["1"])):
+        await _touch(store, "u", ids, used_at, counts=True)
     equal(await uses(), [2, 1, 6], "how often each was used")
     await _touch(other, "u", ["1"], 12.0)
     await _update(store, _U, "1", "changed", at=13.0)
     await _pin(store, _U, "1", True)
     equal(await uses(), [2, 1, 6], "uses after what does not count")
-    await asyncio.gather(*(_touch((store, other)[at % 2], "u", ["2"], 20.0 + at, counts=True) for at in range(4)))
+    await asyncio.gather(
+        *(_touch((store, other)[index % 2], "u", ["2"], 20.0 + index, counts=True) for index in range(4))
+    )
     equal((await uses())[1] in range(2, 6), True, "whether uses at once are counted, if none came late")
     await refuses(InvalidMemoryError, store.put(_U, [replace(_item("4"), uses=-1)]), "a number of uses below 0")
 
@@ -567,15 +597,15 @@ async def check_counted_uses_are_counted_once(store: ItemStore, other: ItemStore
 @_law
 async def check_putting_changing_superseding_and_touching_are_uses(store: ItemStore, other: ItemStore) -> None:
     """The latest use counts. It changes nothing else, and no other user's items."""
-    await store.put(_U, [_item("1"), _item("2"), _item("3", at=1000.0)], at=10.0)
+    await store.put(_U, [_item("1"), _item("2"), _item("3", created_at=1000.0)], at=10.0)
     await store.put(_A, [_item("4", _SKILL)], at=10.0)
     await store.put(Scope(user_id="u2"), [_item("1"), _item("2")], at=10.0)
 
     async def used(since: float, scope: Scope = _A, **more: Any) -> set[str]:
         which = ItemFilter(used_since=since, superseded=True, **more)
-        found = set(await _ids(other, scope, which))
-        equal(await _count(other, scope, which), len(found), f"how many were used since {since}")
-        return found
+        ids = set(await _ids(other, scope, which))
+        equal(await _count(other, scope, which), len(ids), f"how many were used since {since}")
+        return ids
 
     equal((await used(10.0), await used(10.1)), ({"1", "2", "3", "4"}, set()), "what was put at 10")
     async with _unchanged(store, "touches"):
@@ -590,15 +620,15 @@ async def check_putting_changing_superseding_and_touching_are_uses(store: ItemSt
     equal(await _update(store, _U, "2", "else", at=30.0), True, "whether it was there")
     equal(await _update(store, _U, "1", "else", at=12.0), True, "whether it was there")
     equal((await used(20.0), await used(30.0)), ({"1", "2", "4"}, {"2"}), "what was changed at 30")
-    await store.put(_U, [_item("5", at=40.0)], at=35.0)
-    await _supersede(store, _U, "1", _item("5", at=40.0))
+    await store.put(_U, [_item("5", created_at=40.0)], at=35.0)
+    await _supersede(store, _U, "1", _item("5", created_at=40.0))
     equal((await used(40.0), await used(40.1)), ({"1"}, set()), "what was superseded at 40")
     equal(await used(10.0, types=[_SKILL]), {"4"}, "of a type")
     equal(await used(10.0, as_of=2.0), {"1", "2", "4"}, "of a time")
-    await store.put(_U, [_item("6", at=1.0)])
-    await _supersede(store, _U, "2", _item("7", at=2.0))
+    await store.put(_U, [_item("6", created_at=1.0)])
+    await _supersede(store, _U, "2", _item("7", created_at=2.0))
     equal(await used(1e9), {"6", "7"}, "what was put just now")
-    await _touch(store, "u", [str(at) for at in range(1203)], 2e9)
+    await _touch(store, "u", [str(number) for number in range(1203)], 2e9)
     equal(len(await used(2e9)), 7, "what was touched of many")
 
 
@@ -607,8 +637,8 @@ async def check_a_sweep_deletes_unused_items(store: ItemStore, other: ItemStore)
     """Of all users and agents, the longest unused first, superseded ones too; they do not come back."""
     kinds = (_FACTS, _SKILL, _CONTEXT)
     for user in ("u", "u2"):
-        for at, kind in enumerate(kinds):
-            scope = Scope(user_id=user, agent="a" if at else None)
+        for index, kind in enumerate(kinds):
+            scope = Scope(user_id=user, agent="a" if index else None)
             items = [_item(f"{number}-{kind}", kind, session="s") for number in range(4)]
             for number, item in enumerate(items):
                 await store.put(scope, [replace(item, superseded_at=3.0 if number == 1 else None)], at=10.0 + number)
@@ -622,13 +652,13 @@ async def check_a_sweep_deletes_unused_items(store: ItemStore, other: ItemStore)
     equal({fact.item.id for fact in await _dump(store) if fact.item.type is _SKILL}, {f"3-{_SKILL}"}, "what is left")
     await _touch(store, "u", [f"0-{_FACTS}"], 50.0)
     equal([await _sweep(store, 12.0, limit=2) for _ in range(5)], [2, 2, 2, 1, 0], "how many by twos")
-    left = {(fact.user_id, fact.item.id) for fact in await _dump(store)}
+    remaining = {(fact.user_id, fact.item.id) for fact in await _dump(store)}
     rest = {(user, f"{number}-{kind}") for user in ("u", "u2") for number in (2, 3) for kind in (_FACTS, _CONTEXT)}
-    equal(left, rest | {(user, f"3-{_SKILL}") for user in ("u", "u2")} | {("u", f"0-{_FACTS}")}, "what is left")
+    equal(remaining, rest | {(user, f"3-{_SKILL}") for user in ("u", "u2")} | {("u", f"0-{_FACTS}")}, "what is left")
     equal(await store.put(_U, [_item(f"0-{_CONTEXT}"), _item(f"1-{_SKILL}")]), [], "what comes back")
-    await store.put(_U, [_item(f"m{at}") for at in range(1203)], at=1.0)
+    await store.put(_U, [_item(f"m{number}") for number in range(1203)], at=1.0)
     equal(await _sweep(store, 2.0), 1000, "how many by default")
-    await asyncio.gather(*(_sweep((store, other)[at % 2], 2.0, limit=50) for at in range(6)))
+    await asyncio.gather(*(_sweep((store, other)[index % 2], 2.0, limit=50) for index in range(6)))
     equal(await _sweep(other, 2.0), 0, "how many are left of many")
     equal(await _sweep(store, float("inf")), 11, "how many there were at all")
     equal(await _dump(store), [], "what is left in the end")
@@ -637,15 +667,15 @@ async def check_a_sweep_deletes_unused_items(store: ItemStore, other: ItemStore)
 @_law
 async def check_a_sweep_leaves_items_that_are_used_meanwhile(store: ItemStore, other: ItemStore) -> None:
     """An item that is recorded as used was not deleted, and a deleted item is not returned."""
-    for at in range(10):
-        ids = [f"{at}-{number}" for number in range(20)]
+    for attempt in range(10):
+        ids = [f"{attempt}-{number}" for number in range(20)]
         await store.put(_U, [_item(name) for name in ids], at=1.0)
         sweep = asyncio.ensure_future(_sweep(store, 2.0))
         await asyncio.gather(sweep, *(_touch(other, "u", [name], 3.0) for name in ids[::2]))
-        gone = sweep.result()
-        left = await _ids(store, _U, ItemFilter(used_since=3.0, superseded=True))
-        equal(await _count(store, _U, EVER), 20 - gone, "what is there after a sweep")
-        equal(await _sweep(store, 2.0) + gone + len(left), 20, "what was swept or is used")
+        deleted = sweep.result()
+        remaining = await _ids(store, _U, ItemFilter(used_since=3.0, superseded=True))
+        equal(await _count(store, _U, EVER), 20 - deleted, "what is there after a sweep")
+        equal(await _sweep(store, 2.0) + deleted + len(remaining), 20, "what was swept or is used")
         await _purge(store, "u")
 
 
@@ -656,13 +686,16 @@ async def check_ids_are_literal(store: ItemStore) -> None:
         scope = Scope(user_id=name, agent=name)
         await store.put(
             scope,
-            [_item(each, kind, session=each, text=f"{name} {each}") for each, kind in ((name, _SKILL), ("x", _FACTS))],
+            [
+                _item(item_id, kind, session=item_id, text=f"{name} {item_id}")
+                for item_id, kind in ((name, _SKILL), ("x", _FACTS))
+            ],
         )
     for name in IDS:
         scope = Scope(user_id=name, agent=name)
-        expected = {each: f"{name} {each}" for each in (name, "x")}
-        found = await store.get(scope, (*IDS, "x"))
-        equal({each: item.text for each, item in found.items()}, expected, f"what {name!r} gets")
+        expected = {item_id: f"{name} {item_id}" for item_id in (name, "x")}
+        items = await store.get(scope, (*IDS, "x"))
+        equal({item_id: item.text for item_id, item in items.items()}, expected, f"what {name!r} gets")
         equal(sorted(await _ids(store, scope)), sorted(expected), f"what {name!r} lists")
         equal(await _ids(store, scope, ItemFilter(session_id=name)), [name], f"what {name!r} has of session {name!r}")
         equal([fact.user_id for fact in await store.scan(name)], [name, name], f"what a scan of {name!r} finds")
@@ -670,13 +703,13 @@ async def check_ids_are_literal(store: ItemStore) -> None:
         equal(await _update(store, scope, name, f"new {name}", at=2.0), True, f"update of {name!r}")
     texts = sorted(text for name in IDS for text in (f"new {name}", f"{name} x"))
     equal(sorted(fact.item.text for fact in await _dump(store)), texts, "all texts after updates")
-    left = list(IDS)
-    while left:
-        name = left.pop(0)
-        if len(left) % 2:
+    remaining = list(IDS)
+    while remaining:
+        name = remaining.pop(0)
+        if len(remaining) % 2:
             equal(await _purge(store, name, session_id=name), [name], f"the purge of session {name!r}")
         equal("x" in await _purge(store, name), True, f"the purge of {name!r}")
-        equal(sorted({fact.user_id for fact in await _dump(store)}), sorted(left), "who is left")
+        equal(sorted({fact.user_id for fact in await _dump(store)}), sorted(remaining), "who is left")
 
 
 @_law
@@ -689,10 +722,10 @@ async def check_a_change_replaces_one_item(store: ItemStore, other: ItemStore) -
     new = await store.change(_U, "n", appends)
     equal(new, _item("n", text="0"), "what a change makes of nothing")
     await store.put(_U, [_item("m"), _item("n", text="else")])
-    for each in (store, other):
-        await each.change(_U, "n", appends)
+    for handle in (store, other):
+        await handle.change(_U, "n", appends)
     equal((await other.get(_U, ["n"]))["n"].text, "0++", "the text after changes")
-    await asyncio.gather(*((store, other)[at % 2].change(_U, "n", appends) for at in range(8)))
+    await asyncio.gather(*((store, other)[index % 2].change(_U, "n", appends) for index in range(8)))
     equal((await store.get(_U, ["n"]))["n"].text, "0" + 10 * "+", "the text after changes at once")
     equal(await _ids(store), ["m", "n"], "the items, of which the changed one keeps its place")
     equal(await store.delete(_U, ["n"]), ["n"], "what was there")
@@ -705,7 +738,7 @@ async def check_a_change_replaces_one_item(store: ItemStore, other: ItemStore) -
         equal(await store.change(_U, "none", lambda item: None), None, "nothing that stays nothing")
         for scope in (_U, _B):
             equal(await store.change(scope, "a", lambda item: _item("a")), None, "a change of another agent's item")
-        for wrong in (_item("k"), _item("m", at=9.0), _item("m", text=" ")):
+        for wrong in (_item("k"), _item("m", created_at=9.0), _item("m", text=" ")):
             await refuses(InvalidMemoryError, store.change(_U, "m", _always(wrong)), f"a change to {wrong}")
         await refuses(ZeroDivisionError, store.change(_U, "m", _fails), "a change that raises")
 
@@ -722,9 +755,9 @@ def _fails(item: MemoryItem | None) -> MemoryItem | None:
 async def check_a_scan_returns_each_item_once(store: ItemStore) -> None:
     """Of one user or of all, those of each user in the order of insertion, in pages of any size."""
     order = [("u", "1"), ("u2", "1"), ("u", "2"), ("u", "0"), ("u2", "0")]
-    for at, (user, name) in enumerate(order):
-        await store.put(Scope(user_id=user, agent="a"), [_item(name, _SKILL, at=9.0 - at)])
-    await _supersede(store, _A, "2", _item("3", at=50.0))
+    for index, (user, name) in enumerate(order):
+        await store.put(Scope(user_id=user, agent="a"), [_item(name, _SKILL, created_at=9.0 - index)])
+    await _supersede(store, _A, "2", _item("3", created_at=50.0))
     order.append(("u", "3"))
     for of_user in (None, "u", "u2", "nobody"):
         for limit in range(1, len(order) + 2):
@@ -734,12 +767,12 @@ async def check_a_scan_returns_each_item_once(store: ItemStore) -> None:
             while page.cursor is not None and len(names) <= len(order):
                 page = await store.scan(of_user, cursor=page.cursor, limit=limit)
                 names += _names(page)
-            what = f"what a scan of {of_user!r} finds in pages of {limit}"
+            subject = f"what a scan of {of_user!r} finds in pages of {limit}"
             expected = [entry for entry in order if of_user in (None, entry[0])]
-            equal(sorted(names), sorted(expected), what)
+            equal(sorted(names), sorted(expected), subject)
             for user in ("u", "u2"):
                 in_order = [name for name in expected if name[0] == user]
-                equal([name for name in names if name[0] == user], in_order, f"{what}: its order for {user!r}")
+                equal([name for name in names if name[0] == user], in_order, f"{subject}: its order for {user!r}")
 
 
 def _names(store: Iterable[StoredItem]) -> list[tuple[str, str]]:
@@ -751,7 +784,7 @@ async def check_a_cancelled_put_is_atomic(store: ItemStore) -> None:
     """Whenever it is cancelled; a repeated call completes it."""
     for number, wait_s in enumerate((None, 0, 0.0005, 0.002)):
         scope = Scope(user_id=f"u{number}")
-        items = [_item(str(at)) for at in range(200)]
+        items = [_item(str(number)) for number in range(200)]
         task = asyncio.ensure_future(store.put(scope, items))
         if wait_s is not None:
             await asyncio.sleep(wait_s)
@@ -768,7 +801,7 @@ async def check_a_closed_store_raises(store: ItemStore) -> None:
     await store.put(_U, [_item("1")])
     await store.close()
     await store.close()
-    for what, call in {
+    for method, call in {
         "put": store.put(_U, [_item("2")]),
         "put of nothing": store.put(_U, []),
         "get": store.get(_U, ["1"]),
@@ -783,7 +816,7 @@ async def check_a_closed_store_raises(store: ItemStore) -> None:
         "sweep": _sweep(store, 1.0),
         "scan": store.scan(),
     }.items():
-        await refuses(StoreClosedError, call, f"{what} of a closed store")
+        await refuses(StoreClosedError, call, f"{method} of a closed store")
 
 
 LAWS: tuple[Law, ...] = tuple(_laws)

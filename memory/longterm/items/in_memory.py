@@ -40,7 +40,7 @@ class _Row:
 class InMemoryItems:
     """Stores items until the process ends. No method awaits anything, so each is atomic on its event loop.
 
-    Pickles while it is empty: the memory of a manager has one of its own, in the memory's actor, which lasts as long as
+    Pickles while it is empty: a memory of a manager gets a new store in the memory's actor, which exists as long as
     that process.
     """
 
@@ -64,7 +64,7 @@ class InMemoryItems:
 
     async def get(self, scope: Scope, ids: Collection[str]) -> dict[str, MemoryItem]:
         self._check_open()
-        return {name: row.item for name in ids if (row := self._seen(scope, name))}
+        return {name: row.item for name in ids if (row := self._visible(scope, name))}
 
     async def query(
         self, scope: Scope, which: ItemFilter = ALL, *, cursor: str | None = None, limit: int = 100
@@ -81,7 +81,7 @@ class InMemoryItems:
     ) -> MemoryItem | None:
         self._check_open()
         after = None if successor is None else checked_item(scope, successor)
-        row = self._seen(scope, id)
+        row = self._visible(scope, id)
         if row is None and id in self._users.get(scope.user_id, {}):
             return None
         old = row.item if row else None
@@ -109,9 +109,9 @@ class InMemoryItems:
             deleted = [name for name, row in rows.items() if matches(row.item, which)]
             self._forget(scope.user_id, deleted)
             return deleted
-        seen = [name for name in dict.fromkeys(ids) if self._seen(scope, name)]
-        self._forget(scope.user_id, [*seen, *(name for name in ids if name not in rows)])
-        return seen
+        visible = [name for name in dict.fromkeys(ids) if self._visible(scope, name)]
+        self._forget(scope.user_id, [*visible, *(name for name in ids if name not in rows)])
+        return visible
 
     async def touch(self, uses: Sequence[Use]) -> None:
         self._check_open()
@@ -162,7 +162,7 @@ class InMemoryItems:
         if self._closed:
             raise StoreClosedError("InMemoryItems()")
 
-    def _seen(self, scope: Scope, id: str) -> _Row | None:
+    def _visible(self, scope: Scope, id: str) -> _Row | None:
         row = self._users.get(scope.user_id, {}).get(id)
         return row if row and row.agent in (None, scope.agent) else None
 
@@ -182,14 +182,16 @@ class InMemoryItems:
 
     def _forget(self, user_id: str, ids: Collection[str]) -> None:
         rows = self._users.get(user_id, {})
-        gone = {name: rows.pop(name, None) for name in ids}
+        deleted = {name: rows.pop(name, None) for name in ids}
         now = time.time()
-        for name in gone:
+        for name in deleted:
             self._deleted.setdefault(digest_of(user_id, name), now)
         while self._deleted and next(iter(self._deleted.values())) < now - TOMBSTONE_S:
             self._deleted.popitem(last=False)
-        ends = {name: (row.item.superseded_at, row.item.superseded_by) if row else NO_END for name, row in gone.items()}
+        ends = {
+            name: (row.item.superseded_at, row.item.superseded_by) if row else NO_END for name, row in deleted.items()
+        }
         for name, row in rows.items():
             if row.item.superseded_by in ends:
-                at, by = end_after_deletion(ends, name, row.item.superseded_by)
-                row.item = replace(row.item, superseded_at=at, superseded_by=by)
+                superseded_at, by = end_after_deletion(ends, name, row.item.superseded_by)
+                row.item = replace(row.item, superseded_at=superseded_at, superseded_by=by)

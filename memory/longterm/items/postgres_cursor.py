@@ -39,7 +39,7 @@ def _translated(statement: str) -> str:
 
 _OR_IGNORE = "INSERT OR IGNORE INTO "
 _MARK = "\ufdd0"
-"""A character that is none, before what was escaped."""
+"""A noncharacter of Unicode, which begins an escape sequence."""
 
 
 def _escaped(value: Any) -> Any:
@@ -50,7 +50,7 @@ def _escaped(value: Any) -> Any:
 
 def _unescaped(value: Any) -> Any:
     if isinstance(value, str) and _MARK in value:
-        return _ESCAPED.sub(lambda found: "\0" if found[0] == f"{_MARK}0" else _MARK, value)
+        return _ESCAPED.sub(lambda match: "\0" if match[0] == f"{_MARK}0" else _MARK, value)
     return value
 
 

@@ -48,7 +48,7 @@ class RedisItems(RedisDatabase):
         url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with the options of redis-py.
         prefix: the prefix of all keys. Stores with different prefixes in one database do not see each other's
             items.
-        space: as of a prefix, so of spaces; see `ItemStore`.
+        space: stores with different spaces do not see each other's items; see `ItemStore`.
         timeout_s: how long to wait for a connection, and for an answer, before a StoreError, in seconds.
         connections: the most connections at once; further calls wait for one.
 
@@ -188,15 +188,15 @@ def _agent(scope: Scope) -> bytes:
     return encode(scope.agent or "")
 
 
-def _used(at: float | None) -> float:
-    used = time.time() if at is None else float(at)
+def _used(used_at: float | None) -> float:
+    used = time.time() if used_at is None else float(used_at)
     if math.isnan(used):
-        raise ConfigError("at", at, "is not a time")
+        raise ConfigError("at", used_at, "is not a time")
     return used
 
 
 def _sortable(time_s: float) -> str:
-    """Return 16 digits that sort as times do."""
+    """Return 16 digits that sort like times."""
     (bits,) = struct.unpack(">Q", struct.pack(">d", float(time_s) + 0.0))  # + 0.0: there are two zeros
     return f"{bits ^ (2**64 - 1) if bits >> 63 else bits | 2**63:016x}"
 
@@ -223,7 +223,7 @@ def _filters(scope: Scope, which: ItemFilter, cursor: str | None, limit: int) ->
     if which.as_of is not None:
         end = min(end, f"{tag}{_sortable(which.as_of)}~")
     times = (which.as_of, which.used_since, which.live_at)
-    as_of, used_since, live_at = ("" if at is None else str(float(at)) for at in times)
+    as_of, used_since, live_at = ("" if moment is None else str(float(moment)) for moment in times)
     session, turn = _origin(which.session_id, which.turn_index)
     first: list[Argument] = [tag, _agent(scope), f"({end}", limit, _kinds(which.types)]
     return [*first, session, turn, as_of, "1" if which.superseded else "", used_since, live_at]

@@ -37,10 +37,10 @@ class Revision(NamedTuple):
     changes: int = 0
     """How often a row was changed or deleted."""
     rows: int = 0
-    """How many rows there ever were."""
+    """How many rows were ever added."""
 
     def grew_from(self, other: Revision) -> bool:
-        """Return whether rows were added to those of another revision, if anything happened at all."""
+        """Return whether the only change since another revision, if any, is that rows were added."""
         return self[:2] == other[:2] and self.rows >= other.rows
 
 
@@ -53,11 +53,11 @@ class Loaded:
 
     revision: Revision
     base: Revision
-    """The revision that was known, if rows were only added to it; else that of nothing."""
+    """The caller's revision, if rows were only added to it; otherwise `NOTHING`."""
     more: Sequence[Row]
     """The user's rows that came after `base`, in ascending order."""
     expired: Sequence[int] = ()
-    """The numbers of those that are expired."""
+    """The numbers of expired rows."""
     is_all: bool = True
     """Whether there are no more rows after these."""
 
@@ -77,7 +77,7 @@ class Pending:
 
 
 def key_of(user_id: str, id: str, text: str) -> str:
-    """Return the key of a user's item with this text: another text, user or id has another."""
+    """Return the key of a user's item with this text. Another text, user or id has another key."""
     digest = blake2b(digest_size=20)
     for part in (user_id, id, text):
         encoded = part.encode(errors="surrogatepass")

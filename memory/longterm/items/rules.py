@@ -47,12 +47,12 @@ def matches(item: MemoryItem, which: ItemFilter) -> bool:
         return False
     if which.as_of is None:
         return which.superseded or item.superseded_at is None
-    held = which.superseded or item.superseded_at is None or item.superseded_at > which.as_of
-    return item.created_at <= which.as_of and held
+    is_valid = which.superseded or item.superseded_at is None or item.superseded_at > which.as_of
+    return item.created_at <= which.as_of and is_valid
 
 
-def _is_live(item: MemoryItem, at: float, as_of: float | None) -> bool:
-    is_expired = item.expires_at is not None and item.expires_at <= at
+def _is_live(item: MemoryItem, now: float, as_of: float | None) -> bool:
+    is_expired = item.expires_at is not None and item.expires_at <= now
     return not is_expired and (as_of is not None or item.status != "resolved")
 
 
@@ -69,11 +69,11 @@ def end_after_deletion(ends: Mapping[str, End], id: str, successor: str) -> End:
     Args:
         ends: the ends of all items that are deleted together, by id.
     """
-    at, by = ends[successor]
+    end, by = ends[successor]
     for _ in ends:
         if by is None or by not in ends:
-            return NO_END if by == id else (at, by)
-        at, by = ends[by]
+            return NO_END if by == id else (end, by)
+        end, by = ends[by]
     return NO_END  # the deleted items superseded each other
 
 

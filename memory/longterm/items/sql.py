@@ -57,7 +57,7 @@ class SQLItems(SecureDeleteDatabase):
     def __init__(self, url: str, *, space: str = SPACE, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
         self._space = checked_space(space)
-        self._glance: Any = None
+        self._revision_connection: Any = None
         """The driver's connection of `revisions`, which waits for no lock; opened by the first `load`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -100,8 +100,8 @@ class SQLItems(SecureDeleteDatabase):
             works = [self._work([scope.user_id], lambda statements: statements.delete(scope, names))]
         else:
             rows = await self._reading(lambda statements: statements.numbers(scope, turn_index))
-            some = [rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE)]
-            works = [self._work([scope.user_id], partial(_delete_rows, scope.user_id, numbers)) for numbers in some]
+            batches = [rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE)]
+            works = [self._work([scope.user_id], partial(_delete_rows, scope.user_id, numbers)) for numbers in batches]
         return [name for deleted in await self._erase(*works) for name in deleted]
 
     async def touch(self, uses: Sequence[Use]) -> None:
@@ -130,10 +130,10 @@ class SQLItems(SecureDeleteDatabase):
         return swept
 
     async def close(self) -> None:
-        await super().close()  # the thread of the file ends here, so nobody opens the glance again
-        glance, self._glance = self._glance, None
-        if glance is not None:
-            glance.close()
+        await super().close()  # the thread of the file ends here, so nobody opens the connection again
+        connection, self._revision_connection = self._revision_connection, None
+        if connection is not None:
+            connection.close()
 
     # For a memory that holds indexes of users' items
 
@@ -147,7 +147,7 @@ class SQLItems(SecureDeleteDatabase):
         """Do each `put` of these in one transaction; return the new items.
 
         Args:
-            with_vectors: whether these items are to have vectors: see `pending`.
+            with_vectors: whether the items need vectors: see `pending`.
         """
         checked = [(scope, [checked_item(scope, item) for item in items]) for scope, items in additions]
         used = time.time() if at is None else at
@@ -164,7 +164,7 @@ class SQLItems(SecureDeleteDatabase):
     async def load(
         self,
         users: Collection[str],
-        known: Mapping[str, Revision],
+        revisions: Mapping[str, Revision],
         expiry: Expiry | None = None,
         *,
         most: int | None = None,
@@ -172,42 +172,43 @@ class SQLItems(SecureDeleteDatabase):
         """Return the rows of users that the caller does not have yet.
 
         Args:
-            known: of users, the revision whose rows the caller has.
+            revisions: of each user, the revision whose rows the caller has.
             expiry: which of the rows are expired; none if left out.
-            most: of how many new rows of a user to return the first; all if left out. If rows were changed or deleted
-                since what is known, all of the user's rows are returned.
+            most: the most new rows of each user to return; all if left out. If rows were changed or deleted since the
+                caller's revision, all of the user's rows are returned.
         """
         loaded = await self._reading(
             lambda statements: {
-                user_id: statements.load(user_id, known.get(user_id, NOTHING), expiry, most) for user_id in users
+                user_id: statements.load(user_id, revisions.get(user_id, NOTHING), expiry, most) for user_id in users
             }
         )
-        if self._glance is None and self._is_sqlite:
-            await self._on_thread(self._open_glance)
+        if self._revision_connection is None and self._is_sqlite:
+            await self._on_thread(self._open_revision_connection)
         return loaded
 
     def revisions(self, users: Collection[str]) -> dict[str, Revision] | None:
-        """Return the users' revisions as `load` does, in microseconds; None if that would take waiting.
+        """Return the users' revisions as `load` does, in microseconds; None if that would have to wait.
 
-        For an event loop: it waits for no lock and no thread. Whoever gets None asks `load`, which also says why.
+        For an event loop: it waits for no lock and no thread. If it returns None, call `load`, which also raises the
+        error if there is one.
         """
-        if self._glance is None or self._closed or not self._ready:
+        if self._revision_connection is None or self._closed or not self._ready:
             return None
         try:
             self._check_after()
-            statements = Statements(self._glance.cursor(), self._space)
+            statements = Statements(self._revision_connection.cursor(), self._space)
             return {user_id: statements.revision(user_id) for user_id in users}
         except (StoreError, self._driver.Error):
             return None
 
-    def _open_glance(self) -> None:
-        """Open the connection of `revisions` unless another `load` has; on the one thread of the file, so once."""
-        if self._glance is None:
+    def _open_revision_connection(self) -> None:
+        """Open the connection of `revisions` unless another `load` has opened it. Runs on the file's only thread."""
+        if self._revision_connection is None:
             pooled = self._engine.raw_connection()
             pooled.detach()
-            glance: Any = pooled.dbapi_connection
-            glance.execute("PRAGMA busy_timeout = 0")
-            self._glance = glance
+            connection: Any = pooled.dbapi_connection
+            connection.execute("PRAGMA busy_timeout = 0")
+            self._revision_connection = connection
 
     # For a memory that has vectors of the items elsewhere
 
@@ -220,33 +221,33 @@ class SQLItems(SecureDeleteDatabase):
         return await self._reading(lambda statements: statements.lacking(embedding))
 
     async def mark(self, items: Sequence[Pending], embedding: str) -> None:
-        """Record that these have vectors of this embedding. The key of an item that is gone, or changed, is dropped."""
+        """Record that these items have vectors of this embedding. The key of a deleted or changed item is dropped."""
         users = {item.user_id for item in items}
         await self._writing_fast(users, lambda statements: statements.mark(items, embedding))
 
     async def unmark(self) -> None:
-        """Record that all items of the space are to have vectors, and none has any."""
+        """Record that all items of the space need vectors and have none."""
         await self._writing_fast([], Statements.unmark)
 
     async def keys(self, embedding: str) -> tuple[list[str], list[str]]:
-        """Return the keys of the vectors that there are of this embedding, and of those that may be; latest first."""
+        """Return the vector keys of items that have vectors of this embedding, and of all others; latest first."""
 
         def read(statements: Statements) -> tuple[list[str], list[str]]:
-            there: list[str] = []
-            others: list[str] = []
+            embedded_keys: list[str] = []
+            other_keys: list[str] = []
             for embedded, item in statements.embedded():
-                keys = there if embedded == embedding else others
+                keys = embedded_keys if embedded == embedding else other_keys
                 keys += [key for key, _ in vectors_of(item.key, item.text)]
-            return there, others
+            return embedded_keys, other_keys
 
         return await self._reading(read)
 
     async def dropped(self, limit: int | None = None) -> list[str]:
-        """Return the keys of items that had vectors and are gone or have another text; `limit` at most."""
+        """Return the keys of up to `limit` items that had vectors and were deleted or have another text."""
         return await self._reading(lambda statements: statements.dropped(limit))
 
     async def undrop(self, keys: Sequence[str]) -> None:
-        """Record that the vectors of these are gone."""
+        """Record that the vectors of these keys are deleted."""
         await self._writing_fast([], lambda statements: statements.undrop(keys))
 
     async def count(self) -> int:
@@ -262,7 +263,7 @@ class SQLItems(SecureDeleteDatabase):
         return await self._write(self._work(users, work))
 
     async def _writing_fast(self, users: Collection[str], work: Callable[[Statements], Result]) -> Result:
-        """Do what `_writing` does for work that reads no text of a row: without SQLAlchemy."""
+        """Like `_writing`, without SQLAlchemy, for work that reads no text of a row."""
 
         def run(driver: Any) -> Result:
             cursor = driver if self._is_sqlite else PostgresCursor(driver)

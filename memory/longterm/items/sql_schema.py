@@ -1,7 +1,7 @@
 """The tables of `SQLItems`, for every SQL database.
 
 The digest of an item is of its space, its user's id and its own id: it has a fixed size, and the digests of deleted
-items reveal none of them. A text's null characters are escaped in PostgreSQL, which cannot keep them.
+items reveal none of them. A text's null characters are escaped in PostgreSQL, which cannot store them.
 """
 
 from __future__ import annotations
@@ -75,4 +75,4 @@ dropped = sa.Table(
     sa.Column("space", sa.Text, primary_key=True),
     sa.Column("key", sa.Text, primary_key=True),
 )
-"""Vectors of items that are gone, which the index of vectors may still have."""
+"""Keys of deleted items, whose vectors the index may still have."""

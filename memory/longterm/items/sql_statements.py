@@ -37,8 +37,8 @@ _UPDATE = f"UPDATE turnwise_items SET used = ?, embedded = ?, {_SET} WHERE row =
 _OWNED = "turnwise_items JOIN turnwise_item_owners USING (owner)"
 
 
-class Doomed(NamedTuple):
-    """What a deletion has to know of a row. Only that is read, so that damaged rows can be deleted."""
+class DeletedRow(NamedTuple):
+    """The values of a row that a deletion needs. No other is read, so that damaged rows can be deleted."""
 
     row: int
     digest: bytes
@@ -50,7 +50,7 @@ class Doomed(NamedTuple):
     """None if the row has no vectors."""
 
 
-_DOOMED = (
+_DELETED_COLUMNS = (
     "row, digest, id, superseded_at, superseded_by, embedded, "
     "CASE WHEN embedded IS NULL THEN NULL ELSE text END AS text"
 )
@@ -68,36 +68,36 @@ class Statements:
         self._space = space
 
     def digest(self, user_id: str, id: str) -> bytes:
-        """Return what names an item: a digest of its space, its user and its id."""
+        """Return the digest of an item's space, user and id."""
         parts = f"{len(self._space)}:{self._space}{len(user_id)}:{user_id}{id}"
         return blake2b(parts.encode(errors="surrogatepass"), digest_size=16).digest()
 
     # Reading
 
     def revision(self, user_id: str) -> Revision:
-        """Return which of a user's rows there are."""
+        """Return the revision of a user's rows."""
         select = "SELECT owner, changes, added FROM turnwise_item_owners WHERE space = ? AND user_id = ?"
         rows = self._all(select, self._space, user_id)
         return Revision(*rows[0]) if rows else NOTHING
 
-    def load(self, user_id: str, known: Revision, expiry: Expiry | None, most: int | None) -> Loaded:
-        """Return a user's rows that are not known: see `SQLItems.load`."""
+    def load(self, user_id: str, known_revision: Revision, expiry: Expiry | None, most: int | None) -> Loaded:
+        """Return a user's rows that are not in the known revision: see `SQLItems.load`."""
         revision = current = self.revision(user_id)
-        if not revision.grew_from(known):
-            most = most if known == NOTHING else None
-            known = NOTHING
+        if not revision.grew_from(known_revision):
+            most = most if known_revision == NOTHING else None
+            known_revision = NOTHING
         first, _ = _range(revision.owner)
         rows: list[Row] = []
-        if revision.rows != known.rows:
+        if revision.rows != known_revision.rows:
             # In PostgreSQL, rows that came after the revision was read may be seen by now.
-            numbers = first + known.rows, first + revision.rows - 1
+            numbers = first + known_revision.rows, first + revision.rows - 1
             limit = f" LIMIT {most:d}" if most else ""
             select = f"SELECT row, {ITEM} FROM turnwise_items WHERE row BETWEEN ? AND ? ORDER BY row{limit}"  # noqa: S608
             rows = [_row(user_id, values) for values in self._all(select, *numbers)]
             if len(rows) == most:
                 revision = revision._replace(rows=rows[-1].row - first + 1)
         expired = self._expired(user_id, revision.owner, expiry) if expiry else []
-        return Loaded(revision=revision, base=known, more=rows, expired=expired, is_all=revision == current)
+        return Loaded(revision=revision, base=known_revision, more=rows, expired=expired, is_all=revision == current)
 
     def _expired(self, user_id: str, owner: int, expiry: Expiry) -> list[int]:
         which = f"row BETWEEN ? AND ? AND used < ? AND {_types(expiry.types)}"
@@ -110,23 +110,23 @@ class Statements:
         """Return the items of these ids that the scope sees."""
         names = {self.digest(scope.user_id, name): name for name in ids}
         items = {}
-        for some in _chunks([*names]):
-            which = f"digest IN ({_marks(some)}) AND {_SEEN}"
+        for digests in _chunks([*names]):
+            which = f"digest IN ({_marks(digests)}) AND {_VISIBLE}"
             select = f"SELECT digest, {ITEM} FROM turnwise_items WHERE {which}"  # noqa: S608
-            for digest, *values in self._all(select, *some, scope.agent):
+            for digest, *values in self._all(select, *digests, scope.agent):
                 items[names[bytes(digest)]] = item_of(scope.user_id, values)
         return {name: items[name] for name in ids if name in items}
 
     def query(
         self, scope: Scope, which: ItemFilter, before: tuple[float, int] | None, limit: int
     ) -> list[tuple[int, MemoryItem]]:
-        """Return the newest items before a time and a place, each with its place among its user's."""
+        """Return the newest items before a time and a row, each with its row among its user's."""
         owner = self.revision(scope.user_id).owner
         condition, values = _matching(which)
         place = "" if before is None else "(created_at, row) < (?, ?) AND "
         after = () if before is None else (before[0], before[1] + owner * ROWS)
         select = (
-            f"SELECT row, {ITEM} FROM turnwise_items WHERE owner = ? AND {place}{_SEEN}{condition} "  # noqa: S608
+            f"SELECT row, {ITEM} FROM turnwise_items WHERE owner = ? AND {place}{_VISIBLE}{condition} "  # noqa: S608
             "ORDER BY created_at DESC, row DESC LIMIT ?"
         )
         rows = self._all(select, owner, *after, scope.agent, *values, limit)
@@ -149,17 +149,17 @@ class Statements:
     def add(
         self, scope: Scope, items: Sequence[MemoryItem], used: float, *, with_vectors: bool = False
     ) -> list[MemoryItem]:
-        """Insert those that the user neither has nor had; return them."""
+        """Insert the items that the user neither has nor had; return them."""
         new: dict[bytes, MemoryItem] = {}
         for item in items:
             new.setdefault(self.digest(scope.user_id, item.id), item)
-        for some in _chunks([*new]):
-            marks = _marks(some)
+        for digests in _chunks([*new]):
+            marks = _marks(digests)
             select = (
                 f"SELECT digest FROM turnwise_items WHERE digest IN ({marks}) "  # noqa: S608
                 f"UNION ALL SELECT digest FROM turnwise_items_deleted WHERE digest IN ({marks})"
             )
-            for (digest,) in self._all(select, *some, *some):
+            for (digest,) in self._all(select, *digests, *digests):
                 new.pop(bytes(digest), None)
         if not new:
             return []
@@ -214,7 +214,7 @@ class Statements:
         return new
 
     def touch(self, use: Use) -> None:
-        """Record that a user's items were used, unless they were later."""
+        """Record the time of a use of a user's items, unless they were used later."""
         counts = ", uses = uses + 1" if use.counts else ""
         update = f"UPDATE turnwise_items SET used = ?{counts} WHERE digest = ? AND used < ?"  # noqa: S608
         digests = {self.digest(use.user_id, name) for name in use.ids}
@@ -225,15 +225,17 @@ class Statements:
     def delete(self, scope: Scope, ids: Sequence[str]) -> list[str]:
         """Delete the items of these ids that the scope sees, and record the ids that the user does not have."""
         names = {self.digest(scope.user_id, name): name for name in ids}
-        there: dict[bytes, Doomed | None] = {}
-        for some in _chunks([*names]):
-            which = f"digest IN ({_marks(some)})"
-            select = f"SELECT agent, {_DOOMED} FROM turnwise_items WHERE {which}"  # noqa: S608
-            for agent, *values in self._all(select, *some):
-                row = _doomed(values)
-                there[row.digest] = row if agent in (None, scope.agent) else None
-        rows = [seen._replace(id=names[digest]) for digest in names if (seen := there.get(digest))]
-        self._forget(scope.user_id, rows, {digest: name for digest, name in names.items() if digest not in there})
+        rows_by_digest: dict[bytes, DeletedRow | None] = {}
+        for digests in _chunks([*names]):
+            which = f"digest IN ({_marks(digests)})"
+            select = f"SELECT agent, {_DELETED_COLUMNS} FROM turnwise_items WHERE {which}"  # noqa: S608
+            for agent, *values in self._all(select, *digests):
+                row = _deleted_row(values)
+                rows_by_digest[row.digest] = row if agent in (None, scope.agent) else None
+        rows = [deleted._replace(id=names[digest]) for digest in names if (deleted := rows_by_digest.get(digest))]
+        self._forget(
+            scope.user_id, rows, {digest: name for digest, name in names.items() if digest not in rows_by_digest}
+        )
         return [row.id for row in rows]
 
     def numbers(self, scope: Scope, turn_index: int | None) -> list[int]:
@@ -244,16 +246,16 @@ class Statements:
         return [row for (row,) in self._all(select, *_range(self.revision(scope.user_id).owner), *values)]
 
     def delete_rows(self, user_id: str, numbers: Sequence[int], unused_since: float | None = None) -> list[str]:
-        """Delete a user's rows of these numbers that are there still, and were not used since a time; return their ids.
+        """Delete those rows of a user that still exist and were not used since a time; return their ids.
 
         Of a row whose id cannot be read, the digest is returned.
         """
-        rows: list[Doomed] = []
-        for some in _chunks(numbers):
+        rows: list[DeletedRow] = []
+        for batch in _chunks(numbers):
             unused, values = ("", ()) if unused_since is None else (" AND used < ?", (unused_since,))
-            which = f"row IN ({_marks(some)}){unused}"
-            select = f"SELECT {_DOOMED} FROM turnwise_items WHERE {which} ORDER BY row"  # noqa: S608
-            rows += map(_doomed, self._all(select, *some, *values))
+            which = f"row IN ({_marks(batch)}){unused}"
+            select = f"SELECT {_DELETED_COLUMNS} FROM turnwise_items WHERE {which} ORDER BY row"  # noqa: S608
+            rows += map(_deleted_row, self._all(select, *batch, *values))
         self._forget(user_id, rows)
         return [row.id if isinstance(row.id, str) else row.digest.hex() for row in rows]
 
@@ -267,11 +269,11 @@ class Statements:
             numbers.setdefault(user_id, []).append(row)
         return numbers
 
-    def _forget(self, user_id: str, rows: Sequence[Doomed], missing: dict[bytes, str] | None = None) -> None:
+    def _forget(self, user_id: str, rows: Sequence[DeletedRow], missing: dict[bytes, str] | None = None) -> None:
         """Delete rows of a user, and record these ids as deleted, as well as `missing`, which the user does not have.
 
-        An item that a deleted row superseded becomes valid again, or is superseded by the deleted row's successor. A
-        user without any row left is unknown: the number goes too, and with it the user's id.
+        An item that a deleted row superseded becomes valid again, or is superseded by the deleted row's successor. If
+        the user has no row left, the user's number and id are deleted, too.
         """
         missing = missing or {}
         if digests := [*(row.digest for row in rows), *missing]:
@@ -285,15 +287,15 @@ class Statements:
         ends = dict.fromkeys(missing.values(), NO_END)
         ends |= {row.id: (row.superseded_at, row.superseded_by) for row in rows if isinstance(row.id, str)}
         first, last = _range(self.revision(user_id).owner)
-        left = False
-        for some in _chunks([*ends]):
-            which = f"superseded_by IN ({_marks(some)}) AND row BETWEEN ? AND ?"
+        has_predecessors = False
+        for ids in _chunks([*ends]):
+            which = f"superseded_by IN ({_marks(ids)}) AND row BETWEEN ? AND ?"
             select = f"SELECT row, id, superseded_by FROM turnwise_items WHERE {which}"  # noqa: S608
-            for row, name, successor in self._all(select, *some, first, last):
-                left = True
+            for row, name, successor in self._all(select, *ids, first, last):
+                has_predecessors = True
                 update = "UPDATE turnwise_items SET superseded_at = ?, superseded_by = ? WHERE row = ?"
                 self._cursor.execute(update, (*end_after_deletion(ends, name, successor), row))
-        if rows or left:
+        if rows or has_predecessors:
             self._bump(user_id)
         if not self._all("SELECT 1 FROM turnwise_items WHERE row BETWEEN ? AND ? LIMIT 1", first, last):
             forget = "DELETE FROM turnwise_item_owners WHERE space = ? AND user_id = ?"
@@ -310,7 +312,7 @@ class Statements:
 
     def pending(self, embedding: str, limit: int) -> list[Pending]:
         """Return items whose text has no vectors of this embedding."""
-        select = f"SELECT user_id, id, text FROM {_OWNED} WHERE space = ? AND {_LACKS} LIMIT ?"  # noqa: S608
+        select = f"SELECT user_id, id, text FROM {_OWNED} WHERE space = ? AND {_WITHOUT_VECTOR} LIMIT ?"  # noqa: S608
         rows = self._all(select, self._space, embedding, embedding, limit)
         return [
             Pending(user_id=user_id, id=name, text=text)
@@ -320,11 +322,11 @@ class Statements:
 
     def lacking(self, embedding: str) -> int:
         """Return how many items have no vectors of this embedding."""
-        select = f"SELECT count(*) FROM {_OWNED} WHERE space = ? AND {_LACKS}"  # noqa: S608
+        select = f"SELECT count(*) FROM {_OWNED} WHERE space = ? AND {_WITHOUT_VECTOR}"  # noqa: S608
         return int(self._all(select, self._space, embedding, embedding)[0][0])
 
     def mark(self, items: Sequence[Pending], embedding: str) -> None:
-        """Record that these have vectors of this embedding, or that nobody needs those: the texts were changed."""
+        """Record that these items have vectors of this embedding. The vector of a changed text counts as dropped."""
         for item in items:
             update = "UPDATE turnwise_items SET embedded = ? WHERE digest = ? AND text = ?"
             self._cursor.execute(update, (embedding, self.digest(item.user_id, item.id), item.text))
@@ -337,19 +339,19 @@ class Statements:
         self._cursor.execute(f"UPDATE turnwise_items SET embedded = '' WHERE {of_space}", (self._space,))  # noqa: S608
 
     def embedded(self) -> Iterator[tuple[str, Pending]]:
-        """Yield each item with what its vectors are made by, the latest first."""
+        """Yield each item with the embedding of its vectors, the latest first."""
         select = f"SELECT embedded, user_id, id, text FROM {_OWNED} WHERE space = ? ORDER BY row DESC"  # noqa: S608
         for embedded, user_id, name, text in self._all(select, self._space):
             if all(isinstance(value, str) for value in (user_id, name, text)):
                 yield embedded, Pending(user_id=user_id, id=name, text=text)
 
     def dropped(self, limit: int | None) -> list[str]:
-        """Return keys of vectors that are of no item any more."""
+        """Return keys of vectors whose items were deleted or changed."""
         select = "SELECT key FROM turnwise_vectors_dropped WHERE space = ?"
         return [key for (key,) in self._all(select + ("" if limit is None else f" LIMIT {limit:d}"), self._space)]
 
     def undrop(self, keys: Sequence[str]) -> None:
-        """Record that these vectors are gone."""
+        """Record that these vectors are deleted."""
         self._undrop(keys)
 
     def _drop(self, keys: Sequence[str]) -> None:
@@ -370,11 +372,11 @@ class Statements:
         return rows
 
 
-_SEEN = "(agent IS NULL OR agent = ?)"
-"""Whether a scope sees a row. Compared with NULL, an agent is nobody's."""
+_VISIBLE = "(agent IS NULL OR agent = ?)"
+"""Whether a scope sees a row. A comparison of an agent with NULL is never true."""
 
-_LACKS = "(embedded < ? OR embedded > ?)"
-"""Whether a row is to have vectors of an embedding, and has none: by the index, which no inequality uses."""
+_WITHOUT_VECTOR = "(embedded < ? OR embedded > ?)"
+"""Whether a row needs vectors of an embedding and has none. Two comparisons, since `!=` does not use the index."""
 
 
 def _row(user_id: str, values: Sequence[Any]) -> Row:
@@ -383,9 +385,9 @@ def _row(user_id: str, values: Sequence[Any]) -> Row:
     return Row(row=number, agent=values[AGENT], item=item, key=key_of(user_id, item.id, item.text))
 
 
-def _doomed(values: Sequence[Any]) -> Doomed:
+def _deleted_row(values: Sequence[Any]) -> DeletedRow:
     row, digest, *rest = values
-    return Doomed(row, bytes(digest), *rest)
+    return DeletedRow(row, bytes(digest), *rest)
 
 
 def _range(owner: int) -> tuple[int, int]:
@@ -410,9 +412,9 @@ def _matching(which: ItemFilter) -> tuple[str, list[Any]]:
     conditions: list[str] = []
     values: list[Any] = []
 
-    def need(condition: str, *of: Any) -> None:
+    def need(condition: str, *parameters: Any) -> None:
         conditions.append(f" AND {condition}")
-        values.extend(of)
+        values.extend(parameters)
 
     if which.types is not None:
         need(_types(which.types), *(str(kind) for kind in which.types))

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import ItemFilter, ItemStore, all_stored
 from turnwise.memory.longterm.items.rules import check_turn, matches
-from turnwise.memory.longterm.retention.deletion import said_by, said_in
+from turnwise.memory.longterm.retention.deletion import contained_texts, texts_in_item
 
 
 async def to_delete(
@@ -32,9 +32,9 @@ async def still_contained(store: ItemStore, texts: Collection[str]) -> set[str]:
     Raises:
         CorruptRecordError: an item cannot be read.
     """
-    left = set(texts)
-    if left:
+    remaining = set(texts)
+    if remaining:
         async for stored in all_stored(store):
-            for text in said_by(stored.item):
-                left -= said_in(text, left)
-    return set(texts) - left
+            for text in texts_in_item(stored.item):
+                remaining -= contained_texts(text, remaining)
+    return set(texts) - remaining

@@ -91,12 +91,12 @@ async def migrate(
         check_id("agent", agent)
     chosen = FlatNamespace(namespace, users)
     tally = _Tally(chosen.users or (), agent)
-    found = read_flat(source, chosen)
+    memories = read_flat(source, chosen)
     loop = asyncio.get_running_loop()
     # One thread, so that a read in progress ends before the source is closed when this is cancelled.
     reader = ThreadPoolExecutor(1, thread_name_prefix="turnwise-migration")
     try:
-        while page := await loop.run_in_executor(reader, lambda: [*islice(found, _PAGE)]):
+        while page := await loop.run_in_executor(reader, lambda: [*islice(memories, _PAGE)]):
             for user_id, items in tally.sort(page).items():
                 scope = Scope(user_id=user_id, agent=agent)
                 if dry_run:
@@ -106,7 +106,7 @@ async def migrate(
             if progress is not None:
                 progress(tally.read)
     finally:
-        await loop.run_in_executor(reader, found.close)
+        await loop.run_in_executor(reader, memories.close)
         reader.shutdown(wait=False)
     return tally.report(dry_run)
 
@@ -127,18 +127,18 @@ class _Tally:
     def sort(self, page: Iterable[FlatMemory | Skipped]) -> dict[str, list[MemoryItem]]:
         """Return the items of a page by user, each once."""
         items: dict[str, dict[str, MemoryItem]] = {}
-        for found in page:
+        for memory in page:
             self.read += 1
-            item = self._item(found)
+            item = self._item(memory)
             if isinstance(item, Skipped):
                 self._skipped[item.reason] += 1
                 self._skips += [item] if len(self._skips) < SKIPS_LISTED else []
-            elif isinstance(found, FlatMemory):
-                self._by_user[found.user_id] += 1
+            elif isinstance(memory, FlatMemory):
+                self._by_user[memory.user_id] += 1
                 self._by_type[item.type] += 1
-                self._unknown_types += has_unknown_type(found.value)
-                self._without_expiry += found.expires_at is not None
-                items.setdefault(found.user_id, {}).setdefault(item.id, item)
+                self._unknown_types += has_unknown_type(memory.value)
+                self._without_expiry += memory.expires_at is not None
+                items.setdefault(memory.user_id, {}).setdefault(item.id, item)
         return {user_id: [*of_user.values()] for user_id, of_user in items.items()}
 
     def report(self, dry_run: bool) -> MigrationReport:
@@ -155,18 +155,18 @@ class _Tally:
             without_expiry=self._without_expiry,
         )
 
-    def _item(self, found: FlatMemory | Skipped) -> MemoryItem | Skipped:
-        if isinstance(found, Skipped):
-            return found
-        if found.expires_at is not None and found.expires_at <= self._now:
-            return Skipped(found.prefix, found.key, SkipReason.EXPIRED)
+    def _item(self, memory: FlatMemory | Skipped) -> MemoryItem | Skipped:
+        if isinstance(memory, Skipped):
+            return memory
+        if memory.expires_at is not None and memory.expires_at <= self._now:
+            return Skipped(memory.prefix, memory.key, SkipReason.EXPIRED)
         try:
-            item = item_of(found)
+            item = item_of(memory)
         except RecursionError as error:  # it is nested so deeply that only reading it succeeded
-            return Skipped(found.prefix, found.key, SkipReason.UNREADABLE, str(error))
+            return Skipped(memory.prefix, memory.key, SkipReason.UNREADABLE, str(error))
         if item is None:
-            return Skipped(found.prefix, found.key, SkipReason.NO_TEXT)
+            return Skipped(memory.prefix, memory.key, SkipReason.NO_TEXT)
         try:
-            return checked_item(Scope(user_id=found.user_id, agent=self._agent), item)
+            return checked_item(Scope(user_id=memory.user_id, agent=self._agent), item)
         except InvalidMemoryError as error:
-            return Skipped(found.prefix, found.key, SkipReason.REFUSED, error.why)
+            return Skipped(memory.prefix, memory.key, SkipReason.REFUSED, error.why)

@@ -27,8 +27,8 @@ class FlatNamespace:
 
     def __init__(self, name: str, users: Collection[str] | None = None) -> None:
         check_id("namespace", name)
-        whole = name if _USER in name else f"{_USER}.{name}"
-        self.before, _, self.after = whole.partition(_USER)
+        pattern = name if _USER in name else f"{_USER}.{name}"
+        self.before, _, self.after = pattern.partition(_USER)
         if not (self.before + self.after).strip(".") or _USER in self.after:
             raise ConfigError("namespace", name, "name the segment after the user, such as 'memories'")
         if isinstance(users, str):

@@ -64,8 +64,8 @@ def read_flat(source: str | Path, namespace: FlatNamespace) -> Generator[FlatMem
         with path.open("rb") as file:
             is_database = file.read(16) == b"SQLite format 3\0"
         if not is_database and separator:
-            why = "the file is not a SQLite database; for lines of JSON, pass the path without sqlite:///"
-            raise ConfigError("source", name, why)
+            reason = "the file is not a SQLite database; for lines of JSON, pass the path without sqlite:///"
+            raise ConfigError("source", name, reason)
         yield from (_read_sqlite if is_database else _read_lines)(path, namespace)
     except (sqlite3.Error, OSError) as error:
         raise StoreError(f"source {name}: {error}; check read permission and file integrity") from error
@@ -79,12 +79,12 @@ def _read_sqlite(path: Path, namespace: FlatNamespace) -> Iterator[FlatMemory | 
         connection.execute("ATTACH ? AS source", (f"{path.resolve().as_uri()}?mode=ro",))
         columns = _columns(str(path), (row[1] for row in connection.execute("PRAGMA source.table_info(store)")))
         if namespace.prefixes is None:
-            where, values = _HERE, _bounds(namespace)
+            condition, values = _HERE, _bounds(namespace)
         else:
-            where = "prefix IN (SELECT value FROM json_each(:prefixes))"
+            condition = "prefix IN (SELECT value FROM json_each(:prefixes))"
             values = {"prefixes": json.dumps(namespace.prefixes)}
         chosen = ", ".join(column if column in columns else f"NULL AS {column}" for column in _TIMES)
-        select = f"SELECT prefix, key, value, {chosen} FROM source.store WHERE {where} ORDER BY prefix, key"  # noqa: S608 - nothing in it is from outside
+        select = f"SELECT prefix, key, value, {chosen} FROM source.store WHERE {condition} ORDER BY prefix, key"  # noqa: S608 - nothing in it is from outside
         connection.execute(f"CREATE TABLE copy AS {select}", values)
         connection.execute("DETACH source")
         connection.text_factory = bytes  # so that invalid UTF-8 raises no error here
@@ -97,9 +97,9 @@ def _read_postgresql(url: str, name: str, namespace: FlatNamespace) -> Iterator[
     import sqlalchemy as sa
 
     if namespace.prefixes is None:
-        where, values = _HERE, _bounds(namespace)
+        condition, values = _HERE, _bounds(namespace)
     else:
-        where, values = "prefix = ANY(:prefixes)", {"prefixes": namespace.prefixes}
+        condition, values = "prefix = ANY(:prefixes)", {"prefixes": namespace.prefixes}
     try:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):
@@ -108,10 +108,14 @@ def _read_postgresql(url: str, name: str, namespace: FlatNamespace) -> Iterator[
         engine = sa.create_engine(parsed, poolclass=sa.NullPool)
         with engine.connect() as connection:
             connection.execution_options(postgresql_readonly=True, yield_per=100)
-            known = sa.inspect(connection).get_columns("store") if sa.inspect(connection).has_table("store") else ()
-            columns = _columns(name, (column["name"] for column in known))
+            table_columns = (
+                sa.inspect(connection).get_columns("store") if sa.inspect(connection).has_table("store") else ()
+            )
+            columns = _columns(name, (column["name"] for column in table_columns))
             chosen = ", ".join(f"extract(epoch from {time})" if time in columns else "NULL" for time in _TIMES)
-            select = f"SELECT prefix, key, CAST(value AS text), {chosen} FROM store WHERE {where} ORDER BY prefix, key"  # noqa: S608 - nothing in it is from outside
+            select = (
+                f"SELECT prefix, key, CAST(value AS text), {chosen} FROM store WHERE {condition} ORDER BY prefix, key"  # noqa: S608 - nothing in it is from outside
+            )
             for prefix, key, value, *times in connection.execute(sa.text(select), values):
                 yield from _row(namespace, prefix, key, value, [time and float(time) for time in times])
 
@@ -123,12 +127,14 @@ def _translated(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        why = f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
-        raise StoreURLError(name, why) from error
+        reason = f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
+        raise StoreURLError(name, reason) from error
     except exc.SQLAlchemyError as error:
         cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig else error
-        why = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
-        raise StoreError(f"source {name}: {why}; check that it is reachable and that its user may read it") from error
+        reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+        raise StoreError(
+            f"source {name}: {reason}; check that it is reachable and that its user may read it"
+        ) from error
 
 
 def _bounds(namespace: FlatNamespace) -> dict[str, Any]:
@@ -136,16 +142,16 @@ def _bounds(namespace: FlatNamespace) -> dict[str, Any]:
     return {"before": before, "after": after, "before_size": len(before), "after_size": len(after)}
 
 
-def _columns(name: str, found: Iterable[str]) -> set[str]:
+def _columns(name: str, column_names: Iterable[str]) -> set[str]:
     """Return the columns of the table.
 
     Raises:
         ConfigError: it is not the table of a store.
     """
-    columns = set(found)
+    columns = set(column_names)
     if not columns >= _NEEDED:
-        why = f"has no table 'store' with {', '.join(sorted(_NEEDED))}, so it is not a store of LangGraph"
-        raise ConfigError("source", name, why)
+        reason = f"has no table 'store' with {', '.join(sorted(_NEEDED))}, so it is not a store of LangGraph"
+        raise ConfigError("source", name, reason)
     return columns
 
 
@@ -162,10 +168,10 @@ def _row(
 
 def _read_lines(path: Path, namespace: FlatNamespace) -> Iterator[FlatMemory | Skipped]:
     with path.open("rb") as file:
-        left = os.fstat(file.fileno()).st_size
+        remaining = os.fstat(file.fileno()).st_size
         number = 0
-        while left > 0 and (line := file.readline(left)):
-            left -= len(line)
+        while remaining > 0 and (line := file.readline(remaining)):
+            remaining -= len(line)
             number += 1
             try:
                 if text := line.removeprefix(codecs.BOM_UTF8).decode().strip():
@@ -201,8 +207,8 @@ def _memory(
     if user is None:
         return
     if namespace.is_ambiguous(place, user):
-        why = f"of user {user!r}, or of a namespace below another user's; if it is a user, name it"
-        yield Skipped(prefix, key, SkipReason.AMBIGUOUS_USER, why)
+        reason = f"of user {user!r}, or of a namespace below another user's; if it is a user, name it"
+        yield Skipped(prefix, key, SkipReason.AMBIGUOUS_USER, reason)
         return
     yield FlatMemory(prefix, user, key, value, *times)
 

@@ -63,8 +63,8 @@ def item_of(memory: FlatMemory) -> MemoryItem | None:
 
 def flat_id(prefix: str, key: str) -> str:
     """Return the id of the item for this namespace and key."""
-    named = f"{len(prefix)}:{prefix}{key}".encode(errors="surrogatepass")
-    return f"flat-{hashlib.blake2b(named, digest_size=16).hexdigest()}"
+    encoded = f"{len(prefix)}:{prefix}{key}".encode(errors="surrogatepass")
+    return f"flat-{hashlib.blake2b(encoded, digest_size=16).hexdigest()}"
 
 
 def text_of(value: Any) -> str | None:
@@ -114,8 +114,8 @@ def _is_blank(value: Any) -> bool:
 
 def _listed(fields: dict[str, Any]) -> str:
     """Return the fields of a record as text."""
-    said = {name: value for name, value in fields.items() if not _is_blank(value)}
-    return "; ".join(f"{name}: {_plain(value)}" for name, value in said.items())
+    filled = {name: value for name, value in fields.items() if not _is_blank(value)}
+    return "; ".join(f"{name}: {_plain(value)}" for name, value in filled.items())
 
 
 def _plain(value: Any) -> str:

@@ -23,8 +23,8 @@ MAX_WORD = 64
 def words(text: str) -> list[str]:
     """Return the words in order: case folded, without accents.
 
-    Scripts that put no spaces between words give each character and each pair of neighbours, so that a part of what
-    was written is found.
+    Scripts that put no spaces between words give each character and each pair of neighbours, so that a part of a text
+    is found.
     """
     if text.isascii():
         return [word[:MAX_WORD] for word in _ASCII_WORD.findall(text.lower())]
@@ -33,8 +33,8 @@ def words(text: str) -> list[str]:
 
 def speaker_words(text: str) -> list[str]:
     """Return the words of the name before the first colon, as in "Sarah: I moved to Graz"; none if there is none."""
-    found = _LABEL.match(text[:128])
-    return words(found[1]) if found else []
+    match = _LABEL.match(text[:128])
+    return words(match[1]) if match else []
 
 
 def is_dense(char: str) -> bool:
@@ -45,14 +45,14 @@ def is_dense(char: str) -> bool:
 
 def _words(text: str) -> Iterator[str]:
     folded = unicodedata.normalize("NFD", unicodedata.normalize("NFKC", text).casefold())
-    found: list[str] = []
+    letters: list[str] = []
     for char in unicodedata.normalize("NFC", _ACCENTS.sub("", folded)) + " ":
         kind = unicodedata.category(char)[0]
-        if kind in "LN" or (found and kind == "M"):  # in many scripts vowels are marks
-            found.append(char)
-        elif found:
-            yield from _parts("".join(found))
-            found = []
+        if kind in "LN" or (letters and kind == "M"):  # in many scripts vowels are marks
+            letters.append(char)
+        elif letters:
+            yield from _parts("".join(letters))
+            letters = []
 
 
 def _parts(run: str) -> Iterator[str]:
@@ -61,16 +61,16 @@ def _parts(run: str) -> Iterator[str]:
         yield run[:MAX_WORD]
         return
     start, dense = 0, is_dense(run[0])
-    for at in range(1, len(run) + 1):
-        if at < len(run) and is_dense(run[at]) == dense:
+    for position in range(1, len(run) + 1):
+        if position < len(run) and is_dense(run[position]) == dense:
             continue
-        part = run[start:at]
+        part = run[start:position]
         if dense:
             yield from part
             yield from map("".join, pairwise(part))
         else:
             yield part[:MAX_WORD]
-        start, dense = at, not dense
+        start, dense = position, not dense
 
 
 _DENSE = (
@@ -166,7 +166,7 @@ def stems_of(word: str, language: str) -> tuple[str, ...]:
     """Return the search keys of a word of a text in this language; see `stems`."""
     if word.isascii():
         languages = (ENGLISH,) if language == ENGLISH else (ENGLISH, language)
-        own = [_stem(word, each) for each in languages]
+        own = [_stem(word, code) for code in languages]
         return tuple(dict.fromkeys((_stem(BASES.get(word, word), ENGLISH), *own)))
     return (_stem(word, _language_of_script(word) or language),)
 

@@ -80,9 +80,9 @@ class ConfiguredEmbedding:
                 try:
                     self._function = self._kind.build_from_config(dict(self._config))
                 except Exception as error:
-                    why = f"cannot be built from its config in this process: {error}"
+                    reason = f"cannot be built from its config in this process: {error}"
                     remedy = "set the environment variables and install the packages that it needs on the memory's node"
-                    raise StoreError(f"embedding function {self._name!r} {why}; {remedy}") from error
+                    raise StoreError(f"embedding function {self._name!r} {reason}; {remedy}") from error
             return self._function
 
 

@@ -1,8 +1,8 @@
 """English words whose forms share no ending: "went" is a form of "go", "children" of "child".
 
-Which forms there are is told by the appendices "English irregular verbs" and "English irregular nouns" of Wiktionary.
-Left out are forms that a stemmer reduces by itself, auxiliaries, forms that are mostly other words ("rose", "ground",
-"bit"), and rare verbs.
+The forms come from the appendices "English irregular verbs" and "English irregular nouns" of Wiktionary. Left out are
+forms that a stemmer reduces by itself, auxiliaries, forms that are mostly other words ("rose", "ground", "bit"), and
+rare verbs.
 """
 
 from __future__ import annotations

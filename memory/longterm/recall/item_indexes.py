@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from turnwise.memory.longterm.recall.user_index import UserIndex
 
 HELD_BYTES, HELD_LISTS = 256 << 20, 1_000
-"""How much the indexes may take in memory, and how many may be held."""
+"""The most bytes of all indexes in memory, and the most indexes."""
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """The index of a list, and how much of it that is."""
+    """The index of a list, which may lack some of the list's items."""
 
     user_index: UserIndex
-    left: int
+    missing: int
     """How many items the index still lacks, since there was no time for them."""
     size: int
     """How many items the list has."""
@@ -36,17 +36,17 @@ class Indexed:
     @property
     def trouble(self) -> str | None:
         """Why items may be missing in a recall; None if all are indexed."""
-        if not self.left:
+        if not self.missing:
             return None
-        return f"{self.left} of {self.size} items are not indexed yet, and so not found: later recalls go on with them"
+        return f"{self.missing} of {self.size} items are not indexed yet and cannot be found: later recalls index them"
 
 
 class ItemIndexes:
-    """The indexes of lists of items, by a key: of each list, as it was when it was last asked for.
+    """The indexes of lists of items, by a key. Each has the items of the last request for its list.
 
-    An index is brought up to date in steps, each on a thread, between which others have their turn. A step analyses
-    a bounded part of the items that are new or changed. What was done stays: who asks next goes on from there, whether
-    the one before was cancelled or had no time left. Those that were not used for longest are dropped first.
+    An index is brought up to date in steps, each on a thread; other work runs between the steps. A step analyses a
+    bounded part of the new or changed items. A finished step stays: the next request continues, whether the one before
+    was cancelled or had no time left. The least recently used indexes are dropped first.
     """
 
     def __init__(self, held_bytes: int = HELD_BYTES) -> None:
@@ -56,20 +56,20 @@ class ItemIndexes:
         self._bytes = 0
 
     async def of(self, user_id: str, which: Hashable, items: Sequence[MemoryItem]) -> Indexed:
-        """Return the index of a list of a user's items. Cancelling ends the work after the passage that it is at.
+        """Return the index of a list of a user's items. Cancelling ends the work after the current passage.
 
         Args:
-            which: tells the lists of a user apart.
+            which: the key of the list among the user's lists.
         """
         key = user_id, which
         listed = self._lists.setdefault(key, _IndexedList())
         self._lists.move_to_end(key)
         async with listed.turn:
-            user_index, left = await on_thread(listed.step, items)
-            while left and has_time():
-                user_index, left = await on_thread(listed.step, items)
+            user_index, missing = await on_thread(listed.step, items)
+            while missing and has_time():
+                user_index, missing = await on_thread(listed.step, items)
         self._count(key, listed, user_index.bytes)
-        return Indexed(user_index, left, len(items))
+        return Indexed(user_index, missing, len(items))
 
     async def remove(self, user_id: str, ids: Collection[str]) -> None:
         """Remove a user's items from the indexes, since they are deleted: no text of them stays in memory."""
@@ -93,23 +93,23 @@ class ItemIndexes:
 
 
 class _IndexedList:
-    """The index of one list. Its methods but `turn` are for threads, which take turns."""
+    """The index of one list. Its methods run on threads, one at a time."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
-        """Held by whoever brings the index up to date."""
+        """Held while the index is brought up to date."""
         self.index: UserIndex | None = None
         self.bytes = 0
-        """How much of the memory it is counted for."""
+        """How many bytes of memory are counted for it."""
         self._items: Sequence[MemoryItem] | None = ()
-        """The list that the index is, or becomes, the index of; None if that is not known."""
+        """The list of the index, or of its current growth; None if it is not known."""
         self._growth: Growth | None = None
-        """The way there; None once it is done."""
+        """The current growth of the index; None once it is done."""
         self._lock = threading.Lock()
-        """A step whose caller was cancelled may still be under way when the next one begins."""
+        """A step whose caller was cancelled may still run when the next one begins."""
 
     def step(self, items: Sequence[MemoryItem]) -> tuple[UserIndex, int]:
-        """Take a step towards the index of these items; return it, and how many it lacks still."""
+        """Take a step towards the index of these items; return it, and how many items it still lacks."""
         from turnwise.memory.longterm.recall.growth import growth_between
         from turnwise.memory.longterm.recall.user_index import UserIndex
 
@@ -122,10 +122,10 @@ class _IndexedList:
                 return self.index, 0
             self._growth.step()
             self.index = self._growth.index
-            left = self._growth.left
+            missing = self._growth.missing
             if self._growth.is_done:
                 self._growth = None
-            return self.index, left
+            return self.index, missing
 
     def remove(self, ids: set[str]) -> None:
         """Remove items from the index."""
@@ -134,8 +134,8 @@ class _IndexedList:
         with self._lock:
             if self.index is None:
                 return
-            if gone := {row.row for row in self.index.rows if row.item.id in ids}:
-                self.index = self.index.changed(UNFINISHED, (), gone)
+            if removed := {row.row for row in self.index.rows if row.item.id in ids}:
+                self.index = self.index.changed(UNFINISHED, (), removed)
             if self._growth is None and self._items is not None:
                 self._items = [item for item in self._items if item.id not in ids]
             else:
@@ -143,28 +143,28 @@ class _IndexedList:
 
     def _rows(self, user_index: UserIndex, items: Sequence[MemoryItem]) -> list[Row]:
         """Return the items as rows. An item that the index has keeps its number; others get numbers in their order."""
-        known = {row.item.id: row.row for row in user_index.rows}
-        numbers = numbers_between([known.pop(item.id, None) for item in items])
+        numbers_by_id = {row.item.id: row.row for row in user_index.rows}
+        numbers = numbers_between([numbers_by_id.pop(item.id, None) for item in items])
         return [
             Row(row=number, agent=None, item=item, key=str(number)) for number, item in zip(numbers, items, strict=True)
         ]
 
 
-def numbers_between(known: Sequence[int | None]) -> list[int]:
-    """Return a number for each: those that are known, and others that ascend between them where there is room.
+def numbers_between(existing: Sequence[int | None]) -> list[int]:
+    """Return a number for each item: the existing ones, and new ones that ascend between them if there is room.
 
-    All numbers differ if those that are known do.
+    All numbers differ if the existing ones do.
     """
-    taken = {number for number in known if number is not None}
+    taken = {number for number in existing if number is not None}
     numbers: list[int] = []
     before: int | None = None
-    for is_known, run in groupby(known, key=lambda number: number is not None):
+    for is_known, run in groupby(existing, key=lambda number: number is not None):
         if is_known:
-            numbers += cast(list[int], some := list(run))
-            before = some[-1]
+            numbers += cast(list[int], existing_run := list(run))
+            before = existing_run[-1]
             continue
         count = len(list(run))
-        after = known[len(numbers) + count] if len(numbers) + count < len(known) else None
+        after = existing[len(numbers) + count] if len(numbers) + count < len(existing) else None
         new = _between(before, after, count)
         if not taken.isdisjoint(new):
             new = _between(max(taken), None, count)
@@ -184,4 +184,4 @@ def _between(before: int | None, after: int | None, count: int) -> Sequence[int]
 
 
 _FIRST, _APART = 1 << 50, 1 << 20
-"""The number of the first item of a list, and how far the numbers of items are apart that come one after the other."""
+"""The number of the first item of a new list, and the distance between the numbers of two neighbouring items."""

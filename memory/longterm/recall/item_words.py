@@ -24,7 +24,7 @@ LONGEST_NAME = 32
 
 
 class Part(NamedTuple):
-    """What a passage is found by."""
+    """The words and stems by which a passage is found."""
 
     stems: tuple[str, ...]
     """The search keys of its words, each once."""
@@ -36,7 +36,7 @@ class ItemWords:
     """The words of one item. Its passages are analysed in order, each once, since the limit is the item's."""
 
     def __init__(self, item: MemoryItem) -> None:
-        self._known: set[str] = set()
+        self._item_words: set[str] = set()
         """The different words of the text so far."""
         called = [name[:_NAMED_CHARS] for name in (item.topic, item.name, *item.aliases) if name]
         self._named = list(islice((word for name in called for word in words(name)), MOST_NAMED))
@@ -46,28 +46,28 @@ class ItemWords:
         self.names = tuple(_names(item))
         """The stems of its names, each with the log frequency of its rarest word."""
 
-    def part(self, said: Sequence[str]) -> Part:
-        """Return what the next passage is found by.
+    def part(self, passage_words: Sequence[str]) -> Part:
+        """Return the words and stems by which the next passage is found.
 
         Args:
-            said: the words of the passage, in order.
+            passage_words: the words of the passage, in order.
         """
-        own = [*self._within(said), *self._named]
-        keys = (key for found in stems([*own, *self._day]) for key in found)
-        return Part(tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(own)))
+        found_by = [*self._within(passage_words), *self._named]
+        keys = (key for word_keys in stems([*found_by, *self._day]) for key in word_keys)
+        return Part(tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(found_by)))
 
-    def _within(self, said: Sequence[str]) -> Sequence[str]:
+    def _within(self, passage_words: Sequence[str]) -> Sequence[str]:
         """Return the words that are among the first `MOST_WORDS` different ones of the item."""
-        known = self._known
-        if len(known) + len(said) <= MOST_WORDS:
-            known.update(said)
-            return said
-        kept = []
-        for word in said:
-            if word in known or len(known) < MOST_WORDS:
-                known.add(word)
-                kept.append(word)
-        return kept
+        item_words = self._item_words
+        if len(item_words) + len(passage_words) <= MOST_WORDS:
+            item_words.update(passage_words)
+            return passage_words
+        within = []
+        for word in passage_words:
+            if word in item_words or len(item_words) < MOST_WORDS:
+                item_words.add(word)
+                within.append(word)
+        return within
 
 
 def _names(item: MemoryItem) -> Iterator[tuple[tuple[str, ...], float]]:

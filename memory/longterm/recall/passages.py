@@ -41,19 +41,19 @@ def passages_of(text: str) -> list[Passage]:
     """
     if len(text) <= LONG:
         return [Passage(0, len(text))]
-    found: list[Passage] = []
+    passages: list[Passage] = []
     for line in _LINE.finditer(text, 0, MOST_PASSAGES * SIZE):
-        if len(found) >= MOST_PASSAGES:
+        if len(passages) >= MOST_PASSAGES:
             break
         label = _SPEAKER.match(line[0])
         speaker = label[0] if label else ""
         for start, stop in _pieces(text, line.start(), line.end()):
-            last = found[-1] if found else None
+            last = passages[-1] if passages else None
             if last and start == line.start() and stop - last.start <= SIZE:
-                found[-1] = Passage(last.start, stop, last.speaker)  # short lines stand together
+                passages[-1] = Passage(last.start, stop, last.speaker)  # short lines stand together
             else:
-                found.append(Passage(start, stop, "" if start == line.start() else speaker))
-    return found[:MOST_PASSAGES]
+                passages.append(Passage(start, stop, "" if start == line.start() else speaker))
+    return passages[:MOST_PASSAGES]
 
 
 def vectors_of(key: str, text: str) -> list[tuple[str, str]]:
@@ -63,8 +63,8 @@ def vectors_of(key: str, text: str) -> list[tuple[str, str]]:
         key: the text's key; also its vector's key if the text is a single passage.
     """
     passages = passages_of(text)
-    said = [text] if len(passages) == 1 else [passage.of(text) for passage in passages[:MOST_VECTORS]]
-    return list(zip(vector_keys(key, len(said)), said, strict=True))
+    texts = [text] if len(passages) == 1 else [passage.of(text) for passage in passages[:MOST_VECTORS]]
+    return list(zip(vector_keys(key, len(texts)), texts, strict=True))
 
 
 def vector_keys(key: str, count: int) -> list[str]:
@@ -87,20 +87,20 @@ def shown(text: str, passages: list[Passage]) -> str:
         else:
             parts.append(passage.of(text))
         last = passage
-    whole = " […] ".join(parts)
+    joined = " […] ".join(parts)
     begins, ends = min(passages).start == 0, last.stop >= len(text.rstrip())
-    return f"{'' if begins else '[…] '}{whole}{'' if ends else ' […]'}"
+    return f"{'' if begins else '[…] '}{joined}{'' if ends else ' […]'}"
 
 
 def _pieces(text: str, start: int, stop: int) -> list[tuple[int, int]]:
     """Return the pieces of a line, each beginning with the last sentence of the one before if that is short."""
     ends = [start]
-    for found in _SENTENCE.finditer(text, start, stop):
-        while found.end() - ends[-1] > SIZE:
+    for match in _SENTENCE.finditer(text, start, stop):
+        while match.end() - ends[-1] > SIZE:
             stop_at = ends[-1] + SIZE
             space = text.rfind(" ", stop_at - LONGEST_WORD, stop_at)
             ends.append(stop_at if space < 0 else space + 1)
-        ends.append(found.end())
+        ends.append(match.end())
     pieces: list[tuple[int, int]] = []
     first = 0
     while first < len(ends) - 1:

@@ -95,48 +95,52 @@ def make_sections(
         profile: the section of the profile, which comes first.
     """
     memories = list(recalled)
-    found: list[_Found] = []
+    candidates: list[_Candidate] = []
     left_out = [Counter[LeftOut]() for _ in memories]
-    said: set[str] = set()
-    for memory, each in enumerate(memories):
-        for place, item in enumerate(each.items):
-            if (same := _same(item)) in said:
+    texts: set[str] = set()
+    for memory, result in enumerate(memories):
+        for place, item in enumerate(result.items):
+            if (same := _same(item)) in texts:
                 left_out[memory]["duplicate"] += 1
             else:
-                said.add(same)
-                found.append(_Found(memory, place, item))
+                texts.add(same)
+                candidates.append(_Candidate(memory, place, item))
 
-    def items_of(some: Collection[_Found], memory: int) -> list[MemoryItem]:
-        return [each.item for each in found if each.memory == memory and each in some]
+    def items_of(chosen_items: Collection[_Candidate], memory: int) -> list[MemoryItem]:
+        return [candidate.item for candidate in candidates if candidate.memory == memory and candidate in chosen_items]
 
-    def sections_of(some: Collection[_Found]) -> list[str]:
-        every = (_sections(items_of(some, memory), each.section, now) for memory, each in enumerate(memories))
-        return [section for sections in every for section in sections]
+    def sections_of(chosen_items: Collection[_Candidate]) -> list[str]:
+        section_lists = (
+            _sections(items_of(chosen_items, memory), result.section, now) for memory, result in enumerate(memories)
+        )
+        return [section for sections in section_lists for section in sections]
 
     def tokens(sections: Sequence[str]) -> int:
         return counter.count(System(text="\n\n".join(sections))) if sections else 0
 
-    for memory, each in enumerate(memories):
-        own = [one for one in found if one.memory == memory]
-        if each.max_tokens is not None and tokens(sections_of(own)) > each.max_tokens:
-            kept = _within(each.max_tokens, own, lambda some: tokens(sections_of(some)))
-            left_out[memory]["token_budget"] += len(own) - len(kept)
-            found = [one for one in found if one.memory != memory or one in kept]
-    chosen: Collection[_Found] = found
-    sections = sections_of(found)
+    for memory, result in enumerate(memories):
+        own = [candidate for candidate in candidates if candidate.memory == memory]
+        if result.max_tokens is not None and tokens(sections_of(own)) > result.max_tokens:
+            fitting = _within(result.max_tokens, own, lambda part: tokens(sections_of(part)))
+            left_out[memory]["token_budget"] += len(own) - len(fitting)
+            candidates = [candidate for candidate in candidates if candidate.memory != memory or candidate in fitting]
+    chosen: Collection[_Candidate] = candidates
+    sections = sections_of(candidates)
     if max_tokens is not None and tokens(sections) > max_tokens:
-        chosen = _within(max_tokens, found, lambda some: tokens(sections_of(some)))
+        chosen = _within(max_tokens, candidates, lambda part: tokens(sections_of(part)))
         sections = sections_of(chosen)
-        for one in found:
-            left_out[one.memory]["token_budget"] += one not in chosen
+        for candidate in candidates:
+            left_out[candidate.memory]["token_budget"] += candidate not in chosen
     parts = [*filter(None, (profile, notes)), *sections]
     text = "\n\n".join([PREAMBLE.format(today=_day(now)), *parts]) if parts else ""
     items = tuple(tuple(items_of(chosen, memory)) for memory in range(len(memories)))
-    return Sections(text, items, tuple({why: count for why, count in each.items() if count} for each in left_out))
+    return Sections(
+        text, items, tuple({reason: count for reason, count in counts.items() if count} for counts in left_out)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
+class _Candidate:
     """An item that a memory recalled. Compared by identity, since items need not be hashable."""
 
     memory: int
@@ -151,17 +155,22 @@ class _Found:
         return -score, self.memory, self.place
 
 
-def _within(max_tokens: int, found: Sequence[_Found], size: Callable[[Collection[_Found]], int]) -> set[_Found]:
+def _within(
+    max_tokens: int, candidates: Sequence[_Candidate], size: Callable[[Collection[_Candidate]], int]
+) -> set[_Candidate]:
     """Return the found items that fit the budget. See `make_sections`."""
-    best: dict[tuple[int, MemoryCategory], tuple[int, tuple[float, int, int], _Found]] = {}
-    for each in found:
-        group = each.memory, each.item.type.category
-        if group not in best and (taken := size([each])) <= max_tokens:
-            best[group] = taken, each.order, each
-    chosen: set[_Found] = set()
-    for each in [*(each for *_, each in sorted(best.values())), *sorted(found, key=lambda each: each.order)]:
-        if each not in chosen and size({*chosen, each}) <= max_tokens:
-            chosen.add(each)
+    best: dict[tuple[int, MemoryCategory], tuple[int, tuple[float, int, int], _Candidate]] = {}
+    for candidate in candidates:
+        group = candidate.memory, candidate.item.type.category
+        if group not in best and (size_of_best := size([candidate])) <= max_tokens:
+            best[group] = size_of_best, candidate.order, candidate
+    chosen: set[_Candidate] = set()
+    for candidate in [
+        *(candidate for *_, candidate in sorted(best.values())),
+        *sorted(candidates, key=lambda candidate: candidate.order),
+    ]:
+        if candidate not in chosen and size({*chosen, candidate}) <= max_tokens:
+            chosen.add(candidate)
     return chosen
 
 
@@ -176,10 +185,10 @@ class Profile:
     left_out: Mapping[str, Mapping[LeftOut, int]] = field(default_factory=dict)
     """How many items are not in the text, by memory and reason. Lists only memories with such items."""
 
-    def without(self, found: Sequence[MemoryItem]) -> list[MemoryItem]:
+    def without(self, recalled: Sequence[MemoryItem]) -> list[MemoryItem]:
         """Return the found items without those whose text is in the section already."""
-        there = {_same(item) for items in self.items.values() for item in items}
-        return [item for item in found if _same(item) not in there] if there else list(found)
+        texts = {_same(item) for items in self.items.values() for item in items}
+        return [item for item in recalled if _same(item) not in texts] if texts else list(recalled)
 
 
 def make_profile(profiles: Mapping[str, Sequence[MemoryItem]], *, counter: TokenCounter, max_tokens: int) -> Profile:
@@ -196,18 +205,18 @@ def make_profile(profiles: Mapping[str, Sequence[MemoryItem]], *, counter: Token
     """
     chosen: dict[str, list[MemoryItem]] = {name: [] for name in profiles}
     left_out = {name: Counter[LeftOut]() for name in profiles}
-    said: set[str] = set()
-    asked: list[tuple[bool, int, str, MemoryItem]] = []
+    texts: set[str] = set()
+    entries: list[tuple[bool, int, str, MemoryItem]] = []
     for name, items in profiles.items():
         for place, item in enumerate(items):
-            if (same := _same(item)) in said:
+            if (same := _same(item)) in texts:
                 left_out[name]["duplicate"] += 1
                 continue
-            said.add(same)
-            asked.append((not item.pinned, place, name, item))
+            texts.add(same)
+            entries.append((not item.pinned, place, name, item))
     lines: list[tuple[float, str, str]] = []
     text = ""
-    for _, _, name, item in sorted(asked, key=lambda each: each[:2]):
+    for _, _, name, item in sorted(entries, key=lambda entry: entry[:2]):
         more = sorted([*lines, (item.created_at, item.id, _line(item))])
         longer = "\n".join(["<profile_memory>", *(line for *_, line in more), "</profile_memory>"])
         if counter.count(System(text=longer)) > max_tokens:
@@ -236,21 +245,25 @@ def _same(item: MemoryItem) -> str:
 def _sections(items: Sequence[MemoryItem], section: str | None, now: float) -> list[str]:
     """Return the sections of the items, each with its tags."""
     if section is not None:
-        named = [(section, items)]
+        named_items = [(section, items)]
     else:
-        named = [(kind.value, [item for item in items if item.type.category is kind]) for kind in MemoryCategory]
-    return ["\n".join([f"<{name}_memory>", *_lines(found, now), f"</{name}_memory>"]) for name, found in named if found]
+        named_items = [(kind.value, [item for item in items if item.type.category is kind]) for kind in MemoryCategory]
+    return [
+        "\n".join([f"<{name}_memory>", *_lines(members, now), f"</{name}_memory>"])
+        for name, members in named_items
+        if members
+    ]
 
 
 def _lines(items: Iterable[MemoryItem], now: float) -> Iterator[str]:
     buckets: dict[str, list[MemoryItem]] = {name: [] for name, _ in (*BUCKETS, (OLDER, 0))}
     for item in items:
         buckets[bucket_of(item.created_at, now)].append(item)
-    for name, found in buckets.items():
-        if found:
+    for name, members in buckets.items():
+        if members:
             yield f"{name}:"
             # The sort is stable: of items with the same time the best comes first. Items without a date come last.
-            yield from map(_line, sorted(found, key=lambda item: item.created_at or float("-inf"), reverse=True))
+            yield from map(_line, sorted(members, key=lambda item: item.created_at or float("-inf"), reverse=True))
 
 
 def _line(item: MemoryItem) -> str:

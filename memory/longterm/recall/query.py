@@ -43,7 +43,7 @@ class Query:
     """No word twice."""
     parts: tuple[tuple[int, ...], ...]
     """The positions of each part's terms."""
-    said: tuple[str, ...]
+    words: tuple[str, ...]
     """All of its words, in order."""
 
 
@@ -56,17 +56,17 @@ def parse(text: str) -> Query:
 
 @lru_cache(maxsize=512)
 def _parse(text: str) -> Query:
-    sentences = [found for sentence in _SENTENCE_END.split(text) if (found := words(sentence))]
-    said = [word for sentence in sentences for word in sentence]
-    language = language_of(said)
-    frequencies = {word: log_frequency(word, language) for word in dict.fromkeys(said)}
+    sentences = [sentence_words for sentence in _SENTENCE_END.split(text) if (sentence_words := words(sentence))]
+    query_words = [word for sentence in sentences for word in sentence]
+    language = language_of(query_words)
+    frequencies = {word: log_frequency(word, language) for word in dict.fromkeys(query_words)}
     rarest = [_term(word, language) for word in sorted(frequencies, key=frequencies.__getitem__)[:MAX_TERMS]]
-    places = {term.word: at for at, term in enumerate(rarest)}
+    places = {term.word: place for place, term in enumerate(rarest)}
     windows = [window for sentence in sentences for window in _windows(sentence)]
     if len(windows) > MAX_PARTS:
         windows = windows[: MAX_PARTS // 2] + windows[-MAX_PARTS // 2 :]
     parts = [tuple(dict.fromkeys(places[word] for word in window if word in places)) for window in windows]
-    return Query(tuple(rarest), tuple(dict.fromkeys(filter(None, parts))), tuple(said))
+    return Query(tuple(rarest), tuple(dict.fromkeys(filter(None, parts))), tuple(query_words))
 
 
 @lru_cache(maxsize=100_000)
@@ -78,11 +78,11 @@ def question_of(prompt: str, before: str = "") -> str:
     """Return the query text for a prompt. If the prompt refers back to the one before, that prompt is included."""
     if not before or not refers_back(prompt):
         return prompt
-    said = words(before[-MAX_CHARS // 4 :])
-    language = language_of(said)
-    about = [word for word in dict.fromkeys(said) if log_frequency(word, language) < _TELLING]
+    words_before = words(before[-MAX_CHARS // 4 :])
+    language = language_of(words_before)
+    telling_words = [word for word in dict.fromkeys(words_before) if log_frequency(word, language) < _TELLING]
     asks = " ".join(_SENTENCE_END.split(prompt[-MAX_CHARS // 4 :])[-1:])
-    return f"{prompt}\n{' '.join(about[-WINDOW // 2 :])} {asks}" if about else prompt
+    return f"{prompt}\n{' '.join(telling_words[-WINDOW // 2 :])} {asks}" if telling_words else prompt
 
 
 def refers_back(prompt: str) -> bool:
@@ -91,30 +91,30 @@ def refers_back(prompt: str) -> bool:
     That is a question with hardly a word that says what it is about, or with a pronoun for somebody whom it has not
     spoken of.
     """
-    said = words(prompt[: MAX_CHARS // 4])
-    if not said or len(said) > _LONGEST_FOLLOW_UP:
+    prompt_words = words(prompt[: MAX_CHARS // 4])
+    if not prompt_words or len(prompt_words) > _LONGEST_FOLLOW_UP:
         return False
-    asks = "?" in prompt or "\uff1f" in prompt or not _ASKING.isdisjoint(said)
+    asks = "?" in prompt or "\uff1f" in prompt or not _ASKING.isdisjoint(prompt_words)
     if not asks:
         return False
-    content = sum(log_frequency(word) < _TELLING for word in said)
-    pointing = next((at for at, word in enumerate(said) if word in _PERSONS), None)
-    if pointing is not None and _SOMEBODY.isdisjoint(said[:pointing]):
+    content = sum(log_frequency(word) < _TELLING for word in prompt_words)
+    pointing = next((position for position, word in enumerate(prompt_words) if word in _PERSONS), None)
+    if pointing is not None and _SOMEBODY.isdisjoint(prompt_words[:pointing]):
         return True
     if content > _LITTLE:
         return False
-    if not _POINTING.isdisjoint(said) and len(said) <= _SHORT:
+    if not _POINTING.isdisjoint(prompt_words) and len(prompt_words) <= _SHORT:
         return True
-    return content <= 1 and _asks_for_more(said)
+    return content <= 1 and _asks_for_more(prompt_words)
 
 
-def _asks_for_more(said: Sequence[str]) -> bool:
+def _asks_for_more(prompt_words: Sequence[str]) -> bool:
     """Return whether words with little content ask for more, rather than how somebody is."""
-    for at, word in enumerate(said):
+    for position, word in enumerate(prompt_words):
         if word in _DETAILS:
             return True
         if word in ("what", "how"):
-            return _ADDRESSED.isdisjoint(said[at + 1 : at + 5])
+            return _ADDRESSED.isdisjoint(prompt_words[position + 1 : position + 5])
     return False
 
 

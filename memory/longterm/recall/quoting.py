@@ -40,10 +40,10 @@ def quote_json(value: Any) -> str:
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _MARKUP = re.compile("[<>&]")
-"""What has to be looked at in text that is ASCII and printable."""
+"""The only characters to escape in text that is ASCII and printable."""
 
 
 def _escape(match: re.Match[str]) -> str:
     # A quoted string has no line breaks or tabs of its own any more, so none of JSON's short escapes is met here.
     units = match[0].encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+    return "".join(f"\\u{units[start : start + 2].hex()}" for start in range(0, len(units), 2))

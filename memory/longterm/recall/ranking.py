@@ -71,12 +71,12 @@ class Weights:
     the answer."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            least, most, said = _RANGES[each.name]
-            kinds = int if each.type == "int" else int | float
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least, most, requirement = _RANGES[field.name]
+            kinds = int if field.type == "int" else int | float
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-                raise ConfigError(f"Weights.{each.name}", value, said)
+                raise ConfigError(f"Weights.{field.name}", value, requirement)
         if self.common >= self.rare:
             raise ConfigError("Weights.common", self.common, f"must be below Weights.rare, which is {self.rare!r}")
 
@@ -96,14 +96,14 @@ _RANGES = {
     "margin": (-math.inf, _MOST, "must be a number up to a million, or minus infinity for none"),
     "text_words": (1, _MOST, "must be a whole number from 1 to a million"),
 }
-"""From where to where each weight may be."""
+"""The least and the greatest value of each weight, and the text of the error."""
 
 FACTS = Weights(reach=0, least=2.0)
 """For facts: each stands for itself, and of those that share less than the best does most are look-alikes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class QueryTerms:
     """A query as numbers, matched against the items."""
 
     terms: Places
@@ -125,10 +125,10 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """The items' scores by words and names, before anything is known of vectors."""
+    """The items' scores by words and names, without vectors."""
 
-    asked: Asked
-    found: Places
+    query: QueryTerms
+    present: Places
     """The terms that some item has, in ascending order."""
     has: Numbers
     """Of each of these terms, and each item, 1 if the item has it; else 0."""
@@ -149,7 +149,7 @@ class Ranked:
     """From 0 to 1."""
 
 
-def match(asked: Asked, sessions: Places, weights: Weights) -> Matched:
+def match(query: QueryTerms, sessions: Places, weights: Weights) -> Matched:
     """Score the items of one user by words and names. Each sentence of a query is scored by itself.
 
     Args:
@@ -158,23 +158,23 @@ def match(asked: Asked, sessions: Places, weights: Weights) -> Matched:
     import numpy as np
 
     neighbours = _Neighbours(sessions, weights)
-    logs = np.array(asked.log_frequencies)
-    is_found = np.bincount(asked.terms, minlength=len(logs)) > 0
-    found, rows = np.flatnonzero(is_found), np.cumsum(is_found) - 1
-    has = np.zeros((len(found), len(sessions)))
-    has[rows[asked.terms], asked.places] = 1.0
+    logs = np.array(query.log_frequencies)
+    is_present = np.bincount(query.terms, minlength=len(logs)) > 0
+    present, rows = np.flatnonzero(is_present), np.cumsum(is_present) - 1
+    has = np.zeros((len(present), len(sessions)))
+    has[rows[query.terms], query.places] = 1.0
     telling = np.minimum(np.maximum((-logs - weights.common) / (weights.rare - weights.common), 0.0), 1.0)
-    is_part = np.zeros((len(asked.parts), len(logs)))
-    for row, terms in enumerate(asked.parts):
+    is_part = np.zeros((len(query.parts), len(logs)))
+    for row, terms in enumerate(query.parts):
         is_part[row, list(terms)] = 1.0
     has_content = bool((is_part @ (-logs * telling)).max(initial=0.0) >= weights.least)
-    telling *= np.where(np.array(asked.is_corrected), weights.corrected, 1.0)
-    scores = _by_words(_Said(logs, telling, is_part), found, has, neighbours, weights)
-    for place, frequency in asked.named:
+    telling *= np.where(np.array(query.is_corrected), weights.corrected, 1.0)
+    scores = _by_words(_QueryNumbers(logs, telling, is_part), present, has, neighbours, weights)
+    for place, frequency in query.named:
         scores[place] += weights.name * _telling(frequency, weights)
     return Matched(
-        asked=asked,
-        found=found,
+        query=query,
+        present=present,
         has=has,
         scores=scores,
         has_content=has_content,
@@ -197,27 +197,27 @@ def rank(
         facts: of each item, whether it is a fact and not what was said in a turn.
         similarities: of each item's vector to the query's, from -1 to 1, NaN for items without one; None if there are
             none at all.
-        limit: how many are wanted at most.
+        limit: the most items to return.
         groups: of each item, its group: each group is limited, and its look-alikes are left out, by itself. One group
             if left out.
     """
     import numpy as np
 
-    asked, weights = matched.asked, matched.weights
+    query, weights = matched.query, matched.weights
     if not len(matched.scores) or limit <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
     scores = matched.scores.copy()
     if similarities is not None and matched.has_content:
         scores = _with_vectors(scores, similarities, matched.neighbours, weights)
-    if len(asked.speakers):
-        scores[asked.speakers] *= 1 + weights.speaker
+    if len(query.speakers):
+        scores[query.speakers] *= 1 + weights.speaker
     best = float(scores.max())
     if best <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
     bears = scores > 0
-    each = [bears] if groups is None else [bears & (groups == group) for group in np.unique(groups[bears])]
-    kept = [some & ~_look_alikes(some & facts, matched.scores, weights.tail) for some in each]
-    order = np.concatenate([_best(scores, some, limit) for some in kept])
+    groups_of_items = [bears] if groups is None else [bears & (groups == group) for group in np.unique(groups[bears])]
+    selected = [group & ~_look_alikes(group & facts, matched.scores, weights.tail) for group in groups_of_items]
+    order = np.concatenate([_best(scores, group, limit) for group in selected])
     if groups is not None:
         order = order[np.argsort(-scores[order], kind="stable")]
     return Ranked(order, scores[order] / (scores[order] + _HALF))
@@ -225,20 +225,20 @@ def rank(
 
 def _look_alikes(facts: NDArray[np.bool_], words: Numbers, tail: float) -> NDArray[np.bool_]:
     """Return which of these facts share words with the query, but too few beside the best: see `Weights.tail`."""
-    found: NDArray[np.bool_] = facts & (words > 0) & (words < tail * float(words[facts].max(initial=0.0)))
-    return found
+    look_alikes: NDArray[np.bool_] = facts & (words > 0) & (words < tail * float(words[facts].max(initial=0.0)))
+    return look_alikes
 
 
 def _best(scores: Numbers, which: NDArray[np.bool_], limit: int) -> Places:
     """Return the places of up to `limit` of these items, the best first."""
     import numpy as np
 
-    found = np.flatnonzero(which)
-    return found[np.argsort(-scores[found], kind="stable")][:limit]
+    places = np.flatnonzero(which)
+    return places[np.argsort(-scores[places], kind="stable")][:limit]
 
 
-class _Said(NamedTuple):
-    """What a query says, as numbers."""
+class _QueryNumbers(NamedTuple):
+    """A query's terms and sentences as numbers."""
 
     logs: Numbers
     """Of each term, the natural logarithm of its frequency."""
@@ -254,19 +254,21 @@ _HALF = 10.0
 _MANY, _SMALL = 10, 1e-6
 
 
-def _by_words(said: _Said, there: Places, has: Numbers, neighbours: _Neighbours, weights: Weights) -> Numbers:
+def _by_words(
+    numbers: _QueryNumbers, present: Places, has: Numbers, neighbours: _Neighbours, weights: Weights
+) -> Numbers:
     """Return each item's score for the sentence that it matches best; 0 if it matches none.
 
     Args:
-        there: the terms that some item has.
+        present: the terms that some item has.
     """
     import numpy as np
 
-    size, (logs, telling, is_part) = has.shape[1], said
-    if not len(there) or not len(is_part):
+    size, (logs, telling, is_part) = has.shape[1], numbers
+    if not len(present) or not len(is_part):
         return np.zeros(size)
     counts = np.zeros(len(logs))
-    counts[there] = has.sum(axis=1)
+    counts[present] = has.sum(axis=1)
     expected = weights.background * np.minimum(1.0, weights.text_words * np.exp(logs))
     rarity = np.maximum(-np.log((counts + expected + 0.5) / (size + weights.background + 1)), 0.0)
 
@@ -275,16 +277,16 @@ def _by_words(said: _Said, there: Places, has: Numbers, neighbours: _Neighbours,
     once = np.minimum(frequency, 1.0)
 
     weight = is_part * (rarity * telling)
-    matched = weight[:, there] @ once
+    matched = weight[:, present] @ once
     places = matched.argmax(axis=1)
     shared = matched[np.arange(len(places)), places]
-    general = ((is_part * (-logs * telling))[:, there] * once[:, places].T).sum(axis=1)
-    whole = weight.sum(axis=1)
-    bears = (shared >= weights.margin + math.log(size)) & (shared >= weights.part * whole)
-    bears |= (shared >= weights.share * whole) & (general >= weights.least)
+    general = ((is_part * (-logs * telling))[:, present] * once[:, places].T).sum(axis=1)
+    total = weight.sum(axis=1)
+    bears = (shared >= weights.margin + math.log(size)) & (shared >= weights.part * total)
+    bears |= (shared >= weights.share * total) & (general >= weights.least)
     if not bears.any():
         return np.zeros(size)
-    scores: Numbers = (weight[bears][:, there] @ saturated).max(axis=0)
+    scores: Numbers = (weight[bears][:, present] @ saturated).max(axis=0)
     return scores
 
 
@@ -292,13 +294,13 @@ def _with_vectors(scores: Numbers, similarities: Numbers, neighbours: _Neighbour
     """Return the scores with what the vectors add to items that bear on the query by their words, or are similar."""
     import numpy as np
 
-    known = np.isfinite(similarities)
-    if not known.any():
+    has_vector = np.isfinite(similarities)
+    if not has_vector.any():
         return scores
-    raw = np.where(known, similarities, 0.0)
+    raw = np.where(has_vector, similarities, 0.0)
     # What is as near as the user's items are on the whole says nothing; of few items nobody can tell.
-    usual = float(raw[known].mean()) if known.sum() >= _MANY else 0.0
-    nearer = np.where(known, np.maximum(raw - usual, 0.0) / max(1.0 - usual, _SMALL), 0.0)
+    usual = float(raw[has_vector].mean()) if has_vector.sum() >= _MANY else 0.0
+    nearer = np.where(has_vector, np.maximum(raw - usual, 0.0) / max(1.0 - usual, _SMALL), 0.0)
     bears = (scores > 0) | (raw >= weights.similar)
     return np.where(bears, scores + weights.vectors * neighbours.spread(nearer), 0.0)
 
@@ -308,7 +310,7 @@ def _telling(log_frequency: float, weights: Weights) -> float:
 
 
 class _Neighbours:
-    """Adds to each item what those around it in its session have, less the further away."""
+    """Adds to each item the words of its neighbours in the session; the further away, the less they count."""
 
     def __init__(self, sessions: Places, weights: Weights) -> None:
         self._steps = []

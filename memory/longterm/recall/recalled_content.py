@@ -26,5 +26,5 @@ class RecalledContent:
     """Why memories recalled nothing, by their names."""
 
     def _repr_html_(self) -> str:
-        failed = [f"{name} failed: {why}" for name, why in self.failed.items()]
+        failed = [f"{name} failed: {reason}" for name, reason in self.failed.items()]
         return items_html((*self.static, *self.extracted, *self.vector), *failed)

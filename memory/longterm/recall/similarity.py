@@ -36,14 +36,14 @@ class Similarity:
 
     def __init__(self, embedding: Any, *, held: int = 20_000, limit_s: float = 1.0) -> None:
         self._embedding = embedding
-        self._held = held
+        self._cache_size = held
         self._limit_s = limit_s
         self._threads = ThreadPoolExecutor(2, "turnwise-similarity")
         self._vectors: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings = {"embedding": portable(self._embedding), "held": self._held, "limit_s": self._limit_s}
+        settings = {"embedding": portable(self._embedding), "held": self._cache_size, "limit_s": self._limit_s}
         return functools.partial(_similarity, **settings), ()
 
     def of(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
@@ -75,32 +75,32 @@ class Similarity:
         import numpy as np
 
         with self._lock:
-            found = {text: self._vectors[text] for text in texts if text in self._vectors}
-        missing = [text for text in dict.fromkeys(texts) if text not in found]
+            vectors = {text: self._vectors[text] for text in texts if text in self._vectors}
+        missing = [text for text in dict.fromkeys(texts) if text not in vectors]
         try:
-            asked = _unit(getattr(self._embedding, "embed_query", self._embedding)([query])[0])
-            if any(vector.shape != asked.shape for vector in found.values()):
-                found, missing = {}, [*dict.fromkeys(texts)]
+            query_vector = _unit(getattr(self._embedding, "embed_query", self._embedding)([query])[0])
+            if any(vector.shape != query_vector.shape for vector in vectors.values()):
+                vectors, missing = {}, [*dict.fromkeys(texts)]
             for start in range(0, len(missing), BATCH):
                 if is_given_up():
                     raise TimeoutError("nobody waits for it any more")
-                some = missing[start : start + BATCH]
-                made = dict(zip(some, map(_unit, self._embedding(some)), strict=True))
-                self._keep(made)
-                found |= made
-            cosines: NDArray[np.float32] = np.stack([found[text] for text in texts]) @ asked
+                batch = missing[start : start + BATCH]
+                new_vectors = dict(zip(batch, map(_unit, self._embedding(batch)), strict=True))
+                self._cache_vectors(new_vectors)
+                vectors |= new_vectors
+            cosines: NDArray[np.float32] = np.stack([vectors[text] for text in texts]) @ query_vector
         except Exception as error:
             raise StoreError(f"the embedding function failed: {error!r}"[:_WHY_CHARS]) from error
-        self._keep(found)
+        self._cache_vectors(vectors)
         return cosines.astype(np.float64)
 
-    def _keep(self, vectors: dict[str, NDArray[np.float32]]) -> None:
+    def _cache_vectors(self, vectors: dict[str, NDArray[np.float32]]) -> None:
         """Cache these vectors, as the most recently used."""
         with self._lock:
             for text, vector in vectors.items():
                 self._vectors[text] = vector
                 self._vectors.move_to_end(text)
-            while len(self._vectors) > self._held:
+            while len(self._vectors) > self._cache_size:
                 self._vectors.popitem(last=False)
 
 

@@ -24,7 +24,7 @@ from turnwise.memory.longterm.recall.analyzer import is_dense, stem, stems, word
 from turnwise.memory.longterm.recall.item_words import ItemWords, Part
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
 from turnwise.memory.longterm.recall.query import Query, Term, parse
-from turnwise.memory.longterm.recall.ranking import Asked, Matched, Weights, match, rank
+from turnwise.memory.longterm.recall.ranking import Matched, QueryTerms, Weights, match, rank
 from turnwise.memory.longterm.recall.word_frequency import is_frequent, log_frequency
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 
@@ -44,15 +44,15 @@ Place = tuple[str, int, Spans, int, int]
 """Where a passage stands among a user's: session, turn, blocks, row, start."""
 
 COMPARED = 300_000
-"""How many words of the user's those of a query are compared with at most, to correct misspelt ones."""
+"""The most words of the user that a query is compared with, to correct misspelt words."""
 
 ADDED = 64
-"""How many passages are added at once while others wait who look for vectors."""
+"""How many passages are added while the lock is held; other calls wait for it."""
 
 
 @dataclass(slots=True)
 class Arrival:
-    """A passage as it comes: with its row, and the key of its vector, empty if it has none."""
+    """A new passage with its row and the key of its vector, which is empty if it has none."""
 
     row: Row
     passage: Passage
@@ -62,31 +62,31 @@ class Arrival:
     part: Part | None = field(default=None, compare=False)
 
     def analyse(self) -> Part:
-        """Return what the passage is found by. Those of a row are analysed in their order."""
+        """Return the words and stems by which the passage is found. The passages of a row are analysed in order."""
         if self.part is None:
             check_awaited()
             passage, text = self.passage, self.row.item.text[self.passage.start : self.passage.stop]
-            said = words(text if passage.start == 0 else passage.speaker + text)
+            passage_words = words(text if passage.start == 0 else passage.speaker + text)
             self.item_words = self.item_words or ItemWords(self.row.item)
-            self.part = self.item_words.part(said)
+            self.part = self.item_words.part(passage_words)
         return self.part
 
 
-_NOWHERE = np.zeros(0, dtype=np.int64)
+_NO_POSITIONS = np.zeros(0, dtype=np.int64)
 
 _ROOM = 64
-"""For how many vectors there is room at least."""
+"""The least number of vectors to reserve space for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """How the items of an index match the words of a query; see `UserIndex.match`."""
+    """The matches of the items of an index with the words of a query; see `UserIndex.match`."""
 
     query: Query
-    seen: NDArray[np.bool_] | None
-    """Of each passage, whether its item is asked for; None if all are."""
+    visible: NDArray[np.bool_] | None
+    """Of each passage, whether its item is requested; None if all are."""
     matched: Matched
-    """Of those that are asked for."""
+    """The matches of the requested items."""
 
 
 class UserIndex:
@@ -103,9 +103,9 @@ class UserIndex:
         self._passages: list[Passage] = []
         self._places: list[Place] = []
         self._words = _Words()
-        self._where = _NOWHERE
-        """Where the passages are, in the order in which they came; -1 for those that are gone."""
-        self._sessions = _NOWHERE
+        self._positions = _NO_POSITIONS
+        """The positions of the passages, in the order in which they were added; -1 for removed ones."""
+        self._sessions = _NO_POSITIONS
         self._facts = np.zeros(0, dtype=bool)
         """Of each passage, whether its item is a fact and not what was said in a turn."""
         self._categories = np.zeros(0, dtype=np.int8)
@@ -114,7 +114,7 @@ class UserIndex:
         self._special = 0
         """How many items are for one agent only, were superseded, expire or are resolved."""
         self._pinned: list[Row] = []
-        self._latest = 0.0
+        self._latest_time = 0.0
         self._items = 0
         self._text_bytes = 0
 
@@ -122,69 +122,71 @@ class UserIndex:
         """Return the index of a later revision, with these rows added, each of a number that no row here has."""
         return self.changed(revision, arrivals_of(more))
 
-    def changed(self, revision: Revision, came: Sequence[Arrival], gone: Collection[int] = ()) -> UserIndex:
+    def changed(self, revision: Revision, arrivals: Sequence[Arrival], removed: Collection[int] = ()) -> UserIndex:
         """Return the index of a later revision: without the rows of some numbers, and with the passages of others.
 
-        Only these are analysed. An index that is grown from is the latest of its user: earlier ones find no more what
-        is gone.
+        Only these are analysed. Call it for the latest index of the user: earlier indexes no longer find removed
+        passages.
 
         Args:
-            came: all passages of rows; each row has a number that no row that stays has.
+            arrivals: all passages of rows; each row has a number that no row that stays has.
         """
-        if gone:
-            return self._without(set(gone)).changed(revision, came)
+        if removed:
+            return self._without(set(removed)).changed(revision, arrivals)
         new = UserIndex()
-        placed = sorted((_place(one.row, one.passage), at) for at, one in enumerate(came))
-        order = [at for _, at in placed]
-        at = np.array([bisect(self._places, place) for place, _ in placed], dtype=np.int64)
-        rows = [came[number].row for number in order]
+        placed = sorted((_place(arrival.row, arrival.passage), index) for index, arrival in enumerate(arrivals))
+        order = [index for _, index in placed]
+        positions = np.array([bisect(self._places, place) for place, _ in placed], dtype=np.int64)
+        rows = [arrivals[number].row for number in order]
         new.revision = revision
-        new.rows = _merged(self.rows, rows, at)
-        new._places = _merged(self._places, [place for place, _ in placed], at)
+        new.rows = _merged(self.rows, rows, positions)
+        new._places = _merged(self._places, [place for place, _ in placed], positions)
         new._codes = codes = dict(self._codes)
-        new._sessions = np.insert(self._sessions, at, [_code(row, codes) for row in rows])
+        new._sessions = np.insert(self._sessions, positions, [_code(row, codes) for row in rows])
         facts = [row.item.type is not MemoryType.INTERACTION for row in rows]
-        new._facts = np.insert(self._facts, at, facts)
-        new._categories = np.insert(self._categories, at, [_NUMBERS[row.item.type.category] for row in rows])
-        passages = [came[number].passage for number in order]
-        new._passages = _merged(self._passages, passages, at)
+        new._facts = np.insert(self._facts, positions, facts)
+        new._categories = np.insert(self._categories, positions, [_NUMBERS[row.item.type.category] for row in rows])
+        passages = [arrivals[number].passage for number in order]
+        new._passages = _merged(self._passages, passages, positions)
         # Where the old passages are now, and where the new ones are, in the order in which they came.
-        moved = self._where + np.searchsorted(at, self._where, side="right")
-        old = np.where(self._where < 0, -1, moved)
-        new._where = np.concatenate([old, (at + np.arange(len(at)))[np.argsort(np.array(order, dtype=np.int64))]])
-        new._words = self._words.grown(len(self._where), came)
-        more = list({one.row.row: one.row for one in came}.values())
+        moved = self._positions + np.searchsorted(positions, self._positions, side="right")
+        old = np.where(self._positions < 0, -1, moved)
+        new._positions = np.concatenate(
+            [old, (positions + np.arange(len(positions)))[np.argsort(np.array(order, dtype=np.int64))]]
+        )
+        new._words = self._words.grown(len(self._positions), arrivals)
+        more = list({arrival.row.row: arrival.row for arrival in arrivals}.values())
         new._special = self._special + sum(not _is_plain(row) for row in more)
         new._pinned = [*self._pinned, *(row for row in more if row.item.pinned)]
-        new._latest = max([self._latest, *(row.item.created_at for row in more)])
+        new._latest_time = max([self._latest_time, *(row.item.created_at for row in more)])
         new._items = self._items + len(more)
         new._text_bytes = self._text_bytes + sum(len(row.item.text) for row in more)
         return new
 
-    def _without(self, gone: set[int]) -> UserIndex:
+    def _without(self, removed: set[int]) -> UserIndex:
         """Return the index without the rows of these numbers."""
-        stays = np.array([row.row not in gone for row in self.rows], dtype=bool)
+        stays = np.array([row.row not in removed for row in self.rows], dtype=bool)
         if stays.all():
             return self
         new, places = UserIndex(), np.append(np.where(stays, np.cumsum(stays) - 1, -1), -1)
-        new.revision, new._codes, new._latest = self.revision, self._codes, self._latest
+        new.revision, new._codes, new._latest_time = self.revision, self._codes, self._latest_time
         new.rows = list(compress(self.rows, stays))
         new._places, new._passages = list(compress(self._places, stays)), list(compress(self._passages, stays))
         new._sessions, new._facts, new._categories = self._sessions[stays], self._facts[stays], self._categories[stays]
-        new._where = places[self._where]
+        new._positions = places[self._positions]
         new._words = self._words
-        new._words.remove(np.flatnonzero((self._where >= 0) & (new._where < 0)).tolist())
-        lost = list({row.row: row for row in compress(self.rows, ~stays)}.values())
-        new._special = self._special - sum(not _is_plain(row) for row in lost)
-        new._pinned = [row for row in self._pinned if row.row not in gone]
-        new._items = self._items - len(lost)
-        new._text_bytes = self._text_bytes - sum(len(row.item.text) for row in lost)
+        new._words.remove(np.flatnonzero((self._positions >= 0) & (new._positions < 0)).tolist())
+        removed_rows = list({row.row: row for row in compress(self.rows, ~stays)}.values())
+        new._special = self._special - sum(not _is_plain(row) for row in removed_rows)
+        new._pinned = [row for row in self._pinned if row.row not in removed]
+        new._items = self._items - len(removed_rows)
+        new._text_bytes = self._text_bytes - sum(len(row.item.text) for row in removed_rows)
         return new
 
     @property
-    def gone(self) -> int:
-        """How many passages came and are gone. They take a place still."""
-        return len(self._where) - len(self.rows)
+    def removed_count(self) -> int:
+        """How many passages were removed. They still take space."""
+        return len(self._positions) - len(self.rows)
 
     def pinned(self, scope: Scope, which: ItemFilter, expired: Collection[int] = ()) -> list[MemoryItem]:
         """Return the items that are pinned and that the scope sees. Numbers of rows in `expired` are left out."""
@@ -194,12 +196,12 @@ class UserIndex:
 
     @property
     def bytes(self) -> int:
-        """About how much memory it takes."""
-        return 3 * self._text_bytes + 900 * len(self.rows) + 4 * self._words.dimensions * len(self._where)
+        """About how many bytes of memory it takes."""
+        return 3 * self._text_bytes + 900 * len(self.rows) + 4 * self._words.dimensions * len(self._positions)
 
     def missing(self) -> list[str]:
         """Return the keys of the vectors that it does not have."""
-        return self._words.missing(len(self._where))
+        return self._words.missing(len(self._positions))
 
     def take(self, vectors: Mapping[str, Vectors]) -> None:
         """Take these vectors, by key. A passage without one of its own takes that of its item."""
@@ -207,47 +209,48 @@ class UserIndex:
 
     def by_key(self) -> dict[str, Vectors]:
         """Return the vectors that it has."""
-        return self._words.by_key(len(self._where))
+        return self._words.by_key(len(self._positions))
 
     def similarities(self, vector: Vectors | None) -> NDArray[np.float64] | None:
         """Return each passage's vector similarity to a vector, NaN without a vector; None if no passage has one."""
-        similarities = None if vector is None else self._words.similarities(vector, len(self._where))
+        similarities = None if vector is None else self._words.similarities(vector, len(self._positions))
         if similarities is None:
             return None
-        found, stays = np.empty(len(self.rows)), self._where >= 0
-        found[self._where[stays]] = similarities[stays]
-        return found
+        by_passage, stays = np.empty(len(self.rows)), self._positions >= 0
+        by_passage[self._positions[stays]] = similarities[stays]
+        return by_passage
 
     def match(
         self, query: Query, scope: Scope, which: ItemFilter, *, weights: Weights, expired: Collection[int] = ()
     ) -> Match:
-        """Return how the items that the scope sees match the words of a query.
+        """Return the matches of the items that the scope sees with the words of a query.
 
         Args:
             expired: numbers of rows that are left out.
         """
-        found = self._words.find(query, len(self._where))
-        terms, places = found.terms, self._where[found.serials]
-        speakers, named = self._where[found.speakers], [(int(self._where[at]), logs) for at, logs in found.named]
+        hits = self._words.find(query, len(self._positions))
+        terms, places = hits.terms, self._positions[hits.serials]
+        speakers = self._positions[hits.speakers]
+        named_places = [(int(self._positions[serial]), logs) for serial, logs in hits.named]
         sessions = self._sessions
-        seen = self._seen(scope, which, expired)
-        if seen is not None:
-            new = np.cumsum(seen) - 1
-            is_seen = seen[places]
-            terms, places = terms[is_seen], new[places[is_seen]]
-            speakers = new[speakers[seen[speakers]]]
-            named = [(int(new[at]), logs) for at, logs in named if seen[at]]
-            sessions = sessions[seen]
-        asked = Asked(
+        visible = self._visible(scope, which, expired)
+        if visible is not None:
+            new = np.cumsum(visible) - 1
+            is_visible = visible[places]
+            terms, places = terms[is_visible], new[places[is_visible]]
+            speakers = new[speakers[visible[speakers]]]
+            named_places = [(int(new[place]), logs) for place, logs in named_places if visible[place]]
+            sessions = sessions[visible]
+        numbers = QueryTerms(
             terms=terms,
             places=places,
-            log_frequencies=found.log_frequencies,
-            is_corrected=found.is_corrected,
+            log_frequencies=hits.log_frequencies,
+            is_corrected=hits.is_corrected,
             parts=query.parts,
             speakers=speakers,
-            named=named,
+            named=named_places,
         )
-        return Match(query=query, seen=seen, matched=match(asked, sessions, weights))
+        return Match(query=query, visible=visible, matched=match(numbers, sessions, weights))
 
     def rank(
         self, match: Match, *, limit: int, similarities: NDArray[np.float64] | None = None, per_category: bool = False
@@ -258,59 +261,60 @@ class UserIndex:
             match: what this index returned.
             similarities: each passage's vector similarity to the query; None without vectors.
         """
-        facts, seen, groups = self._facts, match.seen, self._categories if per_category else None
-        if seen is not None:
-            facts, similarities = facts[seen], None if similarities is None else similarities[seen]
-            groups = None if groups is None else groups[seen]
+        facts, visible, groups = self._facts, match.visible, self._categories if per_category else None
+        if visible is not None:
+            facts, similarities = facts[visible], None if similarities is None else similarities[visible]
+            groups = None if groups is None else groups[visible]
         most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
         ranked = rank(match.matched, facts=facts, similarities=similarities, limit=most, groups=groups)
-        places = ranked.places if seen is None else np.flatnonzero(seen)[ranked.places]
-        words = [match.query.terms[term].word for term in match.matched.found.tolist()]
-        said = match.matched.has[:, ranked.places].T.tolist()
-        shown_items = self._shown(places.tolist(), ranked.scores.tolist(), words, said)
+        places = ranked.places if visible is None else np.flatnonzero(visible)[ranked.places]
+        words = [match.query.terms[term].word for term in match.matched.present.tolist()]
+        has_words = match.matched.has[:, ranked.places].T.tolist()
+        shown_items = self._shown(places.tolist(), ranked.scores.tolist(), words, has_words)
         return first_of_each(shown_items, limit) if per_category else shown_items[:limit]
 
     def _shown(
-        self, places: Sequence[int], scores: Sequence[float], words: Sequence[str], said: Sequence[Sequence[float]]
+        self, places: Sequence[int], scores: Sequence[float], words: Sequence[str], has_words: Sequence[Sequence[float]]
     ) -> list[MemoryItem]:
         """Return the items of these passages, each once, with its score, its passages and the words that it has.
 
         Args:
-            said: of each passage, and each of the words, whether it has it.
+            has_words: of each passage, and each of the words, whether it has it.
         """
-        found: dict[int, tuple[MemoryItem, float, list[Passage], dict[str, None]]] = {}
-        for at, score, has_it in zip(places, scores, said, strict=True):
-            row = self.rows[at]
-            if (known := found.get(row.row)) is None:
-                known = found[row.row] = row.item, score, [], {}
-            _, _, passages, has = known
-            has.update(dict.fromkeys(compress(words, has_it)))
+        hits: dict[int, tuple[MemoryItem, float, list[Passage], dict[str, None]]] = {}
+        for place, score, has_it in zip(places, scores, has_words, strict=True):
+            row = self.rows[place]
+            if (hit := hits.get(row.row)) is None:
+                hit = hits[row.row] = row.item, score, [], {}
+            _, _, passages, words_of_item = hit
+            words_of_item.update(dict.fromkeys(compress(words, has_it)))
             if len(passages) < MOST_PASSAGES:
-                passages.append(self._passages[at])
+                passages.append(self._passages[place])
         return [
             replace(
                 item,
                 score=score,
-                words=tuple(has),
+                words=tuple(words_of_item),
                 passage=None if passages[0].stop - passages[0].start == len(item.text) else shown(item.text, passages),
             )
-            for item, score, passages, has in found.values()
+            for item, score, passages, words_of_item in hits.values()
         ]
 
-    def _seen(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
-        """Return for each passage whether its item is asked for; None if all are."""
-        is_of_now = which.as_of is None or which.as_of >= self._latest
+    def _visible(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
+        """Return for each passage whether its item is requested; None if all are."""
+        is_of_now = which.as_of is None or which.as_of >= self._latest_time
         if not self._special and is_of_now and which.types is None and not expired:
             return None
-        agents, gone = (None, scope.agent), set(expired)
+        agents, expired_rows = (None, scope.agent), set(expired)
         return np.array(
-            [row.agent in agents and row.row not in gone and matches(row.item, which) for row in self.rows], dtype=bool
+            [row.agent in agents and row.row not in expired_rows and matches(row.item, which) for row in self.rows],
+            dtype=bool,
         )
 
 
 def index_of(items: Sequence[MemoryItem]) -> UserIndex:
-    """Return an index of items that are asked for all."""
-    rows = [Row(row=at, agent=None, item=item, key=str(at)) for at, item in enumerate(items)]
+    """Return an index of these items, which every scope sees."""
+    rows = [Row(row=number, agent=None, item=item, key=str(number)) for number, item in enumerate(items)]
     return UserIndex().grown(Revision(1, 0, len(rows)), rows)
 
 
@@ -323,7 +327,7 @@ def find(
     similarities: NDArray[np.float64] | None = None,
     per_category: bool = False,
 ) -> list[MemoryItem]:
-    """Return up to `limit` items of an index that bear on the query, the best first, of whatever user and time."""
+    """Return up to `limit` items of an index that bear on the query, the best first, of any user and time."""
     match = user_index.match(parse(query), Scope(user_id=""), _EVER, weights=weights)
     return user_index.rank(match, limit=limit, similarities=similarities, per_category=per_category)
 
@@ -334,91 +338,91 @@ _NUMBERS = {category: number for number, category in enumerate(MemoryCategory)}
 _EVER = ItemFilter(superseded=True)
 
 
-class _Found:
+class _Hits:
     """The matches of a query in some items."""
 
     def __init__(self) -> None:
-        self.terms = self.serials = _NOWHERE
+        self.terms = self.serials = _NO_POSITIONS
         """Pairs of a term's number, ascending, and a passage that has it; some twice."""
         self.log_frequencies: list[float] = []
         self.is_corrected: list[bool] = []
-        self.speakers = _NOWHERE
+        self.speakers = _NO_POSITIONS
         self.named: list[tuple[int, float]] = []
 
 
 class _Words:
-    """Which passages have which words, by their numbers in the order in which they came.
+    """The passages that have each word. A passage is a number, in the order in which it was added.
 
-    Indexes that grow one from the other share it: it is only ever added to, and each looks at what it has itself.
+    Indexes that grow from one another share it: passages are only added, and each index reads only its own.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        """Held where something is added."""
+        """Held while passages are added."""
         self._count = 0
         self._passages: list[Arrival | None] = []
-        """None in the place of those that are gone."""
+        """None in the place of removed ones."""
         self._vectors: Vectors = np.zeros((0, 0), dtype=np.float32)
-        """One a passage, NaN without one, and room for more; no columns while there are none."""
-        self._waiting: dict[str, list[int]] = {}
-        """Passages without a vector, by the key of that."""
-        self._parts: dict[str, list[str]] = {}
-        """The keys in `_waiting` of items of several passages, by the key of the item."""
-        self._having: dict[str, array[int]] = {}
+        """One row for each passage, NaN without a vector, and space for more; no columns while there are no vectors."""
+        self._without_vector: dict[str, list[int]] = {}
+        """Passages without a vector, by the key of the vector."""
+        self._part_keys: dict[str, list[str]] = {}
+        """The keys in `_without_vector` of items of several passages, by the key of the item."""
+        self._serials_by_stem: dict[str, array[int]] = {}
         """Passages by the stems of their words, in ascending order."""
         self._speakers: dict[str, list[int]] = {}
         """By the stems of the name that their item begins with."""
         self._names: dict[str, list[tuple[tuple[str, ...], float, int]]] = {}
         """Names by their first stem: all of their stems, the frequency of the rarest word, the passage."""
-        self._known: dict[str, int] = {}
+        self._word_counts: dict[str, int] = {}
         """All words, with the number of passages that have them."""
-        self._alike: dict[tuple[str, int], list[str]] = {}
+        self._words_by_length: dict[tuple[str, int], list[str]] = {}
         """All words by their first letter and how many they have."""
 
     def grown(self, count: int, more: Sequence[Arrival]) -> _Words:
-        """Return the words of the first `count` passages and of these: itself if what it has besides begins alike.
+        """Return the words of the first `count` passages and of these: itself if its further passages begin with these.
 
-        So when a recall and a save read the same new items at once, they are taken in once.
+        So when a recall and a save read the same new items at once, they are added once.
         """
         done = 0
         while done < len(more):
             with self._lock:
-                there = self._passages[count + done : count + len(more)]
-                is_alike = there == more[done : done + len(there)]
+                later_passages = self._passages[count + done : count + len(more)]
+                is_alike = later_passages == more[done : done + len(later_passages)]
             if not is_alike:
-                return self._forked(count, more)
-            done += len(there)
-            some = more[done : done + ADDED]
-            for one in some:
-                one.analyse()  # without the lock, for which an event loop may wait
+                return self._copied(count, more)
+            done += len(later_passages)
+            batch = more[done : done + ADDED]
+            for arrival in batch:
+                arrival.analyse()  # without the lock, for which an event loop may wait
             with self._lock:
                 if self._count == count + done:
-                    self._add(some)
-                    done += len(some)
+                    self._add(batch)
+                    done += len(batch)
         return self
 
-    def _forked(self, count: int, more: Sequence[Arrival]) -> _Words:
-        """Return words of their own, of the first `count` passages and of these."""
+    def _copied(self, count: int, more: Sequence[Arrival]) -> _Words:
+        """Return a new object with the words of the first `count` passages and of these."""
         new = _Words()
-        for one in [*_again(self._passages[:count]), *more]:
-            new._add([one])
+        for arrival in [*_unanalysed(self._passages[:count]), *more]:
+            new._add([arrival])
         new.take(self.by_key(count))
         return new
 
     def remove(self, serials: Sequence[int]) -> None:
-        """Remove passages, all of their rows, from what they are found by."""
-        removed = _again([self._passages[serial] for serial in serials])
-        parts = [one.analyse() if one else None for one in removed]
+        """Remove passages, which are all passages of their rows, from the words and vectors."""
+        removed = _unanalysed([self._passages[serial] for serial in serials])
+        parts = [arrival.analyse() if arrival else None for arrival in removed]
         with self._lock:
-            for serial, one, part in zip(serials, removed, parts, strict=True):
-                if one is None or part is None or self._passages[serial] is None:
+            for serial, arrival, part in zip(serials, removed, parts, strict=True):
+                if arrival is None or part is None or self._passages[serial] is None:
                     continue
                 self._passages[serial] = None
                 for stemmed in part.stems:
-                    _drop(self._having, stemmed, serial)
+                    _drop(self._serials_by_stem, stemmed, serial)
                 for word in part.words:
-                    self._lose(word)
-                item_words = one.item_words or ItemWords(one.row.item)
+                    self._remove_word(word)
+                item_words = arrival.item_words or ItemWords(arrival.row.item)
                 for stemmed in item_words.speakers:
                     _drop(self._speakers, stemmed, serial)
                 for phrase, _ in item_words.names:
@@ -426,48 +430,48 @@ class _Words:
                     self._names[phrase[0]] = [entry for entry in entries if entry[2] != serial]
                 if self.dimensions:
                     self._vectors[serial] = np.nan
-                if serial in (waiting := self._waiting.get(one.key, [])):
-                    waiting.remove(serial)
-                    if not waiting:
-                        del self._waiting[one.key]
+                if serial in (serials_without_vector := self._without_vector.get(arrival.key, [])):
+                    serials_without_vector.remove(serial)
+                    if not serials_without_vector:
+                        del self._without_vector[arrival.key]
 
-    def _lose(self, word: str) -> None:
-        """Count a word of a passage that is gone."""
-        if word not in self._known:
+    def _remove_word(self, word: str) -> None:
+        """Subtract a removed passage from the count of a word."""
+        if word not in self._word_counts:
             return
-        self._known[word] -= 1
-        if not self._known[word]:
-            del self._known[word]
-            if alike := self._alike.get((word[0], len(word))):
+        self._word_counts[word] -= 1
+        if not self._word_counts[word]:
+            del self._word_counts[word]
+            if alike := self._words_by_length.get((word[0], len(word))):
                 alike.remove(word)
 
     # Vectors
 
     @property
     def dimensions(self) -> int:
-        """How many dimensions vectors have; 0 while there are none."""
+        """How many dimensions the vectors have; 0 while there are none."""
         return int(self._vectors.shape[1])
 
     def missing(self, count: int) -> list[str]:
-        """Return the keys of the vectors that the first `count` passages do not have, in the order they came."""
+        """Return the keys of the vectors that the first `count` passages do not have, in the order of the passages."""
         with self._lock:
-            return [key for key, serials in self._waiting.items() if serials[0] < count]
+            return [key for key, serials in self._without_vector.items() if serials[0] < count]
 
     def take(self, vectors: Mapping[str, Vectors]) -> None:
-        """Take those of these vectors that passages do not have. Of another dimension, they take the place of all."""
+        """Store these vectors for passages without one. Vectors of another dimension replace all vectors."""
         if not vectors:
             return
         dimensions = len(next(iter(vectors.values())))
         with self._lock:
             if self.dimensions != dimensions:
                 self._vectors = np.full((max(self._count, _ROOM), dimensions), np.nan, dtype=np.float32)
-                self._waiting, self._parts = {}, {}
-                for at, passage in enumerate(self._passages):
+                self._without_vector, self._part_keys = {}, {}
+                for serial, passage in enumerate(self._passages):
                     if passage is not None:
-                        self._await_vector(at, passage)
-            for key, vector in sorted(vectors.items(), key=lambda each: each[0] in self._parts):
-                for each in (key, *self._parts.pop(key, ())):
-                    if serials := self._waiting.pop(each, None):
+                        self._await_vector(serial, passage)
+            for key, vector in sorted(vectors.items(), key=lambda pair: pair[0] in self._part_keys):
+                for part_key in (key, *self._part_keys.pop(key, ())):
+                    if serials := self._without_vector.pop(part_key, None):
                         self._vectors[serials] = vector
 
     def by_key(self, count: int) -> dict[str, Vectors]:
@@ -475,8 +479,8 @@ class _Words:
         with self._lock:
             if not self.dimensions:
                 return {}
-            there = np.flatnonzero(~np.isnan(self._vectors[:count, 0])).tolist()
-            return {one.key: self._vectors[at] for at in there if (one := self._passages[at])}
+            serials = np.flatnonzero(~np.isnan(self._vectors[:count, 0])).tolist()
+            return {arrival.key: self._vectors[serial] for serial in serials if (arrival := self._passages[serial])}
 
     def similarities(self, vector: Vectors, count: int) -> Vectors | None:
         """Return the similarity of the first `count` passages to a vector; None if none has one of its dimension."""
@@ -486,145 +490,155 @@ class _Words:
         similarities: Vectors = vectors[:count] @ vector
         return similarities
 
-    def _await_vector(self, at: int, passage: Arrival) -> None:
-        key, whole = passage.key, passage.row.key
+    def _await_vector(self, serial: int, passage: Arrival) -> None:
+        key, row_key = passage.key, passage.row.key
         if not key:
             return
-        if key not in self._waiting and key != whole:
-            self._parts.setdefault(whole, []).append(key)
-        self._waiting.setdefault(key, []).append(at)
+        if key not in self._without_vector and key != row_key:
+            self._part_keys.setdefault(row_key, []).append(key)
+        self._without_vector.setdefault(key, []).append(serial)
 
     # Words
 
-    def find(self, query: Query, count: int) -> _Found:
-        """Return what the first `count` passages have of a query."""
-        found = _Found()
+    def find(self, query: Query, count: int) -> _Hits:
+        """Return the matches of the first `count` passages with a query."""
+        hits = _Hits()
         speakers: set[int] = set()
-        meant: dict[str, str] = {}
+        corrections: dict[str, str] = {}
         compared = 0
         # Copies, as nothing can be added to an array while numpy looks at it.
         serials, stops = array("q"), [0]
         for term in query.terms:
             meant_stems, log, right = term.stems, term.log_frequency, None
-            if not self._add_having(serials, meant_stems, count) and compared < COMPARED:
-                alike = self._like(term)
+            if not self._add_serials(serials, meant_stems, count) and compared < COMPARED:
+                alike = self._similar_words(term)
                 compared += len(alike)
                 if right := self._corrected(term, alike):
-                    meant[term.word] = right
+                    corrections[term.word] = right
                     meant_stems, log = stems([right])[0], log_frequency(right, term.language)
-                    self._add_having(serials, meant_stems, count)
+                    self._add_serials(serials, meant_stems, count)
             stops.append(len(serials))
-            found.log_frequencies.append(log)
-            found.is_corrected.append(right is not None)
-            for each in meant_stems:
-                if speaking := self._speakers.get(each):
+            hits.log_frequencies.append(log)
+            hits.is_corrected.append(right is not None)
+            for meant_stem in meant_stems:
+                if speaking := self._speakers.get(meant_stem):
                     speakers.update(speaking[:])
         pairs = np.repeat(np.arange(len(query.terms)), np.diff(stops)), np.frombuffer(serials, dtype=np.int64)
         is_there = pairs[1] < count
-        found.terms, found.serials = pairs[0][is_there], pairs[1][is_there]
-        found.speakers = np.array(sorted(at for at in speakers if at < count), dtype=np.int64)
+        hits.terms, hits.serials = pairs[0][is_there], pairs[1][is_there]
+        hits.speakers = np.array(sorted(serial for serial in speakers if serial < count), dtype=np.int64)
         if self._names:
-            found.named = self._named([stem(meant.get(word, word)) for word in query.said], count)
-        return found
+            hits.named = self._named([stem(corrections.get(word, word)) for word in query.words], count)
+        return hits
 
-    def _named(self, said: Sequence[str], count: int) -> list[tuple[int, float]]:
-        """Return the passages of the first `count` whose name is said, each with the log frequency of the name."""
-        there, named = set(said), dict[int, float]()
+    def _named(self, query_words: Sequence[str], count: int) -> list[tuple[int, float]]:
+        """Return which of the first `count` passages have a name in the query, each with the name's log frequency."""
+        distinct_words, named = set(query_words), dict[int, float]()
         runs: dict[int, set[tuple[str, ...]]] = {}
-        for first in there:
+        for first in distinct_words:
             for name, log, passage in self._names.get(first, ())[:]:
                 if len(name) not in runs:
-                    runs[len(name)] = {tuple(said[at : at + len(name)]) for at in range(len(said) - len(name) + 1)}
-                is_said = name in runs[len(name)] or (is_dense(first[0]) and there.issuperset(name))
+                    runs[len(name)] = {
+                        tuple(query_words[start : start + len(name)])
+                        for start in range(len(query_words) - len(name) + 1)
+                    }
+                is_said = name in runs[len(name)] or (is_dense(first[0]) and distinct_words.issuperset(name))
                 if is_said and passage < count:
                     named[passage] = min(log, named.get(passage, log))
         return sorted(named.items(), reverse=True)
 
-    def _add_having(self, serials: array[int], stems: Iterable[str], count: int) -> bool:
+    def _add_serials(self, serials: array[int], stems: Iterable[str], count: int) -> bool:
         """Add the passages that have one of these stems; return whether one is of the first `count`."""
         is_found = False
-        for each in stems:
-            if having := self._having.get(each, _NONE)[:]:
-                serials += having
-                is_found |= having[0] < count
+        for key in stems:
+            if serials_of_stem := self._serials_by_stem.get(key, _NONE)[:]:
+                serials += serials_of_stem
+                is_found |= serials_of_stem[0] < count
         return is_found
 
-    def _like(self, term: Term) -> list[str]:
-        """Return the words of the user's that a word may stand for if it is misspelt."""
+    def _similar_words(self, term: Term) -> list[str]:
+        """Return the user's words that a misspelt word may stand for."""
         word = term.word
         if len(word) < ONE_EDIT or not word.isalpha() or is_dense(word[0]) or is_frequent(word, term.language):
             return []
-        most = _edits(word)
-        lengths = range(len(word) - most, len(word) + most + 1)
-        return [each for length in lengths for each in self._alike.get((word[0], length), ())[:]]
+        max_edits = _edits(word)
+        lengths = range(len(word) - max_edits, len(word) + max_edits + 1)
+        return [candidate for length in lengths for candidate in self._words_by_length.get((word[0], length), ())[:]]
 
     def _corrected(self, term: Term, alike: Sequence[str]) -> str | None:
-        """Return the one of these words that a misspelt one stands for, if there is one."""
-        word, most = term.word, _edits(term.word)
-        near = process.extract(word, alike, scorer=OSA.distance, score_cutoff=most, limit=8)
-        return min(near, key=lambda each: (each[1], -len(self._having.get(stem(each[0]), ()))))[0] if near else None
+        """Return which of these words a misspelt word stands for; None if none."""
+        word, max_edits = term.word, _edits(term.word)
+        similar = process.extract(word, alike, scorer=OSA.distance, score_cutoff=max_edits, limit=8)
+        return (
+            min(similar, key=lambda pair: (pair[1], -len(self._serials_by_stem.get(stem(pair[0]), ()))))[0]
+            if similar
+            else None
+        )
 
     def _add(self, more: Sequence[Arrival | None]) -> None:
         if self.dimensions and (lacks := self._count + len(more) - len(self._vectors)) > 0:
             room = np.full((max(lacks, len(self._vectors)), self.dimensions), np.nan, dtype=np.float32)
             self._vectors = np.concatenate([self._vectors, room])
         for arrival in more:
-            at = self._count
+            serial = self._count
             if arrival is not None:
-                self._await_vector(at, arrival)
-                self._add_words(at, arrival)
+                self._await_vector(serial, arrival)
+                self._add_words(serial, arrival)
                 arrival.part = arrival.item_words = None
             self._passages.append(arrival)
             self._count += 1
 
-    def _add_words(self, at: int, arrival: Arrival) -> None:
+    def _add_words(self, serial: int, arrival: Arrival) -> None:
         part = arrival.analyse()
-        for found in part.stems:
-            if (having := self._having.get(found)) is None:
-                having = self._having[found] = array("q")
-            having.append(at)
+        for key in part.stems:
+            if (serials_of_stem := self._serials_by_stem.get(key)) is None:
+                serials_of_stem = self._serials_by_stem[key] = array("q")
+            serials_of_stem.append(serial)
         for word in part.words:
             if len(word) >= ONE_EDIT - 1:
-                if word not in self._known:
-                    self._alike.setdefault((word[0], len(word)), []).append(word)
-                self._known[word] = self._known.get(word, 0) + 1
+                if word not in self._word_counts:
+                    self._words_by_length.setdefault((word[0], len(word)), []).append(word)
+                self._word_counts[word] = self._word_counts.get(word, 0) + 1
         item_words = arrival.item_words or ItemWords(arrival.row.item)
         for stemmed in item_words.speakers:
-            self._speakers.setdefault(stemmed, []).append(at)
+            self._speakers.setdefault(stemmed, []).append(serial)
         for phrase, rarest in item_words.names:
-            self._names.setdefault(phrase[0], []).append((phrase, rarest, at))
+            self._names.setdefault(phrase[0], []).append((phrase, rarest, serial))
 
 
 def arrivals_of(rows: Iterable[Row]) -> list[Arrival]:
     """Return the passages of rows, in order."""
-    found: list[Arrival] = []
+    arrivals: list[Arrival] = []
     for row in rows:
         passages, item_words = passages_of(row.item.text), ItemWords(row.item)
         keys = vector_keys(row.key, min(len(passages), MOST_VECTORS))
         keys += [""] * (len(passages) - len(keys))
-        found += [Arrival(row, passage, key, item_words) for passage, key in zip(passages, keys, strict=True)]
-    return found
+        arrivals += [Arrival(row, passage, key, item_words) for passage, key in zip(passages, keys, strict=True)]
+    return arrivals
 
 
-def _again(passages: Sequence[Arrival | None]) -> list[Arrival | None]:
-    """Return passages as they came, to be analysed again."""
-    item_words = {one.row.row: ItemWords(one.row.item) for one in passages if one}
-    return [one and Arrival(one.row, one.passage, one.key, item_words[one.row.row]) for one in passages]
+def _unanalysed(passages: Sequence[Arrival | None]) -> list[Arrival | None]:
+    """Return the passages as new arrivals, to be analysed again."""
+    item_words = {arrival.row.row: ItemWords(arrival.row.item) for arrival in passages if arrival}
+    return [
+        arrival and Arrival(arrival.row, arrival.passage, arrival.key, item_words[arrival.row.row])
+        for arrival in passages
+    ]
 
 
 def _drop(serials: dict[str, Any], key: str, serial: int) -> None:
     """Remove a passage from those that have a word."""
-    if (having := serials.get(key)) is None:
+    if (serials_of_stem := serials.get(key)) is None:
         return
-    at = bisect_left(having, serial)
-    if at < len(having) and having[at] == serial:
-        having.pop(at)
-    if not having:
+    position = bisect_left(serials_of_stem, serial)
+    if position < len(serials_of_stem) and serials_of_stem[position] == serial:
+        serials_of_stem.pop(position)
+    if not serials_of_stem:
         del serials[key]
 
 
 def _edits(word: str) -> int:
-    """Return by how many edits a word is corrected at most."""
+    """Return the most edits by which a word is corrected."""
     return 1 if len(word) < TWO_EDITS else 2
 
 
@@ -648,11 +662,11 @@ def _code(row: Row, codes: dict[str, int]) -> int:
     return -1 - row.row if session is None else codes.setdefault(session, len(codes))
 
 
-def _merged(old: list[Any], more: list[Any], at: NDArray[np.int64]) -> list[Any]:
+def _merged(old: list[Any], more: list[Any], positions: NDArray[np.int64]) -> list[Any]:
     """Return a list with each of `more` before what was at its position."""
     merged, start = [], 0
-    for one, stop in zip(more, at.tolist(), strict=True):
+    for value, stop in zip(more, positions.tolist(), strict=True):
         merged += old[start:stop]
-        merged.append(one)
+        merged.append(value)
         start = stop
     return merged + old[start:]

@@ -1,6 +1,6 @@
 """Word frequencies of languages in general. Frequent words say little about what a query is about.
 
-The counts are those of `pyspellchecker`, which has them from film subtitles, so of words as people speak them.
+The counts are those of `pyspellchecker`, which counts film subtitles, so spoken language.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def log_frequency(word: str, language: str = ENGLISH) -> float:
         return COMMON
     if word.isdigit():
         return _NUMBER
-    known = _table(language)
+    frequencies = _table(language)
     base = BASES.get(word, word) if language == ENGLISH else word  # who asks for "went" finds every "go", too
-    return max(known.get(word, RARE), known.get(base, RARE))
+    return max(frequencies.get(word, RARE), frequencies.get(base, RARE))
 
 
 def is_frequent(word: str, language: str = ENGLISH) -> bool:
@@ -77,5 +77,5 @@ def _read(language: str) -> Mapping[str, float]:
 
     counts = SpellChecker(language=_CODES[language]).word_frequency
     total = counts.total_words
-    known = sorted(counts.items(), key=lambda pair: pair[1])[-KNOWN:]
-    return {"".join(words(word)): math.log(count / total) for word, count in known}
+    most_frequent = sorted(counts.items(), key=lambda pair: pair[1])[-KNOWN:]
+    return {"".join(words(word)): math.log(count / total) for word, count in most_frequent}

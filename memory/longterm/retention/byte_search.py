@@ -153,8 +153,8 @@ def _free_space(file: str, numbers: Collection[int] | None, logged: Collection[i
             return
         size = int.from_bytes(head[16:18], "big")
         size = 65536 if size == 1 else size
-        every = range(1, Path(file).stat().st_size // size + 1)
-        for number in every if numbers is None else numbers:
+        all_numbers = range(1, Path(file).stat().st_size // size + 1)
+        for number in all_numbers if numbers is None else numbers:
             opened.seek((number - 1) * size)
             page = opened.read(size)
             is_whole = numbers is not None and number in logged and number != 1
@@ -181,35 +181,35 @@ def _used(page: bytes, head: int, usable: int) -> list[tuple[int, int]]:
         return []
     start = head + (12 if kind in (_INNER_INDEX, _INNER_TABLE) else 8)
     stop = start + 2 * int.from_bytes(page[head + 3 : head + 5], "big")
-    cells = [int.from_bytes(page[at : at + 2], "big") for at in range(start, stop, 2)]
-    return [(0, stop), *((at, _cell_end(page, at, kind, usable)) for at in cells)]
+    cells = [int.from_bytes(page[position : position + 2], "big") for position in range(start, stop, 2)]
+    return [(0, stop), *((position, _cell_end(page, position, kind, usable)) for position in cells)]
 
 
-def _cell_end(page: bytes, at: int, kind: int, usable: int) -> int:
+def _cell_end(page: bytes, position: int, kind: int, usable: int) -> int:
     if kind in (_INNER_INDEX, _INNER_TABLE):
-        at += 4
-    payload, at = _number(page, at)  # on an inner page of a table this is the key, and the end
+        position += 4
+    payload, position = _number(page, position)  # on an inner page of a table this is the key, and the end
     if kind == _INNER_TABLE:
-        return at
+        return position
     if kind == _TABLE:
-        _, at = _number(page, at)
+        _, position = _number(page, position)
     most = usable - 35 if kind == _TABLE else (usable - 12) * 64 // 255 - 23
     if payload <= most:
-        return at + payload
+        return position + payload
     least = (usable - 12) * 32 // 255 - 23
     local = least + (payload - least) % (usable - 4)
-    return at + (local if local <= most else least) + 4
+    return position + (local if local <= most else least) + 4
 
 
-def _number(page: bytes, at: int) -> tuple[int, int]:
+def _number(page: bytes, position: int) -> tuple[int, int]:
     """Return the variable-length integer at this place, and where it ends."""
     number = 0
     for _ in range(8):
-        number = number << 7 | page[at] & 0x7F
-        at += 1
-        if page[at - 1] < 0x80:  # noqa: PLR2004
-            return number, at
-    return number << 8 | page[at], at + 1
+        number = number << 7 | page[position] & 0x7F
+        position += 1
+        if page[position - 1] < 0x80:  # noqa: PLR2004
+            return number, position
+    return number << 8 | page[position], position + 1
 
 
 if __name__ == "__main__":

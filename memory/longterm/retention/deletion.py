@@ -123,37 +123,37 @@ async def erase(  # noqa: PLR0911 - each outcome is returned where it is known
             return _unverified(items, "the data is not in files of this machine, so it cannot be searched")
         if await memory.texts(scope, ids, **which):
             return _unverified(items, "matching items were saved meanwhile; repeat the deletion")
-        found = await asyncio.to_thread(byte_search.search, pages, texts)
-        files = await _still_there(memory, found.pieces)
+        result = await asyncio.to_thread(byte_search.search, pages, texts)
+        files = await _still_there(memory, result.pieces)
         if files:  # SQLite sometimes leaves a copy of a row that it moves to another page
             await memory.scrub(files)
-            found = await asyncio.to_thread(byte_search.search, dict.fromkeys(pages), texts)
-            files = await _still_there(memory, found.pieces)
+            result = await asyncio.to_thread(byte_search.search, dict.fromkeys(pages), texts)
+            files = await _still_there(memory, result.pieces)
     except (StoreError, OSError) as error:
         return _unverified(items, str(error))
-    return Erasure(items=items, files=found.files, found=files, verified=not files)
+    return Erasure(items=items, files=result.files, found=files, verified=not files)
 
 
 async def _still_there(memory: Erasing, pieces: dict[str, list[str]]) -> tuple[str, ...]:
     """Return the files in which pieces were found that no remaining item contains."""
-    kept = await memory.still_contains(pieces)
-    return tuple(sorted({file for piece, files in pieces.items() if piece not in kept for file in files}))
+    remaining = await memory.still_contains(pieces)
+    return tuple(sorted({file for piece, files in pieces.items() if piece not in remaining for file in files}))
 
 
 def texts_of(items: Iterable[MemoryItem]) -> list[str]:
     """Return the texts, topics, names and aliases of items, each once."""
-    return list(dict.fromkeys(text for item in items for text in said_by(item)))
+    return list(dict.fromkeys(text for item in items for text in texts_in_item(item)))
 
 
-def said_by(item: MemoryItem) -> list[str]:
+def texts_in_item(item: MemoryItem) -> list[str]:
     """Return an item's text, topic, name and aliases."""
     return [text for text in (item.text, item.topic, item.name, *item.aliases) if text]
 
 
-def said_in(text: str | None, wanted: Collection[str]) -> set[str]:
-    """Return those of the wanted texts that are a part of `text`."""
-    return {each for each in wanted if text and each in text}
+def contained_texts(text: str | None, texts: Collection[str]) -> set[str]:
+    """Return which of these texts are a part of `text`."""
+    return {candidate for candidate in texts if text and candidate in text}
 
 
-def _unverified(items: int, why: str) -> Erasure:
-    return Erasure(items=items, files=0, found=(), verified=False, why=why)
+def _unverified(items: int, reason: str) -> Erasure:
+    return Erasure(items=items, files=0, found=(), verified=False, why=reason)

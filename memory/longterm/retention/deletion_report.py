@@ -10,16 +10,13 @@ from turnwise.memory.longterm.retention.deletion import Erasure
 
 @dataclass(frozen=True, kw_only=True)
 class Forgotten:
-    """Counts of what was removed, and the results of the verification.
-
-    What went with a whole session counts, too: its turns.
-    """
+    """Counts of deleted data, and the results of the verification. The turns of a deleted session count, too."""
 
     sessions: int = 0
     turns: int = 0
     """Turns that no later request contains."""
     summaries: int = 0
-    """Summaries that covered a forgotten turn. The other blocks that they covered are back in their place."""
+    """Summaries that covered a forgotten turn. The conversation has the other blocks that they covered again."""
     waiting: int = 0
     """Turns that waited to be saved to long-term memory, and will not be."""
     notes: int = 0
@@ -29,7 +26,7 @@ class Forgotten:
     erased: Mapping[str, Erasure] = field(default_factory=dict)
     """The verification of each memory's deletion, by the name of the memory; empty if none was requested."""
     was_checked: bool = False
-    """Whether a verification was requested and made, in all long-term memories there are, if any."""
+    """Whether a verification was requested and made in all long-term memories."""
 
     @property
     def verified(self) -> bool:
@@ -42,9 +39,9 @@ class Forgotten:
 
     def __add__(self, other: Forgotten) -> Forgotten:
         counts = {
-            one.name: getattr(self, one.name) + getattr(other, one.name)
-            for one in fields(self)
-            if one.name not in ("items", "erased", "was_checked")
+            field.name: getattr(self, field.name) + getattr(other, field.name)
+            for field in fields(self)
+            if field.name not in ("items", "erased", "was_checked")
         }
         names = [*dict.fromkeys((*self.items, *other.items))]
         items = {name: self.items.get(name, 0) + other.items.get(name, 0) for name in names}

@@ -54,8 +54,8 @@ class Retention:
 
     def expiring(self, types: Collection[MemoryType] | None) -> frozenset[MemoryType]:
         """Return the types among `types` that expire. None means all types."""
-        meant = frozenset(MemoryType if types is None else types)
-        return meant if self.types is None else meant.intersection(self.types)
+        requested = frozenset(MemoryType if types is None else types)
+        return requested if self.types is None else requested.intersection(self.types)
 
 
 @runtime_checkable
@@ -71,7 +71,7 @@ class Sweeping(Protocol):
 
 
 class Expiry(NamedTuple):
-    """What is expired."""
+    """Which items are expired."""
 
     before: float
     """An item that was last used before this time, in seconds since the epoch, is expired; see `types` and `used`."""
@@ -111,20 +111,20 @@ class Uses:
         self.trouble: str | None = None
         """Why the last write of uses failed; None if it succeeded."""
 
-    def note(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
+    def note(self, user_id: str, ids: Collection[str], used_at: float, *, counts: bool = False) -> None:
         """Record that a user's items were used at this time. A counted use counts once per write."""
         if not ids:
             return
         noted = self._noted.setdefault(user_id, {})
         for name in ids:
-            before = noted.get(name, _Noted(at, False))
-            noted[name] = _Noted(max(at, before.at), counts or before.counts)
+            before = noted.get(name, _Noted(used_at, False))
+            noted[name] = _Noted(max(used_at, before.used_at), counts or before.counts)
         if self._later is None or self._later.done():
             self._later = asyncio.create_task(self._write_later())
 
     def noted(self, user_id: str, since: float) -> set[str]:
         """Return the ids of a user's items with a use since this time that is not written yet."""
-        return {name for name, noted in self._noted.get(user_id, {}).items() if noted.at >= since}
+        return {name for name, noted in self._noted.get(user_id, {}).items() if noted.used_at >= since}
 
     async def write(self) -> None:
         """Write the recorded uses.
@@ -139,7 +139,7 @@ class Uses:
             for use in batch:
                 noted = self._noted[use.user_id]
                 for name in use.ids:
-                    if noted[name].at <= use.at:  # else it was used again meanwhile
+                    if noted[name].used_at <= use.at:  # else it was used again meanwhile
                         del noted[name]
                 if not noted:
                     del self._noted[use.user_id]
@@ -165,17 +165,18 @@ class Uses:
 
 
 class _Noted(NamedTuple):
-    at: float
+    used_at: float
     counts: bool
 
 
 def _grouped(noted: Mapping[str, Mapping[str, _Noted]]) -> list[Use]:
-    found = []
+    uses = []
     for user_id, items in noted.items():
         alike: dict[tuple[int, bool], list[str]] = {}
-        for name, (at, counts) in items.items():
-            alike.setdefault((math.floor(at), counts), []).append(name)
-        found += [
-            Use(user_id, tuple(ids), max(items[name].at for name in ids), counts) for (_, counts), ids in alike.items()
+        for name, (used_at, counts) in items.items():
+            alike.setdefault((math.floor(used_at), counts), []).append(name)
+        uses += [
+            Use(user_id, tuple(ids), max(items[name].used_at for name in ids), counts)
+            for (_, counts), ids in alike.items()
         ]
-    return found
+    return uses

@@ -25,7 +25,7 @@ def is_held_out(message: str, claim: str) -> bool:
 
 
 def is_taken(message: str, claim: str) -> bool:
-    """Return whether it is kept as a fact under any type, with all of the message as evidence."""
+    """Return whether the claim is accepted as a fact of any type, with the whole message as evidence."""
     messages = input_of([MemoryItem(id="1", text="x", blocks=(User(text=message),))], Limits())
     verdicts = [judge(Candidate(text=claim, type=kind, evidence=message), messages, Limits()) for kind in KINDS]
     return any(isinstance(verdict, Verdict) and verdict.quote is None for verdict in verdicts)

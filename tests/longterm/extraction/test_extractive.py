@@ -62,35 +62,37 @@ def test_items_without_blocks_obey_the_laws_of_memories(law: Law, make_facts: Ca
     assert model.calls == []
 
 
-class AsSaid(ExtractiveMemory):
+class OneFactPerItem(ExtractiveMemory):
     """Extracts each item but planner notes from a message with its text, and gives the fact the id of the item."""
 
     def __init__(self, facts: ItemStore) -> None:
-        self.given: dict[str, MemoryItem] = {}
+        self.items_by_text: dict[str, MemoryItem] = {}
         self.notes: set[tuple[str, str]] = set()
         super().__init__(Model(self.say), facts, max_facts_per_call=1000)
 
     def say(self, lines: list[dict[str, str]]) -> list[dict[str, Any]]:
-        given = [self.given[line["user"]] for line in lines if "user" in line]
-        return [fact(item.text, type=str(item.type), topic=item.topic) for item in given]
+        items = [self.items_by_text[line["user"]] for line in lines if "user" in line]
+        return [fact(item.text, type=str(item.type), topic=item.topic) for item in items]
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
-        self.given.update({item.text: item for item in items})
+        self.items_by_text.update({item.text: item for item in items})
         self.notes |= {(scope.user_id, item.id) for item in items if item.type is MemoryType.PLANNER_NOTE}
-        said = [item if item.type is MemoryType.PLANNER_NOTE else _said(item) for item in items]
-        return await super().remember(scope, said)
+        messages = [item if item.type is MemoryType.PLANNER_NOTE else _as_message(item) for item in items]
+        return await super().remember(scope, messages)
 
     async def recall(self, scope: Scope, query: str, **options: Any) -> list[MemoryItem]:
-        names = {fact_of(item.id): item.id for item in self.given.values()}
-        found = await super().recall(scope, query, **options)
-        return [replace(item, id=names.get(item.id, item.id), text=quoted_in(item.text) or item.text) for item in found]
+        names = {fact_of(item.id): item.id for item in self.items_by_text.values()}
+        recalled = await super().recall(scope, query, **options)
+        return [
+            replace(item, id=names.get(item.id, item.id), text=quoted_in(item.text) or item.text) for item in recalled
+        ]
 
     async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         is_note = (scope.user_id, id) in self.notes
         return await super().update(scope, id if is_note else fact_of(id), text, **changes)
 
 
-def _said(item: MemoryItem) -> MemoryItem:
+def _as_message(item: MemoryItem) -> MemoryItem:
     return replace(item, blocks=(User(text=item.text),))
 
 
@@ -113,8 +115,8 @@ OF_FACTS = [law for law in contract.LAWS if law not in NOT_OF_FACTS]
 
 @pytest.mark.parametrize(("law", "make_facts"), on_stores_in_turn(OF_FACTS), indirect=["make_facts"])
 def test_extracted_facts_obey_the_laws_of_memories(law: Law, make_facts: Callable[[], ItemStore]) -> None:
-    """Cases 50, 51 and 54, as each law says; by an item's id all that was made of it is forgotten."""
-    memory = AsSaid(make_facts())
+    """Cases 50, 51 and 54, as each law says; an item's id deletes all facts that were extracted from it."""
+    memory = OneFactPerItem(make_facts())
     asyncio.run(check_law(law, lambda: memory))
 
 
@@ -135,9 +137,9 @@ async def test_one_model_call_extracts_facts_from_the_users_messages(facts: Item
             {"user": "I have a dog named Rex."},
         ]
     ]
-    (found,) = await memory.recall(USER, "Who is Rex, the dog?")
-    assert (found.text, found.type, found.created_at) == ("I have a dog named Rex.", MemoryType.FACTS, 40.0)
-    assert found.source == Source(session_id="s", turn_index=2, spans=(Span("log-s", 21, 22),))
+    (recalled,) = await memory.recall(USER, "Who is Rex, the dog?")
+    assert (recalled.text, recalled.type, recalled.created_at) == ("I have a dog named Rex.", MemoryType.FACTS, 40.0)
+    assert recalled.source == Source(session_id="s", turn_index=2, spans=(Span("log-s", 21, 22),))
     assert [item.created_at for item in await memory.recall(USER, "graz")] == [50.0]
     assert await memory.recall(USER, "graz", types=[MemoryType.SKILL]) == []
     assert await memory.recall(Scope(user_id="u2"), "graz") == []
@@ -148,8 +150,8 @@ async def test_a_fact_is_found_by_an_alias_that_the_user_gave(facts: ItemStore) 
     dog = fact("The user's dog is called Rex.", "My dog is called Rex.", name="Rex", aliases=["Wuffi", "Bello"])
     memory = ExtractiveMemory(Model(lambda _: [dog, fact("The user likes figs.", "I like figs.")]), facts)
     await memory.remember(USER, [told(1, "My dog is called Rex. Mostly we say Wuffi. I like figs.")])
-    (found,) = await memory.recall(USER, "How old is Wuffi?")
-    assert (found.text, found.name, found.aliases) == (dog["text"], "Rex", ("Wuffi",))
+    (recalled,) = await memory.recall(USER, "How old is Wuffi?")
+    assert (recalled.text, recalled.name, recalled.aliases) == (dog["text"], "Rex", ("Wuffi",))
     assert await memory.recall(USER, "How old is Bello?") == []
 
 
@@ -195,13 +197,13 @@ async def test_duplicates_are_merged_and_a_contradicting_fact_supersedes(facts: 
     await memory.remember(USER, [told(5, "By the way, I moved to Graz")])
     (new,) = await facts.query(USER)
     assert (new.text, new.source.turn_index, memory.stats["superseded"]) == ("Moved to Graz", 5, 1)
-    both = await facts.get(USER, [old.id])
-    assert (both[old.id].superseded_by, both[old.id].superseded_at) == (new.id, new.created_at)
-    asked = "Where did the user live, in Vienna, or did they move to Graz?"
-    assert [item.text for item in await memory.recall(USER, asked)] == ["Moved to Graz"]
-    past = await memory.recall(USER, asked, as_of=new.created_at - 0.5)
+    facts_by_id = await facts.get(USER, [old.id])
+    assert (facts_by_id[old.id].superseded_by, facts_by_id[old.id].superseded_at) == (new.id, new.created_at)
+    question = "Where did the user live, in Vienna, or did they move to Graz?"
+    assert [item.text for item in await memory.recall(USER, question)] == ["Moved to Graz"]
+    past = await memory.recall(USER, question, as_of=new.created_at - 0.5)
     assert [item.text for item in past] == ["Lives in Vienna"]
-    assert await memory.recall(USER, asked, as_of=99.0) == []
+    assert await memory.recall(USER, question, as_of=99.0) == []
     # and back: what is history is no hindrance
     model.say = lambda _: [fact("Lives in Vienna", "I live in Vienna", action="supersede", of="f1", topic="home")]
     await memory.remember(USER, [told(6, "Now I live in Vienna")])
@@ -211,12 +213,12 @@ async def test_duplicates_are_merged_and_a_contradicting_fact_supersedes(facts: 
 async def test_a_fact_replaces_all_facts_that_it_contradicts_even_if_the_model_says_add(
     facts: ItemStore,
 ) -> None:
-    """Whatever was there before this rule, in whichever order turns come, one by one or in one call."""
+    """Also facts from before this rule, in any order of turns, one by one or in one call."""
 
     model = Model(lambda lines: [fact(line["user"], topic="home") for line in lines if "user" in line])
     memory = ExtractiveMemory(model, facts)
-    stale = [MemoryItem(id=f"old{at}", text=f"Lives in {town}", topic="Home", created_at=at + 1.0)
-             for at, town in enumerate(("Oslo", "Bergen"))]  # fmt: skip
+    stale = [MemoryItem(id=f"old{number}", text=f"Lives in {town}", topic="Home", created_at=number + 1.0)
+             for number, town in enumerate(("Oslo", "Bergen"))]  # fmt: skip
     await memory.remember(USER, stale)
     turns = [
         told(3, "I moved to Rome.", at=30.0),
@@ -236,7 +238,7 @@ async def test_a_fact_replaces_all_facts_that_it_contradicts_even_if_the_model_s
 
 
 async def test_facts_that_do_not_contradict_each_other_are_all_kept(facts: ItemStore) -> None:
-    said = [
+    statements = [
         *("I like jazz.", "I like blues.", "I'm allergic to nuts.", "I'm allergic to cats.", "I speak Welsh."),
         *("I speak English.", "I have two cats.", "I have two dogs.", "I live in a flat.", "I live in Graz."),
         *("My sister lives in Oslo.", "My brother lives in Bergen.", "My dog is brown.", "My dog is old."),
@@ -244,9 +246,9 @@ async def test_facts_that_do_not_contradict_each_other_are_all_kept(facts: ItemS
     ]
     model = Model(lambda lines: [fact(line["user"], topic="life") for line in lines if "user" in line])
     memory = ExtractiveMemory(model, facts, max_facts_per_call=100)
-    for number, text in enumerate(said):
+    for number, text in enumerate(statements):
         await memory.remember(USER, [told(number, text)])
-    assert await texts(facts) == sorted(said)
+    assert await texts(facts) == sorted(statements)
 
 
 @pytest.mark.parametrize(
@@ -284,14 +286,14 @@ async def test_an_older_statement_does_not_replace_a_newer_fact(facts: ItemStore
 
 
 async def test_agents_that_saw_a_fact_see_its_replacement(facts: ItemStore) -> None:
-    mine, theirs = Scope(user_id="u", agent="a"), Scope(user_id="u", agent="b")
+    own_scope, other_scope = Scope(user_id="u", agent="a"), Scope(user_id="u", agent="b")
     model = Model()
     memory = ExtractiveMemory(model, facts)
-    await memory.remember(mine, [MemoryItem(id="1", text="Lives in Vienna", topic="home")])
+    await memory.remember(own_scope, [MemoryItem(id="1", text="Lives in Vienna", topic="home")])
     moved = fact("Moved to Graz", "I moved to Graz", type="context", topic="home", action="supersede", of="f1")
     model.say = lambda _: [moved]
-    await memory.remember(mine, [told(1, "I moved to Graz")])
-    assert await texts(facts, theirs) == ["Moved to Graz"]
+    await memory.remember(own_scope, [told(1, "I moved to Graz")])
+    assert await texts(facts, other_scope) == ["Moved to Graz"]
     # an agent's instruction does not take that of all agents from the others
     await memory.remember(
         Scope(user_id="u"),
@@ -304,27 +306,29 @@ async def test_agents_that_saw_a_fact_see_its_replacement(facts: ItemStore) -> N
         return [fact(text, type="instructions", topic="style", action="supersede", of=name)]
 
     model.say = switch
-    await memory.remember(mine, [told(2, "Always answer in German")])
-    assert await texts(facts, theirs) == ["Always answer in English", "Moved to Graz"]
+    await memory.remember(own_scope, [told(2, "Always answer in German")])
+    assert await texts(facts, other_scope) == ["Always answer in English", "Moved to Graz"]
     # its own it does
-    await memory.remember(mine, [told(3, "Always answer in German please")])
-    both = ["Always answer in English", "Always answer in German", "Moved to Graz"]
-    assert await texts(facts, mine) == both
+    await memory.remember(own_scope, [told(3, "Always answer in German please")])
+    expected = ["Always answer in English", "Always answer in German", "Moved to Graz"]
+    assert await texts(facts, own_scope) == expected
 
 
 async def test_facts_are_deleted_with_their_item_session_or_user(facts: ItemStore) -> None:
     """Case 54: by their ids, by the item's, by session, by user."""
 
     memory = ExtractiveMemory(Model(), facts)
-    items = [told(at, f"I own boat {at}.", f"I own car {at}.", session=f"s{at % 2}") for at in range(6)]
+    items = [
+        told(number, f"I own boat {number}.", f"I own car {number}.", session=f"s{number % 2}") for number in range(6)
+    ]
     await memory.remember(USER, items)
-    (one,) = await memory.recall(USER, "boat 0", limit=1)
-    assert await memory.forget(USER, [one.id]) == 1
+    (boat,) = await memory.recall(USER, "boat 0", limit=1)
+    assert await memory.forget(USER, [boat.id]) == 1
     assert await memory.forget(USER, [items[1].id, "none"]) == 2
     assert await memory.forget(USER, [items[1].id]) == 0
     assert await memory.forget(Scope(user_id="u", session_id="s0")) == 5
     await memory.remember(USER, items)
-    assert await texts(facts) == sorted(f"I own {what} {at}." for what in ("boat", "car") for at in (3, 5))
+    assert await texts(facts) == sorted(f"I own {noun} {number}." for noun in ("boat", "car") for number in (3, 5))
     assert await memory.forget(USER, ["never-given"]) == 0
     assert await memory.forget(Scope(user_id="u")) == 4
     await memory.remember(USER, items)
@@ -334,10 +338,10 @@ async def test_facts_are_deleted_with_their_item_session_or_user(facts: ItemStor
 async def test_a_fact_can_be_changed(facts: ItemStore) -> None:
     memory = ExtractiveMemory(Model(), facts)
     await memory.remember(USER, [told(1, "I own a boat.")])
-    (found,) = await memory.recall(USER, "boat")
-    assert await memory.update(USER, found.id, "Sold the boat.", type=MemoryType.CONTEXT)
+    (recalled,) = await memory.recall(USER, "boat")
+    assert await memory.update(USER, recalled.id, "Sold the boat.", type=MemoryType.CONTEXT)
     (changed,) = await memory.recall(USER, "boat")
-    assert (changed.id, changed.text, changed.type) == (found.id, "Sold the boat.", MemoryType.CONTEXT)
+    assert (changed.id, changed.text, changed.type) == (recalled.id, "Sold the boat.", MemoryType.CONTEXT)
     for mark in [item.id for item in await facts.query(USER, EVER) if is_record(item.id)]:
         assert not await memory.update(USER, mark, "I was here.")
 
@@ -448,20 +452,20 @@ async def _hears_lies(answer: Any) -> None:
         durable = await memory.remember(USER, [item])
     except LongTermMemoryError:
         durable = []
-    found = await texts(facts)
-    assert "Lives in Graz" in found
-    assert durable == [item.id] or found == ["Lives in Graz"]
-    others = [text for text in found if text != "Lives in Graz"]
-    assert not any("Bob" in text or "boat" in text for text in others), others
+    stored_texts = await texts(facts)
+    assert "Lives in Graz" in stored_texts
+    assert durable == [item.id] or stored_texts == ["Lives in Graz"]
+    other_texts = [text for text in stored_texts if text != "Lives in Graz"]
+    assert not any("Bob" in text or "boat" in text for text in other_texts), other_texts
     assert not any(fact.item.superseded_at for fact in await facts.scan() if "Graz" in fact.item.text)
     assert {fact.user_id for fact in await facts.scan()} == {"u"}
 
 
 async def test_facts_beyond_the_limit_are_ignored() -> None:
     facts = InMemoryItems()
-    said = [f"I own boat {at}." for at in range(200)]
-    memory = ExtractiveMemory(Model(lambda _: [fact(text) for text in said]), facts, max_facts_per_call=5)
-    await memory.remember(USER, [told(1, " ".join(said))])
+    sentences = [f"I own boat {number}." for number in range(200)]
+    memory = ExtractiveMemory(Model(lambda _: [fact(text) for text in sentences]), facts, max_facts_per_call=5)
+    await memory.remember(USER, [told(1, " ".join(sentences))])
     assert memory.stats == {"calls": 1, "added": 5, "superseded": 0, "too_many": 195}
 
 
@@ -485,13 +489,13 @@ async def test_instructions_injected_in_messages_become_no_facts() -> None:
 
 
 async def test_recalled_text_never_becomes_a_fact() -> None:
-    """Case 58. The model takes all for a fact that it is shown, and all that it was ever shown or that was recalled."""
+    """Case 58. The model answers each text that it was shown or that was recalled as a fact."""
 
     facts = InMemoryItems()
     ever: list[str] = []
 
     def greedy(lines: list[dict[str, str]]) -> list[dict[str, Any]]:
-        shown = [line[who] for line in lines for who in ("user", "assistant", "text") if who in line]
+        shown = [line[role] for line in lines for role in ("user", "assistant", "text") if role in line]
         ever.extend(shown)
         claims = [*shown, *ever[-40:]]
         quotes = [line["user"] for line in lines if "user" in line]
@@ -499,26 +503,29 @@ async def test_recalled_text_never_becomes_a_fact() -> None:
 
     memory = ExtractiveMemory(Model(greedy), facts, max_facts_per_call=1000)
     # what another memory knows, and recalls each time
-    other = [MemoryItem(id=str(at), text=f"Secret{at} is kept in vault{at}.", created_at=1.0) for at in range(20)]
-    said = set()
+    secrets = [
+        MemoryItem(id=str(number), text=f"Secret{number} is kept in vault{number}.", created_at=1.0)
+        for number in range(20)
+    ]
+    statements = set()
     for turn in range(share(1000)):
-        recalled = [*await memory.recall(USER, "What do I own? boat", limit=5), other[turn % 20]]
+        recalled = [*await memory.recall(USER, "What do I own? boat", limit=5), secrets[turn % 20]]
         prompt = make_sections([RetrievalResult(items=recalled)], now=5.0, counter=ByteCounter()).text
         ever.extend(item.text for item in recalled)
-        own = f"I own boat{turn % 20}."
-        said.add(own)
+        statement = f"I own boat{turn % 20}."
+        statements.add(statement)
         pasted = (prompt, prompt[prompt.index("<") :], prompt[prompt.index("- [") :])[turn % 3]
         blocks: list[AnyBlock] = [
             System(text=prompt),
-            User(text=(own, f"{own}\n{pasted}", pasted)[turn % 3] if turn >= 20 else own),
+            User(text=(statement, f"{statement}\n{pasted}", pasted)[turn % 3] if turn >= 20 else statement),
             ToolUse(call_id="1", name="recall_memories", input={"query": "boat"}),
             ToolResult(call_id="1", text="\n".join(item.text for item in recalled)),
             Text(text=f"I remember: {' '.join(item.text for item in recalled)} Is that right?"),
             User(text="thanks"),
         ]
         await memory.remember(USER, [told(turn, *blocks)])
-    found = [each.item for each in await facts.scan(limit=100_000) if each.item.superseded_at is None]
-    assert sorted(item.text for item in found) == sorted(said)
+    valid_facts = [stored.item for stored in await facts.scan(limit=100_000) if stored.item.superseded_at is None]
+    assert sorted(item.text for item in valid_facts) == sorted(statements)
 
 
 def builder() -> None:

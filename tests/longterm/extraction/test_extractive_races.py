@@ -37,29 +37,29 @@ async def test_only_one_of_several_concurrent_readers_of_an_item_stores_facts(fa
         model.during = started.wait
         memories.append(ExtractiveMemory(model, facts))
     await asyncio.gather(*(memory.remember(USER, [item]) for memory in memories))
-    found = await texts(facts)
-    assert len({text.split()[1] for text in found}) == 1, found
-    assert sum(memory.stats["added"] for memory in memories) == len(found)
+    stored_texts = await texts(facts)
+    assert len({text.split()[1] for text in stored_texts}) == 1, stored_texts
+    assert sum(memory.stats["added"] for memory in memories) == len(stored_texts)
     # in one memory, the second waits for the first
     memory = ExtractiveMemory(Model(), facts)
     await asyncio.gather(*(memory.remember(USER, [told(2, "I like figs.")]) for _ in range(5)))
     assert memory.stats["calls"] == 1
 
 
-class Breaking(InMemoryItems):
-    """Fails at the verb of this number."""
+class BreakingItems(InMemoryItems):
+    """A store that fails at the call of this number."""
 
-    left = 10**9
+    calls_left = 10**9
 
     def _check_open(self) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.calls_left -= 1
+        if self.calls_left == 0:
             raise StoreError("the power went")
 
 
 def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
     async def use(crash: int) -> bool:
-        facts = Breaking()
+        facts = BreakingItems()
         number = 0
 
         def say(lines: list[dict[str, str]]) -> list[dict[str, Any]]:
@@ -80,20 +80,20 @@ def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
         memory = ExtractiveMemory(Model(say), facts)
         await memory.remember(USER, [MemoryItem(id="0", text="Lives in Vienna", topic="Home")])
         years = range(2001, 2003)
-        said = [f"I moved to Graz in {year}. I've worked as a nurse since {year}." for year in years]
-        item = told(1, " ".join(said))
-        facts.left = crash
+        sentences = [f"I moved to Graz in {year}. I've worked as a nurse since {year}." for year in years]
+        item = told(1, " ".join(sentences))
+        facts.calls_left = crash
         try:
             await memory.remember(USER, [item])
-            whole = True
+            is_finished = True
         except StoreError:
-            whole = False
-        facts.left = 10**9
+            is_finished = False
+        facts.calls_left = 10**9
         await memory.remember(USER, [item])
-        found = await texts(facts)
-        assert [text[:-5] for text in found] == ["Has worked as a nurse since", "Moved to Graz in"], found
-        assert len({text[-4:] for text in found}) == 1
-        return whole
+        stored_texts = await texts(facts)
+        assert [text[:-5] for text in stored_texts] == ["Has worked as a nurse since", "Moved to Graz in"], stored_texts
+        assert len({text[-4:] for text in stored_texts}) == 1
+        return is_finished
 
     crash = 1
     while not asyncio.run(use(crash)):
@@ -101,34 +101,34 @@ def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
     assert crash > 6
 
 
-@pytest.mark.parametrize("how", ["session", "user", "item", "turn"])
-async def test_items_forgotten_during_the_model_call_give_no_facts(how: str, facts: ItemStore) -> None:
+@pytest.mark.parametrize("method", ["session", "user", "item", "turn"])
+async def test_items_forgotten_during_the_model_call_give_no_facts(method: str, facts: ItemStore) -> None:
     model = Model()
     memory = ExtractiveMemory(model, facts)
-    item, other = told(1, "I live in Graz."), told(2, "I like figs.", session="s2")
+    item, other_item = told(1, "I live in Graz."), told(2, "I like figs.", session="s2")
 
     async def forget() -> None:
-        if how == "session":
+        if method == "session":
             assert await memory.forget(USER) == 0
-        elif how == "user":
+        elif method == "user":
             assert await memory.forget(Scope(user_id="u")) == 0
-        elif how == "turn":
+        elif method == "turn":
             await facts.delete(USER, turn_index=1)
         else:
             assert await memory.forget(USER, [item.id]) == 0
 
     model.during = forget
-    assert await memory.remember(USER, [item, other]) == [item.id, other.id]
-    left = [] if how == "user" else ["I like figs."]
-    assert await texts(facts) == left
+    assert await memory.remember(USER, [item, other_item]) == [item.id, other_item.id]
+    remaining = [] if method == "user" else ["I like figs."]
+    assert await texts(facts) == remaining
     model.during = None
-    assert await memory.remember(USER, [item, other]) == [item.id, other.id]
-    assert len(model.calls) == 1 and await texts(facts) == left
-    assert memory.stats["added"] == len(left)
+    assert await memory.remember(USER, [item, other_item]) == [item.id, other_item.id]
+    assert len(model.calls) == 1 and await texts(facts) == remaining
+    assert memory.stats["added"] == len(remaining)
 
 
 class Gated(InMemoryItems):
-    """Lets each of two who use it do one verb at a time, in a given order."""
+    """Lets two tasks make one call at a time, in a given order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,9 +164,9 @@ _WHO: contextvars.ContextVar[str | None] = contextvars.ContextVar("who", default
 
 
 async def interleave(facts: Gated, first: Awaitable[Any], second: Awaitable[Any], start: int, count: int) -> bool:
-    """Let the first do `start` verbs, then the second `count`, then the first all and the second the rest.
+    """Let the first task make `start` calls, then the second `count`, then the first all and the second the rest.
 
-    Returns whether both had as many.
+    Returns whether both made that many calls.
     """
 
     async def named(name: str, call: Awaitable[Any]) -> None:
@@ -193,18 +193,18 @@ async def interleave(facts: Gated, first: Awaitable[Any], second: Awaitable[Any]
     enough = True
     for name, steps in (("first", start), ("second", count), ("first", 99), ("second", 99)):
         for _ in range(steps):
-            there = await step(name)
-            enough = enough and (there or steps == 99)
-            if not there:
+            has_called = await step(name)
+            enough = enough and (has_called or steps == 99)
+            if not has_called:
                 break
             await settled(name)
     await asyncio.gather(*tasks.values())
     return enough
 
 
-@pytest.mark.parametrize("how", ["item", "turn", "session", "user", "old"])
+@pytest.mark.parametrize("method", ["item", "turn", "session", "user", "old"])
 @pytest.mark.parametrize("older", [False, True], ids=["newer", "older"])
-def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(how: str, older: bool) -> None:
+def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(method: str, older: bool) -> None:
     """At each call of one task with any number of calls of the other; the fact to be superseded stays valid."""
 
     async def story(start: int, count: int) -> bool:
@@ -212,9 +212,9 @@ def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(how: str, older: 
         old = MemoryItem(id="old", text="Lives in Vienna", topic="home", created_at=50.0)
 
         def say(lines: list[dict[str, str]]) -> list[dict[str, Any]]:
-            known = [line["known"] for line in lines if line.get("text") == "Lives in Vienna"]
+            names = [line["known"] for line in lines if line.get("text") == "Lives in Vienna"]
             moved = fact(
-                "Moved to Graz", "I moved to Graz", topic="home", action="supersede", of=known[0] if known else None
+                "Moved to Graz", "I moved to Graz", topic="home", action="supersede", of=names[0] if names else None
             )
             return [moved, fact("I own a boat.", "I own a boat")]
 
@@ -228,13 +228,13 @@ def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(how: str, older: 
             "user": lambda: memory.forget(Scope(user_id="u")),
             "old": lambda: memory.forget(USER, ["old"]),
         }
-        enough = await interleave(facts, memory.remember(USER, [item]), ways[how](), start, count)
-        found = await texts(facts)
-        if how == "old":
-            assert found == ["I own a boat.", "Moved to Graz"], (start, count)
-        elif start or how == "item":
+        enough = await interleave(facts, memory.remember(USER, [item]), ways[method](), start, count)
+        stored_texts = await texts(facts)
+        if method == "old":
+            assert stored_texts == ["I own a boat.", "Moved to Graz"], (start, count)
+        elif start or method == "item":
             # the record of what is to be read is there when it is forgotten, or was forgotten before
-            assert found == ([] if how == "user" else ["Lives in Vienna"]), (start, count)
+            assert stored_texts == ([] if method == "user" else ["Lives in Vienna"]), (start, count)
         return enough
 
     for start in range(99):
@@ -249,19 +249,19 @@ def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(how: str, older: 
 async def test_facts_left_by_a_crash_after_a_deletion_are_deleted_later() -> None:
     """The next call with the forgotten item deletes the facts extracted from it."""
 
-    facts = Breaking()
+    facts = BreakingItems()
     model = Model()
     memory = ExtractiveMemory(model, facts)
     item = told(1, "I own a boat.")
 
     async def forget() -> None:
         await memory.forget(USER, [item.id])
-        facts.left = 4  # the forgotten item's facts are put, and the look for its record fails
+        facts.calls_left = 4  # the forgotten item's facts are put, and the look for its record fails
 
     model.during = forget
     with pytest.raises(StoreError):
         await memory.remember(USER, [item])
-    facts.left = 10**9
+    facts.calls_left = 10**9
     await ExtractiveMemory(model, facts).remember(USER, [item])
     assert await texts(facts) == []
     assert len(model.calls) == 1

@@ -38,32 +38,32 @@ NOTHING = [
 ]
 
 
-async def extracted(said: str, claim: str) -> ExtractiveMemory:
-    memory = ExtractiveMemory(Model(lambda _: [fact(claim, said)]), InMemoryItems())
-    await memory.remember(USER, [told(1, said, at=DAY)])
+async def extracted(statement: str, claim: str) -> ExtractiveMemory:
+    memory = ExtractiveMemory(Model(lambda _: [fact(claim, statement)]), InMemoryItems())
+    await memory.remember(USER, [told(1, statement, at=DAY)])
     return memory
 
 
-@pytest.mark.parametrize(("said", "claim", "query"), FACTS)
-async def test_a_fact_in_the_users_own_words_is_kept_and_found(said: str, claim: str, query: str) -> None:
-    memory = await extracted(said, claim)
+@pytest.mark.parametrize(("statement", "claim", "query"), FACTS)
+async def test_a_fact_in_the_users_own_words_is_kept_and_found(statement: str, claim: str, query: str) -> None:
+    memory = await extracted(statement, claim)
     assert await texts(memory.store) == [claim] and "quoted" not in memory.stats
     assert [item.text for item in await memory.recall(USER, query)] == [claim]
 
 
-@pytest.mark.parametrize(("said", "claim", "query"), QUOTED)
+@pytest.mark.parametrize(("statement", "claim", "query"), QUOTED)
 async def test_what_is_in_other_words_or_another_language_is_quoted_and_found(
-    said: str, claim: str, query: str
+    statement: str, claim: str, query: str
 ) -> None:
-    memory = await extracted(said, claim)
+    memory = await extracted(statement, claim)
     (text,) = await texts(memory.store)
-    assert text.startswith("On 2 February 2026 the user said: ") and said.rstrip(".。")[:4] in text
+    assert text.startswith("On 2 February 2026 the user said: ") and statement.rstrip(".。")[:4] in text
     assert [item.text for item in await memory.recall(USER, query)] == [text]
 
 
-@pytest.mark.parametrize(("said", "claim"), NOTHING)
-async def test_a_question_is_no_fact_in_any_language(said: str, claim: str) -> None:
-    assert await texts((await extracted(said, claim)).store) == []
+@pytest.mark.parametrize(("statement", "claim"), NOTHING)
+async def test_a_question_is_no_fact_in_any_language(statement: str, claim: str) -> None:
+    assert await texts((await extracted(statement, claim)).store) == []
 
 
 async def test_a_newer_fact_in_chinese_replaces_the_one_that_the_model_names() -> None:

@@ -28,7 +28,7 @@ SAID = "Your table 12 at the restaurant Steirereck is confirmed for 19:30."
 
 
 class Prompted:
-    """A model that keeps the instructions that it was given."""
+    """A model that records its instructions."""
 
     def __init__(self, answer: Any) -> None:
         self.prompts: list[str] = []

@@ -1,4 +1,4 @@
-"""Chroma's default embedding: nobody waits for its files, and one thread at a time fetches them."""
+"""Chroma's default embedding: one thread at a time downloads its files in the background."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turnwise.memory.longterm.index.default_embedding import ChromaDefault
 
 
 class MiniLM:
-    """Chroma's function, whose first call fetches its files, which takes until `go` is set."""
+    """Chroma's function, whose first call downloads its files, which lasts until `go` is set."""
 
     MODEL_NAME = "small"
     EXTRACTED_FOLDER_NAME = "onnx"
@@ -32,7 +32,7 @@ class MiniLM:
     go = threading.Event()
 
     def tqdm(self, **options: Any) -> None:
-        """Show how far a download has come."""
+        """Show the progress of a download."""
 
     def __call__(self, input: Sequence[str]) -> list[list[float]]:
         type(self).fetches += 1
@@ -44,7 +44,7 @@ class MiniLM:
 
 @pytest.fixture
 def kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[MiniLM]:
-    """A function of Chroma's without files, and a process that has not asked for it yet."""
+    """Chroma's function without files, in a process that has not used it yet."""
     kind = type("Fresh", (MiniLM,), {"DOWNLOAD_PATH": tmp_path, "go": threading.Event()})
     monkeypatch.setattr(chroma, "ONNXMiniLM_L6_V2", kind)
     monkeypatch.setattr(chroma_default, "_model", chroma_default._Model())
@@ -53,7 +53,7 @@ def kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[MiniLM]:
 
 @pytest.fixture
 def fetched(kind: type[MiniLM]) -> Callable[[], None]:
-    """Lets the fetch that is under way come to its end, and waits for that."""
+    """Lets the running download end, and waits for it."""
 
     def fetched() -> None:
         kind.go.set()
@@ -110,20 +110,20 @@ def test_present_files_are_used_at_once(kind: type[MiniLM], caplog: pytest.LogCa
 
 
 class Session:
-    """Stands for ONNX's session: each token's hidden state is of its id alone, so padding changes no vector."""
+    """Stands for ONNX's session: each token's hidden state depends only on its id, so padding changes no vector."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
 
-    def run(self, _: None, given: dict[str, Any]) -> list[Any]:
-        tokens = given["input_ids"]
+    def run(self, _: None, inputs: dict[str, Any]) -> list[Any]:
+        tokens = inputs["input_ids"]
         self.shapes.append(tokens.shape)
-        return [np.stack([np.cos(tokens * at) for at in (1, 2, 3)], axis=-1)]
+        return [np.stack([np.cos(tokens * factor) for factor in (1, 2, 3)], axis=-1)]
 
 
 @pytest.fixture
 def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Chroma's own function with a small vocabulary, and nothing that it would fetch."""
+    """Chroma's own function with a small vocabulary, which downloads nothing."""
     kind: Any = type("Small", (chroma.ONNXMiniLM_L6_V2,), {"DOWNLOAD_PATH": tmp_path})
     folder = tmp_path / kind.EXTRACTED_FOLDER_NAME
     folder.mkdir()

@@ -24,9 +24,9 @@ TEXTS = [f"fact {number}" for number in range(20)]
 
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[VectorIndex]:
-    made = VectorIndex(ChromaFolder(tmp_path / "chroma"), HashEmbedding())
-    yield made
-    made.close()
+    vector_index = VectorIndex(ChromaFolder(tmp_path / "chroma"), HashEmbedding())
+    yield vector_index
+    vector_index.close()
 
 
 def add(index: VectorIndex, texts: list[str]) -> None:
@@ -63,8 +63,8 @@ def test_a_process_that_was_forked_starts_one_of_its_own(tmp_path: Path) -> None
     assert first and second and second.returncode == 0
     first.communicate()
     assert first.returncode == 0
-    folder_lock.take(tmp_path)
-    folder_lock.leave(tmp_path)
+    folder_lock.acquire(tmp_path)
+    folder_lock.release(tmp_path)
 
 
 def test_a_process_that_ends_whenever_it_is_asked_is_an_error_that_names_the_folder(
@@ -73,7 +73,7 @@ def test_a_process_that_ends_whenever_it_is_asked_is_an_error_that_names_the_fol
     with monkeypatch.context() as broken:
         broken.setattr(sys, "executable", str(tmp_path / "no python"))
         CHROMA_PROCESS.end()
-        with pytest.raises(StoreError, match=rf"{tmp_path}.* ends whenever it is asked"):
+        with pytest.raises(StoreError, match=rf"{tmp_path}.* its process ends at each request"):
             len(index.keys())
     assert len(index.keys()) == 0
 
@@ -99,11 +99,11 @@ def test_the_process_ends_when_the_one_that_started_it_is_killed(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout and owner.stdout.readline() == "1\n"
         with pytest.raises(StoreError, match="another process"):
-            folder_lock.take(tmp_path)
+            folder_lock.acquire(tmp_path)
         owner.kill()
     monkeypatch.setattr(folder_lock, "WAIT_S", 60.0)  # a busy machine takes a while to end a process
-    folder_lock.take(tmp_path)
-    folder_lock.leave(tmp_path)
+    folder_lock.acquire(tmp_path)
+    folder_lock.release(tmp_path)
 
 
 def test_a_thread_that_is_interrupted_leaves_its_answer_to_nobody_else(index: VectorIndex) -> None:
@@ -121,5 +121,5 @@ def test_a_thread_that_is_interrupted_leaves_its_answer_to_nobody_else(index: Ve
 def test_each_of_many_threads_gets_its_own_answer(index: VectorIndex) -> None:
     add(index, TEXTS)
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda text: index.get([text]), TEXTS * 10))
-    assert [list(each) for each in found] == [[text] for text in TEXTS * 10]
+        results = list(threads.map(lambda text: index.get([text]), TEXTS * 10))
+    assert [list(result) for result in results] == [[text] for text in TEXTS * 10]

@@ -19,8 +19,8 @@ GOLDEN = ([180, 284, 209, 270], [0.241, 0.2223, 0.1801, 0.1801])
 SENTENCE = "Sarah moved to Graz in May, and adopted two cats."
 
 
-def similarity(one: str, other: str) -> float:
-    vectors = HashEmbedding()([one, other])
+def similarity(text: str, other_text: str) -> float:
+    vectors = HashEmbedding()([text, other_text])
     return float(vectors[0] @ vectors[1])
 
 
@@ -39,8 +39,8 @@ def test_vectors_do_not_depend_on_the_hash_seed() -> None:
         f"print(HashEmbedding()([{SENTENCE!r}])[0].tobytes().hex())"
     )
     env = {"PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
-    there = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert bytes.fromhex(there.stdout) == HashEmbedding()([SENTENCE])[0].tobytes()
+    process = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert bytes.fromhex(process.stdout) == HashEmbedding()([SENTENCE])[0].tobytes()
 
 
 @given(st.lists(st.text(max_size=200), max_size=5), st.sampled_from([64, 384, 4096]))
@@ -70,12 +70,12 @@ def test_dimensions_out_of_range_are_refused(dimensions: int) -> None:
 def test_a_persisted_collection_opens_again_with_it(tmp_path: Path) -> None:
     register()
     client = chromadb.PersistentClient(str(tmp_path))
-    made = client.create_collection("texts", embedding_function=HashEmbedding(128))  # type: ignore[arg-type]
-    made.add(ids=["1", "2"], documents=["cats and dogs", "stocks and bonds"])
+    collection = client.create_collection("texts", embedding_function=HashEmbedding(128))  # type: ignore[arg-type]
+    collection.add(ids=["1", "2"], documents=["cats and dogs", "stocks and bonds"])
     client.close()  # type: ignore[attr-defined]
-    again = chromadb.PersistentClient(str(tmp_path)).get_collection("texts")
-    assert again.query(query_texts=["dog"], n_results=1)["ids"] == [["1"]]
-    assert again.configuration["embedding_function"].get_config() == {"dimensions": 128}  # type: ignore[union-attr]
+    reopened = chromadb.PersistentClient(str(tmp_path)).get_collection("texts")
+    assert reopened.query(query_texts=["dog"], n_results=1)["ids"] == [["1"]]
+    assert reopened.configuration["embedding_function"].get_config() == {"dimensions": 128}  # type: ignore[union-attr]
     assert HashEmbedding.name() in known_embedding_functions
     with pytest.raises(ConfigError):
         HashEmbedding(128).validate_config_update({"dimensions": 128}, {"dimensions": 256})
@@ -103,7 +103,7 @@ def test_words_in_many_scripts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("word", "other_word"),
     [
         ("Where do I live?", "The user lives in Paris"),
         ("She leaves in May", "Leaving early is fine"),
@@ -113,11 +113,11 @@ def test_words_in_many_scripts() -> None:
         ("Los gatos de mi casa", "Mi gato no es de la casa"),
     ],
 )
-def test_inflected_words_share_a_stem(one: str, other: str) -> None:
-    def found(text: str) -> set[str]:
-        return {stem for word in stems(words(text)) for stem in word if len(stem) > 3}
+def test_inflected_words_share_a_stem(word: str, other_word: str) -> None:
+    def long_stems(text: str) -> set[str]:
+        return {stem for stems_of_word in stems(words(text)) for stem in stems_of_word if len(stem) > 3}
 
-    assert found(one) & found(other)
+    assert long_stems(word) & long_stems(other_word)
 
 
 def test_the_language_of_a_text_is_that_of_its_commonest_words_or_its_script() -> None:
@@ -127,5 +127,7 @@ def test_the_language_of_a_text_is_that_of_its_commonest_words_or_its_script() -
         "french": "Le chat est dans la maison avec moi",
         "russian": "Где моя кошка?",
     }
-    assert {language: language_of(words(text)) for language, text in texts.items()} == {each: each for each in texts}
+    assert {language: language_of(words(text)) for language, text in texts.items()} == {
+        language: language for language in texts
+    }
     assert [language_of(words(text)) for text in ("", "walrus", "🦀")] == ["english"] * 3

@@ -35,7 +35,7 @@ ADA = Scope(user_id="ada")
 
 
 class Held:
-    """An embedding function of a user's own, which holds something that does not pickle."""
+    """An embedding function of an application, which has a value that does not pickle."""
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale
@@ -65,7 +65,7 @@ def openai(monkeypatch: pytest.MonkeyPatch) -> Any:
     def body() -> tuple[int, str, bytes]:
         texts = server.requests[-1]["input"]
         rows = [vector.tolist() for vector in HashEmbedding(64)(texts)]
-        data = [{"object": "embedding", "index": at, "embedding": row} for at, row in enumerate(rows)]
+        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
         answer = {"object": "list", "model": "m", "data": data, "usage": {"prompt_tokens": 1, "total_tokens": 1}}
         return 200, "application/json", json.dumps(answer).encode()
 
@@ -81,12 +81,12 @@ def test_a_function_that_does_not_pickle_travels_by_its_config_without_its_key(o
     index = VectorIndex(ChromaInMemory(), openai)
     pickled = cloudpickle.dumps(index)
     assert b"sk-secret" not in pickled
-    again = pickle.loads(pickled)
-    assert again.embedding == index.embedding and "text-embedding-3-small" in again.embedding
-    assert identity(again) == identity(index)
-    assert np.allclose(again.embed(["figs"]), index.embed(["figs"]))
-    assert np.allclose(again.embed_queries(["figs"]), HashEmbedding(64)(["figs"]), atol=1e-6)
-    assert pickle.loads(pickle.dumps(again)).embedding == index.embedding
+    unpickled = pickle.loads(pickled)
+    assert unpickled.embedding == index.embedding and "text-embedding-3-small" in unpickled.embedding
+    assert identity(unpickled) == identity(index)
+    assert np.allclose(unpickled.embed(["figs"]), index.embed(["figs"]))
+    assert np.allclose(unpickled.embed_queries(["figs"]), HashEmbedding(64)(["figs"]), atol=1e-6)
+    assert pickle.loads(pickle.dumps(unpickled)).embedding == index.embedding
 
 
 def test_every_memory_that_takes_an_embedding_function_takes_it(openai: Any, tmp_path: Path) -> None:
@@ -110,19 +110,19 @@ async def test_a_function_that_cannot_be_built_degrades_recall_to_words(
     monkeypatch.delenv(KEY)
     async with closing(memory):
         await memory.remember(ADA, [MemoryItem(id="1", text="Her cousin Odile grows dates in Marrakesh.")])
-        found = await memory.recall(ADA, "Where does cousin Odile grow dates?")
-        assert [item.id for item in found] == ["1"]
-        assert KEY in (trouble_of(found) or "") and "on the memory's node" in (trouble_of(found) or "")
+        recalled = await memory.recall(ADA, "Where does cousin Odile grow dates?")
+        assert [item.id for item in recalled] == ["1"]
+        assert KEY in (trouble_of(recalled) or "") and "on the memory's node" in (trouble_of(recalled) or "")
         monkeypatch.setenv(KEY, "sk-secret")
         assert trouble_of(await memory.recall(ADA, "Where does cousin Odile grow dates?")) is None
 
 
 def test_a_users_own_function_travels_by_its_config_if_it_must() -> None:
-    held = portable(Held(2.0))
-    assert isinstance(held, ConfiguredEmbedding) and portable(held) is held
-    assert (held.name(), held.get_config()) == ("held", {"scale": 2.0})
-    again = pickle.loads(pickle.dumps(held))
-    assert np.allclose(again(["figs"])[0], 2 * HashEmbedding(64)(["figs"])[0])
+    configured = portable(Held(2.0))
+    assert isinstance(configured, ConfiguredEmbedding) and portable(configured) is configured
+    assert (configured.name(), configured.get_config()) == ("held", {"scale": 2.0})
+    unpickled = pickle.loads(pickle.dumps(configured))
+    assert np.allclose(unpickled(["figs"])[0], 2 * HashEmbedding(64)(["figs"])[0])
     hashed = HashEmbedding(64)
     assert portable(hashed) is hashed and portable(None) is None
     with pytest.raises(StoreError, match="'held' cannot be built from its config"):

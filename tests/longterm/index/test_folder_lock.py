@@ -19,9 +19,9 @@ from turnwise.testing.embedding import HashEmbedding
 
 HOLDER = """
 import sys
-from turnwise.memory.longterm.index.folder_lock import take
+from turnwise.memory.longterm.index.folder_lock import acquire
 
-take(sys.argv[1])
+acquire(sys.argv[1])
 print(1)
 sys.stdin.read()
 """
@@ -29,7 +29,7 @@ sys.stdin.read()
 
 @contextmanager
 def another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Let another process have the folder."""
+    """Lock the folder in another process."""
     command = [sys.executable, "-u", "-c", HOLDER, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdout.readline() == "1\n"
@@ -44,14 +44,14 @@ def is_free(folder: Path) -> bool:
 
 def test_one_process_may_lock_a_folder_several_times(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
-    folder_lock.take(folder)
-    folder_lock.take(folder / ".." / "here")
-    folder_lock.take(tmp_path)
-    folder_lock.leave(folder)
+    folder_lock.acquire(folder)
+    folder_lock.acquire(folder / ".." / "here")
+    folder_lock.acquire(tmp_path)
+    folder_lock.release(folder)
     assert not is_free(folder)
-    folder_lock.leave(str(folder))
+    folder_lock.release(str(folder))
     assert is_free(folder) and not is_free(tmp_path)
-    folder_lock.leave(tmp_path)
+    folder_lock.release(tmp_path)
 
 
 def test_a_second_process_is_refused_until_the_first_is_killed(
@@ -86,4 +86,4 @@ def test_a_folder_that_cannot_be_opened_is_unlocked(tmp_path: Path) -> None:
     assert is_free(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="file: it cannot be opened"):
-        folder_lock.take(tmp_path / "file")
+        folder_lock.acquire(tmp_path / "file")

@@ -77,15 +77,15 @@ def test_an_index_of_ones_own_is_used_like_any_other(tmp_path: Path) -> None:
 
     stores: dict[str, Own] = {}
     asyncio.run(contract.check_vectors(lambda law: stores.setdefault(law, Own())))
-    own = Own()
+    place = Own()
 
     async def use() -> None:
-        memory = VectorMemory(tmp_path / "said.db", VectorIndex(own, HashEmbedding()), keep_s=0)
+        memory = VectorMemory(tmp_path / "said.db", VectorIndex(place, HashEmbedding()), keep_s=0)
         ann = Scope(user_id="ann")
         await memory.remember(ann, [item("1", "a zyzzyva"), item("2", "a lighthouse")])
-        assert len(own.rows) == 2 and memory.paths() == []
-        assert [found.id for found in await memory.recall(ann, "zyzzyva")] == ["1"]
-        assert await memory.forget(ann) == 2 and not own.rows
+        assert len(place.rows) == 2 and memory.paths() == []
+        assert [item.id for item in await memory.recall(ann, "zyzzyva")] == ["1"]
+        assert await memory.forget(ann) == 2 and not place.rows
         await memory.close()
 
     asyncio.run(use())
@@ -93,16 +93,16 @@ def test_an_index_of_ones_own_is_used_like_any_other(tmp_path: Path) -> None:
 
 def test_vectors_are_kept_found_and_deleted_everywhere(place: ChromaPlace) -> None:
     index = VectorIndex(place, HashEmbedding(), name=f"test-{new_id()}")
-    vectors = index.embed([f"word{at}" for at in range(50)])
-    keys = [f"key{at}" for at in range(50)]
+    vectors = index.embed([f"word{number}" for number in range(50)])
+    keys = [f"key{number}" for number in range(50)]
     users = ["user-1", "user-10"] * 25
     index.add(keys, users, vectors)
     index.add(keys, users, vectors)
     assert len(index.keys()) == 50
     assert index.keys() == set(keys)
-    found = index.get(["key7", "missing"])
-    assert list(found) == ["key7"]
-    assert np.allclose(found["key7"], vectors[7], atol=1e-6)
+    stored = index.get(["key7", "missing"])
+    assert list(stored) == ["key7"]
+    assert np.allclose(stored["key7"], vectors[7], atol=1e-6)
     assert index.check(keys).ok
     index.delete(["key7", "missing"])
     index.delete(["key7"])
@@ -116,14 +116,14 @@ def test_vectors_are_kept_found_and_deleted_everywhere(place: ChromaPlace) -> No
 
 def test_embedding_functions_have_collections_of_their_own(tmp_path: Path) -> None:
     place = ChromaFolder(tmp_path)
-    one, other = VectorIndex(place, FlakyEmbedding(64, "one")), VectorIndex(place, FlakyEmbedding(128, "other"))
+    small, large = VectorIndex(place, FlakyEmbedding(64, "one")), VectorIndex(place, FlakyEmbedding(128, "other"))
     stranger = VectorIndex(place, FlakyEmbedding(64, "one"), name="turnwise-mine")
-    for index in (one, other, stranger):
+    for index in (small, large, stranger):
         index.add(["key"], ["ann"], index.embed(["text"]))
-    other.drop()
+    large.drop()
     with pytest.raises(StoreError):
-        one.keys()
-    assert [len(index.keys()) for index in (one, other, stranger)] == [0, 0, 1]
+        small.keys()
+    assert [len(index.keys()) for index in (small, large, stranger)] == [0, 0, 1]
 
 
 def test_another_dimension_under_the_same_name_is_a_config_error(tmp_path: Path) -> None:

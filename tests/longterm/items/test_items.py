@@ -33,7 +33,9 @@ USER = Scope(user_id="u")
 
 
 def items(count: int, **values: Any) -> list[MemoryItem]:
-    return [MemoryItem(id=str(at), text=f"text {at}", created_at=float(at), **values) for at in range(count)]
+    return [
+        MemoryItem(id=str(number), text=f"text {number}", created_at=float(number), **values) for number in range(count)
+    ]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -68,7 +70,7 @@ def test_item_stores_obey_the_law_that(law: Law, make_items: MakeItems) -> None:
 def test_a_broken_law_of_item_stores_is_named() -> None:
     class Forgetful(InMemoryItems):
         def _forget(self, user_id: str, ids: Any) -> None:
-            """Keep them, and say they are gone."""
+            """Keep the rows, but report them as deleted."""
 
     stores: dict[str, ItemStore] = {}
     with pytest.raises(AssertionError, match=r"^check_a_scope_sees_.*: |^check_deleted_items_.*: "):
@@ -93,25 +95,25 @@ async def test_facts_and_sessions_share_a_database(url: str) -> None:
 
 async def test_stores_that_open_a_new_database_at_once_all_work(url: str) -> None:
     stores = [SQLItems(url) for _ in range(6)]
-    await asyncio.gather(*(facts.put(Scope(user_id=f"u{at}"), items(3)) for at, facts in enumerate(stores)))
-    for at in range(6):
-        assert await count(stores[0], Scope(user_id=f"u{at}")) == 3
+    await asyncio.gather(*(facts.put(Scope(user_id=f"u{number}"), items(3)) for number, facts in enumerate(stores)))
+    for number in range(6):
+        assert await count(stores[0], Scope(user_id=f"u{number}")) == 3
     await asyncio.gather(*(facts.close() for facts in stores))
 
 
 def test_facts_and_deletions_survive_reopening_the_store(url: str) -> None:
     using(url, lambda facts: facts.put(USER, items(2000)))
-    assert len(using(url, lambda facts: facts.delete(USER, [str(at) for at in range(1000)]))) == 1000
+    assert len(using(url, lambda facts: facts.delete(USER, [str(number) for number in range(1000)]))) == 1000
     assert using(url, lambda facts: facts.put(USER, items(2001))) == ["2000"]
     assert list(using(url, lambda facts: facts.query(USER, limit=2000))) == items(2001)[:999:-1]
 
 
 def test_a_store_of_facts_pickles_as_its_settings(url: str) -> None:
     facts = SQLItems(url, lock_timeout_s=3.0, connections=2)
-    again = pickle.loads(pickle.dumps(facts))
-    assert repr(again) == repr(facts) and again._settings == facts._settings
+    unpickled = pickle.loads(pickle.dumps(facts))
+    assert repr(unpickled) == repr(facts) and unpickled._settings == facts._settings
     asyncio.run(facts.close())
-    asyncio.run(again.close())
+    asyncio.run(unpickled.close())
     in_memory = InMemoryItems()
     assert isinstance(pickle.loads(pickle.dumps(in_memory)), InMemoryItems)
     asyncio.run(in_memory.put(USER, items(1)))
@@ -120,20 +122,23 @@ def test_a_store_of_facts_pickles_as_its_settings(url: str) -> None:
 
 
 async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
-    """Case 54: neither in SQLite's file nor in its log, while the store is open; nor is it legible who had it."""
+    """Case 54: neither in SQLite's file nor in its log, while the store is open; the owner's name is in no file
+    either."""
     text = "She was born in Trondheim. " * 300
     sarah = Scope(user_id="sarah-connor", agent="agent-x")
 
     source = Source(session_id="sarah-session")
-    about = [MemoryItem(id=f"sarah-{at}", text=text, topic="Trondheim", source=source) for at in range(20)]
+    secret_items = [
+        MemoryItem(id=f"sarah-{number}", text=text, topic="Trondheim", source=source) for number in range(20)
+    ]
 
     def words() -> set[bytes]:
-        found = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-        return {word for word in (b"Trondheim", b"sarah", b"once-more", b"agent-x") if word in found}
+        contents = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        return {word for word in (b"Trondheim", b"sarah", b"once-more", b"agent-x") if word in contents}
 
     facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     await facts.put(USER, items(50))
-    await facts.put(sarah, about)
+    await facts.put(sarah, secret_items)
     assert words() == {b"Trondheim", b"sarah"}
     await purge(facts, "sarah-connor")
     assert words() == set()
@@ -179,11 +184,11 @@ async def test_ids_of_deleted_facts_are_refused_for_ninety_days(
     now += TOMBSTONE_S - 60
     assert await purge(facts, "u", session_id="of nobody") == []
     assert await facts.delete(USER, ["1"]) == ["1"]
-    late = [*items(2), replace(items(1)[0], id="never there")]
-    assert await facts.put(USER, late) == [], "given again by who was away for long"
+    late_items = [*items(2), replace(items(1)[0], id="never there")]
+    assert await facts.put(USER, late_items) == [], "given again by who was away for long"
     now += 120
     assert await facts.delete(USER, ["2"]) == ["2"]
-    assert await facts.put(USER, late) == ["0", "never there"]
+    assert await facts.put(USER, late_items) == ["0", "never there"]
     await facts.close()
 
 
@@ -221,14 +226,14 @@ def test_pages_are_read_by_an_index(tmp_path: Path) -> None:
         with sqlite3.connect(tmp_path / "facts.db") as connection:
             return str(connection.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall())
 
-    whole = using(f"sqlite:///{tmp_path}/facts.db", plan)
-    assert "turnwise_items_created (owner=?)" in whole and "TEMP B-TREE" not in whole
+    plan_text = using(f"sqlite:///{tmp_path}/facts.db", plan)
+    assert "turnwise_items_created (owner=?)" in plan_text and "TEMP B-TREE" not in plan_text
 
 
 async def test_spaces_of_one_database_are_separate(url: str) -> None:
     stores = [SQLItems(url), SQLItems(url, space="other")]
     for number, store in enumerate(stores):
-        assert await store.put(USER, items(number + 1)) == [str(at) for at in range(number + 1)]
+        assert await store.put(USER, items(number + 1)) == [str(index) for index in range(number + 1)]
     assert [len(await store.scan()) for store in stores] == [1, 2]
     assert await purge(stores[1], "u") == ["0", "1"]
     assert [len(await store.query(USER)) for store in stores] == [1, 0]

@@ -35,8 +35,8 @@ def text(tmp_path: Path) -> Iterator[SQLItems]:
 
 async def ids_with(text: SQLItems, user: str, query: str) -> list[str]:
     """Return the ids of the user's items that have a word of the query."""
-    found = await text.load([user], {})
-    items = [row.item for row in found[user].more]
+    loaded = await text.load([user], {})
+    items = [row.item for row in loaded[user].more]
     loose = Weights(reach=0, margin=float("-inf"), part=0.0)
     return [item.id for item in find(index_of(items), query, limit=1000, weights=loose)]
 
@@ -60,21 +60,21 @@ async def test_ids_of_forgotten_items_are_refused_for_ninety_days(
 ) -> None:
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
-    both = [item("1", "a zebra"), item("2", "a zebra")]
-    await text.add([(ANN, both)])
+    items = [item("1", "a zebra"), item("2", "a zebra")]
+    await text.add([(ANN, items)])
     await text.delete(ANN, ["1"])
     now += TOMBSTONE_S - 60
     await text.delete(ANN, ["2"])
-    await text.add([(ANN, both)])
+    await text.add([(ANN, items)])
     assert await ids_with(text, "ann", "zebra") == []
     now += 120
     await text.delete(ANN, ["3"])
-    await text.add([(ANN, both)])
+    await text.add([(ANN, items)])
     assert await ids_with(text, "ann", "zebra") == ["1"]
 
 
 async def test_items_are_returned_as_they_were_saved(text: SQLItems) -> None:
-    whole = MemoryItem(
+    full = MemoryItem(
         id="'%_",
         text="NUL \0 and 🦀",
         type=MemoryType.SKILL,
@@ -84,18 +84,18 @@ async def test_items_are_returned_as_they_were_saved(text: SQLItems) -> None:
         superseded_at=2.5,
         superseded_by="x",
     )
-    await text.add([(Scope(user_id="ann", agent="hr"), [whole])])
-    found = (await text.load(["ann"], {}))["ann"]
-    (row,) = found.more
-    assert (row.item, row.agent, row.key) == (whole, "hr", key_of("ann", whole.id, whole.text))
-    found = (await text.load(["ann"], {"ann": found.revision}))["ann"]
-    assert (found.base, found.more) == (found.revision, [])
+    await text.add([(Scope(user_id="ann", agent="hr"), [full])])
+    loaded = (await text.load(["ann"], {}))["ann"]
+    (row,) = loaded.more
+    assert (row.item, row.agent, row.key) == (full, "hr", key_of("ann", full.id, full.text))
+    loaded = (await text.load(["ann"], {"ann": loaded.revision}))["ann"]
+    assert (loaded.base, loaded.more) == (loaded.revision, [])
     await text.add([(ANN, [item("2")])])
-    later = (await text.load(["ann"], {"ann": found.revision}))["ann"]
-    assert (later.base, [row.item.id for row in later.more]) == (found.revision, ["2"])
+    later = (await text.load(["ann"], {"ann": loaded.revision}))["ann"]
+    assert (later.base, [row.item.id for row in later.more]) == (loaded.revision, ["2"])
     await text.delete(ANN, ["2"])
     last = (await text.load(["ann"], {"ann": later.revision}))["ann"]
-    assert (last.base, [row.item.id for row in last.more]) == (NOTHING, [whole.id])
+    assert (last.base, [row.item.id for row in last.more]) == (NOTHING, [full.id])
 
 
 async def test_one_invalid_item_refuses_the_whole_call(text: SQLItems) -> None:
@@ -107,7 +107,7 @@ async def test_one_invalid_item_refuses_the_whole_call(text: SQLItems) -> None:
 
 async def test_forgetting_a_session_or_a_user_keeps_the_others(text: SQLItems) -> None:
     for user in ("ann", "bob"):
-        items = [item(f"{name}{at}", source=Source(session_id=name)) for name in "st" for at in range(3)]
+        items = [item(f"{name}{number}", source=Source(session_id=name)) for name in "st" for number in range(3)]
         await text.add([(Scope(user_id=user, agent="hr"), items)], with_vectors=True)
     assert len(await text.delete(Scope(user_id="ann", session_id="s"))) == 3
     assert len(await text.delete(Scope(user_id="ann"))) == 3
@@ -130,10 +130,10 @@ async def test_items_without_vectors_are_pending_until_they_have_them(text: SQLI
     await text.add([(ANN, [item("1"), item("2")])], with_vectors=True)
     await text.add([(ANN, [item("without")])])
     pending = await text.pending("a", 10)
-    assert [one.key for one in pending] == [key_of("ann", "1", "A fact"), key_of("ann", "2", "A fact")]
+    assert [entry.key for entry in pending] == [key_of("ann", "1", "A fact"), key_of("ann", "2", "A fact")]
     await update(text, ANN, "2", "B fact", at=9.0)
     await text.mark(pending, "a")
-    assert [one.text for one in await text.pending("a", 10)] == ["B fact"]
+    assert [entry.text for entry in await text.pending("a", 10)] == ["B fact"]
     assert len(await text.pending("b", 10)) == 2
     assert await text.dropped() == [key_of("ann", "2", "A fact")]
     await update(text, ANN, "2", "A fact", at=9.0)
@@ -142,23 +142,32 @@ async def test_items_without_vectors_are_pending_until_they_have_them(text: SQLI
 
 async def test_words_of_forgotten_items_are_in_no_file(text: SQLItems, tmp_path: Path) -> None:
     await text.add(
-        [(ANN, [item(str(at), f"xylophone{at} quizzical") for at in range(50)] + [item("stays", "lighthouse")])]
+        [
+            (
+                ANN,
+                [item(str(number), f"xylophone{number} quizzical") for number in range(50)]
+                + [item("stays", "lighthouse")],
+            )
+        ]
     )
-    await text.delete(ANN, [str(at) for at in range(50)])
+    await text.delete(ANN, [str(number) for number in range(50)])
     await text.close()
-    held = bytes_in(tmp_path)
-    assert b"lighthouse" in held
-    assert b"xylophon" not in held
-    assert b"quizzic" not in held
+    contents = bytes_in(tmp_path)
+    assert b"lighthouse" in contents
+    assert b"xylophon" not in contents
+    assert b"quizzic" not in contents
 
 
 async def test_deleting_one_user_writes_only_that_users_pages(tmp_path: Path) -> None:
     """In pages of the file that were written, and in rows: as many when others have ten times as much."""
     counts = []
-    for others in (10, 100):
-        text = SQLItems(f"sqlite:///{tmp_path}/{others}.db")
-        for user in range(others):
-            items = [item(str(at), f"fact {at} of user {user}: the zyzzyva is a weevil {at}") for at in range(20)]
+    for user_count in (10, 100):
+        text = SQLItems(f"sqlite:///{tmp_path}/{user_count}.db")
+        for user in range(user_count):
+            items = [
+                item(str(number), f"fact {number} of user {user}: the zyzzyva is a weevil {number}")
+                for number in range(20)
+            ]
             await text.add([(Scope(user_id=f"user-{user}"), items)])
 
         async def changes(text: SQLItems = text) -> int:
@@ -170,16 +179,16 @@ async def test_deleting_one_user_writes_only_that_users_pages(tmp_path: Path) ->
         with noting(pages):
             assert len(await text.delete(Scope(user_id="user-5"))) == 20
         counts.append((sum(map(len, pages.values())), await changes() - before))
-        assert await text.count() == 20 * (others - 1)
+        assert await text.count() == 20 * (user_count - 1)
         await text.close()
-        assert b"of user 5:" not in (tmp_path / f"{others}.db").read_bytes()
+        assert b"of user 5:" not in (tmp_path / f"{user_count}.db").read_bytes()
     (few, rows), (many, more_rows) = counts
     assert few > 0 and many < 2 * few and rows == more_rows
 
 
 async def test_many_items_are_deleted_in_several_transactions(text: SQLItems, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turnwise.memory.longterm.items.sql.AT_ONCE", 3)
-    await text.add([(ANN, [item(str(at), f"xylophone {at}") for at in range(20)])])
+    await text.add([(ANN, [item(str(number), f"xylophone {number}") for number in range(20)])])
     done: list[str] = []
 
     async def forget() -> None:
@@ -187,8 +196,8 @@ async def test_many_items_are_deleted_in_several_transactions(text: SQLItems, mo
         done.append("forgotten")
 
     async def write() -> None:
-        for at in range(3):
-            await text.add([(Scope(user_id="bob"), [item(str(at))])])
+        for number in range(3):
+            await text.add([(Scope(user_id="bob"), [item(str(number))])])
             done.append("written")
 
     await asyncio.gather(forget(), write())

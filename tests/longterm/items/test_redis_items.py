@@ -47,7 +47,9 @@ ITEMS, TEXTS, TIMES, ORDER, USED, SUCCESSORS, DELETED, LAST = (f"{{turnwise:item
 
 
 def items(count: int, **values: Any) -> list[MemoryItem]:
-    return [MemoryItem(id=str(at), text=f"text {at}", created_at=float(at), **values) for at in range(count)]
+    return [
+        MemoryItem(id=str(number), text=f"text {number}", created_at=float(number), **values) for number in range(count)
+    ]
 
 
 def using(url: str, use: Callable[[RedisItems], Awaitable[Any]], **settings: Any) -> Any:
@@ -64,7 +66,7 @@ def facts(redis_url: str) -> Iterator[RedisItems]:
 
 
 def audit(server: RedisServer) -> int:
-    """Return how many facts there are; fails unless every key says the same of each."""
+    """Return how many facts there are; fails unless all keys agree."""
     with server.client as client:
         facts: Any = {key.decode(): json.loads(raw) for key, raw in client.hgetall(ITEMS).items()}
         texts: Any = client.hkeys(TEXTS)
@@ -86,7 +88,7 @@ def audit(server: RedisServer) -> int:
 
 
 def changed(raw: Any, change: dict[str, Any]) -> str:
-    """Return a record with these changes; None takes a value away."""
+    """Return a record with these changes; None removes a value."""
     return json.dumps({name: value for name, value in (json.loads(raw) | change).items() if value is not None})
 
 
@@ -103,7 +105,7 @@ async def test_random_calls_have_the_same_results_as_in_memory(
 ) -> None:
     chance = random.Random(seed)
     kinds = (MemoryType.FACTS, MemoryType.SKILL, MemoryType.CONTEXT)
-    names = [f"i{at}" for at in range(12)]
+    names = [f"i{number}" for number in range(12)]
 
     def scope() -> Scope:
         return Scope(user_id=chance.choice("uv"), agent=chance.choice((None, "a", "b")))
@@ -121,9 +123,9 @@ async def test_random_calls_have_the_same_results_as_in_memory(
         )
 
     def verb() -> Callable[[ItemStore], Awaitable[Any]]:
-        where, some, at, limit = scope(), chance.sample(names, 3), chance.uniform(0, 30), chance.randint(1, 4)
-        given, kind = [item() for _ in range(3)], chance.choice((None, *kinds))
-        successor = replace(given[0], id=f"n{chance.randint(0, 9)}", created_at=2.0)
+        target_scope, ids, moment, limit = scope(), chance.sample(names, 3), chance.uniform(0, 30), chance.randint(1, 4)
+        new_items, kind = [item() for _ in range(3)], chance.choice((None, *kinds))
+        successor = replace(new_items[0], id=f"n{chance.randint(0, 9)}", created_at=2.0)
         which = ItemFilter(
             types=chance.choice((None, kinds[:1], kinds[1:])),
             session_id=chance.choice((None, "s")),
@@ -135,16 +137,16 @@ async def test_random_calls_have_the_same_results_as_in_memory(
         turn = chance.choice((None, 1)) if session else None
         return chance.choice(
             (
-                *[lambda facts: facts.put(where, given, at=at)] * 6,
-                *[lambda facts: supersede(facts, where, some[0], successor)] * 3,
-                lambda facts: update(facts, where, some[0], "else", at=at, type=kind),
-                lambda facts: facts.delete(where, some[:1]),
-                lambda facts: purge(facts, where.user_id, session_id=session, turn_index=turn),
-                lambda facts: touch(facts, where.user_id, some, at),
-                lambda facts: sweep(facts, at / 3, types=which.types, limit=limit),
-                lambda facts: facts.get(where, some),
-                *[lambda facts: pages(facts, where, which, limit)] * 3,
-                lambda facts: count(facts, where, which),
+                *[lambda facts: facts.put(target_scope, new_items, at=moment)] * 6,
+                *[lambda facts: supersede(facts, target_scope, ids[0], successor)] * 3,
+                lambda facts: update(facts, target_scope, ids[0], "else", at=moment, type=kind),
+                lambda facts: facts.delete(target_scope, ids[:1]),
+                lambda facts: purge(facts, target_scope.user_id, session_id=session, turn_index=turn),
+                lambda facts: touch(facts, target_scope.user_id, ids, moment),
+                lambda facts: sweep(facts, moment / 3, types=which.types, limit=limit),
+                lambda facts: facts.get(target_scope, ids),
+                *[lambda facts: pages(facts, target_scope, which, limit)] * 3,
+                lambda facts: count(facts, target_scope, which),
             )
         )
 
@@ -153,7 +155,7 @@ async def test_random_calls_have_the_same_results_as_in_memory(
         call = verb()
         assert await call(facts) == await call(model), step
         if step % 40 == 0:
-            names[:] = [f"{step}-{at}" for at in range(12)]
+            names[:] = [f"{step}-{number}" for number in range(12)]
             assert list(await facts.scan()) == list(await model.scan()), step
             assert list(await facts.scan("u")) == list(await model.scan("u")), step
     audit(redis_server)
@@ -161,37 +163,37 @@ async def test_random_calls_have_the_same_results_as_in_memory(
 
 async def pages(facts: ItemStore, scope: Scope, which: ItemFilter, limit: int) -> list[list[MemoryItem]]:
     page = await facts.query(scope, which, limit=limit)
-    found = [list(page)]
+    result = [list(page)]
     while page.cursor is not None:
         page = await facts.query(scope, which, cursor=page.cursor, limit=limit)
-        found.append(list(page))
-    return found
+        result.append(list(page))
+    return result
 
 
 async def test_matching_facts_are_found_among_many_others(facts: RedisItems) -> None:
-    wanted = items(3, type=MemoryType.GOALS)
-    await facts.put(USER, wanted)
+    goals = items(3, type=MemoryType.GOALS)
+    await facts.put(USER, goals)
     await facts.put(USER, [replace(item, id=f"m{item.id}", created_at=9.0) for item in items(1700)])
     which = ItemFilter(types=[MemoryType.GOALS])
-    assert [item for page in await pages(facts, USER, which, 2) for item in page] == wanted[::-1]
+    assert [item for page in await pages(facts, USER, which, 2) for item in page] == goals[::-1]
     assert len(await all_items(facts, USER)) == 1703
-    await touch(facts, "u", [f"m{at}" for at in range(1700)], 1.0)
+    await touch(facts, "u", [f"m{number}" for number in range(1700)], 1.0)
     assert await sweep(facts, 1e10, types=[MemoryType.GOALS], limit=2) == 2
     assert await count(facts, USER, which) == 1
 
 
 async def test_an_update_keeps_all_other_fields(facts: RedisItems, redis_server: RedisServer) -> None:
     source = Source(session_id="s'%\"\\/ü\x7f", turn_index=2**52, spans=(Span("7", 2**52, 2**60), Span("ü", 0, 1)))
-    whole = replace(items(1)[0], id="i'%\"\\/ü\u2028", topic=TEXT, source=source, created_at=0.1 + 0.2)
-    await facts.put(USER, [whole])
-    changed = replace(whole, text=TEXT, updated_at=1763700000.1234567)
-    assert await update(facts, USER, whole.id, TEXT, at=1763700000.1234567)
-    assert await facts.get(USER, [whole.id]) == {whole.id: changed}
-    await supersede(facts, USER, whole.id, MemoryItem(id="j'\"\\ü", text="x", created_at=1763700001.7654321))
+    full = replace(items(1)[0], id="i'%\"\\/ü\u2028", topic=TEXT, source=source, created_at=0.1 + 0.2)
+    await facts.put(USER, [full])
+    changed = replace(full, text=TEXT, updated_at=1763700000.1234567)
+    assert await update(facts, USER, full.id, TEXT, at=1763700000.1234567)
+    assert await facts.get(USER, [full.id]) == {full.id: changed}
+    await supersede(facts, USER, full.id, MemoryItem(id="j'\"\\ü", text="x", created_at=1763700001.7654321))
     ended = replace(changed, superseded_at=1763700001.7654321, superseded_by="j'\"\\ü")
-    assert await facts.get(USER, [whole.id]) == {whole.id: ended}
+    assert await facts.get(USER, [full.id]) == {full.id: ended}
     await facts.delete(USER, ["j'\"\\ü"])
-    assert await facts.get(USER, [whole.id]) == {whole.id: changed}
+    assert await facts.get(USER, [full.id]) == {full.id: changed}
     audit(redis_server)
 
 
@@ -217,20 +219,20 @@ async def test_a_time_that_is_not_a_number_is_refused(facts: RedisItems, redis_s
 
 
 async def test_equally_old_facts_are_swept_in_order_of_insertion(facts: RedisItems) -> None:
-    for at in range(30):
-        await facts.put(Scope(user_id=f"u{at % 3}"), [MemoryItem(id=f"{at}", text="x")], at=5.0)
+    for number in range(30):
+        await facts.put(Scope(user_id=f"u{number % 3}"), [MemoryItem(id=f"{number}", text="x")], at=5.0)
     await facts.put(USER, [MemoryItem(id="later", text="x")], at=6.0)
-    left = [str(at) for at in range(30)] + ["later"]
+    expected = [str(number) for number in range(30)] + ["later"]
     for limit in (1, 4, 2):
         assert await sweep(facts, 7.0, limit=limit) == limit
-        del left[:limit]
-        assert [fact.item.id for fact in await facts.scan()] == left
+        del expected[:limit]
+        assert [fact.item.id for fact in await facts.scan()] == expected
 
 
 async def test_prefixes_and_databases_are_separate(redis_url: str) -> None:
     stores = [RedisItems(redis_url), RedisItems(redis_url, prefix="other:1"), RedisItems(redis_url[:-1] + "1")]
-    for at, facts in enumerate(stores):
-        assert await facts.put(USER, items(at + 1)) == [str(n) for n in range(at + 1)]
+    for index, facts in enumerate(stores):
+        assert await facts.put(USER, items(index + 1)) == [str(n) for n in range(index + 1)]
     assert [await count(facts, USER) for facts in stores] == [1, 2, 3]
     assert await purge(stores[1], "u") == ["0", "1"]
     assert [await count(facts, USER) for facts in stores] == [1, 0, 3]
@@ -245,7 +247,7 @@ def test_a_store_serves_several_event_loops_and_completes_calls_before_closing(r
     assert first.run(facts.delete(USER, ["1"])) == ["1"]
 
     async def close() -> list[Any]:
-        puts = [asyncio.ensure_future(facts.put(USER, items(200 + at))) for at in range(20)]
+        puts = [asyncio.ensure_future(facts.put(USER, items(200 + number))) for number in range(20)]
         await asyncio.sleep(0)
         await asyncio.gather(facts.close(), facts.close())
         return await asyncio.gather(*puts)
@@ -255,15 +257,15 @@ def test_a_store_serves_several_event_loops_and_completes_calls_before_closing(r
         with pytest.raises(StoreClosedError, match=r"store redis://127\.0\.0\.1:\d+/0 is closed"):
             first.run(call)
     first.close()
-    assert using(redis_url, lambda again: count(again, USER)) == 218
+    assert using(redis_url, lambda reopened: count(reopened, USER)) == 218
 
 
 def test_a_store_pickles_as_its_settings(redis_url: str) -> None:
     store = RedisItems(redis_url, prefix="p", timeout_s=3.0, connections=2)
-    again = pickle.loads(pickle.dumps(store))
-    assert type(again) is RedisItems and again._settings == store._settings
+    unpickled = pickle.loads(pickle.dumps(store))
+    assert type(unpickled) is RedisItems and unpickled._settings == store._settings
     assert store._settings == {"url": redis_url, "prefix": "p", "timeout_s": 3.0, "connections": 2}
-    assert repr(again) == repr(store) == f"RedisItems({redis_url!r})"
+    assert repr(unpickled) == repr(store) == f"RedisItems({redis_url!r})"
 
 
 @pytest.mark.parametrize(
@@ -332,29 +334,29 @@ def test_fifty_concurrent_writers_are_each_applied_once_and_completely(
 ) -> None:
     async def use() -> None:
         stores = [RedisItems(redis_url, connections=count) for count in (1, 4, 8)]
-        users = [Scope(user_id=f"u{at}") for at in range(5)]
+        users = [Scope(user_id=f"u{number}") for number in range(5)]
 
-        async def write(at: int) -> list[str]:
-            facts, scope = stores[at % 3], users[at % 5]
-            mine = [MemoryItem(id=f"{at}-{n}", text="x", created_at=1.0) for n in range(6)]
-            shared = [MemoryItem(id=f"shared-{n}", text=f"{at}", created_at=2.0) for n in range(3)]
-            new = await facts.put(scope, [*mine, *shared])
-            await supersede(facts, scope, f"{at}-0", MemoryItem(id=f"{at}-new", text="y", created_at=3.0))
+        async def write(writer: int) -> list[str]:
+            facts, scope = stores[writer % 3], users[writer % 5]
+            own_items = [MemoryItem(id=f"{writer}-{n}", text="x", created_at=1.0) for n in range(6)]
+            shared = [MemoryItem(id=f"shared-{n}", text=f"{writer}", created_at=2.0) for n in range(3)]
+            new = await facts.put(scope, [*own_items, *shared])
+            await supersede(facts, scope, f"{writer}-0", MemoryItem(id=f"{writer}-new", text="y", created_at=3.0))
             await asyncio.gather(
-                facts.delete(scope, [f"{at}-1", f"{at}-new"]),
-                facts.put(scope, mine),
-                update(facts, scope, f"{at}-2", "z", at=4.0),
+                facts.delete(scope, [f"{writer}-1", f"{writer}-new"]),
+                facts.put(scope, own_items),
+                update(facts, scope, f"{writer}-2", "z", at=4.0),
             )
             return new
 
-        new = await asyncio.gather(*(write(at) for at in range(50)))
-        for at, scope in enumerate(users):
-            shared = sorted(name for names in new[at::5] for name in names if name.startswith("shared"))
+        new = await asyncio.gather(*(write(writer) for writer in range(50)))
+        for index, scope in enumerate(users):
+            shared = sorted(name for names in new[index::5] for name in names if name.startswith("shared"))
             assert shared == ["shared-0", "shared-1", "shared-2"]
-            found = {item.id: item for item in await all_items(stores[0], scope, EVER)}
-            assert len(found) == 53 and {item.text for item in found.values() if item.id.endswith("-2")} >= {"z"}
-            assert all(item.superseded_at is None for item in found.values())
-            assert not [name for name in found if name.endswith(("-1", "-new")) and "shared" not in name]
+            stored = {item.id: item for item in await all_items(stores[0], scope, EVER)}
+            assert len(stored) == 53 and {item.text for item in stored.values() if item.id.endswith("-2")} >= {"z"}
+            assert all(item.superseded_at is None for item in stored.values())
+            assert not [name for name in stored if name.endswith(("-1", "-new")) and "shared" not in name]
         await asyncio.gather(*(facts.close() for facts in stores))
 
     asyncio.run(use())
@@ -372,23 +374,23 @@ def test_after_a_kill_each_acknowledged_fact_is_there_once(
         async def write(writer: int) -> None:
             scope = Scope(user_id=f"u{writer % 3}")
             for number in range(1000):
-                given = [MemoryItem(id=f"{writer}-{number}-{n}", text="x" * 99, created_at=1.0) for n in range(3)]
-                await facts.put(scope, given)
-                done[writer, number] = given
+                batch = [MemoryItem(id=f"{writer}-{number}-{n}", text="x" * 99, created_at=1.0) for n in range(3)]
+                await facts.put(scope, batch)
+                done[writer, number] = batch
                 if len(done) == acknowledged:
                     server.kill()
 
         return await asyncio.gather(*(write(writer) for writer in range(8)), return_exceptions=True)
 
     async def look(facts: RedisItems) -> None:
-        found = [item.id for user in range(3) for item in await all_items(facts, Scope(user_id=f"u{user}"))]
+        stored_ids = [item.id for user in range(3) for item in await all_items(facts, Scope(user_id=f"u{user}"))]
         scanned = [fact.item.id for fact in await facts.scan(limit=100_000)]
-        assert sorted(found) == sorted(set(found)) == sorted(scanned)
-        assert set(found) >= {item.id for given in done.values() for item in given}
-        unknown = {name.rpartition("-")[0] for name in found} - {f"{writer}-{number}" for writer, number in done}
-        assert len(unknown) <= 8 and len(found) == 3 * (len(done) + len(unknown))
-        for (writer, _), given in done.items():
-            assert await facts.put(Scope(user_id=f"u{writer % 3}"), given) == []
+        assert sorted(stored_ids) == sorted(set(stored_ids)) == sorted(scanned)
+        assert set(stored_ids) >= {item.id for batch in done.values() for item in batch}
+        unknown = {name.rpartition("-")[0] for name in stored_ids} - {f"{writer}-{number}" for writer, number in done}
+        assert len(unknown) <= 8 and len(stored_ids) == 3 * (len(done) + len(unknown))
+        for (writer, _), batch in done.items():
+            assert await facts.put(Scope(user_id=f"u{writer % 3}"), batch) == []
 
     errors = using(server.url, load)
     assert len(errors) == 8 and all(type(error) is StoreError for error in errors)
@@ -439,12 +441,12 @@ async def test_only_idempotent_calls_are_repeated_after_a_lost_answer(
         new = MemoryItem(id="9", text="x", created_at=9.0)
         for call in (facts.delete(USER, ["9-9"]), purge(facts, "v"), sweep(facts, 0.0), touch(facts, "u", [], 1.0)):
             await call  # so that each script is there
-        again: list[tuple[Callable[[], Awaitable[Any]], Any]] = [
+        repeated_calls: list[tuple[Callable[[], Awaitable[Any]], Any]] = [
             (lambda: count(facts, USER), 2),
             (lambda: facts.get(USER, ["1"]), {"1": items(2)[1]}),
             (lambda: touch(facts, "u", ["1"], 1.0), None),
         ]
-        for verb, expected in again:
+        for verb, expected in repeated_calls:
             line.lose = 1
             assert await verb() == expected
             assert line.lose == 0
@@ -461,13 +463,13 @@ async def test_only_idempotent_calls_are_repeated_after_a_lost_answer(
             lambda: sweep(facts, 2.0),
             lambda: purge(facts, "u"),
         ]
-        left = []
+        counts = []
         for verb in once:
             line.lose = 1
             with pytest.raises(StoreError):
                 await verb()
-            left.append(await count(facts, USER, EVER))
-        assert left == [3, 4, 3, 2, 0]
+            counts.append(await count(facts, USER, EVER))
+        assert counts == [3, 4, 3, 2, 0]
         await facts.close()
 
 
@@ -550,17 +552,18 @@ def test_deleted_text_is_in_no_key_and_no_rewritten_file(
     sarah = Scope(user_id="sarah-connor", session_id="sarah-session", agent="agent-x")
     source = Source(session_id="sarah-session")
 
-    def words(found: bytes) -> set[bytes]:
-        return {word for word in (b"Trondheim", b"sarah", b"agent-x") if word in found}
+    def words(contents: bytes) -> set[bytes]:
+        return {word for word in (b"Trondheim", b"sarah", b"agent-x") if word in contents}
 
     def files() -> bytes:
         return b"".join(path.read_bytes() for path in server.folder.iterdir())
 
     async def use(facts: RedisItems) -> None:
-        given = [
-            MemoryItem(id=f"sarah-{at}", text="Trondheim", type=MemoryType.SKILL, source=source) for at in range(9)
+        batch = [
+            MemoryItem(id=f"sarah-{number}", text="Trondheim", type=MemoryType.SKILL, source=source)
+            for number in range(9)
         ]
-        await facts.put(sarah, given)
+        await facts.put(sarah, batch)
         assert words(files()) == {b"Trondheim", b"sarah", b"agent-x"}
         await purge(facts, "sarah-connor")
         with server.client as client:

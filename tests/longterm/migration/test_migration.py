@@ -95,7 +95,7 @@ async def test_each_memory_is_recalled_in_its_category(
 
 
 def test_all_sources_give_the_same_items(tmp_path: Path, database: str) -> None:
-    found = []
+    results = []
     for source in (
         sqlite_store(tmp_path / "flat.db", SARAH),
         sqlite_store(tmp_path / "old.db", SARAH, ttl=False),
@@ -108,8 +108,8 @@ def test_all_sources_give_the_same_items(tmp_path: Path, database: str) -> None:
     ):
         facts = InMemoryItems()
         assert run(source, facts).written == 4
-        found.append({fact.item.id: fact.item for fact in facts_in(facts)["sarah"]})
-    assert len(found[0]) == 4 and all(each == found[0] for each in found)
+        results.append({fact.item.id: fact.item for fact in facts_in(facts)["sarah"]})
+    assert len(results[0]) == 4 and all(result == results[0] for result in results)
 
 
 def without_place(line: dict[str, Any]) -> dict[str, Any]:
@@ -205,7 +205,8 @@ def test_a_time_without_an_offset_is_utc(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_an_unknown_type_is_general_and_counted(tmp_path: Path) -> None:
     rows = [
-        ("u.memories", str(at), {"content": "x", "memory_type": kind}) for at, kind in enumerate(("hobby", 5, "facts"))
+        ("u.memories", str(number), {"content": "x", "memory_type": kind})
+        for number, kind in enumerate(("hobby", 5, "facts"))
     ]
     report = run(sqlite_store(tmp_path / "flat.db", rows), InMemoryItems())
     assert report.unknown_types == 2
@@ -296,7 +297,7 @@ def test_lists_of_segments_are_not_ambiguous(tmp_path: Path) -> None:
 
 def test_many_users_are_selected_at_once(make_source: Callable[[Iterable[Row]], str]) -> None:
     facts = InMemoryItems()
-    report = run(make_source(SARAH), facts, users=[f"user{at}" for at in range(70_000)] + ["sarah"])
+    report = run(make_source(SARAH), facts, users=[f"user{number}" for number in range(70_000)] + ["sarah"])
     assert set(texts(facts)) == {"sarah"}
     assert report.written == 4
 
@@ -305,7 +306,7 @@ def test_many_users_are_selected_at_once(make_source: Callable[[Iterable[Row]], 
 
 
 def test_malformed_lines_are_reported_and_the_others_copied(tmp_path: Path) -> None:
-    good, other = (json.dumps(record("u.memories", key, {"content": key})).encode() for key in "kl")
+    good, second_line = (json.dumps(record("u.memories", key, {"content": key})).encode() for key in "kl")
     bad = [
         *(b"{", b'"x"', b"[]", b"\xff\xfe", b"[" * 100_000, b'{"key": "k", "value": {}}'),
         b'{"namespace": ["u", 5], "key": "k"}',
@@ -313,12 +314,12 @@ def test_malformed_lines_are_reported_and_the_others_copied(tmp_path: Path) -> N
         b'{"namespace": ["u", "memories"], "key": "j", "value": "{"}',
     ]
     path = tmp_path / "flat.jsonl"
-    path.write_bytes(b"\n".join([b"\xef\xbb\xbf" + good, b"", *bad, other, good[:-5]]))
+    path.write_bytes(b"\n".join([b"\xef\xbb\xbf" + good, b"", *bad, second_line, good[:-5]]))
     facts = InMemoryItems()
     report = run(path, facts)
     assert texts(facts) == {"u": ["k", "l"]}
     assert (report.read, report.written, report.skipped[SkipReason.UNREADABLE]) == (12, 2, 10)
-    assert [skip.where for skip in report.skips] == [f"line {at}" for at in (*range(3, 12), 13)]
+    assert [skip.where for skip in report.skips] == [f"line {number}" for number in (*range(3, 12), 13)]
     assert {skip.reason for skip in report.skips} == {SkipReason.UNREADABLE}
 
 
@@ -328,7 +329,7 @@ def test_malformed_rows_are_reported_with_their_keys(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("ALTER TABLE store RENAME TO strict")
         connection.execute("CREATE TABLE store AS SELECT * FROM strict")  # without NOT NULL
-        rows = [(f"bad{at}", value) for at, value in enumerate(values)]
+        rows = [(f"bad{number}", value) for number, value in enumerate(values)]
         connection.executemany("INSERT INTO store (prefix, key, value) VALUES ('u.memories', ?, ?)", rows)
         connection.execute("INSERT INTO store (prefix, key, value) VALUES ('u.memories', CAST(x'ff' AS TEXT), '{}')")
     report = run(path, InMemoryItems())
@@ -377,10 +378,12 @@ def test_expired_memories_are_skipped_and_later_expiries_counted(tmp_path: Path,
 
 
 def test_a_report_lists_some_skips_and_counts_all(tmp_path: Path) -> None:
-    path = lines_of(tmp_path / "flat.jsonl", [record("u.memories", str(at), {}) for at in range(SKIPS_LISTED + 5)])
+    path = lines_of(
+        tmp_path / "flat.jsonl", [record("u.memories", str(number), {}) for number in range(SKIPS_LISTED + 5)]
+    )
     report = run(path, InMemoryItems())
     assert report.skipped[SkipReason.NO_TEXT] == report.read == SKIPS_LISTED + 5
-    assert [skip.key for skip in report.skips] == [str(at) for at in range(SKIPS_LISTED)]
+    assert [skip.key for skip in report.skips] == [str(number) for number in range(SKIPS_LISTED)]
 
 
 # Once
@@ -391,9 +394,9 @@ def test_a_second_migration_changes_nothing(make_source: Callable[[Iterable[Row]
     target = SQLItems(url)
     first = run(source, target)
     before = facts_in(target)
-    again = run(source, target, agent="another")
-    assert (again.read, again.written, again.known) == (4, 0, 4)
-    assert (again.by_user, again.by_type) == (first.by_user, first.by_type)
+    second = run(source, target, agent="another")
+    assert (second.read, second.written, second.known) == (4, 0, 4)
+    assert (second.by_user, second.by_type) == (first.by_user, first.by_type)
     assert facts_in(target) == before
     asyncio.run(target.close())
 
@@ -417,7 +420,7 @@ def test_the_same_key_of_two_users_is_two_memories(tmp_path: Path) -> None:
     rows = [("u1.memories", "k", {"content": "x"}), ("u1.memories", "l", {"content": "x"}), ("u.memories", "1k", "x")]
     facts = InMemoryItems()
     run(lines_of(tmp_path / "flat.jsonl", [record(*row) for row in rows]), facts)
-    ids = [fact.item.id for found in facts_in(facts).values() for fact in found]
+    ids = [fact.item.id for stored in facts_in(facts).values() for fact in stored]
     assert len(ids) == len(set(ids)) == 3
 
 

@@ -63,20 +63,20 @@ def test_a_killed_migration_can_be_repeated(tmp_path: Path) -> None:
             child.stdin.flush()
         os.kill(child.pid, signal.SIGKILL)  # in the midst of the next page, wherever that is
     target = SQLItems(url)
-    there = sum(map(len, facts_in(target).values()))
-    assert 200 <= there <= 500
+    stored_count = sum(map(len, facts_in(target).values()))
+    assert 200 <= stored_count <= 500
     report = run(source, target)
-    assert (report.written, report.known) == (500 - there, there)
-    found = texts(target)
-    assert sorted(text for of_user in found.values() for text in of_user) == sorted(
+    assert (report.written, report.known) == (500 - stored_count, stored_count)
+    stored_texts = texts(target)
+    assert sorted(text for of_user in stored_texts.values() for text in of_user) == sorted(
         value["content"] for _, _, value in many(500, 7)
     )
-    assert len(found["u3"]) == len(range(3, 500, 7))
+    assert len(stored_texts["u3"]) == len(range(3, 500, 7))
     asyncio.run(target.close())
 
 
 class Watched(InMemoryItems):
-    """Keeps nothing, and sees how much it is given."""
+    """Stores nothing, and records the size of each put."""
 
     most = 0
 
@@ -97,17 +97,17 @@ def test_only_one_page_is_held_in_memory(kind: str, tmp_path: Path, request: pyt
         source = postgresql_store(request.getfixturevalue("database"), rows)
     else:
         source = lines_of(tmp_path / "flat.jsonl", (record(*row) for row in rows))
-    facts, seen = Watched(), list[int]()
+    facts, reported = Watched(), list[int]()
     run(source, Watched())  # so that what is imported at first use is not counted
     tracemalloc.start()
     try:
-        report = run(source, facts, progress=seen.append)
+        report = run(source, facts, progress=reported.append)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert report.written == count
     assert facts.most <= 100
-    assert seen == [*range(100, count + 1, 100)]
+    assert reported == [*range(100, count + 1, 100)]
     assert peak < count * 5_000 / 2  # of all characters
 
 
@@ -131,7 +131,7 @@ def test_the_source_is_not_changed(tmp_path: Path) -> None:
         run(path, InMemoryItems())
         run(f"sqlite:///{path}", InMemoryItems(), users=["sarah"])
         assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, times)
-        assert not [other for other in folder.iterdir() if other != path and other.stat().st_size and mode == "DELETE"]
+        assert not [file for file in folder.iterdir() if file != path and file.stat().st_size and mode == "DELETE"]
 
 
 def test_the_log_of_a_crashed_writer_is_read_and_not_changed(tmp_path: Path) -> None:
@@ -172,10 +172,10 @@ def test_a_source_is_read_at_one_moment_without_blocking_writers(mode: str, tmp_
     path = sqlite_store(tmp_path / "flat.db", many(300, 2))
     writer = sqlite3.connect(path, timeout=0)  # the first wait is an error
     writer.execute(f"PRAGMA journal_mode = {mode}")
-    later, held = iter(range(100)), open_count(path)
+    later, opened_before = iter(range(100)), open_count(path)
 
     def write(read: int) -> None:
-        assert open_count(path) == held
+        assert open_count(path) == opened_before
         with writer:
             writer.execute('UPDATE store SET value = \'{"content": "late"}\'')
             writer.execute("INSERT INTO store (prefix, key, value) VALUES ('z.memories', ?, '{}')", (str(next(later)),))
@@ -191,11 +191,13 @@ def test_a_source_is_read_at_one_moment_without_blocking_writers(mode: str, tmp_
 def test_postgresql_is_read_at_one_moment(database: str) -> None:
     postgresql_store(database, many(3_000, 2))
 
-    asked = "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+    statement = (
+        "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+    )
 
     def write(read: int) -> None:
         with psycopg.connect(database) as server:
-            assert [query for (query,) in server.execute(asked) if query.startswith("FETCH")]  # page by page
+            assert [query for (query,) in server.execute(statement) if query.startswith("FETCH")]  # page by page
             server.execute("UPDATE store SET value = '{}'")
 
     report = run(database, InMemoryItems(), progress=write)
@@ -248,7 +250,7 @@ async def test_a_cancelled_migration_closes_its_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "why"),
+    ("source", "reason"),
     [
         ("missing.db", "there is no such file"),
         ("sqlite:///missing.db", "there is no such file"),
@@ -261,12 +263,12 @@ async def test_a_cancelled_migration_closes_its_source(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_source_is_refused_with_a_reason(
-    source: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     lines_of(tmp_path / "lines.jsonl", [])
     sqlite3.connect(tmp_path / "facts.db").execute("CREATE TABLE store (id text)").connection.close()
-    with pytest.raises(ConfigError, match=why) as error:
+    with pytest.raises(ConfigError, match=reason) as error:
         run(source, InMemoryItems())
     assert "secret" not in str(error.value)
 

@@ -27,16 +27,16 @@ class Meaning:
     """An embedding function for which only texts about food are similar."""
 
     def __init__(self) -> None:
-        self.made: list[str] = []
+        self.embedded: list[str] = []
 
     def __call__(self, input: Sequence[str]) -> list[Any]:
-        self.made += input
+        self.embedded += input
         return [self._vector(text) for text in input]
 
     @staticmethod
     def _vector(text: str) -> list[float]:
-        of = 0 if "peanuts" in text or "dinner" in text else 1 + sum(text.encode()) % 63
-        return [2.0 * (at == of) for at in range(64)]
+        axis = 0 if "peanuts" in text or "dinner" in text else 1 + sum(text.encode()) % 63
+        return [2.0 * (index == axis) for index in range(64)]
 
 
 class Chooser:
@@ -44,11 +44,11 @@ class Chooser:
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
         assert schema and "names" in schema["properties"]
-        self.asked.append(request[-1].text)  # type: ignore[attr-defined]
+        self.requests.append(request[-1].text)  # type: ignore[attr-defined]
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -57,23 +57,26 @@ class Chooser:
 
 def items(texts: Sequence[str] = FACTS) -> list[MemoryItem]:
     return [
-        MemoryItem(id=f"i{at}", text=text, type=MemoryType.FACTS, created_at=1.0 + at) for at, text in enumerate(texts)
+        MemoryItem(id=f"i{number}", text=text, type=MemoryType.FACTS, created_at=1.0 + number)
+        for number, text in enumerate(texts)
     ]
 
 
-async def texts(memory: Any, query: str, **asked: Any) -> list[str]:
-    return [item.text for item in await memory.recall(ANN, query, **asked)]
+async def texts(memory: Any, query: str, **options: Any) -> list[str]:
+    return [item.text for item in await memory.recall(ANN, query, **options)]
 
 
 async def test_similar_facts_without_a_common_word_are_found_by_vectors() -> None:
-    words, both = (LexicalMemory(InMemoryItems(), similarity=one) for one in (None, Similarity(Meaning())))
-    for memory in (words, both):
+    words, with_vectors = (
+        LexicalMemory(InMemoryItems(), similarity=similarity) for similarity in (None, Similarity(Meaning()))
+    )
+    for memory in (words, with_vectors):
         await memory.remember(ANN, items())
     assert not await texts(words, "What is for dinner?")
-    (found,) = await both.recall(ANN, "What is for dinner?")
-    assert found.text == FACTS[0] and found.score is not None and 0.4 < found.score <= 0.5
-    assert await texts(both, "Which cello?") == [FACTS[1]]
-    assert not await texts(both, "Quantum chromodynamics?")
+    (recalled,) = await with_vectors.recall(ANN, "What is for dinner?")
+    assert recalled.text == FACTS[0] and recalled.score is not None and 0.4 < recalled.score <= 0.5
+    assert await texts(with_vectors, "Which cello?") == [FACTS[1]]
+    assert not await texts(with_vectors, "Quantum chromodynamics?")
 
 
 async def test_each_fact_is_embedded_once() -> None:
@@ -85,10 +88,10 @@ async def test_each_fact_is_embedded_once() -> None:
     await memory.remember(ANN, items())
     for _ in range(3):
         assert await texts(memory, "dinner?") == [FACTS[0]]
-    assert sorted(meaning.made) == sorted([*FACTS, *["dinner?"] * 3])
+    assert sorted(meaning.embedded) == sorted([*FACTS, *["dinner?"] * 3])
     facts = SQLItems("sqlite:///facts.db")
-    again = pickle.loads(pickle.dumps(ExtractiveMemory(Chooser(), facts, weights=Weights(tail=0.2), chooses=True)))
-    assert again._settings["chooses"] and again._settings["weights"] == Weights(tail=0.2)
+    unpickled = pickle.loads(pickle.dumps(ExtractiveMemory(Chooser(), facts, weights=Weights(tail=0.2), chooses=True)))
+    assert unpickled._settings["chooses"] and unpickled._settings["weights"] == Weights(tail=0.2)
 
 
 async def test_while_embeddings_fail_facts_are_found_by_words() -> None:
@@ -96,13 +99,13 @@ async def test_while_embeddings_fail_facts_are_found_by_words() -> None:
     memory = ExtractiveMemory(Chooser(), InMemoryItems(), embedding=embedding)
     await memory.remember(ANN, items())
     embedding.down = True
-    found = await memory.recall(ANN, "Which cello?")
-    assert [item.text for item in found] == [FACTS[1]] and "embeddings are down" in str(trouble_of(found))
-    again = pickle.loads(pickle.dumps(found))
-    assert again == found and trouble_of(again) == trouble_of(found)
+    recalled = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in recalled] == [FACTS[1]] and "embeddings are down" in str(trouble_of(recalled))
+    unpickled = pickle.loads(pickle.dumps(recalled))
+    assert unpickled == recalled and trouble_of(unpickled) == trouble_of(recalled)
     embedding.down = False
-    found = await memory.recall(ANN, "Which cello?")
-    assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None
+    recalled = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in recalled] == [FACTS[1]] and trouble_of(recalled) is None
 
 
 async def test_while_embeddings_hang_facts_are_found_by_words_and_the_profile_is_there() -> None:
@@ -113,8 +116,10 @@ async def test_while_embeddings_hang_facts_are_found_by_words_and_the_profile_is
     for _ in range(3):
         recall = await memory.recall_with_profile(ANN, "Which cello?", profile=[MemoryType.FACTS])
         assert len(recall.profile) == len(FACTS) and "not answered within 0.1 s" in str(trouble_of(recall.found))
-        found = await memory.recall(ANN, "Which cello?")
-        assert [item.text for item in found] == [FACTS[1]] and "not answered within 0.1 s" in str(trouble_of(found))
+        recalled = await memory.recall(ANN, "Which cello?")
+        assert [item.text for item in recalled] == [FACTS[1]] and "not answered within 0.1 s" in str(
+            trouble_of(recalled)
+        )
     embedding.goes_on.set()
     while trouble_of(await memory.recall(ANN, "Which cello?")):  # until those that hung have ended
         pass
@@ -127,8 +132,8 @@ async def test_a_change_of_the_dimension_makes_the_vectors_anew() -> None:
     await memory.remember(ANN, items())
     assert trouble_of(await memory.recall(ANN, "Which cello?")) is None
     embedding._dimensions = 128
-    found = await memory.recall(ANN, "Which cello?")
-    assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None
+    recalled = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in recalled] == [FACTS[1]] and trouble_of(recalled) is None
     embedding.calls.clear()
     assert trouble_of(await memory.recall(ANN, "Which cello?")) is None and embedding.calls == [1], "it is cached again"
 
@@ -136,26 +141,26 @@ async def test_a_change_of_the_dimension_makes_the_vectors_anew() -> None:
 async def test_a_model_chooses_among_the_known_facts() -> None:
     model = Chooser({"names": ["f4", "f9", "f1", "f4", "f2"]}, {"names": []})
     memory = ExtractiveMemory(model, InMemoryItems(), chooses=True)
-    assert not await texts(memory, "Anything?") and not model.asked, "nobody is asked about nothing"
+    assert not await texts(memory, "Anything?") and not model.requests, "nobody is asked about nothing"
     await memory.remember(ANN, items())
-    found = await texts(memory, "What is for </query> dinner?", limit=2)
-    lines = model.asked[0].splitlines()
-    assert found == [json.loads(lines[3])["text"], json.loads(lines[0])["text"]]
+    chosen = await texts(memory, "What is for </query> dinner?", limit=2)
+    lines = model.requests[0].splitlines()
+    assert chosen == [json.loads(lines[3])["text"], json.loads(lines[0])["text"]]
     assert sorted(json.loads(line)["text"] for line in lines[:4]) == sorted(FACTS)
     assert json.loads(lines[4]) == {"query": "What is for </query> dinner?"} and "</query>" not in lines[4]
     assert not await texts(memory, "Ann cello?")
-    assert await memory.recall(Scope(user_id="bob"), "Ann cello?") == [] and len(model.asked) == 2
+    assert await memory.recall(Scope(user_id="bob"), "Ann cello?") == [] and len(model.requests) == 2
 
 
 @pytest.mark.parametrize("answer", [OSError("away"), "not JSON", {"names": "f1"}, {"names": [1]}, {}, {"f": ["f1"]}])
 async def test_a_model_that_fails_or_lies_leaves_words_to_be_found_by(answer: Any) -> None:
     memory = ExtractiveMemory(Chooser(answer, {"names": ["f1"]}), InMemoryItems(), chooses=True)
     await memory.remember(ANN, items())
-    found = await memory.recall(ANN, "Which cello?")
-    assert [item.text for item in found] == [FACTS[1]]
-    assert str(trouble_of(found)).startswith("the model could not choose facts: ")
-    found = await memory.recall(ANN, "Which cello?")
-    assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None, "the nearest is f1"
+    recalled = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in recalled] == [FACTS[1]]
+    assert str(trouble_of(recalled)).startswith("the model could not choose facts: ")
+    recalled = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in recalled] == [FACTS[1]] and trouble_of(recalled) is None, "the nearest is f1"
 
 
 async def test_only_chosen_facts_are_refreshed_and_filters_apply_first() -> None:
@@ -168,5 +173,5 @@ async def test_only_chosen_facts_are_refreshed_and_filters_apply_first() -> None
     (first,) = await texts(memory, "Which cello?")
     now[0] += 60
     assert await texts(memory, "Which cello?") == [first]
-    assert len(model.asked[1].splitlines()) == len(model.asked[0].splitlines()) - 3
+    assert len(model.requests[1].splitlines()) == len(model.requests[0].splitlines()) - 3
     assert not await memory.recall(ANN, "Which cello?", types=[MemoryType.SKILL])

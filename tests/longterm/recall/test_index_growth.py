@@ -37,10 +37,10 @@ ANN, BOB = Scope(user_id="ann"), Scope(user_id="bob")
 
 def distinct(count: int, seed: int = 1) -> str:
     """Return a text of so many different words, of seven letters on average."""
-    dice, found = random.Random(seed), dict[str, None]()
-    while len(found) < count:
-        found["".join(dice.choices(string.ascii_lowercase, k=dice.randint(5, 9)))] = None
-    return " ".join(found)
+    dice, words = random.Random(seed), dict[str, None]()
+    while len(words) < count:
+        words["".join(dice.choices(string.ascii_lowercase, k=dice.randint(5, 9)))] = None
+    return " ".join(words)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 
 async def ids(memory: Any, query: str, scope: Scope = ANN) -> list[str]:
-    return [each.id for each in await memory.recall(scope, query)]
+    return [recalled.id for recalled in await memory.recall(scope, query)]
 
 
 async def test_only_items_that_are_new_or_changed_are_analysed(make: Make, analysed: list[str]) -> None:
@@ -97,8 +97,10 @@ async def test_what_is_forgotten_is_in_no_index(make: Make) -> None:
     await memory.remember(ANN, [item(str(number), f"Note {number}") for number in range(3, 9)])
     assert await ids(memory, "walrus") == ["1"]
     await memory.forget(ANN, ["1"])
-    held = memory._user_indexes["ann"] if isinstance(memory, VectorMemory) else _held(memory)
-    assert "walrus" not in held._words._known and "Antje" not in repr((held.rows, held._words._passages))
+    user_index = memory._user_indexes["ann"] if isinstance(memory, VectorMemory) else _held(memory)
+    assert "walrus" not in user_index._words._word_counts and "Antje" not in repr(
+        (user_index.rows, user_index._words._passages)
+    )
     await memory.close()
 
 
@@ -116,26 +118,26 @@ def test_a_changed_index_equals_one_made_at_once(data: st.DataObject) -> None:
     rows: dict[int, Row] = {}
     grown = UserIndex()
     for step in range(data.draw(st.integers(1, 5))):
-        gone = data.draw(st.sets(st.sampled_from(sorted(rows)))) if rows else set[int]()
-        new = data.draw(st.sets(st.integers(0, 12), max_size=6)) - (rows.keys() - gone)
+        removed = data.draw(st.sets(st.sampled_from(sorted(rows)))) if rows else set[int]()
+        new = data.draw(st.sets(st.integers(0, 12), max_size=6)) - (rows.keys() - removed)
         more = []
         for number in sorted(new):
             source = Source(session_id=data.draw(st.sampled_from(["a", "b", None])), turn_index=number)
-            named = data.draw(st.sampled_from([None, "Blue Whale"]))
+            name = data.draw(st.sampled_from([None, "Blue Whale"]))
             text = data.draw(st.sampled_from(TEXTS))
-            made = item(f"{number} {step}", text, source=source, name=named, pinned=number % 2 == 0)
-            more.append(Row(row=number, agent=None, item=made, key=str(number)))
-        rows = {number: row for number, row in rows.items() if number not in gone} | {row.row: row for row in more}
-        grown = grown.changed(Revision(1, step, len(rows)), arrivals_of(more), gone)
+            new_item = item(f"{number} {step}", text, source=source, name=name, pinned=number % 2 == 0)
+            more.append(Row(row=number, agent=None, item=new_item, key=str(number)))
+        rows = {number: row for number, row in rows.items() if number not in removed} | {row.row: row for row in more}
+        grown = grown.changed(Revision(1, step, len(rows)), arrivals_of(more), removed)
         once = UserIndex().grown(Revision(1, step, len(rows)), [rows[number] for number in sorted(rows)])
         assert grown.rows == once.rows and grown._special == once._special and grown._items == once._items
-        assert sorted(grown._words._known.items()) == sorted(once._words._known.items())
-        assert grown._words._having.keys() == once._words._having.keys()
+        assert sorted(grown._words._word_counts.items()) == sorted(once._words._word_counts.items())
+        assert grown._words._serials_by_stem.keys() == once._words._serials_by_stem.keys()
         assert grown._words._speakers.keys() == once._words._speakers.keys()
         assert len(grown.missing()) == len(once.missing())
-        for asked in ("Ann walrus", "hello", "Bob", "seal", "is it a blue whale?", "wallrus"):
+        for query in ("Ann walrus", "hello", "Bob", "seal", "is it a blue whale?", "wallrus"):
             for weights in (FACTS, Weights()):
-                assert find(grown, asked, limit=9, weights=weights) == find(once, asked, limit=9, weights=weights)
+                assert find(grown, query, limit=9, weights=weights) == find(once, query, limit=9, weights=weights)
 
 
 @given(
@@ -143,11 +145,13 @@ def test_a_changed_index_equals_one_made_at_once(data: st.DataObject) -> None:
         st.none() | st.integers(0, 40).map(lambda number: number << 20), max_size=20, unique_by=lambda n: n or object()
     )
 )
-def test_numbers_differ_and_ascend_where_there_is_room(known: list[int | None]) -> None:
-    numbers = numbers_between(known)
-    assert len(set(numbers)) == len(known) and all(had in (None, has) for had, has in zip(known, numbers, strict=True))
-    there = [number for number in known if number is not None]
-    if there == sorted(there):
+def test_numbers_differ_and_ascend_where_there_is_room(existing: list[int | None]) -> None:
+    numbers = numbers_between(existing)
+    assert len(set(numbers)) == len(existing) and all(
+        before in (None, after) for before, after in zip(existing, numbers, strict=True)
+    )
+    existing_numbers = [number for number in existing if number is not None]
+    if existing_numbers == sorted(existing_numbers):
         assert numbers == sorted(numbers)
 
 
@@ -157,9 +161,9 @@ def test_numbers_differ_and_ascend_where_there_is_room(known: list[int | None]) 
 def test_an_item_has_a_bounded_part_in_an_index() -> None:
     sizes = []
     for count in (30_000, 60_000):
-        made = index_of([MemoryItem(id="huge", text=distinct(count))])
-        sizes.append((len(made._words._known), len(made._words._having)))
-        assert len(made.rows) <= 2_048
+        user_index = index_of([MemoryItem(id="huge", text=distinct(count))])
+        sizes.append((len(user_index._words._word_counts), len(user_index._words._serials_by_stem)))
+        assert len(user_index.rows) <= 2_048
     assert sizes[0] == sizes[1] and sizes[0][0] == item_words.MOST_WORDS
     assert len(index_of([MemoryItem(id="huge", text="A word. " * 500_000)]).rows) <= 2_048
 
@@ -167,20 +171,23 @@ def test_an_item_has_a_bounded_part_in_an_index() -> None:
 def test_a_text_of_fifty_kilobytes_is_found_by_each_of_its_words() -> None:
     text = distinct(6_600)
     assert len(text) > 50_000
-    made = index_of([MemoryItem(id="long", text=text), MemoryItem(id="other", text="a walrus")])
-    said = text.split()
-    assert set(said) == made._words._known.keys() - {"walrus"}
-    for word in said[:: len(said) // 20]:
-        assert [each.id for each in find(made, f"What about {word}?", limit=3, weights=FACTS)] == ["long"]
+    user_index = index_of([MemoryItem(id="long", text=text), MemoryItem(id="other", text="a walrus")])
+    words = text.split()
+    assert set(words) == user_index._words._word_counts.keys() - {"walrus"}
+    for word in words[:: len(words) // 20]:
+        assert [recalled.id for recalled in find(user_index, f"What about {word}?", limit=3, weights=FACTS)] == ["long"]
 
 
 @pytest.mark.parametrize(
     "text", ["x" * 200_000, "word " * 40_000, "名前" * 50_000, "a b. " * 40_000, "A: b\n" * 40_000]
 )
 def test_odd_texts_of_any_size_are_indexed(text: str) -> None:
-    made = index_of([MemoryItem(id="odd", text=text, topic=text, name=text, aliases=(text,))])
-    assert len(made.rows) <= 2_048 and len(made._words._known) <= item_words.MOST_WORDS + item_words.MOST_NAMED
-    assert len(find(made, text, limit=3, weights=FACTS)) <= 1
+    user_index = index_of([MemoryItem(id="odd", text=text, topic=text, name=text, aliases=(text,))])
+    assert (
+        len(user_index.rows) <= 2_048
+        and len(user_index._words._word_counts) <= item_words.MOST_WORDS + item_words.MOST_NAMED
+    )
+    assert len(find(user_index, text, limit=3, weights=FACTS)) <= 1
 
 
 # Queries
@@ -195,25 +202,27 @@ def test_of_a_long_query_only_the_words_that_are_used_are_stemmed(monkeypatch: p
         return real(word, language)
 
     monkeypatch.setattr(queries, "stems_of", watched)
-    asked = parse(distinct(30_000, seed=7))
-    assert len(asked.terms) == MAX_TERMS == len(stemmed)
+    query = parse(distinct(30_000, seed=7))
+    assert len(query.terms) == MAX_TERMS == len(stemmed)
 
 
 def test_a_query_is_compared_with_a_bounded_number_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
     real = process.extract
 
-    def watched(word: str, known: Sequence[str], **options: Any) -> Any:
-        compared.append(len(known))
-        return real(word, known, **options)
+    def watched(word: str, candidates: Sequence[str], **options: Any) -> Any:
+        compared.append(len(candidates))
+        return real(word, candidates, **options)
 
     monkeypatch.setattr(process, "extract", watched)
     monkeypatch.setattr(user_index, "COMPARED", 20_000)
     alike = [
         f"zq{''.join(letters)}x" for letters in zip(*[iter(distinct(4_000, seed=3).replace(" ", ""))] * 5, strict=False)
     ]
-    made = index_of([MemoryItem(id=str(at), text=" ".join(alike[at : at + 50])) for at in range(0, len(alike), 50)])
-    find(made, " ".join(f"zq{word}" for word in distinct(96, seed=4).split()), limit=3, weights=FACTS)
+    words_index = index_of(
+        [MemoryItem(id=str(start), text=" ".join(alike[start : start + 50])) for start in range(0, len(alike), 50)]
+    )
+    find(words_index, " ".join(f"zq{word}" for word in distinct(96, seed=4).split()), limit=3, weights=FACTS)
     assert 0 < sum(compared) <= 20_000 + max(compared)
 
 
@@ -269,8 +278,8 @@ async def test_a_recall_that_was_given_up_stops_and_the_next_one_goes_on(
     await memory.recall(BOB, "And then?")
     assert len(analysed) == stop_at
     await memory.recall(ANN, "What was it?")
-    whole = set(analysed)
-    assert len(analysed) - len(whole) <= stop_at and len(whole) > 50
+    distinct_texts = set(analysed)
+    assert len(analysed) - len(distinct_texts) <= stop_at and len(distinct_texts) > 50
     await memory.close()
 
 
@@ -281,15 +290,15 @@ async def test_a_process_that_meets_a_large_user_finds_more_at_each_recall(make:
     ]
     await memory.remember(ANN, [item(str(number), text) for number, text in enumerate(texts)])
     memory = make()
-    found, recalls, sizes = list[str](), 0, list[int]()
-    while len(found) < 2:
+    first_ids, recalls, sizes = list[str](), 0, list[int]()
+    while len(first_ids) < 2:
         with putting_off_after(0):
             answers = [await memory.recall(ANN, f"What does note k{number}x tell of?") for number in (0, 2_999)]
-        found = [answer[0].id for answer in answers if answer]
-        assert len(found) == 2 or any(map(trouble_of, answers))
+        first_ids = [answer[0].id for answer in answers if answer]
+        assert len(first_ids) == 2 or any(map(trouble_of, answers))
         recalls += 1
         sizes.append(len(analysed))
-    assert found == ["0", "2999"] and 1 < recalls < 30
+    assert first_ids == ["0", "2999"] and 1 < recalls < 30
     assert len(analysed) <= 3_000 and max(b - a for a, b in zip([0, *sizes], sizes, strict=False)) < 1_500
     with putting_off_after(0):
         last = [await memory.recall(ANN, "What does note k7x tell of?") for _ in range(9)][-1]
@@ -297,7 +306,11 @@ async def test_a_process_that_meets_a_large_user_finds_more_at_each_recall(make:
     await memory.close()
 
 
-NOUNS = [f"{one}{two}" for one in ("stone", "water", "iron", "summer", "night") for two in ("bridge", "mill", "road")]
+NOUNS = [
+    f"{first}{second}"
+    for first in ("stone", "water", "iron", "summer", "night")
+    for second in ("bridge", "mill", "road")
+]
 
 
 async def test_a_huge_item_of_one_user_holds_up_no_other(make: Make, analysed: list[str]) -> None:
@@ -305,7 +318,7 @@ async def test_a_huge_item_of_one_user_holds_up_no_other(make: Make, analysed: l
     memory = make()
     await memory.remember(BOB, [item("1", "a walrus")])
     assert await ids(memory, "walrus", BOB) == ["1"]
-    await memory.remember(ANN, [item(str(at), distinct(25_000, seed=at)) for at in range(2)])
+    await memory.remember(ANN, [item(str(number), distinct(25_000, seed=number)) for number in range(2)])
     await memory.remember(BOB, [item("2", "a lighthouse")])
     analysed.clear()
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
@@ -347,9 +360,9 @@ async def test_lists_of_one_user_have_indexes_of_their_own(analysed: list[str]) 
     memory = LexicalMemory(InMemoryItems())
     await memory.remember(ANN, [item("1", "a walrus"), item("2", "a seal")])
     everything = await memory.items(ANN)
-    some = ItemFilter(types=())
+    empty_filter = ItemFilter(types=())
     for _ in range(3):
         assert await memory.ranked(ANN, "walrus", everything, limit=3)
-        assert not await memory.ranked(ANN, "walrus", [], some, limit=3)
+        assert not await memory.ranked(ANN, "walrus", [], empty_filter, limit=3)
     assert len(analysed) == 2
     await memory.close()

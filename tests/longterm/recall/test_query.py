@@ -42,14 +42,17 @@ def items(*texts: str, session: str | None = None) -> list[MemoryItem]:
     kind = MemoryType.INTERACTION if session else MemoryType.GENERAL
     return [
         MemoryItem(
-            id=str(at), text=text, type=kind, source=Source(session_id=session, turn_index=at if session else None)
+            id=str(number),
+            text=text,
+            type=kind,
+            source=Source(session_id=session, turn_index=number if session else None),
         )
-        for at, text in enumerate(texts)
+        for number, text in enumerate(texts)
     ]
 
 
-def ids(of: list[MemoryItem], query: str, weights: Weights = FACTS) -> list[str]:
-    return [item.id for item in find(index_of(of), query, limit=10, weights=weights)]
+def ids(facts: list[MemoryItem], query: str, weights: Weights = FACTS) -> list[str]:
+    return [item.id for item in find(index_of(facts), query, limit=10, weights=weights)]
 
 
 BARE = "Where did Ann adopt the greyhound?"
@@ -92,49 +95,49 @@ def test_a_message_without_a_subject_recalls_nothing(message: str) -> None:
 
 
 def test_neighbouring_turns_are_recalled_too() -> None:
-    asked = "Where was the greyhound adopted?"
-    assert ids(items(*SAID, session="s"), asked, Weights())[:3] == ["0", "1", "2"]
+    question = "Where was the greyhound adopted?"
+    assert ids(items(*SAID, session="s"), question, Weights())[:3] == ["0", "1", "2"]
     assert ids(items(*SAID), BARE) == ["0"], "facts have no neighbours"
 
 
 def test_a_name_or_alias_in_the_query_comes_before_plain_words() -> None:
-    known = items("The ship was launched in Bergen in spring.", "Work on it goes on in a shipyard.", "Ships rust.")
-    known[1] = replace(known[1], name="Project Aurora", aliases=("PX 7", "小船"))
+    facts = items("The ship was launched in Bergen in spring.", "Work on it goes on in a shipyard.", "Ships rust.")
+    facts[1] = replace(facts[1], name="Project Aurora", aliases=("PX 7", "小船"))
     for query in ("How far is project aurora, the ship?", "What about PX-7 and ships?", "小船很好", "Project Auorra?"):
-        assert ids(known, query)[0] == "1", query
-    assert ids(known, "The aurora over the project", Weights(reach=0))[:1] != ["0"]
+        assert ids(facts, query)[0] == "1", query
+    assert ids(facts, "The aurora over the project", Weights(reach=0))[:1] != ["0"]
 
 
 def test_a_misspelt_word_matches_the_users_own_words_only() -> None:
-    known = items("Ann plays the bassoon.", "Ann owns a violin.")
-    assert ids(known, "Who has the basoon?") == ["0"]
-    assert ids(known, "Who has a balloon?") == [], "a word that people use is not misspelt"
-    assert ids(known, "Who has the vassoon?") == [], "the first letter is right"
-    (found,) = find(index_of(known), "Who plays the basoon?", limit=1, weights=FACTS)
-    assert found.words == ("basoon", "plays", "the")
+    facts = items("Ann plays the bassoon.", "Ann owns a violin.")
+    assert ids(facts, "Who has the basoon?") == ["0"]
+    assert ids(facts, "Who has a balloon?") == [], "a word that people use is not misspelt"
+    assert ids(facts, "Who has the vassoon?") == [], "the first letter is right"
+    (recalled,) = find(index_of(facts), "Who plays the basoon?", limit=1, weights=FACTS)
+    assert recalled.words == ("basoon", "plays", "the")
 
 
 def test_similar_facts_are_cut_and_similar_turns_are_not() -> None:
-    known = items("The user is allergic to peanuts.", "The user is allergic to nothing else.", "Peanuts are cheap.")
-    assert ids(known, "Am I allergic to peanuts?") == ["0"]
-    assert ids(known, "Am I allergic to peanuts?", Weights()) == ["0"]
-    assert len(ids(known, "Am I allergic to peanuts?", replace(FACTS, tail=0.0))) == 3
-    context = [replace(item, type=MemoryType.CONTEXT) for item in known]
+    facts = items("The user is allergic to peanuts.", "The user is allergic to nothing else.", "Peanuts are cheap.")
+    assert ids(facts, "Am I allergic to peanuts?") == ["0"]
+    assert ids(facts, "Am I allergic to peanuts?", Weights()) == ["0"]
+    assert len(ids(facts, "Am I allergic to peanuts?", replace(FACTS, tail=0.0))) == 3
+    context = [replace(item, type=MemoryType.CONTEXT) for item in facts]
     assert ids(context, "Am I allergic to peanuts?") == ["0"], "the circumstances are facts too"
-    happened = [replace(item, type=MemoryType.INTERACTION) for item in known]
+    happened = [replace(item, type=MemoryType.INTERACTION) for item in facts]
     assert len(ids(happened, "Am I allergic to peanuts?")) == 3, "of turns nothing is cut"
-    mixed = [*known, replace(happened[2], id="3")]
+    mixed = [*facts, replace(happened[2], id="3")]
     assert set(ids(mixed, "Am I allergic to peanuts?")) == {"0", "3"}, "of both, facts only"
 
 
 def test_a_sentence_of_common_words_finds_a_fact_with_nearly_all_of_them() -> None:
-    known = items(*(f"The user owns a {word}." for word in OWNED), "The user lives in Paris.")
+    facts = items(*(f"The user owns a {word}." for word in OWNED), "The user lives in Paris.")
     home = str(len(OWNED))
-    assert ids(known, "Where do I live?") == [home]
-    assert ids(known, "Where do I live?", replace(FACTS, share=2.0)) == [], "it shares no more than is by chance"
-    assert ids(known, "Where do I live, zeppelin?") == [], "most of what it says is nowhere"
-    assert ids(known, "Where do I live?", replace(FACTS, least=8.0)) == [], "it is too little for what was once said"
-    assert ids(known, "Do I own things?") == [], "what is in every fact tells nothing"
+    assert ids(facts, "Where do I live?") == [home]
+    assert ids(facts, "Where do I live?", replace(FACTS, share=2.0)) == [], "it shares no more than is by chance"
+    assert ids(facts, "Where do I live, zeppelin?") == [], "most of what it says is nowhere"
+    assert ids(facts, "Where do I live?", replace(FACTS, least=8.0)) == [], "it is too little for what was once said"
+    assert ids(facts, "Do I own things?") == [], "what is in every fact tells nothing"
 
 
 def test_one_word_of_a_long_sentence_finds_nothing() -> None:
@@ -143,44 +146,46 @@ def test_one_word_of_a_long_sentence_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "similarity", "found"),
+    ("message", "similarity", "expected"),
     [
         ("Whippets and xylophones?", 0.5, ["0"]),
         ("Whippets and xylophones?", 0.4, []),
         ("Hi! How are you?", 0.9, []),
     ],
 )
-def test_vectors_find_similar_items_for_questions(message: str, similarity: float, found: list[str]) -> None:
-    near = np.array([similarity, *[0.1] * (len(SAID) - 1)])
+def test_vectors_find_similar_items_for_questions(message: str, similarity: float, expected: list[str]) -> None:
+    similarities = np.array([similarity, *[0.1] * (len(SAID) - 1)])
     user_index = index_of(items(*SAID))
-    assert [item.id for item in find(user_index, message, limit=10, weights=FACTS, similarities=near)] == found
+    assert [
+        item.id for item in find(user_index, message, limit=10, weights=FACTS, similarities=similarities)
+    ] == expected
 
 
 def test_a_vector_that_is_similar_to_all_items_does_not_count() -> None:
-    known = items(*(f"The user owns a {word}." for word in OWNED))
-    near = np.full(len(OWNED), 0.6)
-    near[-1] = 0.8
-    found = find(index_of(known), "Whippets and xylophones?", limit=3, weights=Weights(), similarities=near)
-    assert [item.id for item in found] == [str(len(OWNED) - 1)]
+    facts = items(*(f"The user owns a {word}." for word in OWNED))
+    similarities = np.full(len(OWNED), 0.6)
+    similarities[-1] = 0.8
+    recalled = find(index_of(facts), "Whippets and xylophones?", limit=3, weights=Weights(), similarities=similarities)
+    assert [item.id for item in recalled] == [str(len(OWNED) - 1)]
 
 
 def test_a_question_after_a_colon_is_a_query_of_its_own() -> None:
-    known = items("The user is allergic to peanuts.", "The user ordered a desk.")
-    assert ids(known, "Quick check before I bring the cake: what am I allergic to?") == ["0"]
+    facts = items("The user is allergic to peanuts.", "The user ordered a desk.")
+    assert ids(facts, "Quick check before I bring the cake: what am I allergic to?") == ["0"]
 
 
 def test_a_weekday_finds_items_that_name_it_and_not_items_saved_on_it() -> None:
     monday = 1_700_477_000.0
-    known = [
+    facts = [
         replace(item, created_at=monday) for item in items("The user sings in a choir.", "The bin goes out on Monday.")
     ]
-    assert ids(known, "What about Monday?") == ["1"]
-    assert ids(known[:1], "What about Monday?") == []
-    assert ids(known[:1], "What about November 2023?") == ["0"]
+    assert ids(facts, "What about Monday?") == ["1"]
+    assert ids(facts[:1], "What about Monday?") == []
+    assert ids(facts[:1], "What about November 2023?") == ["0"]
 
 
 @pytest.mark.parametrize(
-    ("said", "asked"),
+    ("statement", "question"),
     [
         ("The user bought a bassoon.", "What did I buy?"),
         ("The user will buy a bassoon.", "Where was it bought?"),
@@ -188,8 +193,8 @@ def test_a_weekday_finds_items_that_name_it_and_not_items_saved_on_it() -> None:
         ("The user flew to Reykjavik.", "Where do I fly?"),
     ],
 )
-def test_irregular_forms_of_a_word_find_each_other(said: str, asked: str) -> None:
-    assert ids(items("The user owns a violin.", said, "Rain is wet."), asked) == ["1"]
+def test_irregular_forms_of_a_word_find_each_other(statement: str, question: str) -> None:
+    assert ids(items("The user owns a violin.", statement, "Rain is wet."), question) == ["1"]
 
 
 def test_the_stemmer_finds_no_base_of_an_irregular_form() -> None:
@@ -199,7 +204,7 @@ def test_the_stemmer_finds_no_base_of_an_irregular_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "before", "asked"),
+    ("prompt", "before", "is_included"),
     [
         ("When exactly?", "Did Ann adopt a greyhound?", True),
         ("And where does she live?", "Tell me about the greyhound of Ann.", True),
@@ -211,25 +216,25 @@ def test_the_stemmer_finds_no_base_of_an_irregular_form() -> None:
         ("When exactly?", "", False),
     ],
 )
-def test_a_follow_up_includes_the_prompt_that_it_refers_to(prompt: str, before: str, asked: bool) -> None:
+def test_a_follow_up_includes_the_prompt_that_it_refers_to(prompt: str, before: str, is_included: bool) -> None:
     query = question_of(prompt, before)
-    assert query.startswith(prompt) and (query != prompt) == asked
-    if asked:
+    assert query.startswith(prompt) and (query != prompt) == is_included
+    if is_included:
         assert any(word in query.split("\n")[1] for word in ("ann", "greyhound", "lisbon"))
 
 
 @given(st.text(max_size=300))
 def test_any_text_is_a_query_of_bounded_size(text: str) -> None:
-    for each in (text, text * 50):
-        query = parse(each)
+    for prompt in (text, text * 50):
+        query = parse(prompt)
         assert len(query.terms) <= MAX_TERMS and len(query.parts) <= MAX_PARTS
-        assert all(0 <= at < len(query.terms) for part in query.parts for at in part)
+        assert all(0 <= position < len(query.terms) for part in query.parts for position in part)
 
 
 def test_the_query_of_a_long_message_is_its_beginning_and_its_end() -> None:
-    known = items(*SAID)
+    facts = items(*SAID)
     filler = "Nothing of it matters here. " * 400_000
-    assert ids(known, f"{BARE} {filler}") == ids(known, f"{filler} {BARE}") == ["0"]
+    assert ids(facts, f"{BARE} {filler}") == ids(facts, f"{filler} {BARE}") == ["0"]
 
 
 def test_common_words_are_frequent_and_names_are_not() -> None:
@@ -243,13 +248,13 @@ def test_a_long_turn_is_found_by_any_passage_and_shows_it() -> None:
     chatter = "We talked about the weather and the food for a while. " * 40
     text = f"user: {chatter}\nassistant: {chatter}The lighthouse keeper is called Ingrid. {chatter}"
     long = MemoryItem(id="long", text=text, source=Source(session_id="s", turn_index=9))
-    (found, *_) = find(
+    (recalled, *_) = find(
         index_of([*items(*SAID, session="s"), long]), "Who keeps the lighthouse?", limit=3, weights=Weights()
     )
-    assert found.id == "long" and found.text == text
-    assert found.passage is not None and "called Ingrid." in found.passage
-    assert found.passage.startswith("[…] assistant: ") and found.passage.endswith(" […]")
-    assert len(found.passage) <= 3 * SIZE + 100
+    assert recalled.id == "long" and recalled.text == text
+    assert recalled.passage is not None and "called Ingrid." in recalled.passage
+    assert recalled.passage.startswith("[…] assistant: ") and recalled.passage.endswith(" […]")
+    assert len(recalled.passage) <= 3 * SIZE + 100
 
 
 @given(st.text(alphabet="ab. \n:?", max_size=4000), st.integers(0, 3))
@@ -257,20 +262,20 @@ def test_passages_cover_their_text_in_order(text: str, more: int) -> None:
     text += "word. " * more * 200
     passages = passages_of(text)
     assert [passage.start for passage in passages] == sorted(passage.start for passage in passages)
-    covered = "".join(char for at, char in enumerate(text) if any(p.start <= at < p.stop for p in passages))
+    covered = "".join(char for position, char in enumerate(text) if any(p.start <= position < p.stop for p in passages))
     assert covered.split() == text.split()
     assert all(passage.stop - passage.start <= (LONG if len(passages) == 1 else SIZE) for passage in passages)
     assert not text.strip() or shown(text, passages).strip()
 
 
 def test_blank_and_huge_items_can_be_saved_and_recalled() -> None:
-    known = items("...", "🦀🦀", "x" * 1_000_000, "word " * 200_000, *SAID)
-    assert ids(known, BARE) == ["4"]
-    assert ids(known, "🦀") == []
+    facts = items("...", "🦀🦀", "x" * 1_000_000, "word " * 200_000, *SAID)
+    assert ids(facts, BARE) == ["4"]
+    assert ids(facts, "🦀") == []
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "why"),
+    ("name", "value", "reason"),
     [
         ("tail", 1.5, "from 0 to 1"),
         ("before", -0.1, "from 0 to 1"),
@@ -287,20 +292,20 @@ def test_blank_and_huge_items_can_be_saved_and_recalled() -> None:
         ("common", 11.0, "below Weights.rare, which is 11.0"),
     ],
 )
-def test_a_weight_out_of_range_is_refused_by_name(name: str, value: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=rf"Weights\.{name}={re.escape(repr(value))}: must be .*{why}"):
+def test_a_weight_out_of_range_is_refused_by_name(name: str, value: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Weights\.{name}={re.escape(repr(value))}: must be .*{reason}"):
         replace(FACTS, **{name: value})
 
 
 def test_items_outlive_pickling_with_all_of_their_values() -> None:
-    made = MemoryItem(
+    original = MemoryItem(
         id="1", text="a", source=Source(session_id="s", spans=(Span("l", 0, 2),)), score=0.5, words=("a",)
     )
-    copied = pickle.loads(pickle.dumps(made))
-    assert [getattr(copied, each.name) for each in fields(MemoryItem)] == [
-        getattr(made, each.name) for each in fields(MemoryItem)
+    copied = pickle.loads(pickle.dumps(original))
+    assert [getattr(copied, field.name) for field in fields(MemoryItem)] == [
+        getattr(original, field.name) for field in fields(MemoryItem)
     ]
-    assert "MemoryItem" in repr(copied) and len(pickle.dumps(made)) < 600
+    assert "MemoryItem" in repr(copied) and len(pickle.dumps(original)) < 600
 
 
 def test_queries_that_come_first_at_the_same_time_load_the_words_once(monkeypatch: pytest.MonkeyPatch) -> None:

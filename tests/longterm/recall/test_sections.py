@@ -40,9 +40,9 @@ texts = st.one_of(
 
 
 def item(
-    text: str, at: float = NOW, type: MemoryType = MemoryType.FACTS, topic: str | None = None, id: str = "1"
+    text: str, created_at: float = NOW, type: MemoryType = MemoryType.FACTS, topic: str | None = None, id: str = "1"
 ) -> MemoryItem:
-    return MemoryItem(id=id, text=text, created_at=at, type=type, topic=topic)
+    return MemoryItem(id=id, text=text, created_at=created_at, type=type, topic=topic)
 
 
 def text_of(*recalled: RetrievalResult) -> str:
@@ -54,25 +54,27 @@ Line = tuple[str, str, str, str, str | None, str]
 
 
 def parse(text: str) -> list[Line]:
-    """Return the lines, as one reads who knows nothing but the form."""
+    """Return the lines, parsed by their form alone."""
     if not text:
         return []
     preamble, *sections = text.split("\n\n")
     assert preamble == PREAMBLE.format(today="2026-03-10")
-    found: list[Line] = []
+    parsed: list[Line] = []
     for section in sections:
         first, *lines, last = section.splitlines()
-        named = re.fullmatch("<([a-z0-9_]+)_memory>", first)
-        assert named and last == f"</{named[1]}_memory>"
+        heading = re.fullmatch("<([a-z0-9_]+)_memory>", first)
+        assert heading and last == f"</{heading[1]}_memory>"
         bucket = ""
         for line in lines:
             if entry := re.fullmatch(r"- \[(.+?)\] \(([a-z_]+)(?:, (\".*?\"))?\) (\".*\")", line):
-                when, kind, topic, said = entry.groups()
-                found.append((named[1], bucket, when, kind, json.loads(topic) if topic else None, json.loads(said)))
+                when, kind, topic, quoted = entry.groups()
+                parsed.append(
+                    (heading[1], bucket, when, kind, json.loads(topic) if topic else None, json.loads(quoted))
+                )
             else:
                 assert line.endswith(":")
                 bucket = line[:-1]
-    return found
+    return parsed
 
 
 def same(text: str) -> str:
@@ -81,15 +83,16 @@ def same(text: str) -> str:
 
 @given(st.lists(st.tuples(texts, st.sampled_from(MemoryType), st.floats(0, 2 * NOW))))
 @example([(text, MemoryType.FACTS, NOW) for text in HOSTILE])
-def test_no_item_can_leave_its_line(said: list[tuple[str, MemoryType, float]]) -> None:
+def test_no_item_can_leave_its_line(entries: list[tuple[str, MemoryType, float]]) -> None:
     """Case 56: reading the sections back gives the items' texts, exactly, each under its category and day."""
-    items = [item(text, at, kind) for text, kind, at in said]
-    found = parse(text_of(RetrievalResult(items=items)))
-    kept = {same(entry.text): entry for entry in reversed(items)}
+    items = [item(text, created_at, kind) for text, kind, created_at in entries]
+    lines = parse(text_of(RetrievalResult(items=items)))
+    first_entries = {same(entry.text): entry for entry in reversed(items)}
     expected = sorted(
-        (each.type.category, bucket_of(each.created_at, NOW), each.type, each.text) for each in kept.values()
+        (entry.type.category, bucket_of(entry.created_at, NOW), entry.type, entry.text)
+        for entry in first_entries.values()
     )
-    assert sorted((section, bucket, kind, text) for section, bucket, _, kind, _, text in found) == expected
+    assert sorted((section, bucket, kind, text) for section, bucket, _, kind, _, text in lines) == expected
 
 
 @given(texts, texts)
@@ -116,24 +119,24 @@ def test_all_lookalikes_and_format_characters_are_escaped() -> None:
     assert quote("Zoë & Jürgen: 文字, 🦀, „so“, AT&T 1/2; R&D") == '"Zoë & Jürgen: 文字, 🦀, „so“, AT&T 1/2; R&D"'
 
 
-def at(text: str) -> float:
+def seconds(text: str) -> float:
     return datetime.fromisoformat(f"{text}+00:00").timestamp()
 
 
 @pytest.mark.parametrize(
     ("created_at", "bucket"),
     [
-        (at("2026-03-10T00:00:00"), "Today"),
+        (seconds("2026-03-10T00:00:00"), "Today"),
         (NOW, "Today"),
-        (at("2026-03-10T23:59:59"), "Today"),
-        (at("2026-03-12T00:00:00"), "Today"),
-        (at("2026-03-09T23:59:59.999"), "Yesterday"),
-        (at("2026-03-09T00:00:00"), "Yesterday"),
-        (at("2026-03-08T23:59:59.999"), "Previous 5 days"),
-        (at("2026-03-04T00:00:00"), "Previous 5 days"),
-        (at("2026-03-03T23:59:59.999"), "Previous 90 days"),
-        (at("2025-12-04T00:00:00"), "Previous 90 days"),
-        (at("2025-12-03T23:59:59.999"), "Older"),
+        (seconds("2026-03-10T23:59:59"), "Today"),
+        (seconds("2026-03-12T00:00:00"), "Today"),
+        (seconds("2026-03-09T23:59:59.999"), "Yesterday"),
+        (seconds("2026-03-09T00:00:00"), "Yesterday"),
+        (seconds("2026-03-08T23:59:59.999"), "Previous 5 days"),
+        (seconds("2026-03-04T00:00:00"), "Previous 5 days"),
+        (seconds("2026-03-03T23:59:59.999"), "Previous 90 days"),
+        (seconds("2025-12-04T00:00:00"), "Previous 90 days"),
+        (seconds("2025-12-03T23:59:59.999"), "Older"),
         (-5.0, "Older"),
         (1e-9, "Older"),
         (0.0, "Older"),
@@ -153,12 +156,12 @@ def test_items_without_a_date_are_under_older() -> None:
 def test_items_are_sorted_by_section_and_day_newest_first() -> None:
     """Case 57."""
     recalled = [
-        item("an old fact", at("2025-01-01T08:00:00")),
+        item("an old fact", seconds("2025-01-01T08:00:00")),
         item("nobody knows when", 0.0),
-        item("a fact of this morning", at("2026-03-10T07:00:00"), topic="mornings"),
-        item("a skill", at("2026-03-09T10:00:00"), MemoryType.SKILL),
-        item("a preference of noon", at("2026-03-10T12:00:00"), MemoryType.PREFERENCES),
-        item("a talk", at("2026-03-05T10:00:00"), MemoryType.INTERACTION),
+        item("a fact of this morning", seconds("2026-03-10T07:00:00"), topic="mornings"),
+        item("a skill", seconds("2026-03-09T10:00:00"), MemoryType.SKILL),
+        item("a preference of noon", seconds("2026-03-10T12:00:00"), MemoryType.PREFERENCES),
+        item("a talk", seconds("2026-03-05T10:00:00"), MemoryType.INTERACTION),
     ]
     static = RetrievalResult(items=[item("Sick leave is paid.", 0.0, MemoryType.GENERAL)], section="static")
     assert text_of(static, RetrievalResult(items=recalled)) == (
@@ -191,21 +194,21 @@ Yesterday:
 
 
 def test_equal_texts_appear_once() -> None:
-    """Case 57: but for case and spaces, over all memories; the first that says it stays."""
+    """Case 57: ignoring case and spaces, over all memories; the first one stays."""
     first = RetrievalResult(items=[item("Likes  tea"), item("likes tea\n"), item("likes teas")])
     second = RetrievalResult(items=[item("LIKES TEA"), item("STRASSE"), item("straße"), item("more")], section="vector")
-    made = make_sections([first, second], now=NOW, counter=COUNTER)
-    assert [[each.text for each in items] for items in made.items] == [
+    sections = make_sections([first, second], now=NOW, counter=COUNTER)
+    assert [[entry.text for entry in items] for items in sections.items] == [
         ["Likes  tea", "likes teas"],
         ["STRASSE", "more"],
     ]
-    assert [line[5] for line in parse(made.text)] == ["Likes  tea", "likes teas", "STRASSE", "more"]
+    assert [line[5] for line in parse(sections.text)] == ["Likes  tea", "likes teas", "STRASSE", "more"]
 
 
-def size_of(recalled: Sequence[RetrievalResult], some: Collection[MemoryItem]) -> int:
+def size_of(recalled: Sequence[RetrievalResult], chosen: Collection[MemoryItem]) -> int:
     """Return the tokens of the sections of these items."""
     alone = [
-        RetrievalResult(items=[each for each in memory.items if each in some], section=memory.section)
+        RetrievalResult(items=[entry for entry in memory.items if entry in chosen], section=memory.section)
         for memory in recalled
     ]
     text = text_of(*alone)
@@ -218,7 +221,9 @@ offers = st.lists(
 
 
 @given(st.lists(offers, min_size=1, max_size=3), st.integers(0, 2500))
-def test_all_memories_share_one_budget(offered: list[list[tuple[str, MemoryType, float | None]]], most: int) -> None:
+def test_all_memories_share_one_budget(
+    offered: list[list[tuple[str, MemoryType, float | None]]], max_tokens: int
+) -> None:
     """Case 57: see `make_sections`, line by line."""
     recalled = [
         RetrievalResult(
@@ -230,33 +235,35 @@ def test_all_memories_share_one_budget(offered: list[list[tuple[str, MemoryType,
         )
         for memory, items in enumerate(offered)
     ]
-    made = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=most)
-    there = [each for items in made.items for each in items]
-    assert sorted(line[5] for line in parse(made.text)) == sorted(each.text for each in there)
-    assert made == make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=most)
+    sections = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=max_tokens)
+    shown = [entry for items in sections.items for entry in items]
+    assert sorted(line[5] for line in parse(sections.text)) == sorted(entry.text for entry in shown)
+    assert sections == make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=max_tokens)
 
-    whole = size_of(recalled, there)
-    assert whole <= most
-    assert whole == (COUNTER.count(System(text=made.text.partition("\n\n")[2])) if made.text else 0)
-    said: set[str] = set()
+    size = size_of(recalled, shown)
+    assert size <= max_tokens
+    assert size == (COUNTER.count(System(text=sections.text.partition("\n\n")[2])) if sections.text else 0)
+    texts: set[str] = set()
     best: dict[tuple[int, MemoryCategory], MemoryItem] = {}
-    for memory, (each, items) in enumerate(zip(recalled, made.items, strict=True)):
-        assert [entry for entry in each.items if entry in items] == list(items)
+    for memory, (result, items) in enumerate(zip(recalled, sections.items, strict=True)):
+        assert [entry for entry in result.items if entry in items] == list(items)
         unlike = []
-        for entry in each.items:
-            if (plain := same(entry.text)) not in said:
-                said.add(plain)
+        for entry in result.items:
+            if (plain := same(entry.text)) not in texts:
+                texts.add(plain)
                 unlike.append(entry)
         assert set(items) <= set(unlike)
-        left = {"duplicate": len(each.items) - len(unlike), "token_budget": len(unlike) - len(items)}
-        assert made.left_out[memory] == {why: count for why, count in left.items() if count}
+        left_out = {"duplicate": len(result.items) - len(unlike), "token_budget": len(unlike) - len(items)}
+        assert sections.left_out[memory] == {reason: count for reason, count in left_out.items() if count}
         for entry in unlike:
-            assert entry in there or size_of(recalled, [*there, entry]) > most
-            if size_of(recalled, [entry]) <= most:
+            assert entry in shown or size_of(recalled, [*shown, entry]) > max_tokens
+            if size_of(recalled, [entry]) <= max_tokens:
                 best.setdefault((memory, entry.type.category), entry)
     for first in best.values():
-        shorter = [other for other in best.values() if size_of(recalled, [other]) <= size_of(recalled, [first])]
-        assert first in there or size_of(recalled, shorter) > most
+        shorter = [
+            candidate for candidate in best.values() if size_of(recalled, [candidate]) <= size_of(recalled, [first])
+        ]
+        assert first in shown or size_of(recalled, shorter) > max_tokens
 
 
 def test_good_facts_do_not_displace_other_categories_and_memories() -> None:
@@ -264,31 +271,31 @@ def test_good_facts_do_not_displace_other_categories_and_memories() -> None:
     event = replace(item("The user moved a crate.", type=MemoryType.INTERACTION, id="e"), score=0.1)
     rule = item("Crates stay closed.", type=MemoryType.INSTRUCTIONS, id="r")
     recalled = [RetrievalResult(items=[*facts, event]), RetrievalResult(items=[rule], section="static")]
-    most = size_of(recalled, [*facts[:2], event, rule]) + 50
-    made = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=most)
-    assert made.items == ((*facts[:2], event), (rule,))
-    assert made.left_out == ({"token_budget": 10}, {})
+    max_tokens = size_of(recalled, [*facts[:2], event, rule]) + 50
+    sections = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=max_tokens)
+    assert sections.items == ((*facts[:2], event), (rule,))
+    assert sections.left_out == ({"token_budget": 10}, {})
 
 
 def test_the_rest_of_the_budget_goes_by_score_over_all_memories() -> None:
     scores = {"a": (0.9, 0.2, 0.1), "b": (0.8, 0.7, 0.6)}
     recalled = [
         RetrievalResult(
-            items=[replace(item(f"{name} {n} {'x' * 80}", id=f"{name}{n}"), score=s) for n, s in enumerate(each)]
+            items=[replace(item(f"{name} {n} {'x' * 80}", id=f"{name}{n}"), score=s) for n, s in enumerate(values)]
         )
-        for name, each in scores.items()
+        for name, values in scores.items()
     ]
-    four = [each for memory in recalled for each in memory.items if each.id not in ("a1", "a2")]
-    made = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=size_of(recalled, four) + 30)
-    assert [[each.id for each in items] for items in made.items] == [["a0"], ["b0", "b1", "b2"]]
+    four = [entry for memory in recalled for entry in memory.items if entry.id not in ("a1", "a2")]
+    sections = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=size_of(recalled, four) + 30)
+    assert [[entry.id for entry in items] for items in sections.items] == [["a0"], ["b0", "b1", "b2"]]
 
 
 def test_no_items_give_no_text() -> None:
     assert make_sections([], now=NOW, counter=COUNTER).text == ""
-    made = make_sections(
+    sections = make_sections(
         [RetrievalResult(items=[]), RetrievalResult(items=[item("x")])], now=NOW, counter=COUNTER, max_tokens=3
     )
-    assert (made.text, made.items) == ("", ((), ()))
+    assert (sections.text, sections.items) == ("", ((), ()))
 
 
 def test_a_section_name_must_be_a_valid_tag() -> None:

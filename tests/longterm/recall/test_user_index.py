@@ -17,32 +17,32 @@ from vector_memories import item
 def test_an_extended_index_equals_one_made_at_once(data: st.DataObject) -> None:
     sessions = data.draw(st.lists(st.sampled_from(["a", "b", None]), max_size=12))
     rows = []
-    for at, session in enumerate(sessions):
+    for number, session in enumerate(sessions):
         source = Source(session_id=session, turn_index=data.draw(st.none() | st.integers(0, 3)))
         text = data.draw(st.sampled_from(["Ann: hello", "Bob: a walrus", "no name"]))
-        rows.append(Row(row=at, agent=None, item=item(str(at), text, source=source), key=str(at)))
+        rows.append(Row(row=number, agent=None, item=item(str(number), text, source=source), key=str(number)))
     vectors = {row.key: np.full(3, row.row, np.float32) for row in rows if row.row % 3}
     once = UserIndex().grown(Revision(1, 0, len(rows)), rows)
     once.take(vectors)
     grown = UserIndex()
-    for at in [*data.draw(st.lists(st.integers(0, len(rows)), max_size=4).map(sorted)), len(rows)]:
-        base, other = grown, data.draw(st.integers(grown.revision.rows, len(rows)))
+    for row_count in [*data.draw(st.lists(st.integers(0, len(rows)), max_size=4).map(sorted)), len(rows)]:
+        base, other_count = grown, data.draw(st.integers(grown.revision.rows, len(rows)))
         if data.draw(st.booleans()):  # a recall and a save at once extend the same index, each as far as it saw
-            base.grown(Revision(1, 0, other), rows[base.revision.rows : other])
-        grown = base.grown(Revision(1, 0, at), rows[base.revision.rows : at])
+            base.grown(Revision(1, 0, other_count), rows[base.revision.rows : other_count])
+        grown = base.grown(Revision(1, 0, row_count), rows[base.revision.rows : row_count])
         grown.take(vectors)
     assert grown.missing() == once.missing() == [row.key for row in rows if row.key not in vectors]
     assert grown.rows == once.rows
-    assert [(each.item.source.session_id or "") for each in grown.rows] == sorted(name or "" for name in sessions)
+    assert [(row.item.source.session_id or "") for row in grown.rows] == sorted(name or "" for name in sessions)
     assert grown.bytes == once.bytes
-    assert grown._where.tolist() == once._where.tolist() == [once.rows.index(row) for row in rows]
+    assert grown._positions.tolist() == once._positions.tolist() == [once.rows.index(row) for row in rows]
     assert np.array_equal(np.diff(grown._sessions) == 0, np.diff(once._sessions) == 0)
     for query in ("Ann walrus", "hello", "Bob"):
         assert find(grown, query, limit=9, weights=FACTS) == find(once, query, limit=9, weights=FACTS)
 
 
 def long(id: str, texts: int, key: str) -> Row:
-    text = "user: " + " ".join(f"Sentence {at} of this story is about nothing at all." for at in range(texts))
+    text = "user: " + " ".join(f"Sentence {number} of this story is about nothing at all." for number in range(texts))
     return Row(row=int(id), agent=None, item=item(id, text), key=key)
 
 
@@ -53,11 +53,11 @@ def test_passages_have_the_vector_of_the_item_until_they_have_their_own() -> Non
     user_index = UserIndex().grown(Revision(1, 0, 1), [row])
     assert user_index.missing() == keys
     user_index.take({keys[1]: np.array([0.0, 1.0], np.float32)})
-    near = user_index.similarities(np.array([0.0, 1.0], np.float32))
-    assert near is not None and near[1] == 1 and np.isnan(np.delete(near, 1)).all()
+    similarities = user_index.similarities(np.array([0.0, 1.0], np.float32))
+    assert similarities is not None and similarities[1] == 1 and np.isnan(np.delete(similarities, 1)).all()
     user_index.take({"key": np.array([1.0, 0.0], np.float32)})
-    near = user_index.similarities(np.array([1.0, 0.0], np.float32))
-    assert near is not None and near.tolist() == [1.0, 0.0] + [1.0] * (len(keys) - 2)
+    similarities = user_index.similarities(np.array([1.0, 0.0], np.float32))
+    assert similarities is not None and similarities.tolist() == [1.0, 0.0] + [1.0] * (len(keys) - 2)
     assert not user_index.missing()
 
 
@@ -79,31 +79,42 @@ def test_two_extensions_of_one_index_have_their_own_vectors() -> None:
         grown.append(first.grown(Revision(1, 0, 2), [more]))
     assert [user_index.missing() for user_index in (first, *grown)] == [[], ["1"], ["2"]]
     grown[0].take({"1": np.array([0.0, 1.0], np.float32)})
-    near = [user_index.similarities(np.array([0.0, 1.0], np.float32)) for user_index in (first, *grown)]
-    assert [None if each is None else np.isnan(each).tolist() for each in near] == [[False], [False] * 2, [False, True]]
+    all_similarities = [user_index.similarities(np.array([0.0, 1.0], np.float32)) for user_index in (first, *grown)]
+    assert [None if similarities is None else np.isnan(similarities).tolist() for similarities in all_similarities] == [
+        [False],
+        [False] * 2,
+        [False, True],
+    ]
 
 
 def test_an_earlier_index_does_not_find_what_was_added_later() -> None:
-    rows = [Row(row=at, agent=None, item=item(str(at), "Ann: a walrus"), key=str(at)) for at in range(3)]
+    rows = [
+        Row(row=number, agent=None, item=item(str(number), "Ann: a walrus"), key=str(number)) for number in range(3)
+    ]
     before = UserIndex().grown(Revision(1, 0, 1), rows[:1])
     after = before.grown(Revision(1, 0, 3), rows[1:])
-    assert [each.id for each in find(before, "walrus", limit=9, weights=FACTS)] == ["0"]
-    assert {each.id for each in find(after, "walrus", limit=9, weights=FACTS)} == {"0", "1", "2"}
+    assert [recalled.id for recalled in find(before, "walrus", limit=9, weights=FACTS)] == ["0"]
+    assert {recalled.id for recalled in find(after, "walrus", limit=9, weights=FACTS)} == {"0", "1", "2"}
     assert not find(UserIndex().grown(Revision(1, 0, 0), []), "walrus", limit=9, weights=FACTS)
 
 
 def test_new_items_are_taken_in_once_by_a_recall_and_a_save_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the user's other items either: to take them in again would take seconds where there are thousands."""
-    taken = list[str]()
+    """Not the user's other items either: to add thousands of them again would take seconds."""
+    analysed = list[str]()
 
     def noting(text: str) -> list[str]:
-        taken.append(text)
+        analysed.append(text)
         return words(text)
 
-    rows = [Row(row=at, agent=None, item=item(str(at), f"Ann: walrus {at}"), key=str(at)) for at in range(20)]
+    rows = [
+        Row(row=number, agent=None, item=item(str(number), f"Ann: walrus {number}"), key=str(number))
+        for number in range(20)
+    ]
     before = UserIndex().grown(Revision(1, 0, 16), rows[:16])
     monkeypatch.setattr("turnwise.memory.longterm.recall.user_index.words", noting)
-    grown = {at: before.grown(Revision(1, 0, at), rows[16:at]) for at in (18, 20, 17, 19)}
-    assert taken == [row.item.text for row in rows[16:]]
-    for at, user_index in grown.items():
-        assert {each.id for each in find(user_index, "walrus", limit=99, weights=FACTS)} == {*map(str, range(at))}
+    grown = {row_count: before.grown(Revision(1, 0, row_count), rows[16:row_count]) for row_count in (18, 20, 17, 19)}
+    assert analysed == [row.item.text for row in rows[16:]]
+    for row_count, user_index in grown.items():
+        assert {recalled.id for recalled in find(user_index, "walrus", limit=99, weights=FACTS)} == {
+            *map(str, range(row_count))
+        }

@@ -45,28 +45,28 @@ strings = st.lists(parts, min_size=1, max_size=12).map("".join)
 def test_exactly_the_contained_texts_are_found(texts: list[str], rest: str, draw: st.DataObject) -> None:
     planted = sorted({form for text in texts for form in forms(text)})
     data = rest.encode() + draw.draw(st.sampled_from([b"", *planted])) + draw.draw(strings).encode()
-    wanted = {piece for text in texts for piece in pieces(text)}
-    assert Needles(texts).within(data) == {piece for piece in wanted if any(form in data for form in forms(piece))}
+    all_pieces = {piece for text in texts for piece in pieces(text)}
+    assert Needles(texts).within(data) == {piece for piece in all_pieces if any(form in data for form in forms(piece))}
 
 
 def test_long_texts_are_searched_for_in_pieces() -> None:
     assert pieces("zyzzyva") == pieces("\0zyzzyva") == {"zyzzyva"}
     assert pieces("1234") == pieces("") == pieces("\0" * 500) == set() and pieces("12345") == {"12345"}
-    long = "".join(f"{at:05d}" for at in range(51))
-    found = pieces(long)
-    assert found == {long[:100], long[100:200], long[-100:]}
-    assert max(map(len, found)) == STRETCH
+    long = "".join(f"{number:05d}" for number in range(51))
+    parts = pieces(long)
+    assert parts == {long[:100], long[100:200], long[-100:]}
+    assert max(map(len, parts)) == STRETCH
     text = "ok\nThe first line is so long.\nThe second is, too, also.\nhm"
     assert pieces(text) == {text, "The first line is so long.", "The second is, too, also."}
-    assert all(len(each.encode()) >= LEAST for each in pieces("é\n" * 500))
+    assert all(len(piece.encode()) >= LEAST for piece in pieces("é\n" * 500))
 
 
 @given(st.text(alphabet='aä\n"\\\0🦀', min_size=1, max_size=20))
 def test_the_forms_of_a_text_include_plain_and_json(piece: str) -> None:
-    found = forms(piece)
-    assert piece.encode() in found
+    encoded = forms(piece)
+    assert piece.encode() in encoded
     for escaped in (True, False):
-        assert any(form in json.dumps({"x": f"a{piece}b"}, ensure_ascii=escaped).encode() for form in found)
+        assert any(form in json.dumps({"x": f"a{piece}b"}, ensure_ascii=escaped).encode() for form in encoded)
 
 
 def test_text_in_free_space_is_found(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_text_in_free_space_is_found(tmp_path: Path) -> None:
 
 
 def test_a_separate_process_gives_the_same_result(tmp_path: Path) -> None:
-    one = database_of(tmp_path / "one.db", "The zyzzyva “is” gone.", "a tapir")
-    two = database_of(tmp_path / "two.db", json.dumps("it “is” gone\n"), "a quokka")
-    pages: dict[Path, Collection[int] | None] = {one: {2, 1}, two: None, tmp_path / "missing.db": None}
+    first = database_of(tmp_path / "one.db", "The zyzzyva “is” gone.", "a tapir")
+    second = database_of(tmp_path / "two.db", json.dumps("it “is” gone\n"), "a quokka")
+    pages: dict[Path, Collection[int] | None] = {first: {2, 1}, second: None, tmp_path / "missing.db": None}
     assert search(pages, ["“is” gone", "zyzzyva", "the\nend of it", "four"]) == Found(
-        2, {"“is” gone": [str(one), str(two)], "zyzzyva": [str(one)]}
+        2, {"“is” gone": [str(first), str(second)], "zyzzyva": [str(first)]}
     )
     assert search({}, ["zyzzyva"]) == search(pages, []) == Found(0, {})
 
@@ -104,17 +104,21 @@ def test_only_free_space_of_pages_is_searched(rows: list[tuple[int, int]], size:
             database.execute(f"PRAGMA page_size = {size}")
             database.execute("CREATE TABLE quaggas (id INTEGER PRIMARY KEY, text TEXT)")
             database.execute("CREATE TABLE words (word TEXT PRIMARY KEY, id INTEGER) WITHOUT ROWID")
-            for at, (key, length) in enumerate(rows):
-                text = f"zyzzyva{key:03}at{at:03}" + "x" * length
+            for index, (key, length) in enumerate(rows):
+                text = f"zyzzyva{key:03}at{index:03}" + "x" * length
                 database.execute("INSERT OR REPLACE INTO quaggas VALUES (?, ?)", (key, text))
                 database.execute("INSERT OR REPLACE INTO words VALUES (?, ?)", (text, key))
         with closing(sqlite3.connect(file)) as database:
             database.execute("VACUUM")  # which leaves nothing free
             query = "SELECT text FROM quaggas UNION SELECT word FROM words"
-            there = {text[:15] for (text,) in database.execute(query)} | {"quaggas", "words"}
+            stored_texts = {text[:15] for (text,) in database.execute(query)} | {"quaggas", "words"}
             (pages,) = database.execute("PRAGMA page_count").fetchone()
-        assert Needles(there).within(file.read_bytes()) == there
-        assert search_here(file, range(1, pages + 1), there) == search_here(file, None, there) == Found(1, {})
+        assert Needles(stored_texts).within(file.read_bytes()) == stored_texts
+        assert (
+            search_here(file, range(1, pages + 1), stored_texts)
+            == search_here(file, None, stored_texts)
+            == Found(1, {})
+        )
 
 
 def test_the_log_and_pages_that_it_has_are_searched_whole(tmp_path: Path) -> None:

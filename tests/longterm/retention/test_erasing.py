@@ -40,8 +40,8 @@ Make = Callable[[], LongTermMemory]
 
 ANN, BOB = Scope(user_id="ann"), Scope(user_id="bob")
 LONG = "\n".join(
-    f"Dear diary, page {at}: the {word} quokka said “hüpf!” to me."
-    for at, word in enumerate(
+    f"Dear diary, page {number}: the {word} quokka said “hüpf!” to me."
+    for number, word in enumerate(
         f"{first}{second}"
         for first in ("xylo", "zyg", "quiz", "jinx")
         for second in ("phone", "ote", "zical", "ed") * 20
@@ -121,32 +121,32 @@ WAYS: dict[str, tuple[Scope, list[str] | None, int | None, str]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("one_searcher")
 async def test_forgotten_text_is_in_no_file(make: Make, tmp_path: Path, way: str) -> None:
-    scope, ids, turn, gone = WAYS[way]
+    scope, ids, turn, deleted_ids = WAYS[way]
 
-    def left() -> set[str]:
-        held = bytes_in(tmp_path)
-        return {name for name, words in WORDS.items() if any(word in held for word in words)}
+    def remaining() -> set[str]:
+        contents = bytes_in(tmp_path)
+        return {name for name, words in WORDS.items() if any(word in contents for word in words)}
 
     memory = make()
     assert isinstance(memory, Erasing)
     for user in ("bob", "cid"):
         await memory.remember(Scope(user_id=user), [item("1", f"{user} keeps a lighthouse."), item("2", "A kettle.")])
     await memory.remember(ANN, ITEMS)
-    assert left() == set("1234")
+    assert remaining() == set("1234")
     erased = await erase(memory, scope, ids, turn_index=turn)
-    assert (erased.items, erased.found, erased.verified, erased.why) == (len(gone), (), True, None)
+    assert (erased.items, erased.found, erased.verified, erased.why) == (len(deleted_ids), (), True, None)
     assert erased.files >= 1
-    assert left() == set("1234") - set(gone)
+    assert remaining() == set("1234") - set(deleted_ids)
     for user in ("bob", "cid"):
-        (found,) = await memory.recall(Scope(user_id=user), "lighthouse")
-        assert found.text == f"{user} keeps a lighthouse."
+        (recalled,) = await memory.recall(Scope(user_id=user), "lighthouse")
+        assert recalled.text == f"{user} keeps a lighthouse."
     await memory.close()
-    assert left() == set("1234") - set(gone)
+    assert remaining() == set("1234") - set(deleted_ids)
     memory = make()
     await memory.remember(ANN, ITEMS)
-    for each in ITEMS:
-        there = {found.id for found in await memory.recall(ANN, each.text[:60], as_of=3.0)}
-        assert (each.id in there) == (each.id not in gone)
+    for entry in ITEMS:
+        recalled_ids = {recalled.id for recalled in await memory.recall(ANN, entry.text[:60], as_of=3.0)}
+        assert (entry.id in recalled_ids) == (entry.id not in deleted_ids)
     await memory.close()
 
 
@@ -159,12 +159,12 @@ async def test_a_user_without_any_item_left_leaves_no_id_in_any_file(
     user = Scope(user_id="quixotrix")
     memory = make()
     await memory.remember(BOB, [of("s", 1, "1", "bob keeps a lighthouse.")])
-    for each in range(2):
+    for number in range(2):
         await memory.remember(
-            user, [of("s", each, name, f"A kettle number {each}.") for name in (f"{each}1", f"{each}2")]
+            user, [of("s", number, name, f"A kettle number {number}.") for name in (f"{number}1", f"{number}2")]
         )
         assert user.user_id.encode() in bytes_in(tmp_path)
-        chosen = ids and [f"{each}{name}" for name in ids]
+        chosen = ids and [f"{number}{name}" for name in ids]
         assert await memory.forget(Scope(user_id=user.user_id, session_id=session), chosen) == 2
         assert user.user_id.encode() not in bytes_in(tmp_path)
     await memory.close()
@@ -175,24 +175,24 @@ async def test_texts_that_other_items_contain_may_stay(make: Make) -> None:
     """Whole or as a part of a longer text; names of tables and columns do not count either."""
 
     memory = make()
-    mine = [
+    own_items = [
         item("1", "The zyzzyva is a weevil.", topic="type"),
         item("2", "quagga", topic="created_at"),
         item("3", "a", topic="collections"),
         item("4", "The quick brown fox\njumps over a very lazy dog.", topic="superseded_by"),
     ]
-    theirs = [
+    other_items = [
         item("1", "Did you know? The zyzzyva is a weevil."),
         item("2", "a quagga is a zebra"),
         item("4", "He wrote: jumps over a very lazy dog."),
     ]
-    await memory.remember(ANN, mine)
-    await memory.remember(BOB, theirs)
+    await memory.remember(ANN, own_items)
+    await memory.remember(BOB, other_items)
     erased = await erase(memory, ANN)
     assert (erased.items, erased.found, erased.verified) == (4, (), True)
-    assert [found.id for found in await memory.recall(BOB, "zyzzyva weevil")] == ["1"]
-    again = await erase(memory, BOB)
-    assert (again.items, again.verified) == (3, True)
+    assert [recalled.id for recalled in await memory.recall(BOB, "zyzzyva weevil")] == ["1"]
+    second = await erase(memory, BOB)
+    assert (second.items, second.verified) == (3, True)
     assert (await erase(memory, BOB)).items == 0
     await memory.close()
 
@@ -209,18 +209,18 @@ RESTS = [
 
 def leave_copy(file: Path, text: bytes) -> None:
     """Leave a deleted row with this text in a page of items, as SQLite does when it moves a row to another page."""
-    with closing(sqlite3.connect(file)) as other, other:
-        other.execute("PRAGMA secure_delete = OFF")
-        other.execute("CREATE TEMP TABLE copy AS SELECT * FROM turnwise_items ORDER BY row DESC LIMIT 1")
-        other.execute("UPDATE copy SET row = row + 1, digest = 'copy', text = ?", (text,))
-        other.execute("INSERT INTO turnwise_items SELECT * FROM copy")
-        other.execute("DELETE FROM turnwise_items WHERE digest = 'copy'")
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("PRAGMA secure_delete = OFF")
+        connection.execute("CREATE TEMP TABLE copy AS SELECT * FROM turnwise_items ORDER BY row DESC LIMIT 1")
+        connection.execute("UPDATE copy SET row = row + 1, digest = 'copy', text = ?", (text,))
+        connection.execute("INSERT INTO turnwise_items SELECT * FROM copy")
+        connection.execute("DELETE FROM turnwise_items WHERE digest = 'copy'")
 
 
 def written(file: Path) -> bytes:
-    """Return what a SQLite file has once its log is in it."""
-    with closing(sqlite3.connect(file)) as other:
-        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    """Return the bytes of a SQLite file after its log is written into it."""
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return file.read_bytes()
 
 
@@ -229,7 +229,7 @@ def written(file: Path) -> bytes:
 async def test_a_copy_in_a_written_page_is_found_and_overwritten(
     make: Make, tmp_path: Path, rest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every form that a file has texts in."""
+    """In every form in which a file stores texts."""
     memory = make()
     assert isinstance(memory, Erasing)
     rewritten: list[Any] = []
@@ -274,7 +274,7 @@ async def test_extracted_facts_are_searched_for(tmp_path: Path) -> None:
 
     facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     memory = ExtractiveMemory(Model(), facts)
-    items = [told(at, f"I own zyzzyva {at}.", f"I own quokka {at}.") for at in range(3)]
+    items = [told(number, f"I own zyzzyva {number}.", f"I own quokka {number}.") for number in range(3)]
     await memory.remember(ANN, items)
     session = Scope(user_id="ann", session_id="s")
     assert sorted(await memory.texts(session, turn_index=1)) == ["I own quokka 1.", "I own zyzzyva 1."]
@@ -284,10 +284,10 @@ async def test_extracted_facts_are_searched_for(tmp_path: Path) -> None:
     assert (erased.items, erased.verified) == (2, True)
     erased = await erase(memory, session, turn_index=1)
     assert (erased.items, erased.verified) == (2, True)
-    held = bytes_in(tmp_path)
-    assert b"zyzzyva 2" in held and b"zyzzyva 1" not in held and b"zyzzyva 0" not in held
+    contents = bytes_in(tmp_path)
+    assert b"zyzzyva 2" in contents and b"zyzzyva 1" not in contents and b"zyzzyva 0" not in contents
     await memory.remember(ANN, items)
-    assert sorted(found.text for found in await memory.recall(ANN, "zyzzyva")) == ["I own zyzzyva 2."]
+    assert sorted(recalled.text for recalled in await memory.recall(ANN, "zyzzyva")) == ["I own zyzzyva 2."]
     await memory.close()
 
 
@@ -296,12 +296,14 @@ async def test_forgetting_many_batches_leaves_nothing(tmp_path: Path, small_batc
     many = 2500 // small_batches
 
     memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
-    await memory.remember(BOB, [item(str(at), f"a lighthouse {at}") for at in range(many // 2)])
-    await memory.remember(ANN, [of(f"s{at % 2}", at, str(at), f"zyzzyva number {at}.") for at in range(many)])
+    await memory.remember(BOB, [item(str(number), f"a lighthouse {number}") for number in range(many // 2)])
+    await memory.remember(
+        ANN, [of(f"s{number % 2}", number, str(number), f"zyzzyva number {number}.") for number in range(many)]
+    )
     erased = await erase(memory, Scope(user_id="ann", session_id="s0"))
     assert (erased.items, erased.found, erased.verified) == (many // 2, (), True)
-    held = bytes_in(tmp_path)
-    assert b"zyzzyva number 149." in held and b"zyzzyva number 150." not in held
+    contents = bytes_in(tmp_path)
+    assert b"zyzzyva number 149." in contents and b"zyzzyva number 150." not in contents
     erased = await erase(memory, ANN)
     assert (erased.items, erased.verified) == (many // 2, True)
     assert b"zyzzyv" not in bytes_in(tmp_path)  # nor the stem that words are indexed by
@@ -312,29 +314,34 @@ async def test_forgetting_many_batches_leaves_nothing(tmp_path: Path, small_batc
 
 
 async def test_vectors_of_forgotten_items_are_in_no_file_of_chroma(tmp_path: Path) -> None:
-    """Neither in its index, nor in its database; those of others are where they were."""
+    """Neither in its index nor in its database; the vectors of other users stay."""
 
     memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
     index = memory._index
-    for at in range(10):
+    for number in range(10):
         for scope, count in ((ANN, 20), (BOB, 100)):
-            of_them = [item(f"{at}-{each}", f"{scope.user_id} saw {new_id()} and {new_id()}") for each in range(count)]
+            of_them = [
+                item(f"{number}-{index}", f"{scope.user_id} saw {new_id()} and {new_id()}") for index in range(count)
+            ]
             await memory.remember(scope, of_them)
     await memory.flush()
     vectors = list(index.get(await memory.keys(ANN)).values())[::4]
-    others = index.get(await memory.keys(BOB))
+    other_vectors = index.get(await memory.keys(BOB))
 
-    def left() -> int:
-        held = bytes_in(tmp_path / "chroma")
-        return sum(vector.tobytes()[400:440] in held for vector in vectors)
+    def remaining() -> int:
+        contents = bytes_in(tmp_path / "chroma")
+        return sum(vector.tobytes()[400:440] in contents for vector in vectors)
 
-    assert left() > 25
+    assert remaining() > 25
     erased = await erase(memory, ANN)
     assert (erased.items, erased.verified, erased.why) == (200, True, None)
-    assert left() == 0
-    assert index.get(list(others)).keys() == others.keys() and len(index.keys()) == len(others) == 1000
+    assert remaining() == 0
+    assert (
+        index.get(list(other_vectors)).keys() == other_vectors.keys()
+        and len(index.keys()) == len(other_vectors) == 1000
+    )
     await memory.close()
-    assert left() == 0
+    assert remaining() == 0
 
 
 def test_erasing_one_user_costs_the_same_with_many_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +362,7 @@ def test_erasing_one_user_costs_the_same_with_many_users(tmp_path: Path, monkeyp
         index = VectorIndex(ChromaFolder(tmp_path / f"chroma-{users}"), embedding)
         memory = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/{users}.db"), index)
         for user in range(users):
-            items = [item(str(at), f"user {user} has {new_id()}") for at in range(10)]
+            items = [item(str(number), f"user {user} has {new_id()}") for number in range(10)]
             await memory.remember(Scope(user_id=str(user)), items)
         embedding.calls.clear()
         read = 0
@@ -370,18 +377,18 @@ def test_erasing_one_user_costs_the_same_with_many_users(tmp_path: Path, monkeyp
 
 
 async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that is done for it holds the event loop, the file or the index to its end."""
+    """No step blocks the event loop, the file or the index until the erasure ends."""
     monkeypatch.setattr("turnwise.memory.longterm.vector.DELETED", 4)
     monkeypatch.setattr("turnwise.memory.longterm.vector.REST", 2)
 
     memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
-    await memory.remember(ANN, [item(str(at), f"zyzzyva {at}") for at in range(share(300, 15))])
+    await memory.remember(ANN, [item(str(number), f"zyzzyva {number}") for number in range(share(300, 15))])
     await memory.remember(BOB, [item("1", "a lighthouse")])
     erasing = asyncio.create_task(erase(memory, ANN))
     done = 0
     while not erasing.done():
         await memory.remember(BOB, [item(f"more-{done}", f"kettle {done}")])
-        assert [found.id for found in await memory.recall(BOB, "lighthouse")] == ["1"]
+        assert [recalled.id for recalled in await memory.recall(BOB, "lighthouse")] == ["1"]
         done += 1
         await asyncio.sleep(0.01)
     assert (await erasing).verified and done >= 5 and memory.trouble is None
@@ -398,7 +405,7 @@ async def test_deletions_on_a_database_server_are_not_verified(database: str) ->
 
 
 class Plain:
-    """A memory that says nothing of files, and knows no turns."""
+    """A memory without methods for files, and without turns."""
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         return []
@@ -446,7 +453,7 @@ async def test_items_are_deleted_even_if_the_verification_fails(
     assert "try again" in (erased.why or "")
     reader.close()
     await hasty.close()
-    assert [found.id for found in await memory.recall(ANN, "zyzzyva quokka")] == ["2"]
+    assert [recalled.id for recalled in await memory.recall(ANN, "zyzzyva quokka")] == ["2"]
     await memory.scrub()
     assert b"zyzzyva" not in bytes_in(tmp_path)
     monkeypatch.setattr("sys.executable", "/bin/false")
@@ -463,8 +470,8 @@ def test_a_pickled_store_uses_the_same_files_in_any_folder(tmp_path: Path, monke
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     kinds: tuple[Callable[[str], Scrubbing], ...] = (SQLStore, SQLItems)
-    made = [kind("sqlite:///made.db") for kind in kinds]
-    pickled = pickle.dumps([*made, ChromaFolder("vectors")])
+    stores = [kind("sqlite:///made.db") for kind in kinds]
+    pickled = pickle.dumps([*stores, ChromaFolder("vectors")])
     monkeypatch.chdir(tmp_path / "elsewhere")
     *opened, folder = pickle.loads(pickled)
     assert [store.paths()[0] for store in opened] == [tmp_path / "made.db"] * 2

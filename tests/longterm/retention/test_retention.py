@@ -71,8 +71,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Make:
     return make
 
 
-async def ids(memory: Memory, query: str = "walrus", scope: Scope = ANN, **asked: Any) -> list[str]:
-    return sorted(found.id for found in await memory.recall(scope, query, **{"limit": 5000, **asked}))
+async def ids(memory: Memory, query: str = "walrus", scope: Scope = ANN, **options: Any) -> list[str]:
+    return sorted(recalled.id for recalled in await memory.recall(scope, query, **{"limit": 5000, **options}))
 
 
 async def test_unused_items_expire_and_are_swept(make: Make, clock: Clock) -> None:
@@ -80,11 +80,11 @@ async def test_unused_items_expire_and_are_swept(make: Make, clock: Clock) -> No
 
     memory = make()
     assert isinstance(memory, Sweeping)
-    one, two = item("1", "a walrus", created_at=5.0), item("2", "a walrus too", created_at=2e6)
-    await memory.remember(ANN, [one])
+    first_item, second_item = item("1", "a walrus", created_at=5.0), item("2", "a walrus too", created_at=2e6)
+    await memory.remember(ANN, [first_item])
     await memory.remember(BOB, [item("1", "a walrus", type=SKILL)])
     clock.now += 60
-    await memory.remember(ANN, [two])
+    await memory.remember(ANN, [second_item])
     assert await ids(memory) == ["1", "2"]
     await memory.close()
     clock.now += KEEP_S
@@ -99,8 +99,8 @@ async def test_unused_items_expire_and_are_swept(make: Make, clock: Clock) -> No
     assert await ids(memory) == []
     assert await memory.sweep() == 1
     assert await memory.sweep() == 0
-    await memory.remember(ANN, [one, two])
-    await memory.remember(BOB, [one])
+    await memory.remember(ANN, [first_item, second_item])
+    await memory.remember(BOB, [first_item])
     assert await ids(memory) == await ids(memory, scope=BOB) == []
     await memory.remember(ANN, [item("3", "a walrus again")])
     assert await ids(memory) == ["3"]
@@ -131,11 +131,11 @@ async def test_items_of_the_profile_are_refreshed_by_each_request(make: Make, cl
         await memory.remember(scope, [item("1", "a walrus", pinned=True), item("2", "a boat", type=SKILL)])
     for _ in range(3):
         clock.now += KEEP_S - 1
-        found = await memory.recall_with_profile(ANN, "What is 2 + 2?")
-        assert found.found == [] and [each.id for each in found.profile] == ["1"]
+        profiled = await memory.recall_with_profile(ANN, "What is 2 + 2?")
+        assert profiled.found == [] and [recalled.id for recalled in profiled.profile] == ["1"]
     assert (await memory.recall_with_profile(BOB, "")).profile == []
     assert await memory.sweep() == 3
-    assert [each.id for each in (await memory.recall_with_profile(ANN, "")).profile] == ["1"]
+    assert [recalled.id for recalled in (await memory.recall_with_profile(ANN, "")).profile] == ["1"]
     await memory.close()
 
 
@@ -143,7 +143,7 @@ async def test_without_refresh_the_profile_refreshes_nothing(make: Make, clock: 
     memory = make(refresh=False)
     await memory.remember(ANN, [item("1", "a walrus", pinned=True)])
     clock.now += KEEP_S
-    assert [each.id for each in (await memory.recall_with_profile(ANN, "")).profile] == ["1"]
+    assert [recalled.id for recalled in (await memory.recall_with_profile(ANN, "")).profile] == ["1"]
     clock.now += 1
     assert (await memory.recall_with_profile(ANN, "")).profile == []
     await memory.close()
@@ -195,11 +195,11 @@ async def test_a_sweep_deletes_all_expired_items(make: Make, clock: Clock, small
     many = 1200 // small_batches
 
     memory = make(refresh=False)
-    await memory.remember(ANN, [item(f"{at}", f"a walrus {at}") for at in range(many)])
+    await memory.remember(ANN, [item(f"{number}", f"a walrus {number}") for number in range(many)])
     clock.now += 60
     old = item("old", "a lighthouse of old", superseded_at=9.0, superseded_by="7", created_at=1.0)
     await memory.remember(ANN, [old, item("new", "a new lighthouse")])
-    await memory.remember(BOB, [item(f"{at}", f"a walrus {at}") for at in range(many)])
+    await memory.remember(BOB, [item(f"{number}", f"a walrus {number}") for number in range(many)])
     assert await ids(memory, "lighthouse") == ["new"]
     clock.now += 41
     assert await memory.sweep() == many
@@ -212,7 +212,7 @@ async def test_a_sweep_deletes_all_expired_items(make: Make, clock: Clock, small
 
 
 class Unwritable(InMemoryItems):
-    """Can be told to take no note of uses."""
+    """A store that can be set to fail at uses."""
 
     down = False
     touched: list[tuple[str, int]]
@@ -311,20 +311,20 @@ async def test_expired_facts_are_unknown_and_repeated_facts_are_refreshed(clock:
     model.say = lambda _: [fact("Paints", "I do paint", action="ignore", of="f1"), *boat[2:]]
     await memory.remember(ANN, [told(4, "I own a boat, as you know.")])  # of which the model shows nothing
     clock.now += 60
-    assert [found.text for found in await memory.recall(ANN, "Graz boat")] == ["I live in Graz."]
+    assert [recalled.text for recalled in await memory.recall(ANN, "Graz boat")] == ["I live in Graz."]
     # what was known once is new, also to the model
     model.say = lambda lines: [fact("I own a boat.")]
     await memory.remember(ANN, [told(5, "I own a boat.")])
     assert [line["text"] for line in model.calls[-1] if "known" in line] == ["I live in Graz."]
-    found = await memory.recall(ANN, "boat")
-    assert [(each.text, each.source.turn_index) for each in found] == [("I own a boat.", 5)]
+    recalled = await memory.recall(ANN, "boat")
+    assert [(entry.text, entry.source.turn_index) for entry in recalled] == [("I own a boat.", 5)]
     model.say = lambda lines: [fact("Owns a boat", "I own a boat, really.", action="ignore", of="f1")]
     clock.now += 60
     await memory.remember(ANN, [told(6, "I own a boat, really.")])
     (shown,) = [line["text"] for line in model.calls[-1] if line.get("known") == "f1"]
     assert shown == "I own a boat."
     clock.now += 60
-    assert [found.text for found in await memory.recall(ANN, "Graz boat")] == ["I own a boat."]
+    assert [entry.text for entry in await memory.recall(ANN, "Graz boat")] == ["I own a boat."]
     await memory.close()
 
 
@@ -332,17 +332,17 @@ async def test_an_item_is_not_read_again_after_its_record_is_swept(clock: Clock)
     facts = InMemoryItems()
     model = Model()
     memory = ExtractiveMemory(model, facts, retention=Retention(KEEP_S), clock=clock)
-    one = told(1, "I live in Graz.")
-    await memory.remember(ANN, [one])
+    message = told(1, "I live in Graz.")
+    await memory.remember(ANN, [message])
     for _ in range(2):
         clock.now += 60
         assert len(await memory.recall(ANN, "Graz")) == 1
     assert await memory.sweep() == 2
-    assert not [each for each in await facts.scan() if is_record(each.item.id)]
-    await memory.remember(ANN, [one])
+    assert not [stored for stored in await facts.scan() if is_record(stored.item.id)]
+    await memory.remember(ANN, [message])
     assert len(model.calls) == 1
     assert len(await memory.recall(ANN, "Graz")) == 1
-    assert await memory.forget(ANN, [one.id]) == 1
+    assert await memory.forget(ANN, [message.id]) == 1
     assert await count(facts, ANN, ItemFilter(superseded=True)) == 0
     await memory.close()
 
@@ -363,22 +363,22 @@ async def test_without_retention_nothing_expires(tmp_path: Path, clock: Clock) -
 
 def test_retention_is_pickled_with_the_settings(tmp_path: Path) -> None:
     """In one order, as a memory is found by its settings."""
-    kept = Retention(60.0, types=[MemoryType.SKILL, MemoryType.CONTEXT, MemoryType.SKILL])
-    assert kept == Retention(60.0, types={"context", "skill"})  # type: ignore[arg-type]
-    assert kept.types == (MemoryType.CONTEXT, MemoryType.SKILL)
+    retention = Retention(60.0, types=[MemoryType.SKILL, MemoryType.CONTEXT, MemoryType.SKILL])
+    assert retention == Retention(60.0, types={"context", "skill"})  # type: ignore[arg-type]
+    assert retention.types == (MemoryType.CONTEXT, MemoryType.SKILL)
     facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     text, index = (
         SQLItems(f"sqlite:///{tmp_path}/memory.db"),
         VectorIndex(ChromaInMemory(), HashEmbedding(), name="test"),
     )
     for memory in (
-        LexicalMemory(facts, retention=kept, weights=Weights(tail=0.5)),
-        ExtractiveMemory(ids, facts, retention=kept),
-        VectorMemory(text, index, retention=kept, pause_s=1.0),
+        LexicalMemory(facts, retention=retention, weights=Weights(tail=0.5)),
+        ExtractiveMemory(ids, facts, retention=retention),
+        VectorMemory(text, index, retention=retention, pause_s=1.0),
     ):
-        again = pickle.loads(pickle.dumps(memory))
-        assert pickle.dumps(again) == pickle.dumps(memory)
-        assert (again._found if isinstance(again, ExtractiveMemory) else again)._retention == kept
+        unpickled = pickle.loads(pickle.dumps(memory))
+        assert pickle.dumps(unpickled) == pickle.dumps(memory)
+        assert (unpickled._lexical if isinstance(unpickled, ExtractiveMemory) else unpickled)._retention == retention
 
 
 @pytest.mark.parametrize("keep_s", [0.0, -1.0, float("inf"), float("nan")])
@@ -391,11 +391,13 @@ def test_an_invalid_retention_is_refused(keep_s: float) -> None:
 
 async def test_a_forgotten_turn_does_not_come_back_after_a_sweep(make: Make, clock: Clock) -> None:
     memory = make()
-    given = [item(f"{at}", f"a walrus {at}", source=Source(session_id="s", turn_index=at)) for at in range(3)]
-    await memory.remember(ANN, given)
+    batch = [
+        item(f"{number}", f"a walrus {number}", source=Source(session_id="s", turn_index=number)) for number in range(3)
+    ]
+    await memory.remember(ANN, batch)
     assert await memory.forget(Scope(user_id="ann", session_id="s"), turn_index=1) == 1
     clock.now += KEEP_S + 1
     assert await memory.sweep() == 2
-    await memory.remember(ANN, given)
+    await memory.remember(ANN, batch)
     assert await ids(memory) == []
     await memory.close()

@@ -312,7 +312,7 @@ async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turn
     assert [item.id for item in (await memory.recall_with_profile(ADA, "hey")).profile] == newest
     for query in ("pears3", "pears3 and pears4", "Where is a boat?"):
         await memory.recall_with_profile(ADA, query)
-        await memory._found._uses.write()
+        await memory._lexical._uses.write()
     await memory.pin(ADA, "c07", True)
     await memory.close()
     later = make()
@@ -325,4 +325,4 @@ async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turn
 async def test_nothing_is_written_for_a_profile_that_fits() -> None:
     memory = memory_of(await items_of(*WHO))
     assert (await memory.recall_with_profile(ADA, "Who is allergic to peanuts?")).found
-    assert memory._found._uses._noted == {}
+    assert memory._lexical._uses._noted == {}

@@ -68,52 +68,52 @@ def has_time() -> bool:
     return (until := _until.get()) is None or time.monotonic() < until
 
 
-def watch(task: asyncio.Future[Any], what: str) -> None:
+def watch(task: asyncio.Future[Any], activity: str) -> None:
     """Log the error that a task ends with, with its traceback. For a task whose result nobody awaits.
 
     Args:
-        what: the task and its ids, such as `session 'chat': saving`.
+        activity: the task and its ids, such as `session 'chat': saving`.
     """
-    task.add_done_callback(partial(_report, what))
+    task.add_done_callback(partial(_report, activity))
 
 
-async def shielded(task: asyncio.Task[Result], what: str) -> Result:
+async def shielded(task: asyncio.Task[Result], activity: str) -> Result:
     """Return a task's result. If the caller is cancelled the task goes on, and its error is logged."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        watch(task, what)
+        watch(task, activity)
         raise
 
 
-async def ended(task: asyncio.Task[Any], what: str) -> None:
+async def ended(task: asyncio.Task[Any], activity: str) -> None:
     """Wait until a task is done or failed. If the caller is cancelled, the task goes on and its error is logged."""
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
-        watch(task, what)
+        watch(task, activity)
         raise
 
 
-def log_failure(what: str, error: BaseException, then: str = "") -> None:
+def log_failure(activity: str, error: BaseException, then: str = "") -> None:
     """Log an error: a turnwise error by its message, which names ids and remedy; any other with its traceback.
 
     Args:
         then: text appended to the log line that says what happens next.
     """
     if isinstance(error, TurnwiseError):
-        _log.warning("%s failed%s: %s", what, then, error)
+        _log.warning("%s failed%s: %s", activity, then, error)
     else:
-        _log.error("%s failed%s: %s", what, then, type(error).__name__, exc_info=error)
+        _log.error("%s failed%s: %s", activity, then, type(error).__name__, exc_info=error)
 
 
 async def retry(
-    work: Callable[[], Awaitable[None]], what: str, *, until: Callable[[BaseException], bool] = lambda error: False
+    work: Callable[[], Awaitable[None]], activity: str, *, until: Callable[[BaseException], bool] = lambda error: False
 ) -> None:
     """Call `work` until it succeeds. Each error is logged, and the pause before the next call grows.
 
     Args:
-        what: the task and its ids, as for `watch`.
+        activity: the task and its ids, as for `watch`.
         until: returns true for a final error: that error is logged and `work` is not called again.
     """
     pauses = GrowingPauses(FIRST_PAUSE_S, MOST_PAUSE_S)
@@ -122,12 +122,12 @@ async def retry(
             return await work()
         except Exception as error:  # noqa: BLE001 - every error is logged and retried
             if until(error):
-                return log_failure(what, error)
+                return log_failure(activity, error)
             pause_s = pauses.next_s()
-            log_failure(what, error, f", and is tried again in {pause_s:.1f} s")
+            log_failure(activity, error, f", and is tried again in {pause_s:.1f} s")
         await asyncio.sleep(pause_s)
 
 
-def _report(what: str, task: asyncio.Future[Any]) -> None:
+def _report(activity: str, task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and (error := task.exception()):
-        log_failure(what, error)
+        log_failure(activity, error)

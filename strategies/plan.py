@@ -152,7 +152,7 @@ class Plan:
     def _break(self, law: Law, reason: str) -> NoReturn:
         raise StrategyError(self.strategy, law, reason)
 
-    def _gone(self, window: Window) -> Ranges:
+    def _removed(self, window: Window) -> Ranges:
         return gaps(self.keep, Range(0, len(window)))
 
     def _check_order(self, window: Window) -> None:
@@ -205,7 +205,7 @@ class Plan:
 
     def _check_orphan(self, window: Window, call_id: str, before: int) -> None:
         """Raise if a result stays without its call, unless the conversation had no call for it in the first place."""
-        lost = window.blocks(overlap(self._gone(window), [Range(0, before)]))
+        lost = window.blocks(overlap(self._removed(window), [Range(0, before)]))
         if any(isinstance(block, ToolUse) and block.call_id == call_id for block in lost):
             self._break("tool pairs whole", f"the result of call {call_id!r} stays, and the call would be removed")
 

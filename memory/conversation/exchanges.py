@@ -21,15 +21,15 @@ def exchanges(blocks: Sequence[AnyBlock]) -> Iterator[tuple[int, int, int]]:
     """
     start, answer = 0, None
     is_begun = False
-    for at, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         if isinstance(block, CacheCheckpoint | Unknown):
             continue
         is_answer = block.role == "assistant" or isinstance(block, ToolResult)
         if is_answer and is_begun and answer is None:
-            answer = at
+            answer = index
         elif not is_answer:
             is_begun = is_begun or block.role == "user"
             if answer is not None:
-                yield start, answer, at
-                start, answer = at, None
+                yield start, answer, index
+                start, answer = index, None
     yield start, len(blocks) if answer is None else answer, len(blocks)

@@ -107,7 +107,7 @@ def read_messages(messages: Any, format: str | None = None, *, system: str | Non
             places += [index] * len(read)
             index += 1
     except UnreadableError as error:
-        raise InvalidInputError(f"messages[{index}]{error.at}", shown(error.value), error.why) from None
+        raise InvalidInputError(f"messages[{index}]{error.place}", shown(error.value), error.reason) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(
             f"messages[{index}]", shown(messages[index]), f"it cannot be read: {_reason_of(error)}"

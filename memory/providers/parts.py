@@ -23,7 +23,7 @@ class UnreadableError(ValueError):
 
     def __init__(self, place: str, value: object, reason: str) -> None:
         super().__init__(place, value, reason)
-        self.at, self.value, self.why = place, value, reason
+        self.place, self.value, self.reason = place, value, reason
 
 
 def refuse(place: str, value: object, reason: str) -> NoReturn:

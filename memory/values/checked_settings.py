@@ -67,15 +67,17 @@ def checked_settings(prefix: str = "") -> Callable[[Class], Class]:
                 try:
                     checked = adapter.validator.validate_python(value)
                 except ValidationError as error:
-                    told = type(value).__name__ if not is_shown else value if type(value) in _PLAIN else shown(value)
-                    raise ConfigError(f"{prefix.format(self)}{name}", told, why_refused(error)) from None
+                    shown_value = (
+                        type(value).__name__ if not is_shown else value if type(value) in _PLAIN else shown(value)
+                    )
+                    raise ConfigError(f"{prefix.format(self)}{name}", shown_value, why_refused(error)) from None
                 if checked is not value:
                     object.__setattr__(self, name, checked)
             if own:
                 own(self)
 
-        made: Any = cls
-        made.__post_init__ = check
+        settings_class: Any = cls
+        settings_class.__post_init__ = check
         return cls
 
     return decorate
@@ -83,8 +85,8 @@ def checked_settings(prefix: str = "") -> Callable[[Class], Class]:
 
 def why_refused(error: ValidationError) -> str:
     """Return what the first error says that a value must be."""
-    why = error.errors(include_url=False, include_input=False)[0]["msg"]
-    return why.removeprefix("Value error, ").replace("Input should be", "must be")
+    reason = error.errors(include_url=False, include_input=False)[0]["msg"]
+    return reason.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 _PLAIN = (str, int, float, bool, type(None), list, tuple, set, dict)

@@ -100,5 +100,5 @@ def whole_json(value: Any) -> Any:
     if isinstance(value, str):
         return whole(value)
     if isinstance(value, dict):
-        return type(value)({whole_json(key): whole_json(each) for key, each in value.items()})
+        return type(value)({whole_json(key): whole_json(item) for key, item in value.items()})
     return type(value)(map(whole_json, value)) if isinstance(value, list | tuple) else value

@@ -48,11 +48,11 @@ def check_count(field: str, count: int, limit: str, most: int) -> None:
         raise TooManyError(field, count, limit, most)
 
 
-def count_values(given: Iterable[object], most: int) -> int:
+def count_values(values: Iterable[object], most: int) -> int:
     """Return how many values there are in lists, mappings and models, these included. Stops soon after `most`."""
-    left, count = list(given), 0
-    while left and count <= most:
-        value = left.pop()
+    waiting, count = list(values), 0
+    while waiting and count <= most:
+        value = waiting.pop()
         count += 1
         if isinstance(value, str):
             continue
@@ -60,5 +60,5 @@ def count_values(given: Iterable[object], most: int) -> int:
         if isinstance(held, Mapping | list | tuple):
             if len(held) > most:
                 return count + len(held)
-            left += held.values() if isinstance(held, Mapping) else held
+            waiting += held.values() if isinstance(held, Mapping) else held
     return count

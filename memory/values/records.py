@@ -104,14 +104,14 @@ def reduced(model: BaseModel, protocol: SupportsIndex) -> tuple[Any, ...] | str:
     is_plain = model.__pydantic_extra__ is None and model.__pydantic_private__ is None
     if not (is_plain and model.model_config.get("frozen")):  # a class of an engine's own may be anything
         return object.__reduce_ex__(model, protocol)
-    return _made, (type(model), model.__dict__, _shared(model.__pydantic_fields_set__))
+    return _new_model, (type(model), model.__dict__, _shared(model.__pydantic_fields_set__))
 
 
-def _made(cls: type[Model], values: dict[str, Any], given: set[str]) -> Model:
-    """Return a model with these fields, which are valid, of which `given` were given."""
+def _new_model(cls: type[Model], values: dict[str, Any], fields_set: set[str]) -> Model:
+    """Return a model with these fields, which are valid, of which the caller set `fields_set`."""
     model = cls.__new__(cls)
     _set(model, "__dict__", values)
-    _set(model, "__pydantic_fields_set__", given)
+    _set(model, "__pydantic_fields_set__", fields_set)
     _set(model, "__pydantic_extra__", None)
     _set(model, "__pydantic_private__", None)
     return model

@@ -51,8 +51,8 @@ def first_of(items: list[Item]) -> list[Item]:
 def count_first(weights: Iterable[int]) -> int:
     """Return how many of these weights make a page: at least one, if there is one."""
     total = count = 0
-    for each in weights:
-        total += each
+    for weight in weights:
+        total += weight
         if count and total > PAGE_BYTES:
             break
         count += 1

@@ -91,4 +91,4 @@ class CallPairs(Generic[Place]):
 def pairs_of(blocks: Iterable[Block]) -> list[tuple[int, int]]:
     """Return the numbers of each call and its result, in the order of the results."""
     pairs: CallPairs[int] = CallPairs()
-    return [(call, at) for at, block in enumerate(blocks) if (call := pairs.read(block, at)) is not None]
+    return [(call, result) for result, block in enumerate(blocks) if (call := pairs.read(block, result)) is not None]

@@ -48,7 +48,7 @@ class SQLiteOwner:
         while (holder := self._try()) is not None:
             waited_s = time.monotonic() - began
             if waited_s > ENDING_S or (waited_s > PATIENCE_S and _is_reached(holder)):
-                raise ConfigError("store", name, _why(holder))
+                raise ConfigError("store", name, _reason(holder))
             time.sleep(LOOK_S)
 
     def release(self) -> None:
@@ -139,7 +139,7 @@ def _is_reached(ray: RayId) -> bool:
     return True
 
 
-def _why(holder: RayId) -> str:
+def _reason(holder: RayId) -> str:
     who = f"the Ray cluster at {holder.address} has it open" if holder.address else "an unknown process holds its lock"
     name = f"set {naming(holder.address)}" if holder.address else "name it by RAY_ADDRESS"
     return (

@@ -41,8 +41,8 @@ class EncryptedHistory:
     async def events(
         self, key: SessionKey, *, after: int = 0, limit: int = 1000, run_id: str | None = None
     ) -> list[AnyEvent]:
-        found = await self._inner.events(key, after=after, limit=limit, run_id=run_id)
-        return await open_events(Unsealing(self._keys), key, found)
+        events = await self._inner.events(key, after=after, limit=limit, run_id=run_id)
+        return await open_events(Unsealing(self._keys), key, events)
 
     async def last_seq(self, key: SessionKey) -> int:
         return await self._inner.last_seq(key)

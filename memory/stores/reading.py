@@ -56,12 +56,12 @@ async def pages_by_cursor(read: Callable[..., Awaitable[Page[Item]]]) -> AsyncIt
 
 async def steps_of_blocks(store: SessionStore, spans: Spans) -> AsyncIterator[tuple[Spans, list[str]]]:
     """Yield encoded blocks, in order, with their spans. Between two steps, others have the event loop and the store."""
-    left = cut(spans, 0)[1]
-    while left:
-        texts = await store.blocks(left)
-        part, left = cut(left, len(texts))
+    remaining = cut(spans, 0)[1]
+    while remaining:
+        texts = await store.blocks(remaining)
+        part, remaining = cut(remaining, len(texts))
         yield part, texts
-        if left:
+        if remaining:
             await asyncio.sleep(0)
 
 

@@ -141,7 +141,7 @@ def _pages_in(log: Path) -> set[int]:
     if len(written) < _LOG_HEADER:
         return set()
     size = int.from_bytes(written[8:12], "big") + _FRAME_HEADER
-    return {int.from_bytes(written[at : at + 4], "big") for at in range(_LOG_HEADER, len(written), size)}
+    return {int.from_bytes(written[offset : offset + 4], "big") for offset in range(_LOG_HEADER, len(written), size)}
 
 
 def _overwrite_what_is_deleted(connection: Any, _: object) -> None:

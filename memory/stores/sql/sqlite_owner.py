@@ -73,8 +73,10 @@ class SQLiteOwner:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
                 return RayId("", "")
             check_folder(self._path, self._name)
-            why = f"the lock file {self._path} cannot be written ({error})"
-            raise StoreError(f"store {self._name}: {why}; make it writable, or open it with read_only=True") from error
+            reason = f"the lock file {self._path} cannot be written ({error})"
+            raise StoreError(
+                f"store {self._name}: {reason}; make it writable, or open it with read_only=True"
+            ) from error
         if holder == self._ray:
             self._connection = connection
             return None
@@ -99,12 +101,12 @@ def running_owner(file: Path) -> RayId | None:
         return None
     connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=PATIENCE_S)
     try:
-        found = connection.execute("SELECT address, session FROM owner").fetchone()
+        row = connection.execute("SELECT address, session FROM owner").fetchone()
     except sqlite3.Error:  # it is being written, or is no lock of turnwise's
         return None
     finally:
         connection.close()
-    owner = RayId(*found) if found else None
+    owner = RayId(*row) if row else None
     return owner if owner and _is_reached(owner) else None
 
 

@@ -194,12 +194,12 @@ CHANGES: list[Callable[[Any], object]] = [
 @pytest.mark.parametrize(
     "payload",
     [
-        lambda given: ToolUse(call_id="1", name="look", input=given).input,
-        lambda given: Unknown(stored_kind="new", payload=given).payload,
-        lambda given: Citations(items=(given,)).items[0],
-        lambda given: decode(encode(ToolUse(call_id="1", name="look", input=given))).input,  # type: ignore[union-attr]
-        lambda given: decode(encode(Unknown(stored_kind="new", payload=given))).payload,  # type: ignore[union-attr]
-        lambda given: decode(encode(Citations(items=(given,)))).items[0],  # type: ignore[union-attr]
+        lambda json_object: ToolUse(call_id="1", name="look", input=json_object).input,
+        lambda json_object: Unknown(stored_kind="new", payload=json_object).payload,
+        lambda json_object: Citations(items=(json_object,)).items[0],
+        lambda json_object: decode(encode(ToolUse(call_id="1", name="look", input=json_object))).input,  # type: ignore[union-attr]
+        lambda json_object: decode(encode(Unknown(stored_kind="new", payload=json_object))).payload,  # type: ignore[union-attr]
+        lambda json_object: decode(encode(Citations(items=(json_object,)))).items[0],  # type: ignore[union-attr]
         freeze,
     ],
 )
@@ -207,11 +207,11 @@ def test_a_payload_is_deeply_immutable_and_a_copy_of_its_source(
     payload: Callable[[Any], Any], make: Callable[[Any], Any]
 ) -> None:
     """Case 12: as it is, copied, or pickled into another process."""
-    given: dict[str, Any] = {"list": [{"deep": [1, {"list": []}]}], "text": "a"}
+    source: dict[str, Any] = {"list": [{"deep": [1, {"list": []}]}], "text": "a"}
     expected = {"list": ({"deep": (1, {"list": ()})},), "text": "a"}
-    frozen = make(payload(given))
-    given["list"][0]["deep"].append(2)
-    given["text"] = "b"
+    frozen = make(payload(source))
+    source["list"][0]["deep"].append(2)
+    source["text"] = "b"
     assert frozen == expected
     for mapping in (frozen, frozen["list"][0], frozen["list"][0]["deep"][1]):
         for change in CHANGES:

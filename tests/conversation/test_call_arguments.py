@@ -32,10 +32,10 @@ FLAWED = [
 """Arguments that are no JSON object, and what the model is told of each."""
 
 
-@pytest.mark.parametrize(("text", "told"), FLAWED)
-def test_the_model_is_told_what_is_wrong_with_arguments_and_where(text: str, told: str) -> None:
+@pytest.mark.parametrize(("text", "flaw"), FLAWED)
+def test_the_model_is_told_what_is_wrong_with_arguments_and_where(text: str, flaw: str) -> None:
     use = read_call("c1", "delete", text)
-    assert use.flaw and told in use.flaw
+    assert use.flaw and flaw in use.flaw
     assert use.input == {"unparsed": text}
     assert (refused := refusal(use)) and refused.is_error and refused.call_id == "c1"
     assert use.flaw in refused.text and "'delete' was not called" in refused.text

@@ -82,8 +82,8 @@ def turn(*output: AnyBlock, prompt: str = EVIL) -> Turn:
 
 
 def run(**more: Any) -> RunRecord:
-    given: dict[str, Any] = {"run_id": EVIL, "session_id": EVIL, "turn_index": 0, "state": "failed", "first_seq": 1}
-    return RunRecord(**{**given, "created_at": 1.7e9, "why": EVIL, "labels": FrozenDict({EVIL: EVIL}), **more})
+    values: dict[str, Any] = {"run_id": EVIL, "session_id": EVIL, "turn_index": 0, "state": "failed", "first_seq": 1}
+    return RunRecord(**{**values, "created_at": 1.7e9, "why": EVIL, "labels": FrozenDict({EVIL: EVIL}), **more})
 
 
 SESSION = SessionRecord(session_id=EVIL, title=EVIL, user_id=EVIL, agent=EVIL, updated_at=1.7e9)

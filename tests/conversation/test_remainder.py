@@ -32,7 +32,7 @@ OTHER, SECOND = ToolUse(call_id="d", name="look"), ToolResult(call_id="d", text=
 
 
 @pytest.mark.parametrize(
-    ("blocks", "gone", "left"),
+    ("blocks", "removed", "expected"),
     [
         pytest.param([HI, HELLO, HI, HELLO], {1}, [0, 2, 3], id="an answer"),
         pytest.param([HI, HELLO, HI, HELLO], {2}, [0, 1, 3], id="a prompt between answers"),
@@ -53,9 +53,9 @@ OTHER, SECOND = ToolUse(call_id="d", name="look"), ToolResult(call_id="d", text=
     ],
 )
 def test_what_cannot_be_sent_without_what_is_gone_goes_too(
-    blocks: Sequence[Block], gone: set[int], left: list[int]
+    blocks: Sequence[Block], removed: set[int], expected: list[int]
 ) -> None:
-    assert remainder(blocks, gone) == left
+    assert remainder(blocks, removed) == expected
 
 
 def test_nothing_else_goes() -> None:
@@ -83,8 +83,8 @@ def test_whatever_is_gone_every_provider_takes_the_rest_also_with_thinking_on() 
     for _ in range(share(3000, 6)):
         blocks = _conversation(dice)
         while True:
-            left = remainder(blocks, set(dice.sample(range(len(blocks)), dice.randrange(len(blocks) + 1))))
-            blocks = [blocks[at] for at in left]
+            numbers = remainder(blocks, set(dice.sample(range(len(blocks)), dice.randrange(len(blocks) + 1))))
+            blocks = [blocks[number] for number in numbers]
             request = [*blocks, User(text="and now?")]
             try:
                 check_request(request)

@@ -38,7 +38,7 @@ SPANS = st.lists(
 
 
 def positions(spans: object) -> list[tuple[str, int]]:
-    return [(log, at) for log, start, stop in spans for at in range(start, stop)]  # type: ignore[attr-defined]
+    return [(log, position) for log, start, stop in spans for position in range(start, stop)]  # type: ignore[attr-defined]
 
 
 # Spans
@@ -63,11 +63,11 @@ def test_a_union_has_every_position_once_sorted_in_as_few_spans_as_can_be(a: Spa
 
 @given(SPANS, SPANS)
 def test_a_difference_has_the_positions_that_are_not_held(a: Spans, b: Spans) -> None:
-    left = subtract(a, b)
-    assert positions(left) == sorted(set(positions(a)) - set(positions(b)))
+    difference = subtract(a, b)
+    assert positions(difference) == sorted(set(positions(a)) - set(positions(b)))
     assert subtract(a, ()) == union(a)
     assert subtract(a, a) == ()
-    assert union(left) == left
+    assert union(difference) == difference
 
 
 @given(SPANS, st.integers(-1, 40))
@@ -81,7 +81,7 @@ def test_cut_spans_are_whole_when_they_are_joined_again(spans: Spans, count: int
 @given(SPANS, SPANS, st.integers(0, 40))
 def test_spans_begin_with_only_their_first_positions(a: Spans, b: Spans, count: int) -> None:
     first, rest = cut(a, count)
-    single = [Span(log, at, at + 1) for log, at in positions(first)]
+    single = [Span(log, position, position + 1) for log, position in positions(first)]
     assert begins_with(a, single) and begins_with(single, first) and begins_with([*single, *rest], first)
     assert begins_with(single, a) == (not rest)
     assert begins_with(a, b) == (positions(a)[: len(positions(b))] == positions(b))
@@ -91,28 +91,26 @@ def test_spans_begin_with_only_their_first_positions(a: Spans, b: Spans, count: 
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 12), st.integers(0, 5))), SPANS)
-def test_a_cache_holds_what_was_added_and_knows_what_is_missing(
-    adds: list[tuple[str, int, int]], wanted: Spans
-) -> None:
+def test_a_cache_holds_what_was_added_and_knows_what_is_missing(adds: list[tuple[str, int, int]], spans: Spans) -> None:
     cache = BlockCache()
     held: dict[tuple[str, int], Block] = {}
     for number, (log, start, count) in enumerate(adds):
-        blocks: list[Block] = [User(text=f"{log} {number} {at}") for at in range(start, start + count)]
+        blocks: list[Block] = [User(text=f"{log} {number} {position}") for position in range(start, start + count)]
         cache.add(log, start, blocks if number % 2 else [encode(block) for block in blocks])
-        held |= {(log, start + at): block for at, block in enumerate(blocks)}
+        held |= {(log, start + index): block for index, block in enumerate(blocks)}
     assert positions(cache.held) == sorted(held)
-    missing = cache.missing(wanted)
-    assert positions(missing) == sorted(set(positions(wanted)) - set(held))
+    missing = cache.missing(spans)
+    assert positions(missing) == sorted(set(positions(spans)) - set(held))
     if missing:
-        first = next(f"block {log}:{at}" for log, at in positions(wanted) if (log, at) not in held)
+        first = next(f"block {log}:{position}" for log, position in positions(spans) if (log, position) not in held)
         for read in (cache.read, cache.read_encoded):
             with pytest.raises(CorruptRecordError, match=f"^corrupt record {first} in the store: missing"):
-                read(wanted)
+                read(spans)
     else:
-        expected = [held[position] for position in positions(wanted)]
-        assert cache.read_encoded(wanted) == [encode(block) for block in expected]
-        assert list(cache.read(wanted)) == expected
-        assert cache.read_encoded(wanted) == [encode(block) for block in expected]
+        expected = [held[position] for position in positions(spans)]
+        assert cache.read_encoded(spans) == [encode(block) for block in expected]
+        assert list(cache.read(spans)) == expected
+        assert cache.read_encoded(spans) == [encode(block) for block in expected]
 
 
 def test_an_encoded_block_is_decoded_once_and_a_broken_one_is_named() -> None:
@@ -120,9 +118,9 @@ def test_an_encoded_block_is_decoded_once_and_a_broken_one_is_named() -> None:
     cache.add_spans([Span("a", 4, 5), Span("b", 0, 2)], [encode(User(text="hi")), "{", '{"kind":"user"}'])
     assert cache.held == (Span("a", 4, 5), Span("b", 0, 2))
     assert cache.read([Span("a", 4, 5)])[0] is cache.read([Span("a", 4, 5)])[0]
-    for at in (0, 1):
-        with pytest.raises(CorruptRecordError, match=f"^corrupt record block b:{at} in the store: "):
-            cache.read([Span("a", 4, 5), Span("b", at, at + 1)])
+    for position in (0, 1):
+        with pytest.raises(CorruptRecordError, match=f"^corrupt record block b:{position} in the store: "):
+            cache.read([Span("a", 4, 5), Span("b", position, position + 1)])
 
 
 # Turns

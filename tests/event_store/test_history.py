@@ -112,11 +112,13 @@ async def test_a_history_and_a_store_share_a_database(url: str, history_first: b
 
 async def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
     histories, store = [SQLHistory(url) for _ in range(6)], SQLStore(url)
-    appends = (history.append(SessionKey(f"s{at}"), events_of(f"s{at}", 3)) for at, history in enumerate(histories))
+    appends = (
+        history.append(SessionKey(f"s{index}"), events_of(f"s{index}", 3)) for index, history in enumerate(histories)
+    )
     await asyncio.gather(store.create(SessionRecord(session_id="s")), *appends)
-    for at, history in enumerate(histories):
-        assert await histories[0].events(SessionKey(f"s{at}")) == events_of(f"s{at}", 3)
-        await history.append(SessionKey(f"s{at}"), [])
+    for index, history in enumerate(histories):
+        assert await histories[0].events(SessionKey(f"s{index}")) == events_of(f"s{index}", 3)
+        await history.append(SessionKey(f"s{index}"), [])
     await asyncio.gather(store.close(), *(history.close() for history in histories))
 
 
@@ -206,20 +208,20 @@ def some_events(session_id: str, count: int) -> list[Event]:
         (ToolEnded, {**call, "seconds": 0.2, "span": (3, 4)}),
         (RunCompleted, {"stop_reason": "stop", "usage": spent, "span": (4, 5)}),
     ]
-    found: list[Event] = []
+    events: list[Event] = []
     for number in range(count):
         cls, values = kinds[number % len(kinds)]
         run = number // len(kinds)
         about: dict[str, Any] = {"session_id": session_id, "turn_index": run, "run_id": f"{run:024}"}
-        found.append(cls(seq=number + 1, at=1763700000.123 + number, **about, **values))
-    return found
+        events.append(cls(seq=number + 1, at=1763700000.123 + number, **about, **values))
+    return events
 
 
 async def measure(count: int = 50_000, limit: int = 1000, rounds: int = 5) -> None:
     """Print the best rates of some rounds in which `count` events are read in pages."""
     name = "s" * 24
-    given = some_events(name, count)
-    pages = [given[first : first + limit] for first in range(0, count, limit)]
+    events = some_events(name, count)
+    pages = [events[first : first + limit] for first in range(0, count, limit)]
     with tempfile.TemporaryDirectory() as folder:
         store, history = SQLStore(f"sqlite:///{folder}/store.db"), SQLHistory(f"sqlite:///{folder}/history.db")
         await store.create(SessionRecord(session_id=name))
@@ -232,8 +234,8 @@ async def measure(count: int = 50_000, limit: int = 1000, rounds: int = 5) -> No
             best = 0.0
             for _ in range(rounds):
                 start, after = perf_counter(), 0
-                while found := await source.events(SessionKey(name), after=after, limit=limit):
-                    after = found[-1].seq
+                while events_of_page := await source.events(SessionKey(name), after=after, limit=limit):
+                    after = events_of_page[-1].seq
                 best = max(best, count / (perf_counter() - start))
             print(f"{type(source).__name__:12} {best:10,.0f} events/s read in pages of {limit}")
         await asyncio.gather(store.close(), history.close())

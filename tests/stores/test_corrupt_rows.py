@@ -40,8 +40,8 @@ IDS = {"session_id", "user_id"}
 def check_quiet(error: BaseException | None, log: str = "") -> None:
     """Check that nothing that an error shows, or its causes, or a log, has what is stored."""
     while error is not None:
-        told = [str(error), repr(error), repr(error.args), repr(vars(error)), *traceback.format_exception(error)]
-        assert not [text for text in told if SECRET in text.replace(f'SECRET = "{SECRET}"', "")], told
+        texts = [str(error), repr(error), repr(error.args), repr(vars(error)), *traceback.format_exception(error)]
+        assert not [text for text in texts if SECRET in text.replace(f'SECRET = "{SECRET}"', "")], texts
         error = error.__cause__
     assert SECRET not in log
 
@@ -179,12 +179,12 @@ async def test_a_damaged_row_in_postgresql_is_named_but_not_quoted_and_blocks_no
 def test_a_damaged_record_in_redis_is_named_but_not_quoted_and_blocks_nothing_else(
     redis_url: str, redis_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def damage(client: Any, number: int, other: str) -> bool:
+    def damage(client: Any, number: int, other_log: str) -> bool:
         """Damage the value of this number that has the secret and is not of the other log; return if there is one."""
         for key in sorted(client.scan_iter("*")):
             if client.type(key) == b"hash":
                 for field, value in sorted(client.hgetall(key).items()):
-                    if SECRET.encode() in value and b"of t" not in value + field and other.encode() not in key:
+                    if SECRET.encode() in value and b"of t" not in value + field and other_log.encode() not in key:
                         if not number:
                             client.hset(key, field, b"\xff" + value[1:])
                             return True
@@ -285,8 +285,8 @@ def test_a_user_with_damaged_sessions_is_listed_and_forgotten(
         chat.run(SECRET).wait(60)
     make_manager(placement=placement).open("another's", user_id="bob").run("hello").wait(60)
     with sqlite3.connect(tmp_path / "chats.db") as connection:
-        found = connection.execute("SELECT session_id, key FROM turnwise_sessions")
-        keys = dict(found)
+        rows = connection.execute("SELECT session_id, key FROM turnwise_sessions")
+        keys = dict(rows)
         for name, table, column in (
             ("its record", "turnwise_sessions", "metadata"),
             ("its turns", "turnwise_turns", "input"),

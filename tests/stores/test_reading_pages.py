@@ -26,13 +26,13 @@ def test_others_have_the_event_loop_between_two_pages() -> None:
     async def read(after: int) -> list[int]:
         return [after + 1] if after < 3 else []
 
-    async def others() -> None:
+    async def other_work() -> None:
         while len(steps) < 5:
             steps.append("other")
             await asyncio.sleep(0)
 
     async def main() -> None:
-        task = asyncio.create_task(others())
+        task = asyncio.create_task(other_work())
         async for (number,) in pages(read, 0, lambda number: number):
             steps.append(number)
         await task

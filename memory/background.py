@@ -95,16 +95,16 @@ async def ended(task: asyncio.Task[Any], activity: str) -> None:
         raise
 
 
-def log_failure(activity: str, error: BaseException, then: str = "") -> None:
+def log_failure(activity: str, error: BaseException, consequence: str = "") -> None:
     """Log an error: a turnwise error by its message, which names ids and remedy; any other with its traceback.
 
     Args:
-        then: text appended to the log line that says what happens next.
+        consequence: text appended to the log line that says what happens next.
     """
     if isinstance(error, TurnwiseError):
-        _log.warning("%s failed%s: %s", activity, then, error)
+        _log.warning("%s failed%s: %s", activity, consequence, error)
     else:
-        _log.error("%s failed%s: %s", activity, then, type(error).__name__, exc_info=error)
+        _log.error("%s failed%s: %s", activity, consequence, type(error).__name__, exc_info=error)
 
 
 async def retry(

@@ -64,5 +64,5 @@ class KeepLast:
 
 
 def _messages(blocks: Iterable[AnyBlock]) -> int:
-    sent = (block for block in blocks if not isinstance(block, System | Summary | CacheCheckpoint))
-    return sum(1 for _ in groupby(sent, key=lambda block: block.role))
+    sent_blocks = (block for block in blocks if not isinstance(block, System | Summary | CacheCheckpoint))
+    return sum(1 for _ in groupby(sent_blocks, key=lambda block: block.role))

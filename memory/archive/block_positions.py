@@ -49,9 +49,9 @@ class Places:
         Raises:
             CorruptRecordError: the span has blocks that the session does not use.
         """
-        for held, start in zip(self.order, self._starts, strict=True):
-            if held.log == span.log and held.start <= span.start and span.stop <= held.stop:
-                return Span(LOG, start + span.start - held.start, start + span.stop - held.start)
+        for archived, start in zip(self.order, self._starts, strict=True):
+            if archived.log == span.log and archived.start <= span.start and span.stop <= archived.stop:
+                return Span(LOG, start + span.start - archived.start, start + span.stop - archived.start)
         raise CorruptRecordError(f"block {span.log}:{span.start}", "neither the session's log nor its turns have it")
 
     def turn(self, turn: TurnRecord) -> TurnRecord:

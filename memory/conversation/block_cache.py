@@ -85,9 +85,9 @@ class BlockCache:
         """
         blocks: list[AnyBlock] = []
         for log, start, stop in spans:
-            held = self._logs.get(log, {})
+            log_blocks = self._logs.get(log, {})
             for position in range(start, stop):
-                block = held.get(position)
+                block = log_blocks.get(position)
                 blocks.append(block if isinstance(block, Block) else self._decoded(log, position))
         return tuple(blocks)
 
@@ -95,10 +95,10 @@ class BlockCache:
         """Return the estimated memory of the blocks of `spans` that are held, in bytes. O(these blocks)."""
         logs = ((self._logs.get(span.log, {}), span) for span in spans)
         sizes = (
-            BLOCK_BYTES + weight(held[position])
-            for held, span in logs
+            BLOCK_BYTES + weight(log_blocks[position])
+            for log_blocks, span in logs
             for position in range(span.start, span.stop)
-            if position in held
+            if position in log_blocks
         )
         return sum(sizes)
 

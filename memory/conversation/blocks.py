@@ -348,8 +348,8 @@ _JSON_FIELDS: dict[str, str | None] = {**dict.fromkeys(KINDS), "tool_use": "inpu
 def is_too_deep(block: Block) -> bool:
     """Return whether the block's JSON is nested deeper than `MAX_DEPTH`. JSON parsers accept about 200 levels."""
     field = _JSON_FIELDS.get(block.kind, "payload")
-    held = field and getattr(block, field, None)
-    return bool(held) and is_deeper(held, MAX_DEPTH)
+    value = field and getattr(block, field, None)
+    return bool(value) and is_deeper(value, MAX_DEPTH)
 
 
 def encode(block: Block) -> str:

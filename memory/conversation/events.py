@@ -592,7 +592,7 @@ RUN_IDS = ("run_id", "successor", "joined")
 _BLOCKS = ("blocks", "input_blocks")
 """The fields that have blocks."""
 
-_OUTSIDE = {"kind", *_BLOCKS, "session_id", "user_id", "seq", "at", "turn_index", "run_id", "key"}
+_STORED_ELSEWHERE = {"kind", *_BLOCKS, "session_id", "user_id", "seq", "at", "turn_index", "run_id", "key"}
 """The fields of an event that are not in its JSON body: they have columns, or are stored elsewhere."""
 
 
@@ -604,9 +604,9 @@ def encode_body(event: Event, *, blocks: bool = False) -> tuple[str, str]:
     """
     if isinstance(event, UnknownEvent):
         return event.stored_kind, pydantic_core.to_json(event.payload).decode()
-    body = event.model_dump_json(exclude=_OUTSIDE, exclude_defaults=True)
-    held = [(name, vars(event).get(name)) for name in _BLOCKS if blocks]
-    texts = [f'"{name}":[{",".join(map(encode, values))}]' for name, values in held if values]
+    body = event.model_dump_json(exclude=_STORED_ELSEWHERE, exclude_defaults=True)
+    block_fields = [(name, vars(event).get(name)) for name in _BLOCKS if blocks]
+    texts = [f'"{name}":[{",".join(map(encode, values))}]' for name, values in block_fields if values]
     if not texts:
         return event.kind, body
     return event.kind, f"{{{','.join([*([body[1:-1]] if body != '{}' else []), *texts])}}}"
@@ -614,8 +614,9 @@ def encode_body(event: Event, *, blocks: bool = False) -> tuple[str, str]:
 
 def without_blocks(event: Event) -> AnyEvent:
     """Return the event without its blocks, as session stores keep it."""
-    held = {name: () for name in _BLOCKS if vars(event).get(name)}  # `getattr` is slow where there is no such field
-    return cast(AnyEvent, lean(event.model_copy(update=held)) if held else event)
+    # `getattr` is slow where there is no such field
+    no_blocks = {name: () for name in _BLOCKS if vars(event).get(name)}
+    return cast(AnyEvent, lean(event.model_copy(update=no_blocks)) if no_blocks else event)
 
 
 def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, ToolResult, Unknown
 
 
-def goes_on(blocks: Sequence[AnyBlock], had: int) -> bool:
-    """Return whether what follows the first `had` blocks is turns of their own: it does not begin with an answer."""
-    rest = (block for block in blocks[had:] if not isinstance(block, CacheCheckpoint | Unknown))
+def goes_on(blocks: Sequence[AnyBlock], count: int) -> bool:
+    """Return whether what follows the first `count` blocks is turns of their own: it does not begin with an answer."""
+    rest = (block for block in blocks[count:] if not isinstance(block, CacheCheckpoint | Unknown))
     following = next(rest, None)
     return following is None or not (following.role == "assistant" or isinstance(following, ToolResult))
 

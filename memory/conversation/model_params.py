@@ -47,10 +47,10 @@ def _tool_choice(value: Any) -> Any:
     if isinstance(value, str) and value in ("auto", "none", "required"):
         return value
     if isinstance(value, dict) and value.get("type") == "function":
-        named = value.get("function", {key: field for key, field in value.items() if key != "type"})
+        function = value.get("function", {key: field for key, field in value.items() if key != "type"})
         is_alone = "function" not in value or len(value) == 2  # noqa: PLR2004 - the type and the function
-        if is_alone and isinstance(named, dict) and named.keys() == {"name"} and _is_name(named["name"]):
-            return {"type": "function", "function": named}
+        if is_alone and isinstance(function, dict) and function.keys() == {"name"} and _is_name(function["name"]):
+            return {"type": "function", "function": function}
     raise ValueError('must be "auto", "none", "required", or {"type": "function", "function": {"name": ...}}')
 
 
@@ -137,14 +137,14 @@ PARAMS: tuple[str, ...] = tuple(ModelParams.__annotations__)
 """The names of all parameters."""
 
 
-def _taken(names: Any) -> tuple[str, ...]:
+def _setting_names(names: Any) -> tuple[str, ...]:
     allowed = ("model", *PARAMS)
     if isinstance(names, str) or not set(names) <= set(allowed):
         raise ValueError(f"must be names among {', '.join(allowed)}")
     return tuple(names)
 
 
-SettingsTaken = Annotated[Collection[str], PlainValidator(_taken)]
+SettingsTaken = Annotated[Collection[str], PlainValidator(_setting_names)]
 """The settings of runs that an engine applies: `model` and names of `ModelParams`."""
 
 _ELSEWHERE = {

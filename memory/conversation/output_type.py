@@ -85,10 +85,10 @@ class OutputType:
         from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
 
         try:
-            wrong = list(_validator(self.schema).iter_errors(answer))
+            flaws = list(_validator(self.schema).iter_errors(answer))
         except RecursionError:
             return "the answer is nested too deeply"
-        return _lines((error.absolute_path, error.message) for error in (best_match([flaw]) for flaw in wrong)) or None
+        return _lines((error.absolute_path, error.message) for error in (best_match([flaw]) for flaw in flaws)) or None
 
 
 def read_answer(model: Any, text: str) -> Any:
@@ -143,7 +143,7 @@ def as_said(blocks: Iterable[Block]) -> list[Block]:
 
 
 def _lines(errors: Iterable[tuple[Iterable[object], str]]) -> str:
-    lines = [f"{'.'.join(map(str, where)) or 'the object'}: {message}"[:_MOST_CHARS] for where, message in errors]
+    lines = [f"{'.'.join(map(str, path)) or 'the object'}: {message}"[:_MOST_CHARS] for path, message in errors]
     more = [f"and {len(lines) - _MOST_ERRORS} more"] if len(lines) > _MOST_ERRORS else []
     return "\n".join([*lines[:_MOST_ERRORS], *more])
 

@@ -153,9 +153,9 @@ async def check_one_of_two_conflicting_appends_at_once_is_refused(history: Histo
         first, second = [_event(1, "k"), _event(2)], [_event(2, at=1.25), _event(3)]
         appends = [history.append(SessionKey("s"), first), other.append(SessionKey("s"), second)]
         outcomes = await asyncio.gather(*appends, return_exceptions=True)
-        lost = [isinstance(outcome, HistoryConflictError) for outcome in outcomes]
-        equal(sorted(map(repr, lost)), ["False", "True"], f"who was refused of {outcomes!r}")
-        equal(await _all(history), second if lost[0] else first, f"the events of round {round_number}")
+        refused = [isinstance(outcome, HistoryConflictError) for outcome in outcomes]
+        equal(sorted(map(repr, refused)), ["False", "True"], f"who was refused of {outcomes!r}")
+        equal(await _all(history), second if refused[0] else first, f"the events of round {round_number}")
         await history.delete(SessionKey("s"))
 
 
@@ -220,9 +220,9 @@ async def check_sessions_do_not_share_events(history: HistoryStore) -> None:
     while remaining:
         await history.delete(SessionKey(remaining.pop(0)))
         equal([name for name in IDS if await _all(history, name)], remaining, "the sessions that are left")
-    again = [_event(1, "k", session_id=IDS[0], at=9.0)]
-    await history.append(SessionKey(IDS[0]), again)
-    equal(await _all(history, IDS[0]), again, "the events after the deletion")
+    later_events = [_event(1, "k", session_id=IDS[0], at=9.0)]
+    await history.append(SessionKey(IDS[0]), later_events)
+    equal(await _all(history, IDS[0]), later_events, "the events after the deletion")
 
 
 @_law

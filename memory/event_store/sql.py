@@ -108,15 +108,15 @@ class SQLHistory(SecureDeleteDatabase):
         return int(await self._read(lambda connection: connection.execute(statement).scalar_one() or 0))
 
     async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
-        whole = sa.delete(history).where(*_of(key))
-        statement = whole if turns_up_to is None else whole.where(history.c.turn_index <= turns_up_to)
+        all_events = sa.delete(history).where(*_of(key))
+        statement = all_events if turns_up_to is None else all_events.where(history.c.turn_index <= turns_up_to)
         rows = [_row(event) for event in instead]
 
         def delete(connection: sa.Connection) -> None:
             connection.execute(statement)
             for first in range(0, len(rows), _CHECKED):
                 replaced = [row["seq"] for row in rows[first : first + _CHECKED]]
-                connection.execute(whole.where(history.c.seq.in_(replaced)))
+                connection.execute(all_events.where(history.c.seq.in_(replaced)))
             if rows:
                 self._insert(connection, rows)
 

@@ -125,12 +125,14 @@ def _reason_of(error: Exception) -> str:
 
 def _with_one_system(blocks: list[AnyBlock], places: list[int]) -> Given:
     """Return the conversation with one system prompt, at its beginning: a session sends only the last one it has."""
-    where = [index for index, block in enumerate(blocks) if isinstance(block, System)]
-    if where in ([], [0]):
+    system_indexes = [index for index, block in enumerate(blocks) if isinstance(block, System)]
+    if system_indexes in ([], [0]):
         return Given(blocks, places)
-    whole = System(text="\n\n".join(block.text for block in blocks if isinstance(block, System)))
+    system = System(text="\n\n".join(block.text for block in blocks if isinstance(block, System)))
     rest = [index for index, block in enumerate(blocks) if not isinstance(block, System)]
-    return Given([whole, *(blocks[index] for index in rest)], [places[where[0]], *(places[index] for index in rest)])
+    return Given(
+        [system, *(blocks[index] for index in rest)], [places[system_indexes[0]], *(places[index] for index in rest)]
+    )
 
 
 def _read(messages: Sequence[Any], format: str) -> Iterator[list[AnyBlock]]:
@@ -167,8 +169,8 @@ def _check(conversation: Given) -> None:
         if any(_RULES.sends(block) for block in conversation.blocks):
             check(grouped, _RULES)
     except InvalidRequestError as error:
-        wrong = grouped[error.index].blocks[error.block]
-        position = next(index for index, block in enumerate(conversation.blocks) if block is wrong)
+        wrong_block = grouped[error.index].blocks[error.block]
+        position = next(index for index, block in enumerate(conversation.blocks) if block is wrong_block)
         raise conversation.refused(
             position, f"{error.why}: {_REMEDIES.get(error.kind, 'change the message, or leave it out')}"
         ) from error

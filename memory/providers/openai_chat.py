@@ -169,7 +169,7 @@ def _assistant_message(blocks: Sequence[Block], profile: Profile, *, has_thought
     thoughts = [block for block in blocks if isinstance(block, Thinking)]
     for name in ATTACHED:
         unpacked = [unpack_attached(thought.signature, profile.name, name) for thought in thoughts]
-        if attached := [part for some in unpacked for part in some or ()]:
+        if attached := [part for parts in unpacked for part in parts or ()]:
             message[name] = attached
     if calls := [_call(block, profile) for block in blocks if isinstance(block, ToolUse)]:
         message["tool_calls"] = calls

@@ -45,7 +45,7 @@ class GroupCommit(Generic[Work]):
         self._carry_out = carry_out
         self._lock = Lock()
         self._waiting: deque[_Waiting[Work]] = deque()
-        self._coming = 0
+        self._scheduled = 0
         """Jobs that were submitted to the pool and have not taken their group yet."""
 
     async def do(self, work: Work, key: Hashable) -> Outcome:
@@ -67,13 +67,13 @@ class GroupCommit(Generic[Work]):
 
     def _call_threads(self) -> None:
         """Submit as many jobs as the waiting work needs. The caller holds the lock."""
-        while self._coming * MAX_GROUP < len(self._waiting):
+        while self._scheduled * MAX_GROUP < len(self._waiting):
             self._threads.submit(self._do_group)
-            self._coming += 1
+            self._scheduled += 1
 
     def _do_group(self) -> None:
         with self._lock:
-            self._coming -= 1
+            self._scheduled -= 1
         is_alone = True
         while is_alone:
             with self._lock:

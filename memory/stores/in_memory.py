@@ -272,13 +272,15 @@ class InMemoryStore:
 
     def _refuse_duplicates(self, row: _Row, commit: Commit) -> None:
         new, keys = commit.new_run, [event.key for event in commit.events if event.key is not None]
-        taken = [key for key in keys if key in row.keys or keys.count(key) > 1]
+        duplicates = [key for key in keys if key in row.keys or keys.count(key) > 1]
         if new and new.idempotency_key is not None:
-            taken += [new.idempotency_key for run in row.runs.values() if run.idempotency_key == new.idempotency_key]
+            duplicates += [
+                new.idempotency_key for run in row.runs.values() if run.idempotency_key == new.idempotency_key
+            ]
         if new and new.run_id in self._owners:
-            taken.append(new.run_id)
-        if taken:
-            raise DuplicateKeyError(row.session.session_id, taken[0])
+            duplicates.append(new.run_id)
+        if duplicates:
+            raise DuplicateKeyError(row.session.session_id, duplicates[0])
 
     def _matching(self, user_id: str | None, agent: str | None, status: str | None = None) -> list[_Row]:
         self._check_open()

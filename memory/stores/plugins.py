@@ -27,9 +27,10 @@ def open_registered(url: str) -> SessionStore:
         StoreURLError: two packages have the scheme, or the store cannot be imported, raises, or is not a SessionStore.
         TurnwiseError: raised by the package itself.
     """
-    named = entry_points(group=GROUP, name=url.partition("://")[0])
-    entries = list({entry.value: entry for entry in named}.values())  # a package that is installed twice counts once
-    owner = " and ".join(map(_named, entries))
+    registered = entry_points(group=GROUP, name=url.partition("://")[0])
+    # A package that is installed twice counts once.
+    entries = list({entry.value: entry for entry in registered}.values())
+    owner = " and ".join(map(_description, entries))
     if len(entries) != 1:
         raise StoreURLError(
             redact(url), f"one installed package must have its scheme, and it belongs to {owner or 'none'}"
@@ -56,6 +57,6 @@ def open_registered(url: str) -> SessionStore:
 _VERBS = [name for name, value in vars(SessionStore).items() if callable(value) and not name.startswith("_")]
 
 
-def _named(entry: EntryPoint) -> str:
+def _description(entry: EntryPoint) -> str:
     of = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed package"
     return f"the store {entry.value!r} of the distribution {of}"

@@ -86,15 +86,15 @@ async def read_turns(read: Callable[..., Awaitable[Sequence[Turn]]], start: int,
     Args:
         read: returns a page of turns; takes `after` and `limit`.
     """
-    return await _between(read, start, stop, INDEX)
+    return await _in_range(read, start, stop, INDEX)
 
 
 async def read_runs(read: Callable[..., Awaitable[Sequence[RunRecord]]], start: int, stop: int) -> list[RunRecord]:
     """Return all runs with a turn index from `start` and below `stop`; see `read_turns`."""
-    return await _between(read, start, stop, TURN_INDEX)
+    return await _in_range(read, start, stop, TURN_INDEX)
 
 
-async def _between(
+async def _in_range(
     read: Callable[..., Awaitable[Sequence[Item]]], start: int, stop: int, number_of: Callable[[Item], int]
 ) -> list[Item]:
     items: list[Item] = []

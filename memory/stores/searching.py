@@ -95,9 +95,9 @@ async def find_sessions(
 async def _cursor_after(store: SessionStore, index: int, page: Page[SessionRecord], **query: Any) -> str | None:
     """Return the cursor of what follows item `index` of a page: only the store knows cursors, so it is asked again."""
     for limit in range(index + 1, index + 2 + len(page.unreadable)):
-        again = await store.query(limit=limit, **query)
-        if len(again) > index:
-            return again.cursor
+        shorter_page = await store.query(limit=limit, **query)
+        if len(shorter_page) > index:
+            return shorter_page.cursor
     return page.cursor  # sessions were deleted meanwhile
 
 

@@ -91,16 +91,16 @@ def why_refused(error: ValidationError) -> str:
 
 _PLAIN = (str, int, float, bool, type(None), list, tuple, set, dict)
 
-_making = Lock()
+_checks_lock = Lock()
 
 
 def _checks(cls: Any) -> tuple[tuple[str, bool, TypeAdapter[Any]], ...]:
-    with _making:  # pydantic resolves names in a stack that the threads of a first call would share
-        return _made_checks(cls)
+    with _checks_lock:  # pydantic resolves names in a stack that the threads of a first call would share
+        return _new_checks(cls)
 
 
 @functools.cache
-def _made_checks(cls: Any) -> tuple[tuple[str, bool, TypeAdapter[Any]], ...]:
+def _new_checks(cls: Any) -> tuple[tuple[str, bool, TypeAdapter[Any]], ...]:
     hints = get_type_hints(cls, include_extras=True)
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
     checked = [(field.name, field.repr, hints[field.name]) for field in fields(cls) if field.init]

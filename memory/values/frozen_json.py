@@ -91,31 +91,31 @@ def plain_json(field: str, json_value: object, max_bytes: int) -> Any:
             if MIN_INTEGER <= value <= MAX_INTEGER:
                 return int.__int__(value)
             raise InvalidInputError(
-                _named(place), shown(value), "must be an integer of 64 bits; pass a larger one as text"
+                _name_of(place), shown(value), "must be an integer of 64 bits; pass a larger one as text"
             )
         if isinstance(value, float):
             if math.isfinite(value):
                 return float.__float__(value)
-            raise InvalidInputError(_named(place), shown(value), "must be a finite number")
+            raise InvalidInputError(_name_of(place), shown(value), "must be a finite number")
         if depth > MAX_DEPTH:
             raise InvalidInputError(field, shown(json_value), f"must be nested at most {MAX_DEPTH} levels deep")
         if isinstance(value, _MAPPINGS):
             return {text(key, (place,)): copy(item, (place, key), depth + 1) for key, item in value.items()}
         if isinstance(value, _SEQUENCES) and not isinstance(value, bytes | bytearray | memoryview):
             return [copy(item, (place, index), depth + 1) for index, item in enumerate(value)]
-        raise InvalidInputError(_named(place), shown(value), f"{type(value).__name__} is not a JSON value")
+        raise InvalidInputError(_name_of(place), shown(value), f"{type(value).__name__} is not a JSON value")
 
     def text(value: object, place: _Place) -> str:
         nonlocal left_bytes
         if not isinstance(value, str):
-            raise InvalidInputError(_named(place), shown(value), "must be text")
+            raise InvalidInputError(_name_of(place), shown(value), "must be text")
         left_bytes -= len(value)
         if left_bytes < 0:
             raise too_large()
         try:
             return plain_text(value)
         except ValueError as error:
-            raise InvalidInputError(_named(place), shown(value), str(error)) from None
+            raise InvalidInputError(_name_of(place), shown(value), str(error)) from None
 
     copied = copy(json_value, field, 1)
     if len(pydantic_core.to_json(copied)) > max_bytes:
@@ -128,24 +128,24 @@ _Place = Any
 of a key has the place of its mapping alone. A name is made of it for errors only, since that takes long."""
 
 
-def _named(place: _Place) -> str:
+def _name_of(place: _Place) -> str:
     if isinstance(place, str):
         return place
     if len(place) == 1:
-        return f"a key of {_named(place[0])}"
-    return f"{_named(place[0])}[{place[1] if isinstance(place[1], int) else shown(place[1])}]"
+        return f"a key of {_name_of(place[0])}"
+    return f"{_name_of(place[0])}[{place[1] if isinstance(place[1], int) else shown(place[1])}]"
 
 
 def is_deeper(value: object, levels: int) -> bool:
     """Return whether a frozen value is nested more than `levels` deep. An empty container does not count as a level."""
     layer: list[Any] = [value]
     for _ in range(levels + 1):
-        held = (
+        contents = (
             container.values() if isinstance(container, dict) else container
             for container in layer
             if isinstance(container, dict | tuple)
         )
-        layer = [inner for container in held for inner in container]
+        layer = [inner for container in contents for inner in container]
     return bool(layer)
 
 

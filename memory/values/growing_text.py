@@ -43,15 +43,15 @@ class GrowingText:
         self._pieces: list[str] = []
         self._characters = WholeCharacters()
         self._size = 0
-        self._put(whole(text))
+        self._append(whole(text))
 
     def add(self, piece: str) -> str:
         """Add a piece; return what of it, and of the half before it, is whole characters."""
-        return self._put(self._characters.add(piece))
+        return self._append(self._characters.add(piece))
 
     def end(self) -> str:
         """End the text; return the replacement of a half that was kept back, which is added, or an empty text."""
-        return self._put(self._characters.end())
+        return self._append(self._characters.end())
 
     def complete(self, text: str) -> str:
         """End the text, as a whole text says it; return what that has behind this one, which is added.
@@ -62,9 +62,9 @@ class GrowingText:
         if not text.startswith(str(self)):
             return self.end()
         self._characters = WholeCharacters()
-        return self._put(text[self._size :])
+        return self._append(text[self._size :])
 
-    def _put(self, text: str) -> str:
+    def _append(self, text: str) -> str:
         if text:
             self._pieces.append(text)
             self._size += len(text)

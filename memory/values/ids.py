@@ -92,13 +92,13 @@ def check_names(field: str, *names: str | None, quotes: bool = True) -> None:
     Raises:
         NameRefusedError: they have a null character or a lone surrogate, or take more than `MAX_INDEXED_BYTES`.
     """
-    if reason := _why_not_kept([name for name in names if name is not None]):
+    if reason := _reason_to_refuse([name for name in names if name is not None]):
         is_shown = quotes or str(MAX_INDEXED_BYTES) in reason
         value = shown(names[0] if len(names) == 1 else names) if is_shown else "..."
         raise NameRefusedError(field, value, reason)
 
 
-def _why_not_kept(names: list[str]) -> str | None:
+def _reason_to_refuse(names: list[str]) -> str | None:
     if not all(isinstance(name, str) for name in names):
         return "must be a string"
     text = "".join(names)

@@ -56,9 +56,9 @@ def count_values(values: Iterable[object], most: int) -> int:
         count += 1
         if isinstance(value, str):
             continue
-        held = vars(value) if isinstance(value, BaseModel) else value
-        if isinstance(held, Mapping | list | tuple):
-            if len(held) > most:
-                return count + len(held)
-            waiting += held.values() if isinstance(held, Mapping) else held
+        content = vars(value) if isinstance(value, BaseModel) else value
+        if isinstance(content, Mapping | list | tuple):
+            if len(content) > most:
+                return count + len(content)
+            waiting += content.values() if isinstance(content, Mapping) else content
     return count

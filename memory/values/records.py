@@ -83,16 +83,16 @@ def record_of(cls: type[Stored], values: Mapping[str, Any]) -> Stored:
 
 def adapter(cls: Any) -> TypeAdapter[Any]:
     """Return pydantic's reader and writer of a record's class, made at first use."""
-    return _ADAPTERS.get(cls) or _made_adapter(cls)
+    return _ADAPTERS.get(cls) or _new_adapter(cls)
 
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
-_making = Lock()
+_adapter_lock = Lock()
 
 
-def _made_adapter(cls: Any) -> TypeAdapter[Any]:
-    with _making:  # pydantic resolves names in a stack that the threads of a first call would share
+def _new_adapter(cls: Any) -> TypeAdapter[Any]:
+    with _adapter_lock:  # pydantic resolves names in a stack that the threads of a first call would share
         return _ADAPTERS.get(cls) or _ADAPTERS.setdefault(cls, TypeAdapter(cls))
 
 

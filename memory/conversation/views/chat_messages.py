@@ -58,11 +58,15 @@ def chat_messages_of(
     adapters store in them what nobody said. The others keep their numbers.
     """
     answered_at = turn.created_at if run is None else run.ended_at or run.started_at or run.created_at
-    where, removed = enumerate(places(join(turn.prompt, turn.output))), turn.removed_numbers
+    numbered_places, removed = enumerate(places(join(turn.prompt, turn.output))), turn.removed_numbers
     parts = [
         (
             time,
-            [(place, block) for block, (number, place) in zip(part, where, strict=False) if number not in removed],
+            [
+                (place, block)
+                for block, (number, place) in zip(part, numbered_places, strict=False)
+                if number not in removed
+            ],
         )
         for time, blocks in ((turn.created_at, prompt), (answered_at, output))
         for part in _parts(blocks)

@@ -11,7 +11,7 @@ from turnwise.memory.conversation.events import Event, ModelCallStarted, RunComp
 from turnwise.memory.conversation.output_type import object_text
 from turnwise.memory.values.growing_text import GrowingText
 
-_EACH, _PART = 4_096, 16
+_SHORT_CHARS, _GROWTH = 4_096, 16
 """An object is read after each piece of its text up to so many characters, then whenever the text has grown by this
 part of its length, so that reading a long one takes time in proportion to its length."""
 
@@ -48,7 +48,7 @@ class Partials:
         if not is_end and not (isinstance(event, TextDelta) and len(self._text) >= self._due):
             return False
         size = len(self._text)
-        self._due = size + (size // _PART if size >= _EACH else 0)
+        self._due = size + (size // _GROWTH if size >= _SHORT_CHARS else 0)
         return True
 
     def _read_object(self) -> dict[str, Any] | None:

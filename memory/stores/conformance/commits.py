@@ -103,12 +103,12 @@ async def check_an_activation_with_a_revision_takes_a_session_from_nobody(
         )
     equal(await store.get(SessionKey("s")), activated, "the session after refused activations")
     await refuses(SessionNotFoundError, store.activate(SessionKey("none"), revision=1), "an activation of no session")
-    both = await asyncio.gather(
+    outcomes = await asyncio.gather(
         *((store, other)[index % 2].activate(SessionKey("s"), revision=activated.revision) for index in range(10)),
         return_exceptions=True,
     )
-    owners = [outcome for outcome in both if not isinstance(outcome, BaseException)]
-    is_fenced = [isinstance(outcome, SessionFencedError) for outcome in both]
+    owners = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    is_fenced = [isinstance(outcome, SessionFencedError) for outcome in outcomes]
     equal((len(owners), sum(is_fenced)), (1, 9), "owners and refusals of ten activations at once")
     equal(await store.get(SessionKey("s")), owners[0].session, "the session of the one that was first")
 
@@ -155,9 +155,11 @@ async def check_a_stale_owner_is_refused(store: SessionStore, other: SessionStor
 async def check_a_commit_for_another_state_is_refused(store: SessionStore) -> None:
     """A commit for an earlier or a later state of the session writes nothing, as the store may have been restored."""
     owner = await eventful(store)
-    whole = of_everything(owner)
-    without_blocks = replace(whole, session=replace(whole.session, log_size=owner.session.log_size), blocks=())
-    for commit in (whole, without_blocks):
+    full_commit = of_everything(owner)
+    without_blocks = replace(
+        full_commit, session=replace(full_commit.session, log_size=owner.session.log_size), blocks=()
+    )
+    for commit in (full_commit, without_blocks):
         moved = {
             "a commit that is missing": replace(commit.session, revision=commit.session.revision + 1),
             "a commit that is one too many": replace(commit.session, revision=commit.session.revision - 1),
@@ -171,7 +173,7 @@ async def check_a_commit_for_another_state_is_refused(store: SessionStore) -> No
                     SessionFencedError, store.commit(SessionKey("s"), 1, replace(commit, session=session)), difference
                 )
     await refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
-    await store.commit(SessionKey("s"), 1, whole)
+    await store.commit(SessionKey("s"), 1, full_commit)
 
 
 @_law
@@ -272,19 +274,19 @@ async def check_a_key_is_stored_once(store: SessionStore) -> None:
 async def check_stored_blocks_and_events_are_not_overwritten(store: SessionStore) -> None:
     """A commit whose blocks or events have taken positions or numbers is refused. So is a repeated one."""
     owner = await eventful(store)
-    whole = of_everything(owner)
+    full_commit = of_everything(owner)
     late = replace(owner.session, log_size=1)
     for subject, commit in [
-        ("a block", replace(whole, session=replace(whole.session, log_size=3))),
-        ("an event", replace(whole, events=[an_event(3), an_event(4)])),
-        ("a forgotten event with a key", replace(whole, events=[an_event(1), an_event(4)])),
+        ("a block", replace(full_commit, session=replace(full_commit.session, log_size=3))),
+        ("an event", replace(full_commit, events=[an_event(3), an_event(4)])),
+        ("a forgotten event with a key", replace(full_commit, events=[an_event(1), an_event(4)])),
         ("the first block", Owner(store, late).prepare("x", turns=[a_turn(9)])),
     ]:
         async with unchanged(store, "s"):
             await refuses(StoreError, store.commit(SessionKey("s"), 1, commit), f"{subject} that is stored already")
-    await store.commit(SessionKey("s"), 1, whole)
+    await store.commit(SessionKey("s"), 1, full_commit)
     async with unchanged(store, "s"):
-        await refuses(StoreError, store.commit(SessionKey("s"), 1, whole), "the same commit again")
+        await refuses(StoreError, store.commit(SessionKey("s"), 1, full_commit), "the same commit again")
 
 
 @_law

@@ -50,11 +50,11 @@ class _Broken(Sequence[Any]):
 async def check_a_commit_that_fails_leaves_nothing_behind(store: SessionStore) -> None:
     """Whichever part of it cannot be read to its end. The owner goes on."""
     owner = await eventful(store)
-    whole = replace(of_everything(owner), cleared_blocks=[(0, "cleared")])
+    full_commit = replace(of_everything(owner), cleared_blocks=[(0, "cleared")])
     for part in ("blocks", "turns", "dropped_turns", "runs", "events", "cleared_blocks"):
         async with unchanged(store, "s"):
-            parts: dict[str, Any] = {part: _Broken(getattr(whole, part))}
-            broken = replace(whole, **parts)
+            parts: dict[str, Any] = {part: _Broken(getattr(full_commit, part))}
+            broken = replace(full_commit, **parts)
             await refuses(Exception, store.commit(SessionKey("s"), 1, broken), f"a commit with broken {part}")
     await owner.commit("c")
 

@@ -86,10 +86,10 @@ async def check_carried_and_summarised_blocks_of_a_fork_outlive_its_parent(store
     owner = await own(store)
     log = (await owner.commit(*"abcdefgh")).log
     first = a_turn(0, status="completed", input=(Span(log, 0, 1),), carried=(Span(log, 4, 5), Span(log, 2, 3)))
-    two = a_turn(0, status="completed", input=(Span(log, 0, 1),))
+    second = a_turn(0, status="completed", input=(Span(log, 0, 1),))
     await store.create(a_session("one"), first, (Span(log, 6, 7), Span(log, 4, 6)))
-    await store.create(a_session("two"), two, also=(Span(log, 5, 7), Span(log, 5, 6), Span(log, 2, 2)))
-    await store.create(a_session("three"), replace(two, carried=(Span(log, 2, 3),)))
+    await store.create(a_session("two"), second, also=(Span(log, 5, 7), Span(log, 5, 6), Span(log, 2, 2)))
+    await store.create(a_session("three"), replace(second, carried=(Span(log, 2, 3),)))
     await store.create(a_session("of nothing"), a_turn(0))
     await store.create(a_session("no fork"), also=(Span(log, 7, 9),))
     for session_id, carried in (("one", first.carried), ("two", ()), ("three", (Span(log, 2, 3),))):
@@ -113,11 +113,11 @@ async def check_a_fork_of_missing_blocks_is_refused(store: SessionStore) -> None
     for spans in ([Span(log, 1, 2)], [Span(log, 0, 1), Span(log, 0, 2)], [Span(log, 0, 1)] * 2 + [Span(log, 1, 2)]):
         await refuses(CorruptRecordError, _fork(store, "fork", *spans), f"a fork of {spans}")
         await refuses(SessionNotFoundError, store.get(SessionKey("fork")), "the fork")
-    good, missing = a_turn(0, input=(Span(log, 0, 1),)), (Span(log, 0, 2),)
+    valid, missing = a_turn(0, input=(Span(log, 0, 1),)), (Span(log, 0, 2),)
     for turn, also in (
-        (replace(good, carried=missing), ()),
-        (good, missing),
-        (replace(good, carried=good.input), missing),
+        (replace(valid, carried=missing), ()),
+        (valid, missing),
+        (replace(valid, carried=valid.input), missing),
     ):
         fork = store.create(a_session("fork"), turn, also)
         await refuses(CorruptRecordError, fork, f"a fork that carries {turn.carried} and names {also}")

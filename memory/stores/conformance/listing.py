@@ -222,9 +222,9 @@ async def check_a_broken_cursor_is_refused(store: SessionStore) -> None:
     """Whatever is wrong with it, the call raises InvalidInputError."""
     for name in "abc":
         await store.create(a_session(name))
-    good = (await store.query(limit=1)).cursor or ""
+    valid_cursor = (await store.query(limit=1)).cursor or ""
     broken = ["", "x", ":", "1.0:", ":1", "nan:1", "inf:1", "1.0:1.5", "1.0:" + "9" * 30, "\0", "'"]
-    for cursor in (*broken, good + "x", "x" + good):
+    for cursor in (*broken, valid_cursor + "x", "x" + valid_cursor):
         await refuses(InvalidInputError, store.query(cursor=cursor), f"cursor {cursor!r}")
         await refuses(InvalidInputError, store.unsettled(cursor=cursor), f"cursor {cursor!r} of unsettled ones")
         await refuses(InvalidInputError, store.expired(0.0, cursor=cursor), f"cursor {cursor!r} of expired ones")

@@ -218,16 +218,16 @@ async def check_events_are_forgotten(store: SessionStore) -> None:
         )
     for seq, key in ((1, "e1"), (5, "")):
         equal(await store.event_of_key(SessionKey("s"), key), events[seq], "a forgotten event by its key")
-    again = [an_event(2), an_event(3, "e3"), an_event(2**40)]
-    await owner.commit(forget_events=2**41, events=again)
+    new_events = [an_event(2), an_event(3, "e3"), an_event(2**40)]
+    await owner.commit(forget_events=2**41, events=new_events)
     equal(
         await store.events(SessionKey("s")),
-        [events[1], *again[:2], events[5], again[2]],
+        [events[1], *new_events[:2], events[5], new_events[2]],
         "the events of the commit that forgets",
     )
     async with unchanged(store, "s"):
-        taken = owner.prepare(forget_events=2**41, events=[an_event(7, "e1")])
-        await refuses(DuplicateKeyError, store.commit(SessionKey("s"), 1, taken), "the key of a forgotten event")
+        duplicate = owner.prepare(forget_events=2**41, events=[an_event(7, "e1")])
+        await refuses(DuplicateKeyError, store.commit(SessionKey("s"), 1, duplicate), "the key of a forgotten event")
     equal(await store.events(SessionKey("another")), events_of_another, "the other session's events")
 
 
@@ -257,8 +257,8 @@ async def check_blocks_are_cleared_unless_a_fork_uses_them(store: SessionStore) 
     turn = a_turn(0, prompt=(Span(span.log, 1, 2),), input=(Span(span.log, 2, 3),))
     await store.create(a_session("fork", parent="s#0"), turn)
     await owner.commit("e", cleared_blocks=[(position, f"cleared {position}") for position in range(4)])
-    whole = Span(span.log, 0, 5)
-    equal(await store.blocks([whole]), ["cleared 0", "b", "c", "cleared 3", "e"], "the log after it")
+    log_span = Span(span.log, 0, 5)
+    equal(await store.blocks([log_span]), ["cleared 0", "b", "c", "cleared 3", "e"], "the log after it")
     equal(await store.blocks([other_span]), ["A", "B"], "the other session's log")
     async with unchanged(store, "s"):
         stale = owner.prepare(cleared_blocks=[(4, "cleared 4")])

@@ -146,8 +146,8 @@ async def check_one_of_many_creates_a_session(store: SessionStore, other: Sessio
     creates = [(store, other)[index % 2].create(session) for index, session in enumerate(sessions)]
     outcomes = await asyncio.gather(*creates, return_exceptions=True)
     won = [session for session in outcomes if isinstance(session, SessionRecord)]
-    lost = [error for error in outcomes if isinstance(error, SessionExistsError)]
-    equal((len(won), len(lost)), (1, 9), f"winners and losers of {outcomes}")
+    errors = [error for error in outcomes if isinstance(error, SessionExistsError)]
+    equal((len(won), len(errors)), (1, 9), f"winners and losers of {outcomes}")
     equal([await store.get(SessionKey("s")), await other.get(SessionKey("s"))], won * 2, "the session")
 
 
@@ -171,9 +171,9 @@ async def check_commits_at_once_lose_nothing(store: SessionStore, other: Session
         blocks: list[object] = [f"{session_number}.{number}" for number in numbers]
         runs = [a_run(f"r{session_number}.{number}", number, session_id=f"s{session_number}") for number in numbers]
         events = [an_event(number + 1, f"e{number}", f"s{session_number}") for number in numbers]
-        whole = [owner.session, [*blocks, *["missing"] * 2], [a_turn(number) for number in numbers], runs, events]
+        expected = [owner.session, [*blocks, *["missing"] * 2], [a_turn(number) for number in numbers], runs, events]
         for reader in (store, other):
-            equal(await state_of(reader, f"s{session_number}"), whole, f"session s{session_number}")
+            equal(await state_of(reader, f"s{session_number}"), expected, f"session s{session_number}")
 
 
 @_law

@@ -167,12 +167,12 @@ class Unsealing:
             raise NotEncryptedError(place.record)
         name, _, body = sealed.removeprefix(PREFIX).partition(":")
         try:
-            user_id, whole = _text(_unbase64(name)), _unbase64(body)
+            user_id, sealed_text = _text(_unbase64(name)), _unbase64(body)
         except (binascii.Error, ValueError) as error:
             raise CorruptRecordError(place.record, "it was cut off, or changed after its encryption") from error
         if user_id not in self._user_keys:
             self._user_keys[user_id] = await self._keys.of(user_id)
-        return self._user_keys[user_id].open(place, whole)
+        return self._user_keys[user_id].open(place, sealed_text)
 
 
 def _derived(key: bytes, use: str) -> bytes:

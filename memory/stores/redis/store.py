@@ -104,7 +104,7 @@ class RedisStore(RedisDatabase):
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
         with self._translated():
             args = [
-                *(_name(session.key), record_text(session, _BORN), record_text(session, _CHANGES), session.epoch),
+                *(_name(session.key), record_text(session, _CREATION), record_text(session, _CHANGES), session.epoch),
                 *(session.status, session.revision, session.log_size),
                 *(" ".join(_places(session)), pack_usage(session.usage)),
                 *(finite(session.created_at, "created_at"), *_times(session)),
@@ -139,7 +139,7 @@ class RedisStore(RedisDatabase):
 
     async def state(self, key: SessionKey) -> Activation:
         shown, head, open_turns, open_runs, now = await self._do("state", [_name(key)], key, again=True)
-        number = _shown(shown[0])
+        number = _decoded(shown[0])
         turns = [self._turn(number, text) for text in (*head, *open_turns)]
         return Activation(
             session=self._session(shown),
@@ -191,12 +191,12 @@ class RedisStore(RedisDatabase):
         except SessionNotFoundError:
             raise RunNotFoundError(run_id, "the store") from None
         if name is None:
-            raise CorruptRecordError(self._key(_shown(number)), "the session of a run is missing")
-        return self._run_record(_shown(number), self._session_key(number, name), text)
+            raise CorruptRecordError(self._key(_decoded(number)), "the session of a run is missing")
+        return self._run_record(_decoded(number), self._session_key(number, name), text)
 
     async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:
         number, *texts = await self._of_key(key, _key("k", idempotency_key), ":runs")
-        return self._run_record(_shown(number), key, texts[0]) if texts else None
+        return self._run_record(_decoded(number), key, texts[0]) if texts else None
 
     async def runs(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
         number, texts = await self._page(key, after, limit, ":runs")
@@ -208,7 +208,7 @@ class RedisStore(RedisDatabase):
 
     async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
         number, *texts = await self._of_key(key, _key("e", event_key), ":keyed")
-        return self._event(_shown(number), key, texts[0]) if texts else None
+        return self._event(_decoded(number), key, texts[0]) if texts else None
 
     async def query(
         self,
@@ -241,7 +241,7 @@ class RedisStore(RedisDatabase):
         (shown,) = await self._do("unsettled", [after, min(check_limit(limit), _MANY) + 1], again=True)
         for number, name in shown:
             if name is None:
-                raise CorruptRecordError(self._key(_shown(number)), "missing")
+                raise CorruptRecordError(self._key(_decoded(number)), "missing")
         more = cursor_of(0.0, int(shown[limit - 1][0])) if len(shown) > limit else None
         return Page(tuple(self._session_key(*row) for row in shown[:limit]), more)
 
@@ -276,7 +276,7 @@ class RedisStore(RedisDatabase):
         values: list[Any]
         word, *values = await self._run(verb, [self._base], args, again=again)
         if word:
-            raise self._error(word.decode(), list(map(_shown, values)), key.session_id, epoch)
+            raise self._error(word.decode(), list(map(_decoded, values)), key.session_id, epoch)
         return values
 
     def _error(self, word: str, values: list[str], session_id: str, epoch: int | None) -> TurnwiseError:
@@ -300,7 +300,7 @@ class RedisStore(RedisDatabase):
         args: list[Argument] = [_name(key), place, min(check_limit(limit), _MANY), *sets]
         number, upto, *entries = await self._do("page", args, key, again=True)
         texts = sorted(text for part in entries for text in part if not upto or text <= upto)
-        return _shown(number), texts[:limit]
+        return _decoded(number), texts[:limit]
 
     async def _of_key(self, key: SessionKey, name: str, set_: str) -> list[bytes]:
         return await self._do("of_key", [_name(key), encode(name), set_], key, again=True)
@@ -320,32 +320,32 @@ class RedisStore(RedisDatabase):
         return Page(tuple(sessions), more, tuple(unreadable))
 
     def _session(self, shown: list[bytes | None]) -> SessionRecord:
-        number = _shown(shown[0] or b"")
-        _, born, row, epoch, name, revision = shown[:6]
+        number = _decoded(shown[0] or b"")
+        _, creation, row, epoch, name, revision = shown[:6]
         revision = b"0" if revision is None else revision
         key = self._key(number)
         if name is None or not (_is_number(epoch) and _is_number(revision)):
             raise CorruptRecordError(key, "its epoch, its revision or its id is missing")
         columns: dict[str, Any] = {"epoch": int(epoch), "revision": int(revision), "log": number}
-        return decode_record(SessionRecord, key, born, row, **columns)
+        return decode_record(SessionRecord, key, creation, row, **columns)
 
     def _turn(self, number: str, text: bytes) -> TurnRecord:
         return decode_record(TurnRecord, self._key(number, ":turns", text), text[PLACE_DIGITS + 1 :])
 
     def _run_record(self, number: str, key: SessionKey, text: bytes) -> RunRecord:
-        where = self._key(number, ":runs", text)
-        return decode_record(RunRecord, where, text[PLACE_DIGITS + 1 :], **key._asdict())
+        record_key = self._key(number, ":runs", text)
+        return decode_record(RunRecord, record_key, text[PLACE_DIGITS + 1 :], **key._asdict())
 
     def _event(self, number: str, key: SessionKey, text: bytes) -> AnyEvent:
         return decode_event_text(self._key(number, ":events", text), key, text)
 
     def _session_key(self, number: bytes, name: bytes) -> SessionKey:
-        return decoded(f"id of {self._key(_shown(number))}", lambda: SessionKey(*json.loads(name)))
+        return decoded(f"id of {self._key(_decoded(number))}", lambda: SessionKey(*json.loads(name)))
 
     def _key(self, number: str, part: str = "", text: bytes = b"") -> str:
         """Return the key of a session or of a part of it, and the beginning of an entry, for messages."""
-        where = f"{self._base}:{number}{part}"
-        return f"{where} {text[:PLACE_DIGITS].decode(errors='replace')}" if part else where
+        key = f"{self._base}:{number}{part}"
+        return f"{key} {text[:PLACE_DIGITS].decode(errors='replace')}" if part else key
 
 
 def _name(key: SessionKey) -> bytes:
@@ -357,14 +357,14 @@ _MANY = 2**31
 """A limit above any possible number of results."""
 
 # The log, the epoch and the revision are stored outside the JSON text: scripts use them.
-_BORN = set(FIXED) - {"log", "epoch"}
+_CREATION = set(FIXED) - {"log", "epoch"}
 _CHANGES = set(SESSION_CHANGES) - {"revision"}
 
 _TURN = {field.name for field in fields(TurnRecord)}
 _RUN = {field.name for field in fields(RunRecord)} - {"session_id", "user_id"}
 
 
-def _shown(part: bytes) -> str:
+def _decoded(part: bytes) -> str:
     """Return a part of an error, which may be a name that was damaged."""
     try:
         return part.decode(errors="surrogatepass")

@@ -116,7 +116,7 @@ class CommitWriter:
             if not self._is_sqlite:
                 cursor.connection.wait_briefly(cursor)
             self._put_session.write(sessions, [commit.session for commit in group])
-            self._write_rest(cursor, group)
+            self._write_other_rows(cursor, group)
         if sessions.rowcount != len(group):
             raise SessionFencedError(group[0].of.session_id, group[0].epoch)  # or another commit of the group
 
@@ -127,13 +127,13 @@ class CommitWriter:
 
     def _write_one(self, cursor: Any, commit: CommitRows) -> None:
         self._write_session(cursor, commit)
-        self._write_rest(cursor, [commit])
+        self._write_other_rows(cursor, [commit])
 
     def _write_session(self, cursor: Any, commit: CommitRows) -> None:
         if not self._put_session.write(cursor, [commit.session]):
             raise SessionFencedError(commit.of.session_id, commit.epoch)
 
-    def _write_rest(self, cursor: Any, group: Sequence[CommitRows]) -> None:
+    def _write_other_rows(self, cursor: Any, group: Sequence[CommitRows]) -> None:
         """Write all rows but the session rows, kind by kind. The order of sessions within a kind does not matter."""
         for kind, rows in zip(self._kinds, zip(*(commit.other_rows for commit in group), strict=True), strict=True):
             if every := list(chain.from_iterable(rows)):

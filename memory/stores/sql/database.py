@@ -116,7 +116,7 @@ class SQLDatabase(Shared):
         self._ray: RayId | None = None
         self._owner: SQLiteOwner | None = None
         if not sqlite:
-            _bound_waits(self._engine, lock_timeout_s, self._called)
+            _limit_waits(self._engine, lock_timeout_s, self._called)
         self._lock_timeout_s = lock_timeout_s
         self._reader = self._engine.execution_options(turnwise_read=True)
         self._snapshots = self._reader if sqlite else self._engine.execution_options(isolation_level="REPEATABLE READ")
@@ -156,11 +156,11 @@ class SQLDatabase(Shared):
         """See `Shared`. A PostgreSQL role sees only its own connections."""
         if self.is_local or self._ray is None:
             return []
-        named = sa.text(
+        connection_names = sa.text(
             "SELECT DISTINCT application_name FROM pg_catalog.pg_stat_activity"
             " WHERE datname = current_database() AND application_name LIKE :label"
         )
-        names = await self._read(lambda connection: connection.scalars(named, {"label": f"{LABEL}%"}).all())
+        names = await self._read(lambda connection: connection.scalars(connection_names, {"label": f"{LABEL}%"}).all())
         return rivals_among(names, self._ray)
 
     def _called(self) -> str:
@@ -453,7 +453,7 @@ def _parse_url(url: str, name: str) -> sa.URL:
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
 
-def _bound_waits(engine: sa.Engine, timeout_s: float, called: Callable[[], str]) -> None:
+def _limit_waits(engine: sa.Engine, timeout_s: float, called: Callable[[], str]) -> None:
     from turnwise.memory.stores.sql.postgres_connection import PostgresConnection  # needs a driver
 
     @sa.event.listens_for(engine, "do_connect")

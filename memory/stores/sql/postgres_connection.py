@@ -85,7 +85,7 @@ class PostgresConnection(psycopg.Connection[Any]):
         except BaseException:
             connection.close()
             raise
-        allowed_ms = {name: int(setting) if chosen is None else ms for name, setting, chosen in rows}
+        allowed_ms = {name: int(setting) if own_setting is None else ms for name, setting, own_setting in rows}
         statement_ms = allowed_ms["statement_timeout"]
         connection.brief_ms = min(BRIEF_MS, allowed_ms["lock_timeout"] or BRIEF_MS)
         connection.silence_s = PATIENCE * statement_ms / 1000 if statement_ms else None

@@ -135,13 +135,15 @@ class SecureDeleteDatabase(SQLDatabase):
 def _pages_in(log: Path) -> set[int]:
     """Return the numbers of the pages in a SQLite log. Outdated pages may be among them, which does no harm."""
     try:
-        written = log.read_bytes()
+        log_bytes = log.read_bytes()
     except FileNotFoundError:
         return set()
-    if len(written) < _LOG_HEADER:
+    if len(log_bytes) < _LOG_HEADER:
         return set()
-    size = int.from_bytes(written[8:12], "big") + _FRAME_HEADER
-    return {int.from_bytes(written[offset : offset + 4], "big") for offset in range(_LOG_HEADER, len(written), size)}
+    size = int.from_bytes(log_bytes[8:12], "big") + _FRAME_HEADER
+    return {
+        int.from_bytes(log_bytes[offset : offset + 4], "big") for offset in range(_LOG_HEADER, len(log_bytes), size)
+    }
 
 
 def _overwrite_what_is_deleted(connection: Any, _: object) -> None:

@@ -45,7 +45,7 @@ class SQLiteOwner:
         self._process = os.getpid()
         self._connection: sqlite3.Connection | None = None
         began = time.monotonic()
-        while (holder := self._try()) is not None:
+        while (holder := self._try_lock()) is not None:
             waited_s = time.monotonic() - began
             if waited_s > ENDING_S or (waited_s > PATIENCE_S and _is_reached(holder)):
                 raise ConfigError("store", name, _reason(holder))
@@ -57,7 +57,7 @@ class SQLiteOwner:
             self._connection.close()
         self._connection = None
 
-    def _try(self) -> RayId | None:
+    def _try_lock(self) -> RayId | None:
         """Take a share of the lock; return None if that succeeded, otherwise the Ray cluster that holds the lock.
 
         Its ids are empty if the holder is unknown.
@@ -142,9 +142,11 @@ def _is_reached(ray: RayId) -> bool:
 
 
 def _reason(holder: RayId) -> str:
-    who = f"the Ray cluster at {holder.address} has it open" if holder.address else "an unknown process holds its lock"
+    holder_text = (
+        f"the Ray cluster at {holder.address} has it open" if holder.address else "an unknown process holds its lock"
+    )
     name = f"set {naming(holder.address)}" if holder.address else "name it by RAY_ADDRESS"
     return (
-        f"{who}, and two clusters would interrupt each other's runs: let all programs use one: run"
+        f"{holder_text}, and two clusters would interrupt each other's runs: let all programs use one: run"
         f" `ray start --head` before them, or {name}; only to read, open it with read_only=True; or use PostgreSQL"
     )

@@ -122,7 +122,7 @@ class SQLStore(SecureDeleteDatabase):
         self._sql = statements_of(self._engine.dialect)
         self._commits = CommitWriter(self._sql, self._engine.dialect, lock_timeout_s)
         self._group = GroupCommit[CommitRows](self._threads, self._commit_group)
-        self._along = GroupCommit[_Job](self._threads, self._do_jobs)
+        self._verb_group = GroupCommit[_Job](self._threads, self._do_jobs)
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         check_session_names(session)
@@ -143,7 +143,7 @@ class SQLStore(SecureDeleteDatabase):
                 self._sql.put_turn(connection, [turn_row(key, turn)])
             return replace(session, log=str(key))
 
-        return await self._write_along(create)
+        return await self._write_grouped(create)
 
     def _insert(self, connection: sa.Connection, session: SessionRecord) -> int | None:
         """Insert the session and return its key; None if the id or the key is taken."""
@@ -166,7 +166,7 @@ class SQLStore(SecureDeleteDatabase):
                 raise SessionNotFoundError(key.session_id)
             return self._state(connection, row, row.now)
 
-        return await self._write_along(activate)
+        return await self._write_grouped(activate)
 
     async def state(self, key: SessionKey) -> Activation:
         def state(connection: sa.Connection) -> Activation:
@@ -188,7 +188,7 @@ class SQLStore(SecureDeleteDatabase):
             now=_time(now),
         )
 
-    async def _write_along(self, work: Callable[[sa.Connection], Result]) -> Result:
+    async def _write_grouped(self, work: Callable[[sa.Connection], Result]) -> Result:
         """Run `work` in a transaction and return its result. On SQLite, waiting work shares a transaction.
 
         Thousands of sessions may be opened at once, and a SQLite file has one writer. On PostgreSQL, each work gets its
@@ -200,7 +200,7 @@ class SQLStore(SecureDeleteDatabase):
         if self._closed:
             raise StoreClosedError(self._name)
         job = _Job(work, time.monotonic())
-        outcome = await self._along.do(job, job)
+        outcome = await self._verb_group.do(job, job)
         with self._translated():
             if outcome is not None:
                 raise outcome
@@ -399,8 +399,8 @@ class SQLStore(SecureDeleteDatabase):
         ).one()
         if ends[0] is None:
             return
-        whole = Span(str(log), ends[0], ends[1] + 1)
-        for _, start, stop in subtract((whole,), (Span(str(log), *row) for row in used)):
+        log_span = Span(str(log), ends[0], ends[1] + 1)
+        for _, start, stop in subtract((log_span,), (Span(str(log), *row) for row in used)):
             connection.execute(sa.delete(schema.blocks).where(blocks.log == log, blocks.at >= start, blocks.at < stop))
 
     def _session(self, connection: sa.Connection, key: SessionKey) -> SessionRecord:

@@ -22,10 +22,10 @@ Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
 _given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
-"""Of work on a thread, whether its caller has given up."""
+"""Whether the caller of the work on this thread has given up."""
 
 _until: ContextVar[float | None] = ContextVar("until", default=None)
-"""Until when work goes on that can be put off, by the monotonic clock; None if it need not be put off."""
+"""The time until which deferrable work goes on, by the monotonic clock; None for no limit."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def check_awaited() -> None:
 
 @contextmanager
 def putting_off_after(seconds: float) -> Iterator[None]:
-    """Give what is called within some seconds for work that can be put off; see `has_time`."""
+    """Limit the deferrable work of the calls inside the block to some seconds; see `has_time`."""
     token = _until.set(time.monotonic() + seconds)
     try:
         yield
@@ -64,7 +64,7 @@ def putting_off_after(seconds: float) -> Iterator[None]:
 
 
 def has_time() -> bool:
-    """Return whether work that can be put off may go on: its caller has an answer without it, and waits no longer."""
+    """Return whether deferrable work may go on: its caller has an answer without it, and waits for a limited time."""
     return (until := _until.get()) is None or time.monotonic() < until
 
 

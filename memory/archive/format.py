@@ -117,7 +117,7 @@ def places_of(event: Event) -> Iterator[tuple[int, int]]:
 
 
 def inputs_of(event: Event) -> Iterator[Places]:
-    """Yield the lists of positions that an event names of what its run was given, or of what was removed."""
+    """Yield the lists of positions in an event: those of its run's input, or those of removed blocks."""
     if isinstance(event, Continuing) and event.input:
         yield event.input
     if isinstance(event, RunStarted):

@@ -31,7 +31,7 @@ class SessionImport:
 
     Args:
         session: its row after the import.
-        archived_key: which session it is in the archive.
+        archived_key: the session's key in the archive.
     """
 
     def __init__(self, store: SessionStore, session: SessionRecord, archived_key: SessionKey) -> None:

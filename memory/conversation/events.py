@@ -64,7 +64,7 @@ class Event(BaseModel):
 class _Held:
     """How pydantic reads a block of an event: one of an engine's own class as it is, JSON of that class as `Unknown`.
 
-    The classes of blocks are built when the first block is read from JSON: most processes read none so.
+    The classes of blocks are built when the first block is read from JSON: most processes never read one from JSON.
     """
 
     @classmethod
@@ -104,8 +104,8 @@ class Continuing(Event):
     """Base of the events that set what the requests of a run begin with."""
 
     input: Places | None = None
-    """All that the run is given, its prompts included; None if that is the snapshot of the turn before it, then its
-    prompts, or if it does not change."""
+    """All blocks that the run begins with, its prompts included; None if they are the snapshot of the turn before it,
+    then its prompts, or if they do not change."""
     input_blocks: _Blocks = ()
     """The blocks of `input`. Live events do not have them, since events that are read again do."""
 

@@ -8,7 +8,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, ToolR
 
 
 def goes_on(blocks: Sequence[AnyBlock], count: int) -> bool:
-    """Return whether what follows the first `count` blocks is turns of their own: it does not begin with an answer."""
+    """Return whether the blocks after the first `count` begin a new turn, and not the rest of an answer."""
     rest = (block for block in blocks[count:] if not isinstance(block, CacheCheckpoint | Unknown))
     following = next(rest, None)
     return following is None or not (following.role == "assistant" or isinstance(following, ToolResult))

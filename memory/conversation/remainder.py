@@ -1,4 +1,4 @@
-"""What a request can still have of a conversation once some of its blocks are gone."""
+"""The blocks of a conversation that a request can still have after some blocks were removed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from turnwise.memory.conversation.transcript import is_spoken
 def remainder(blocks: Sequence[Block], removed: Collection[int]) -> list[int]:
     """Return the numbers of the blocks that are left for a request, in order, without the numbers `removed`.
 
-    Whatever is gone, each provider that would accept the blocks accepts what is left of them, with a prompt after it.
-    So these go too: the result of a call and the call of a result, the calls of an answer whose thoughts are gone,
-    thoughts of which neither text nor call is left, and what comes before the first block of the user. O(blocks).
+    Whatever is removed, each provider that would accept the blocks accepts the remaining ones, with a prompt after
+    them. So these are removed too: the result of a call and the call of a result, the calls of an answer whose thoughts
+    are removed, thoughts without a remaining text or call, and the blocks before the first one of the user. O(blocks).
     """
     left_out = set(removed)
     answers = list(_answers(blocks))

@@ -371,7 +371,7 @@ class Ledger:
         return blocks
 
     def _next_group(self, *, is_prompt: bool = False) -> _Group:
-        """Return the group to which the model's next block is added, or the user's."""
+        """Return the group to which the next block of the model, or of the user, is added."""
         group = self._groups[-1]
         if group.is_answered or (group.blocks and group.is_prompt != is_prompt):
             group = self._new_group()

@@ -81,7 +81,7 @@ class TurnRecord(Record):
 
     @property
     def removed_numbers(self) -> tuple[int, ...]:
-        """The numbers of the removed ones among the blocks that it added, `prompt + output`."""
+        """The numbers of its removed blocks, among the blocks that it added, `prompt + output`."""
         if not self.removed:
             return ()
         own = places(join(self.prompt, self.output))

@@ -61,7 +61,7 @@ def unreported(reported: Usage, counted: tuple[int, int], *, is_whole: bool) -> 
     """Return the tokens of a model call that its provider has not reported, by a count of request and answer.
 
     Args:
-        is_whole: whether the provider had the occasion to report all; then any report of tokens is taken as it is.
+        is_whole: whether the provider could report all tokens; then a report of any tokens is used unchanged.
     """
     if is_whole and (reported.input_tokens or reported.output_tokens):
         return Usage()

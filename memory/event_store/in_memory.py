@@ -17,7 +17,7 @@ class InMemoryHistory:
     """Stores events in memory while the process lives. No method awaits, so each is atomic on its event loop."""
 
     is_in_process = True
-    """Other processes do not see what is in it."""
+    """Other processes do not see its events."""
 
     def __init__(self) -> None:
         self._sessions: dict[SessionKey, dict[int, AnyEvent]] = {}

@@ -19,12 +19,12 @@ CONTINUE = "[continue]"
 def arranged(blocks: Iterable[Block], rules: Rules) -> list[Message]:
     """Return the conversation as messages that the provider takes. O(blocks).
 
-    - Where the user must begin or end, and the assistant does, a text of the user stands before or behind. So a
-      conversation may begin with the assistant's greeting.
-    - A tool result that came later than at the next place of the user moves there.
+    - Where the user must begin or end, and the assistant does, a text of the user is added. So a conversation may begin
+      with the assistant's greeting.
+    - A tool result that came later than in the message after its call moves into that message.
     - Thoughts and citations to which neither a text nor a call belongs are left out.
 
-    A conversation that needs none of this stays as it is, and what it misses (see `check`) is not added.
+    A conversation that needs none of this does not change. Missing blocks (see `check`) are not added.
     """
     messages = messages_of(blocks)
     if late := _late_results(messages):

@@ -20,7 +20,7 @@ from turnwise.memory.values.limits import MAX_MESSAGES, check_count
 _RULES = replace(
     CHAT, name="a session", kinds=CHAT.kinds | {"thinking"}, image_types=frozenset(), document_types=frozenset()
 )
-"""What holds for each provider: calls have results right after them, and thoughts lead to something."""
+"""Rules that hold for each provider: a result follows right after its call, and a text or a call follows thoughts."""
 
 _REMEDIES = {
     "missing": "add the message with its result, or leave the call out",
@@ -33,7 +33,7 @@ _REMEDIES = {
 
 
 MAX_BYTES = 1 << 40
-"""More bytes than any block has: for conversations of which no session limits the prompts."""
+"""A limit above the size of any block, for conversations whose prompts no session limits."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def parts(content: Any, place: str, kind: str) -> Iterator[tuple[str, Mapping[st
 
 
 def assistant_text(text: str) -> Text:
-    """Return a text of the model; the mark of one that was cut short is taken off."""
+    """Return a text of the model. The mark of a text that was cut short is removed."""
     return Text(text=text.removesuffix(INTERRUPTED), interrupted=text.endswith(INTERRUPTED))
 
 

@@ -65,7 +65,7 @@ def read(items: Sequence[Any]) -> Iterator[list[AnyBlock]]:
 
 
 class _Place:
-    """Counts what an answer has before its next reasoning, as `Reasoning.before` says: its text, and each call."""
+    """Counts the items of an answer before its next reasoning, for `Reasoning.before`: its text, and each call."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -59,7 +59,7 @@ class InMemoryStore:
     """
 
     is_in_process = True
-    """Other processes do not see what is in it: a manager has it as `memory://name`, in an actor."""
+    """Other processes do not see its sessions: a manager has it as `memory://name`, in an actor."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -122,7 +122,7 @@ class InMemoryStore:
         follows = (session.log, epoch, session.revision - 1, commit.log_size_before)
         if row is None or _place(row.session) != follows:
             raise SessionFencedError(key.session_id, epoch)
-        # Everything is made before anything is stored, so that what cannot be made leaves nothing behind.
+        # All records are made before any is stored, so that a record that cannot be made leaves nothing behind.
         log = self._logs[session.log]
         blocks = dict(enumerate(commit.blocks, commit.log_size_before))
         events = {event.seq: without_blocks(event) for event in commit.events}

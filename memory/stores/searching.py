@@ -93,7 +93,7 @@ async def find_sessions(
 
 
 async def _cursor_after(store: SessionStore, index: int, page: Page[SessionRecord], **query: Any) -> str | None:
-    """Return the cursor of what follows item `index` of a page: only the store knows cursors, so it is asked again."""
+    """Return the cursor behind item `index` of a page. Only the store makes cursors, so the page is read again."""
     for limit in range(index + 1, index + 2 + len(page.unreadable)):
         shorter_page = await store.query(limit=limit, **query)
         if len(shorter_page) > index:

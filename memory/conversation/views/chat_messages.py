@@ -54,8 +54,8 @@ def chat_messages_of(
 ) -> list[ChatMessage]:
     """Return the messages that a turn added: consecutive blocks of one role, with one prompt or one tool result.
 
-    Blocks that were removed are left out, and so are messages of which none is left, or only blocks of unknown kinds:
-    adapters store in them what nobody said. The others keep their numbers.
+    Removed blocks are left out, and so are messages without remaining blocks, or with blocks of unknown kinds only, in
+    which adapters store data of their own. The other messages keep their numbers.
     """
     answered_at = turn.created_at if run is None else run.ended_at or run.started_at or run.created_at
     numbered_places, removed = enumerate(places(join(turn.prompt, turn.output))), turn.removed_numbers

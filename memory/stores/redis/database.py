@@ -197,7 +197,7 @@ _OF_ANSWER = {
     "max number of clients": "it has as many connections as it takes: raise its maxclients, or lower connections",
     "WRONGTYPE": "something else has written to this key: restore it from a backup, or use another prefix",
 }
-"""What to do, by a word of Redis's answer. Only who gets no answer has not reached it."""
+"""The remedy, by a word of Redis's answer. Without an answer, Redis was not reached."""
 
 
 def encode(text: str) -> bytes:

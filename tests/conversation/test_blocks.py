@@ -83,11 +83,11 @@ def test_a_block_comes_back_as_it_was_written(cls: type[Block]) -> None:
     @given(BLOCKS[cls])
     def check(block: Block) -> None:
         encoded = encode(block)
-        again = decode(encoded)
-        assert type(again) is cls
-        assert again == block
-        assert hash(again) == hash(block)
-        assert encode(again) == encoded
+        decoded_block = decode(encoded)
+        assert type(decoded_block) is cls
+        assert decoded_block == block
+        assert hash(decoded_block) == hash(block)
+        assert encode(decoded_block) == encoded
         assert "\n" not in encoded
         assert pickle.loads(pickle.dumps(block)) == block
 
@@ -159,7 +159,7 @@ def test_a_payload_that_json_cannot_hold_is_refused_when_the_block_is_made(value
 
 @pytest.mark.parametrize(("kind", "payload"), [("tool_use", {"call_id": "1"}), ("user", {}), ("new", {"kind": "user"})])
 def test_an_unknown_block_cannot_have_a_known_kind(kind: str, payload: dict[str, str]) -> None:
-    """A caller could else put a tool call without its result into a history."""
+    """Otherwise a caller could add a tool call without its result to a history."""
     with pytest.raises(ValidationError, match="would be read as a block of another kind"):
         Unknown(stored_kind=kind, payload=payload)
 

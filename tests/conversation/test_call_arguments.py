@@ -1,4 +1,4 @@
-"""What a model wrote as a tool call's arguments, and what it is told of that."""
+"""The arguments that a model writes for a tool call, and the answer to the model if they are no JSON object."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLAWED = [
     ('{"a":' * 150 + "1" + "}" * 150, "nested more than 100 levels deep, at line 1, column 501"),
     ('{"a":' * 5000, "recursion limit"),
 ]
-"""Arguments that are no JSON object, and what the model is told of each."""
+"""Arguments that are no JSON object, and a part of the flaw that the model reads for each."""
 
 
 @pytest.mark.parametrize(("text", "flaw"), FLAWED)

@@ -38,17 +38,17 @@ def naive_pairs(blocks: Sequence[Block]) -> list[tuple[int, int]]:
     pairs: list[tuple[int, int]] = []
     for number, block in enumerate(blocks):
         if isinstance(block, ToolResult) and (call := latest_call(blocks[:number], block.call_id)) is not None:
-            between = blocks[call + 1 : number]
-            if not any(isinstance(later, ToolResult) and later.call_id == block.call_id for later in between):
+            blocks_between = blocks[call + 1 : number]
+            if not any(isinstance(later, ToolResult) and later.call_id == block.call_id for later in blocks_between):
                 pairs.append((call, number))
     return pairs
 
 
 def naive_open(blocks: Sequence[Block]) -> list[int]:
     """Return the numbers of the calls that are the latest of their id, and have no result."""
-    answered = {call for call, _ in naive_pairs(blocks)}
+    answered_calls = {call for call, _ in naive_pairs(blocks)}
     calls = [latest_call(blocks, block.call_id) for block in blocks if isinstance(block, ToolUse)]
-    return sorted({call for call in calls if call is not None} - answered)
+    return sorted({call for call in calls if call is not None} - answered_calls)
 
 
 def naive_flaw(blocks: Sequence[Block], block: Block) -> Flaw | None:
@@ -101,9 +101,9 @@ def test_a_ledger_keeps_the_results_that_answer_a_call(blocks: list[Block]) -> N
     ledger = Ledger(blocks)
     results = [block for block in ledger.blocks() if isinstance(block, ToolResult)]
     assert len(results) == len(naive_pairs(blocks))
-    whole = repair(blocks, why="it was cut", interrupted=False)
-    assert {call for call, _ in naive_pairs(whole)} == {
-        number for number, block in enumerate(whole) if isinstance(block, ToolUse)
+    repaired = repair(blocks, why="it was cut", interrupted=False)
+    assert {call for call, _ in naive_pairs(repaired)} == {
+        number for number, block in enumerate(repaired) if isinstance(block, ToolUse)
     }
 
 

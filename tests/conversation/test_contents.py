@@ -172,8 +172,8 @@ def test_a_result_reads_as_text_where_only_text_is_shown() -> None:
 def test_blocks_of_results_are_counted() -> None:
     for counter in (ByteCounter(), ByteCounter("gpt-4o")):
         alone = counter.count(ToolResult(call_id="c", text="x"))
-        whole = counter.count(ToolResult(call_id="c", text="x", blocks=(PNG, CHUNKS)))
-        assert whole == alone + counter.count(PNG) + counter.count(CHUNKS)
+        total = counter.count(ToolResult(call_id="c", text="x", blocks=(PNG, CHUNKS)))
+        assert total == alone + counter.count(PNG) + counter.count(CHUNKS)
 
 
 def test_anthropic_gets_the_blocks_within_the_result() -> None:
@@ -209,12 +209,12 @@ def test_chat_gets_files_of_all_results_in_one_message_after_them(name: str) -> 
     messages = openai_chat.encode(blocks, PROFILES[name])
     check_chat(messages)
     roles = [message["role"] for message in messages]
-    between = ["assistant"] * PROFILES[name].answers_results
-    assert roles == ["user", "assistant", "tool", "tool", *between, "user", "assistant", "user"]
+    roles_between = ["assistant"] * PROFILES[name].answers_results
+    assert roles == ["user", "assistant", "tool", "tool", *roles_between, "user", "assistant", "user"]
     first, second = messages[2:4]
     assert first["content"].startswith("Seen:\n\n[image (image/png): in the next message]\n\nprices:\nTea is 3.")
     assert second["content"] == "[document a.pdf (application/pdf): in the next message]"
-    shown = messages[4 + len(between)]["content"]
+    shown = messages[4 + len(roles_between)]["content"]
     assert [part["type"] for part in shown] == ["text", "image_url", "text", "file"]
     assert shown[0]["text"].startswith("[image (image/png) of the result of call ")
     assert openai_chat.encode(blocks[:-2], PROFILES[name]) == messages[:-2], "a longer conversation begins the same"

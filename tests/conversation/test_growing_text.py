@@ -1,4 +1,4 @@
-"""Texts that come in pieces: what is shown of them, and what they are in the end."""
+"""Texts that come in pieces: the pieces that are shown, and the whole text."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_an_id_that_cannot_be_used_is_refused_with_the_reason(value: object, rea
     ],
 )
 def test_any_other_string_is_an_id_and_is_not_changed(value: str) -> None:
-    """Case 46: what is odd is literal, not forbidden or changed."""
+    """Case 46: unusual characters are kept literally; they are neither forbidden nor changed."""
     assert len(value) <= MAX_LENGTH
     assert check_id("user id", value) is value
 

@@ -56,7 +56,7 @@ class Reader(HTMLParser):
 
 
 def shown(thing: Any) -> list[str]:
-    """Return the texts that a notebook shows of it, once it is seen that they are in a table and nothing else."""
+    """Return the texts that a notebook shows of an object, after checking that they are in a table and nothing else."""
     html = thing._repr_html_()
     assert isinstance(html, str)
     reader = Reader(html)
@@ -178,9 +178,9 @@ def test_nothing_is_shown_as_an_empty_table() -> None:
 
 def test_what_cannot_be_read_is_shown_as_the_error() -> None:
     """Never an exception, which would hide the result of the cell."""
-    lost = Turn("chat", TurnRecord(index=0, status="completed", prompt=(Span("gone", 0, 1),)), BlockCache())
-    assert any("CorruptRecordError" in text for text in shown(lost))
-    assert any("CorruptRecordError" in text for text in shown(Rows([lost])))
+    damaged = Turn("chat", TurnRecord(index=0, status="completed", prompt=(Span("gone", 0, 1),)), BlockCache())
+    assert any("CorruptRecordError" in text for text in shown(damaged))
+    assert any("CorruptRecordError" in text for text in shown(Rows([damaged])))
 
     class Broken:
         def __str__(self) -> str:

@@ -147,9 +147,9 @@ class Loose(Block):
 def test_a_block_of_an_engines_own_class_is_written_whole_and_read_as_unknown() -> None:
     event = RunCompleted(session_id="s", seq=1, at=1.5, blocks=(Loose(note="seen"),))  # type: ignore[arg-type]
     adapter = TypeAdapter[AnyEvent](AnyEvent)
-    again = adapter.validate_json(adapter.dump_json(event))
-    assert isinstance(again, RunCompleted)
-    assert again.blocks == (Unknown(stored_kind="loose", payload={"note": "seen"}),)
+    read_event = adapter.validate_json(adapter.dump_json(event))
+    assert isinstance(read_event, RunCompleted)
+    assert read_event.blocks == (Unknown(stored_kind="loose", payload={"note": "seen"}),)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def test_a_copy_is_what_dataclasses_would_have_made(record: Any, changes: dict[s
 
 
 def test_a_field_that_a_record_does_not_have_is_refused() -> None:
-    wrong: dict[str, Any] = {"cals": 1, "apples": 2}
+    unknown_fields: dict[str, Any] = {"cals": 1, "apples": 2}
     with pytest.raises(TypeError, match="Usage has no field apples, cals"):
-        replace(Usage(), **wrong)
+        replace(Usage(), **unknown_fields)
 
 
 BLOCK = ToolUse(call_id="c", name="look", input={"at": {"all": [1, 2]}})

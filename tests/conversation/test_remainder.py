@@ -1,4 +1,4 @@
-"""What is left for a request once blocks are gone."""
+"""The blocks that remain for a request after some were removed."""
 
 from __future__ import annotations
 

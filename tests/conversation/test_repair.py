@@ -57,7 +57,7 @@ def test_repairing_twice_is_the_same_as_repairing_once(output: list[Block], inte
 
 @given(OUTPUTS)
 def test_no_text_and_no_usable_call_is_dropped_and_each_keeps_its_order(output: list[Block]) -> None:
-    """Acceptance 24: texts may pass calls, to stand before them; otherwise nothing passes anything."""
+    """Acceptance 24: a text may move before a call; no other block changes its place."""
 
     def texts(blocks: list[Block]) -> list[Block]:
         return [block for block in blocks if isinstance(block, Text | Citations)]
@@ -166,6 +166,6 @@ def test_an_empty_output_stays_empty() -> None:
 
 
 def test_an_output_that_repair_changes_is_refused_without_it() -> None:
-    """Acceptance 19: so the property above shows something."""
+    """Acceptance 19: so the property above is not empty."""
     with pytest.raises(WireError, match=r"messages\[1\].*'a' has no result"):
         check_chat(encode([User(text="Look."), use("a"), User(text="And?")]))

@@ -229,7 +229,7 @@ PIECES = st.sampled_from(["", "a", "b ", "\n"])
 
 @dataclass
 class Script:
-    """Draws what a run could do; does it to a live ledger and writes it down as events."""
+    """Draws the steps of a run, applies them to a live ledger, and records them as events."""
 
     data: st.DataObject
     live: Ledger = field(default_factory=Ledger)
@@ -237,7 +237,7 @@ class Script:
     states: list[list[Block]] = field(default_factory=list)
     """The live ledger's blocks after each event."""
     definitive: list[list[Block]] = field(default_factory=list)
-    """By group: what was really said, and the results that came, as they came."""
+    """By group: the definitive blocks of the model, and the results in the order of their arrival."""
 
     def draw(self, strategy: st.SearchStrategy[Any]) -> Any:
         return self.data.draw(strategy)

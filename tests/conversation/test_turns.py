@@ -56,9 +56,9 @@ def test_joined_spans_have_the_positions_of_the_groups_in_order_in_as_few_spans_
 
 @given(SPANS, SPANS)
 def test_a_union_has_every_position_once_sorted_in_as_few_spans_as_can_be(a: Spans, b: Spans) -> None:
-    both = union(a, b)
-    assert positions(both) == sorted({*positions(a), *positions(b)})
-    assert join(both) == both == union(b, a) == union(both, a)
+    united = union(a, b)
+    assert positions(united) == sorted({*positions(a), *positions(b)})
+    assert join(united) == united == union(b, a) == union(united, a)
 
 
 @given(SPANS, SPANS)
@@ -93,21 +93,23 @@ def test_spans_begin_with_only_their_first_positions(a: Spans, b: Spans, count: 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 12), st.integers(0, 5))), SPANS)
 def test_a_cache_holds_what_was_added_and_knows_what_is_missing(adds: list[tuple[str, int, int]], spans: Spans) -> None:
     cache = BlockCache()
-    held: dict[tuple[str, int], Block] = {}
+    held_blocks: dict[tuple[str, int], Block] = {}
     for number, (log, start, count) in enumerate(adds):
         blocks: list[Block] = [User(text=f"{log} {number} {position}") for position in range(start, start + count)]
         cache.add(log, start, blocks if number % 2 else [encode(block) for block in blocks])
-        held |= {(log, start + index): block for index, block in enumerate(blocks)}
-    assert positions(cache.held) == sorted(held)
+        held_blocks |= {(log, start + index): block for index, block in enumerate(blocks)}
+    assert positions(cache.held) == sorted(held_blocks)
     missing = cache.missing(spans)
-    assert positions(missing) == sorted(set(positions(spans)) - set(held))
+    assert positions(missing) == sorted(set(positions(spans)) - set(held_blocks))
     if missing:
-        first = next(f"block {log}:{position}" for log, position in positions(spans) if (log, position) not in held)
+        first = next(
+            f"block {log}:{position}" for log, position in positions(spans) if (log, position) not in held_blocks
+        )
         for read in (cache.read, cache.read_encoded):
             with pytest.raises(CorruptRecordError, match=f"^corrupt record {first} in the store: missing"):
                 read(spans)
     else:
-        expected = [held[position] for position in positions(spans)]
+        expected = [held_blocks[position] for position in positions(spans)]
         assert cache.read_encoded(spans) == [encode(block) for block in expected]
         assert list(cache.read(spans)) == expected
         assert cache.read_encoded(spans) == [encode(block) for block in expected]
@@ -222,9 +224,9 @@ def test_a_turn_may_span_several_logs_and_the_same_block_again() -> None:
 
 
 def test_a_turn_cannot_be_changed() -> None:
-    """Case 12: nothing of it, nor of what it gives out."""
+    """Case 12: neither the turn nor the objects that it returns."""
     turn = turn_of(ToolUse(call_id="1", name="look", input={"deep": [{"a": 1}]}), metadata=freeze({"deep": [{"a": 1}]}))
-    again = pickle.loads(pickle.dumps(turn))
+    unpickled = pickle.loads(pickle.dumps(turn))
     for name in ("blocks", "new_blocks", "text", "id", "index", "status", "metadata", "usage", "record", "more"):
         with pytest.raises(AttributeError):
             setattr(turn, name, ())
@@ -237,15 +239,15 @@ def test_a_turn_cannot_be_changed() -> None:
         assert [type(turn.blocks), type(payload["deep"])] == [tuple, tuple]
         with pytest.raises(TypeError, match="immutable record"):
             payload["deep"][0]["a"] = 2
-    assert turn == again
+    assert turn == unpickled
 
 
 def test_a_pickled_turn_is_equal_and_reads_without_a_store() -> None:
     turn = turn_of(Text(text="two"), metadata=freeze({"a": [1]}), usage=Usage(output_tokens=1))
-    again = pickle.loads(pickle.dumps(turn))
-    assert again == turn
-    assert hash(again) == hash(turn)
-    assert (again.blocks, again.new_blocks, again.text, again.record) == (
+    unpickled = pickle.loads(pickle.dumps(turn))
+    assert unpickled == turn
+    assert hash(unpickled) == hash(turn)
+    assert (unpickled.blocks, unpickled.new_blocks, unpickled.text, unpickled.record) == (
         turn.blocks,
         turn.new_blocks,
         "two",

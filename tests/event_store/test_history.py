@@ -172,8 +172,10 @@ def test_each_kind_of_page_uses_its_index(tmp_path: Path) -> None:
                 for select in (history._page, history._page_of_run)
             ]
 
-    whole, of_run = using(f"sqlite:///{tmp_path}/history.db", plans)
-    assert "PRIMARY KEY (user_id=? AND session_id=? AND seq>?)" in whole and "TEMP B-TREE" not in whole
+    plan_of_session, of_run = using(f"sqlite:///{tmp_path}/history.db", plans)
+    assert (
+        "PRIMARY KEY (user_id=? AND session_id=? AND seq>?)" in plan_of_session and "TEMP B-TREE" not in plan_of_session
+    )
     assert "turnwise_history_run (run_id=? AND seq>?)" in of_run and "TEMP B-TREE" not in of_run
 
 
@@ -244,12 +246,12 @@ async def measure(count: int = 50_000, limit: int = 1000, rounds: int = 5) -> No
         start = perf_counter()
         pickled = pickle.dumps(page, pickle.HIGHEST_PROTOCOL)
         middle = perf_counter()
-        again = pickle.loads(pickled)
+        unpickled = pickle.loads(pickled)
         times.append((middle - start, perf_counter() - middle))
-        assert again == page
+        assert unpickled == page
         sizes.append(len(pickled))
-    put, got = (1000 * min(time) for time in zip(*times, strict=True))
-    print(f"a page pickles in {put:.1f} ms to {sizes[0]:,} bytes, and back in {got:.1f} ms")
+    write_ms, read_ms = (1000 * min(time) for time in zip(*times, strict=True))
+    print(f"a page pickles in {write_ms:.1f} ms to {sizes[0]:,} bytes, and back in {read_ms:.1f} ms")
 
 
 if __name__ == "__main__":

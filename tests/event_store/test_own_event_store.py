@@ -19,7 +19,7 @@ Lines = dict[SessionKey, dict[int, bytes]]
 
 
 class OwnHistory:
-    """Keeps events as lines of JSON."""
+    """Stores events as lines of JSON."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines

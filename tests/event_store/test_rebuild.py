@@ -106,8 +106,8 @@ async def test_a_forks_history_needs_not_its_parents(history: HistoryStore) -> N
     assert rebuild(events) == blocks
     read, _, _ = await fork.reads.events()
     assert rebuild(read) == blocks, "also from the session's own events"
-    again = SessionCore(SessionKey("fork"), store, ScriptedEngine())
-    read, _, _ = await again.reads.events()
+    reopened = SessionCore(SessionKey("fork"), store, ScriptedEngine())
+    read, _, _ = await reopened.reads.events()
     assert [event.kind for event in events if event.kind == "run_started"] == ["run_started"] * 2
     lines: list[str] = []
     await export_session(store, SessionKey("fork"), lines.append, history=history)

@@ -38,7 +38,7 @@ IDS = {"session_id", "user_id"}
 
 
 def check_quiet(error: BaseException | None, log: str = "") -> None:
-    """Check that nothing that an error shows, or its causes, or a log, has what is stored."""
+    """Check that neither an error, nor its causes, nor a log shows stored text."""
     while error is not None:
         texts = [str(error), repr(error), repr(error.args), repr(vars(error)), *traceback.format_exception(error)]
         assert not [text for text in texts if SECRET in text.replace(f'SECRET = "{SECRET}"', "")], texts
@@ -89,7 +89,7 @@ async def read_all(store: SessionStore, session_id: str, log: str) -> list[Turnw
 
 
 async def check_damage(store: SessionStore, log: str, *, is_found: bool = True) -> bool:
-    """Check what a store does about a damaged row of session "s"; return whether anybody noticed it."""
+    """Check a store with a damaged row of session "s"; return whether a call raised an error for the row."""
     errors = await read_all(store, "s", log)
     assert all(isinstance(error, CorruptRecordError | NotFoundError) for error in errors), errors
     for page in (await store.query(user_id="ada"), await store.expired(1e12)):
@@ -126,7 +126,7 @@ DAMAGES = {
 def test_a_damaged_row_in_sqlite_is_named_but_not_quoted_and_blocks_nothing_else(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = tmp_path / "whole.db"
+    undamaged = tmp_path / "whole.db"
 
     async def fill(store: SQLStore) -> str:
         await talk(store, "s")
@@ -134,17 +134,17 @@ def test_a_damaged_row_in_sqlite_is_named_but_not_quoted_and_blocks_nothing_else
         return (await store.get(SessionKey("s", "ada"))).log
 
     async def use(path: Path, table: str, column: str) -> bool:
-        shutil.copy(whole, path)
+        shutil.copy(undamaged, path)
         with sqlite3.connect(path) as connection:
             owner = {"turnwise_sessions": "key", "turnwise_blocks": "log"}.get(table, "session")
             new = DAMAGES[damage].format(f"COALESCE({column}, '')")
-            which = f"{owner} = ?{' AND event_key IS NOT NULL' if column == 'event_key' else ''}"
-            connection.execute(f"UPDATE {table} SET {column} = {new} WHERE {which}", (key,))
+            condition = f"{owner} = ?{' AND event_key IS NOT NULL' if column == 'event_key' else ''}"
+            connection.execute(f"UPDATE {table} SET {column} = {new} WHERE {condition}", (key,))
         connection.close()
         async with closing(SQLStore(f"sqlite:///{path}")) as store:
             return await check_damage(store, key, is_found=column not in IDS)
 
-    key = run_with(SQLStore(f"sqlite:///{whole}"), fill)
+    key = run_with(SQLStore(f"sqlite:///{undamaged}"), fill)
     noticed = {}
     for table, column in TABLES:
         if damage == "not UTF-8" or column in ("metadata", "prompt", "output", "usage", "labels", "calls", "body"):
@@ -180,7 +180,7 @@ def test_a_damaged_record_in_redis_is_named_but_not_quoted_and_blocks_nothing_el
     redis_url: str, redis_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def damage(client: Any, number: int, other_log: str) -> bool:
-        """Damage the value of this number that has the secret and is not of the other log; return if there is one."""
+        """Damage the value of this number that has the secret and is not of the other log; return whether there is one."""
         for key in sorted(client.scan_iter("*")):
             if client.type(key) == b"hash":
                 for field, value in sorted(client.hgetall(key).items()):

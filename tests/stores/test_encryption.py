@@ -189,8 +189,10 @@ async def test_only_the_documented_fields_of_records_stay_readable() -> None:
         ((await store.turns(SessionKey("s", "u")))[0], (await inner.turns(SessionKey("s", "u")))[0]),
         (await store.run("run of s"), await inner.run("run of s")),
     ):
-        same = {field.name for field in fields(record) if getattr(record, field.name) == getattr(sealed, field.name)}
-        assert same == set(READABLE[type(record)].split()), f"of {type(record).__name__}"
+        readable = {
+            field.name for field in fields(record) if getattr(record, field.name) == getattr(sealed, field.name)
+        }
+        assert readable == set(READABLE[type(record)].split()), f"of {type(record).__name__}"
         assert SECRET in repr(record) and SECRET not in repr(sealed)
     for event, hidden in zip(
         await store.events(SessionKey("s", "u")), await inner.events(SessionKey("s", "u")), strict=True
@@ -218,7 +220,7 @@ def raw_postgres(url: str) -> bytes:
 def test_stored_data_contains_no_text_of_the_conversation(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The very same is found in a store that is not encrypted, so it would be found."""
+    """The search finds the secret in a store that is not encrypted, so it would find it here."""
     urls = []
     for name in ("plain", "sealed"):
         (tmp_path / name).mkdir()
@@ -251,7 +253,7 @@ def test_stored_data_contains_no_text_of_the_conversation(
 
 
 class Vault(dict[str, bytes]):
-    """Keys that can be deleted, and how often they were asked for."""
+    """Keys that can be deleted, and the number of requests for them."""
 
     requests = 0
 
@@ -407,13 +409,13 @@ def edit(path: Path, sql: str) -> None:
 
 def taken_from(table: str, log: int, position: int, source_table: str = "") -> str:
     """Return SQL that copies a value from another session, numbered from 1, into the first session's row."""
-    column, here = COLUMNS[table], PLACES[table].format(1, 0)
+    column, target = COLUMNS[table], PLACES[table].format(1, 0)
     source_table = source_table or table
     value = COLUMNS[source_table]
     if table == "blocks" != source_table:  # which stand by themselves, not in a mapping
         value = f"json_extract({value}, '$.\"{SEALED}\"')"
     source = f"(SELECT {value} FROM turnwise_{source_table} WHERE {PLACES[source_table].format(log, position)})"
-    return f"UPDATE turnwise_{table} SET {column} = {source} WHERE {here}"
+    return f"UPDATE turnwise_{table} SET {column} = {source} WHERE {target}"
 
 
 CHANGES: dict[str, tuple[Callable[[str], str], type[Exception]]] = {
@@ -493,12 +495,12 @@ async def test_equal_texts_are_encrypted_differently_except_repeated_events() ->
 
 @pytest.mark.parametrize("place", [Place("b", "x", ("s", 1)), Place("a", "x", ("s", 2)), Place("a", "x", ("s",))])
 async def test_a_text_can_be_decrypted_only_at_its_place(place: Place) -> None:
-    ring, here = KeyRing(ENCRYPTION), Place("a", "x", ("s", 1))
-    sealed = (await ring.of("u")).seal(here, "ünïcödé \0 \ud800")
-    assert await Unsealing(ring).open(here, sealed) == "ünïcödé \0 \ud800"
+    ring, own_place = KeyRing(ENCRYPTION), Place("a", "x", ("s", 1))
+    sealed = (await ring.of("u")).seal(own_place, "ünïcödé \0 \ud800")
+    assert await Unsealing(ring).open(own_place, sealed) == "ünïcödé \0 \ud800"
     for text in (sealed.replace(":dQ==:", ":dg==:"), sealed[:-4], sealed[:30], "tw1:", "tw1:dQ==:", f"{sealed}!"):
         with pytest.raises((CorruptRecordError, WrongKeyError)):
-            await Unsealing(ring).open(here, text)
+            await Unsealing(ring).open(own_place, text)
     with pytest.raises(CorruptRecordError, match="^corrupt record b x " if place.kind == "b" else "a x"):
         await Unsealing(ring).open(place, sealed)
 
@@ -507,7 +509,7 @@ async def test_a_text_can_be_decrypted_only_at_its_place(place: Place) -> None:
 
 
 async def test_an_encrypted_session_can_be_continued_but_not_read_without_its_key() -> None:
-    """A later process of it reads its turns and knows its idempotency keys; one without encryption refuses."""
+    """A later process reads the session's turns and idempotency keys; a process without encryption refuses it."""
 
     inner, history = InMemoryStore(), InMemoryHistory()
 
@@ -576,7 +578,7 @@ def test_managers_keep_sessions_encrypted_until_their_users_key_is_deleted(
     for ask in asks:
         with pytest.raises(KeyMissingError, match="'alice'"):
             ask()
-    # To others it is what it was before: not there.
+    # Other callers see no session, as before.
     with pytest.raises(SessionNotFoundError):
         manager.get("of alice", user_id="bob")
     with pytest.raises(RunNotFoundError):
@@ -595,9 +597,9 @@ def test_a_manager_refuses_an_invalid_encryption(make_manager: Callable[..., Ses
     import threading
 
     lock = threading.Lock()
-    for wrong in (key_of, Encryption(lambda user_id: repr(lock).encode())):
+    for invalid in (key_of, Encryption(lambda user_id: repr(lock).encode())):
         with pytest.raises(ConfigError, match="encryption"):
-            make_manager(encryption=wrong)
+            make_manager(encryption=invalid)
 
 
 def test_errors_of_encryption_are_store_errors() -> None:

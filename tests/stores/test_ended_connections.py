@@ -147,7 +147,7 @@ async def test_langgraphs_saver_and_store_say_what_ended_their_connection(databa
 async def test_what_sqlite_refused_is_told_even_if_the_file_is_lost_after_it(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A savepoint is gone with its transaction: that it cannot be rolled back is not what happened."""
+    """A savepoint ends with its transaction. The error of the failed rollback must not hide the cause."""
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
         owners = [await eventful(store), await own(store, "t")]
         execute = store._commits._write_one

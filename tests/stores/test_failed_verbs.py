@@ -47,11 +47,11 @@ async def of_sessions(store: Any) -> Verbs:
     owner = await eventful(store)
     await owner.commit(events=[an_event(4, turn_index=0)], session=replace(owner.session, seq=4))
     await store.create(a_session("fork"), a_turn(0, input=(Span(owner.session.log, 0, 1),)))
-    whole = replace(of_everything(owner), forget_events=0, forget_turns=0, cleared_blocks=[(0, "-"), (1, "-")])
+    full_commit = replace(of_everything(owner), forget_events=0, forget_turns=0, cleared_blocks=[(0, "-"), (1, "-")])
     return {
         "create": lambda: store.create(a_session("new", ttl_s=5.0), a_turn(0, input=(Span(owner.session.log, 0, 2),))),
         "activate": lambda: store.activate(SessionKey("s")),
-        "commit": lambda: store.commit(SessionKey("s"), 1, whole),
+        "commit": lambda: store.commit(SessionKey("s"), 1, full_commit),
         "delete a fork": lambda: store.delete(SessionKey("fork")),
         "delete": lambda: store.delete(SessionKey("s")),
     }
@@ -95,9 +95,9 @@ async def of_indexed_items(store: Any) -> Verbs:
     await store.delete(USER, ["gone"])
     pending = await store.pending("vectors", 9)
     await store.mark(pending[:1], "vectors")
-    both = [(USER, [an_item("5"), an_item("6")]), (Scope(user_id="v"), [an_item("5")])]
+    batches = [(USER, [an_item("5"), an_item("6")]), (Scope(user_id="v"), [an_item("5")])]
     return {
-        "add": lambda: store.add(both, with_vectors=True),
+        "add": lambda: store.add(batches, with_vectors=True),
         "update": lambda: update(store, USER, "1", "else", at=9.0),
         "delete": lambda: store.delete(USER, ["1", "unknown"]),
         "mark": lambda: store.mark(pending, "vectors"),
@@ -133,8 +133,8 @@ async def of_graph_items(store: Any) -> Verbs:
         return {"value": b"v", "vectors": None, "updated_at": 1.0, "ttl_s": ttl_s, "expires_at": expires_at}
 
     def batch(now: float, **puts: Any) -> Batch:
-        named = {("n.", name): value for name, value in puts.items()}
-        return Batch(now=now, gets=(), searches=(), namespaces=False, puts=named)
+        named_puts = {("n.", name): value for name, value in puts.items()}
+        return Batch(now=now, gets=(), searches=(), namespaces=False, puts=named_puts)
 
     await store.write(batch(1.0, a=row(None, None), b=row(5.0, 6.0), c=row(50.0, 51.0), d=row(60.0, 61.0)))
     return {
@@ -244,7 +244,7 @@ async def test_a_verb_that_a_redis_key_stops_leaves_nothing_behind(
     with redis_server.client as client:
         async with closing(make(redis_url)) as store:
             verbs = await fill(store)
-            whole = {key: client.dump(key) for key in client.keys("*")}
+            dumps = {key: client.dump(key) for key in client.keys("*")}
             for damage in damages(client):
                 for name, verb in verbs.items():
                     damage()
@@ -255,7 +255,7 @@ async def test_a_verb_that_a_redis_key_stops_leaves_nothing_behind(
                         failed.add(name)
                         assert stored(client) == before, name
                     client.flushdb()
-                    for key, value in whole.items():
+                    for key, value in dumps.items():
                         client.restore(key, 0, value)
     assert failed >= set(verbs)
 
@@ -349,7 +349,7 @@ def opened(url: str) -> SessionStore:
 async def test_an_activation_that_meets_a_damaged_turn_leaves_the_session_to_its_owner(
     companions: int, any_url: str, redis_server: RedisServer
 ) -> None:
-    """Also if it shares a transaction with others, which are carried out."""
+    """Also if it shares a transaction with other activations, which succeed."""
     async with closing(opened(any_url)) as store:
         owner = await eventful(store)
         for index in range(companions):
@@ -450,7 +450,7 @@ async def test_an_encrypted_activation_returns_the_state_that_it_has_taken(by: s
 
 
 async def test_work_whose_shared_commit_got_no_answer_is_not_done_again(tmp_path: Path) -> None:
-    """As it may be stored: then a session that the call has made would be another's, and be said to exist."""
+    """The call may have stored the session: a second call would then report that the session exists."""
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
         await store.create(a_session("s"))
         check, are_lost = store._check_after, [True]

@@ -43,7 +43,7 @@ async def owned(store: SQLStore, count: int) -> list[SessionRecord]:
 
 @contextmanager
 def busy(store: SQLStore) -> Iterator[None]:
-    """Keep the store's only thread busy, so that what is asked meanwhile waits."""
+    """Keep the store's only thread busy, so that calls wait meanwhile."""
     go_on, is_busy = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -79,12 +79,12 @@ async def together(store: SQLStore, calls: Sequence[Awaitable[Any]]) -> list[Any
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def count_tries(store: SQLStore, tried: list[int]) -> None:
-    """Note the sessions of commits that are tried one by one, as the group could not be written together."""
+def count_tries(store: SQLStore, session_keys: list[int]) -> None:
+    """Record the sessions of commits that are tried one by one because the group could not be written together."""
     attempt = store._commits._write_one
 
     def noted(cursor: Any, rows: Any) -> Any:
-        tried.append(rows.key)
+        session_keys.append(rows.key)
         return attempt(cursor, rows)
 
     store._commits._write_one = noted  # type: ignore[method-assign]
@@ -119,12 +119,12 @@ async def test_a_commit_with_a_locked_session_row_does_not_delay_its_group(datab
                 await asyncio.sleep(0)
             locked = tasks.pop(3)
             await asyncio.gather(*tasks)
-            again = [
+            commits = [
                 commit(store, whole_turn(whole_turn(session, 0).session, 1))
                 for session in sessions
                 if session != sessions[3]
             ]
-            await asyncio.gather(*again)
+            await asyncio.gather(*commits)
             assert not locked.done() and await stored_turns(store, "s3") == 0
             connection.rollback()
             await locked
@@ -161,30 +161,30 @@ async def test_commits_of_one_session_do_not_share_and_keep_their_order(url: str
 
 def bad_commits(sessions: list[SessionRecord]) -> dict[int, tuple[Commit, int, type[Exception]]]:
     """Return commits that are refused, by the session they are of, with their epoch and error. All have one turn."""
-    good = {index: whole_turn(whole_turn(session, 0).session, 1) for index, session in enumerate(sessions)}
-    taken_key = good[3].events[1].model_copy(update={"key": "end 0"})
-    new_run = good[2].new_run
+    valid = {index: whole_turn(whole_turn(session, 0).session, 1) for index, session in enumerate(sessions)}
+    taken_key = valid[3].events[1].model_copy(update={"key": "end 0"})
+    new_run = valid[2].new_run
     assert new_run
     return {
-        1: (good[1], 0, SessionFencedError),
-        2: (replace(good[2], new_run=replace(new_run, run_id="s0-0")), 1, DuplicateKeyError),
-        3: (replace(good[3], events=[good[3].events[0], taken_key]), 1, DuplicateKeyError),
-        4: (replace(good[4], session=replace(good[4].session, log_size=3)), 1, SessionFencedError),
-        5: (replace(good[5], session=replace(good[5].session, metadata=freeze({"x": "\ud800"}))), 1, StoreError),
-        6: (replace(good[6], turns=[TurnRecord(index=2**70)]), 1, StoreError),
-        7: (replace(good[7], session=replace(good[7].session, log="999999")), 1, SessionFencedError),
-        8: (good[8], 2, SessionFencedError),
+        1: (valid[1], 0, SessionFencedError),
+        2: (replace(valid[2], new_run=replace(new_run, run_id="s0-0")), 1, DuplicateKeyError),
+        3: (replace(valid[3], events=[valid[3].events[0], taken_key]), 1, DuplicateKeyError),
+        4: (replace(valid[4], session=replace(valid[4].session, log_size=3)), 1, SessionFencedError),
+        5: (replace(valid[5], session=replace(valid[5].session, metadata=freeze({"x": "\ud800"}))), 1, StoreError),
+        6: (replace(valid[6], turns=[TurnRecord(index=2**70)]), 1, StoreError),
+        7: (replace(valid[7], session=replace(valid[7].session, log="999999")), 1, SessionFencedError),
+        8: (valid[8], 2, SessionFencedError),
     }
 
 
-@pytest.mark.parametrize("chosen", [range(1, 9), [1], [2], [5]], ids=str)
-async def test_a_commit_that_is_refused_fails_alone(url: str, chosen: list[int]) -> None:
+@pytest.mark.parametrize("refused", [range(1, 9), [1], [2], [5]], ids=str)
+async def test_a_commit_that_is_refused_fails_alone(url: str, refused: list[int]) -> None:
     """Cases 29 and 47, in one transaction with commits that are not refused: before, between and behind them."""
     async with closing(SQLStore(url, connections=1)) as store:
         sessions = await owned(store, 10)
         for session in sessions:
             await commit(store, whole_turn(session, 0))
-        bad = {index: bad_commit for index, bad_commit in bad_commits(sessions).items() if index in chosen}
+        bad = {index: bad_commit for index, bad_commit in bad_commits(sessions).items() if index in refused}
         calls = []
         for index, session in enumerate(sessions):
             new_commit, epoch, _ = bad.get(index, (whole_turn(whole_turn(session, 0).session, 1), 1, None))
@@ -204,10 +204,10 @@ async def test_a_commit_that_is_refused_fails_alone(url: str, chosen: list[int])
 async def test_one_of_two_commits_of_a_group_with_the_same_run_is_stored(url: str) -> None:
     async with closing(SQLStore(url, connections=1)) as store:
         first, second, third = await owned(store, 3)
-        same = whole_turn(second, 0)
-        assert same.new_run
-        same = replace(same, new_run=replace(same.new_run, run_id="s0-0"))
-        commits = [same, whole_turn(first, 0), whole_turn(third, 0)]
+        same_run = whole_turn(second, 0)
+        assert same_run.new_run
+        same_run = replace(same_run, new_run=replace(same_run.new_run, run_id="s0-0"))
+        commits = [same_run, whole_turn(first, 0), whole_turn(third, 0)]
         outcomes = await together(store, [commit(store, each_commit) for each_commit in commits])
         assert isinstance(outcomes[0], DuplicateKeyError) and outcomes[1:] == [None, None]
         assert [await stored_turns(store, name) for name in ("s0", "s1", "s2")] == [1, 0, 1]
@@ -249,7 +249,7 @@ async def test_a_failed_commit_of_a_group_fails_all_its_calls(url: str) -> None:
 
 
 async def test_a_cancelled_commit_does_not_affect_its_group(url: str) -> None:
-    """Cancelled before a thread takes it up it is not made, cancelled later it is; the others are, either way."""
+    """A commit is made unless it is cancelled before a thread takes it. The other commits are made in any case."""
     async with closing(SQLStore(url, connections=1)) as store:
         sessions = await owned(store, 3)
         with busy(store):
@@ -427,7 +427,7 @@ def count_begins(store: SQLStore) -> list[None]:
 async def test_sessions_created_at_once_share_a_transaction_and_are_refused_one_by_one(
     tmp_path: Path,
 ) -> None:
-    """In a file of SQLite. Those that a database refuses are told by themselves, too."""
+    """In a file of SQLite. Each session that a database refuses gets an error of its own."""
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
         await owned(store, 10)
         begun = count_begins(store)

@@ -98,7 +98,7 @@ async def test_a_restart_loses_no_acknowledged_commit_and_connections_are_replac
 
 
 async def test_calls_to_a_frozen_server_fail_and_succeed_when_it_continues(postgres_server: PostgresServer) -> None:
-    """However many wait for one connection: what was not begun in time is not begun."""
+    """However many calls wait for one connection, a call that did not begin in time does not begin later."""
     url = postgres_server.url(statement_timeout=2000, idle_in_transaction_session_timeout=60_000)
     store = SQLStore(url, lock_timeout_s=0.5, connections=1)
     session = await own(store)
@@ -203,7 +203,7 @@ def test_timeouts_set_by_the_server_or_the_url_are_kept(postgres_server: Postgre
 
 
 async def test_a_migration_has_no_time_limit(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the server nor the client limits its steps; both limit what comes behind it, as before."""
+    """Neither the server nor the client limits its steps; both limit later calls, as before."""
     patience: list[float | None] = []
     wait: Any = PostgresConnection.wait
 
@@ -297,7 +297,7 @@ def test_a_log_that_cannot_grow_refuses_the_commit_whole(tmp_path: Path) -> None
 
 
 async def test_calls_that_wait_for_a_locked_file_fail_in_time_and_later_ones_succeed(tmp_path: Path) -> None:
-    """Not one after the other, each after a time of its own."""
+    """They all fail after one timeout, not one after the other."""
 
     store = SQLStore(f"sqlite:///{tmp_path}/store.db", lock_timeout_s=0.2)
     for index in range(50):
@@ -380,7 +380,7 @@ async def test_a_commit_to_a_file_that_is_deleted_meanwhile_is_not_acknowledged(
 
 
 async def all_of(store: SQLStore) -> list[Any]:
-    """Return what reads of all kinds say, each the answer or its error."""
+    """Return the answer or the error of a read of each kind."""
     verbs: list[Callable[[], Awaitable[Any]]] = [
         lambda: store.get(SessionKey("s")),
         lambda: store.turns(SessionKey("s")),
@@ -405,30 +405,30 @@ def test_a_damaged_file_gives_errors_and_never_wrong_answers(filled: Path) -> No
 
     With `make races` all of this is done to each.
 
-    SQLite has no checksums: that something is missing from a page that still looks like one, nobody can tell.
+    SQLite has no checksums, so a missing row in a page that looks valid cannot be detected.
     """
-    whole, url = filled.read_bytes(), f"sqlite:///{filled}"
-    right = using(url, all_of)
-    assert not any(isinstance(answer, StoreError) for answer in right)
-    size = int.from_bytes(whole[16:18])
+    content, url = filled.read_bytes(), f"sqlite:///{filled}"
+    undamaged_answers = using(url, all_of)
+    assert not any(isinstance(answer, StoreError) for answer in undamaged_answers)
+    size = int.from_bytes(content[16:18])
     damages = []
-    for number, offset in enumerate(range(0, len(whole), size)):
-        overwritten = (whole[:offset] + page + whole[offset + size :] for page in (b"\xff" * size, bytes(size)))
-        ways = [*overwritten, whole[: offset + size // 2]]
+    for number, offset in enumerate(range(0, len(content), size)):
+        overwritten = (content[:offset] + page + content[offset + size :] for page in (b"\xff" * size, bytes(size)))
+        ways = [*overwritten, content[: offset + size // 2]]
         damages += ways if share(3) == 3 else [ways[number % 3]]
     noticed = 0
     for damaged in damages:
         filled.write_bytes(damaged)
         answers = using(url, all_of)
         assert filled.read_bytes() == damaged
-        for answer, expected in zip(answers, right, strict=True):
+        for answer, expected in zip(answers, undamaged_answers, strict=True):
             assert answer == expected or isinstance(answer, StoreError)
         errors = [str(answer) for answer in answers if isinstance(answer, StoreError)]
         assert all("store.db: " in error or "corrupt record" in error for error in errors)
         noticed += bool(errors)
     assert noticed > len(damages) // 2  # the others are of pages that these reads do not need
-    filled.write_bytes(whole)
-    assert using(url, all_of) == right
+    filled.write_bytes(content)
+    assert using(url, all_of) == undamaged_answers
 
 
 def test_tables_without_a_version_are_refused(filled: Path) -> None:
@@ -448,7 +448,7 @@ def test_tables_without_a_version_are_refused(filled: Path) -> None:
 
 
 class AwayStore(InMemoryStore):
-    """Refuses commits, and activations, while it is away."""
+    """Refuses commits and activations while it is unavailable."""
 
     is_away = False
 
@@ -492,7 +492,7 @@ async def test_followers_of_a_run_do_not_see_an_end_that_cannot_be_stored() -> N
 
 
 async def test_an_idle_process_that_cannot_reach_its_store_exits_when_the_store_is_back() -> None:
-    """What its memories have is noted before it goes: that is a commit, which may fail."""
+    """Before it exits it stores which turns its memories have. This commit may fail."""
 
     store, has_left = AwayStore(), asyncio.Event()
     await store.create(SessionRecord(session_id="s"))
@@ -503,15 +503,15 @@ async def test_an_idle_process_that_cannot_reach_its_store_exits_when_the_store_
     )
     await host.call(verbs.info().to(SessionRef(SessionKey("s"))).pickled())
     assert host._resident
-    core, tried = host._resident.core, asyncio.Event()
+    core, commit_tried = host._resident.core, asyncio.Event()
 
     async def store_mark() -> None:
-        tried.set()
+        commit_tried.set()
         await core.transactor.commit(core.state.journal.session)
 
     core.ingestion.store_mark = store_mark  # type: ignore[method-assign]
     store.is_away = True
-    await tried.wait()
+    await commit_tried.wait()
     assert not has_left.is_set()
     store.is_away = False
     await has_left.wait()

@@ -47,7 +47,7 @@ async def test_a_check_for_writes_leaves_nothing_and_refuses_a_closed_store(stor
 
 
 async def fill_up(store: SQLStore) -> None:
-    """Let a SQLite file have no more pages than it has, and use what is free in them."""
+    """Do not let a SQLite file grow, and fill the free space in its pages."""
     owner = await own(store, "t")
     await owner.commit("first")
     limit_pages(store, 1)
@@ -72,7 +72,7 @@ async def test_a_full_sqlite_file_is_not_writable_until_there_is_space(tmp_path:
 
 
 async def fill(url: str) -> None:
-    """Commit until a file cannot grow; then ask the store, and again when it can."""
+    """Commit until a file cannot grow; then check the store, and check it again when the file can grow."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     store = SQLStore(url)
     session = (await own(store)).session
@@ -177,7 +177,7 @@ async def test_who_asks_during_a_check_gets_its_outcome() -> None:
 async def test_a_log_of_sqlites_that_goes_while_it_is_open_is_noticed(
     kind: str, change: str, side: str, tmp_path: Path
 ) -> None:
-    """What is written to it after that would be lost, and acknowledged."""
+    """Later commits to it would be acknowledged and lost."""
     make, fill_it = ON_SQL[kind]
     async with closing(make(f"sqlite:///{tmp_path}/store.db")) as store:
         verbs = await fill_it(store)

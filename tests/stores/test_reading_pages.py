@@ -42,8 +42,8 @@ def test_others_have_the_event_loop_between_two_pages() -> None:
 
 
 def test_pages_by_cursor_end_with_the_page_without_one_and_keep_what_is_unreadable() -> None:
-    lost = SessionKey("lost")
-    unreadable: Page[int] = Page((), "b", (lost,))
+    unreadable_key = SessionKey("lost")
+    unreadable: Page[int] = Page((), "b", (unreadable_key,))
     stored = {None: Page((1,), "a"), "a": unreadable, "b": Page((2,), None)}
 
     async def read(cursor: str | None) -> Page[int]:

@@ -78,7 +78,7 @@ def everything(server: RedisServer) -> dict[str, Any]:
 
 
 def audit(server: RedisServer) -> int:
-    """Return how many sessions there are; fails unless every key says the same of each and there is no other key."""
+    """Return the number of sessions. Fails unless all keys agree about each session and there is no other key."""
     keys = everything(server)
     lookup = {number: home for number, home in keys.items() if number.isdigit()}
     expected: dict[str, Any] = {"meta": keys.get("meta", {}), "ids": {}, "runs": {}, "unsettled": {}, "expiring": {}}
@@ -128,14 +128,14 @@ def audit(server: RedisServer) -> int:
     for log, spans in lent.items():
         expected[f"{log}:lent"] = spans
         numbers = [[int(number) for number in text.split()] for text in spans.values()]
-        held = {
+        held_positions = {
             number
             for span_numbers in numbers
             for first in range(0, len(span_numbers), 2)
             for number in range(*span_numbers[first : first + 2])
         }
         blocks = keys[f"{log}:log"]
-        assert held <= set(map(int, blocks)) and (log in lookup or held == set(map(int, blocks)))
+        assert held_positions <= set(map(int, blocks)) and (log in lookup or held_positions == set(map(int, blocks)))
         expected[f"{log}:log"] = blocks
     sums = {place: unpack_usage(packed.encode("latin-1")) for place, packed in keys.pop("spent", {}).items()}
     assert sums == {place: usage for place, usage in spent.items() if usage != Usage()}
@@ -176,10 +176,10 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
         return name, sessions.get(name, a_session(*name))
 
     def spans() -> tuple[Span, ...]:
-        some = chance.choices([*sessions.values()] or [a_session("none", log="77")], k=2)
+        some_sessions = chance.choices([*sessions.values()] or [a_session("none", log="77")], k=2)
         return tuple(
             Span(session.log, start, start + chance.randint(0, 2))
-            for session in some
+            for session in some_sessions
             for start in [chance.randint(0, 3)]
         )
 
@@ -217,14 +217,14 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
         number = next(serial)
         new = a_run(f"r{chance.choice((number, 3))}", number, chance.choice(runs_), **name._asdict())
         new = replace(new, idempotency_key=chance.choice((None, f"k{number % 7}")))
-        again = [replace(run, state=chance.choice(runs_)) for run in runs.get(name, []) if chance.random() < 0.3]
+        changed_runs = [replace(run, state=chance.choice(runs_)) for run in runs.get(name, []) if chance.random() < 0.3]
         commit = Commit(
             session=session,
             blocks=blocks,
             turns=[a_turn(chance.randint(0, 6), status=chance.choice(turns), created_at=float(next(serial)))],
             dropped_turns=[chance.randint(0, 6)] if chance.random() < 0.3 else [],
             new_run=chance.choice((None, new)),
-            runs=again,
+            runs=changed_runs,
             events=[
                 an_event(old.seq + number, chance.choice((None, f"e{chance.randint(0, 30)}")), **name._asdict())
                 for number in range(chance.randint(0, 3))
@@ -306,7 +306,7 @@ def step_of(owner: Owner, number: int) -> dict[str, Any]:
 
 
 async def steps_of(store: SessionStore, name: str) -> int:
-    """Return how many such commits a session has; fails unless each is there whole, and once."""
+    """Return how many such commits a session has. Fails unless each is stored whole, and once."""
     session, blocks, turns, runs, events = await state_of(store, name)
     assert isinstance(session, SessionRecord)
     count = session.log_size
@@ -373,15 +373,15 @@ async def test_a_lost_answer_is_an_error_and_the_commit_is_not_repeated(
         owner = await eventful(store)
         commit = of_everything(owner)
         line.lose = 1
-        with pytest.raises(StoreError) as lost:
+        with pytest.raises(StoreError) as error:
             await store.commit(SessionKey("s"), 1, commit)
-        assert type(lost.value) is StoreError and line.lose == 0
+        assert type(error.value) is StoreError and line.lose == 0
         assert await state_of(store, "s") == state_after(commit)
         with pytest.raises(SessionFencedError):
             await store.commit(SessionKey("s"), 1, commit)
-        again = replace(commit, session=commit.session.committed(log_size=6))
+        repeated = replace(commit, session=commit.session.committed(log_size=6))
         with pytest.raises(DuplicateKeyError):
-            await store.commit(SessionKey("s"), 1, again)
+            await store.commit(SessionKey("s"), 1, repeated)
         read = store.state
 
         async def read_and_lose_the_next_answer(key: SessionKey) -> Activation:
@@ -565,9 +565,9 @@ def test_the_cost_of_a_page_does_not_depend_on_the_number_of_sessions(
             await verb
             costs[name] = sum(calls_of(redis_server).values()) - before - 1  # and the question what it was
         with redis_server.client as client:
-            sent = client.info("stats")["total_net_output_bytes"]
+            bytes_before = client.info("stats")["total_net_output_bytes"]
             await store.turns(SessionKey("long"), after=200, limit=3)
-            assert client.info("stats")["total_net_output_bytes"] - sent < 10_000
+            assert client.info("stats")["total_net_output_bytes"] - bytes_before < 10_000
         return costs
 
     costs = using(redis_url, use)
@@ -691,7 +691,7 @@ async def test_a_commit_with_a_value_that_cannot_be_stored_is_refused_whole(
         owner = await eventful(store)
         commit, nan, session = of_everything(owner), float("nan"), owner.session
         keys = everything(redis_server)
-        for wrong in (
+        for invalid in (
             replace(commit, session=replace(commit.session, updated_at=nan)),
             replace(commit, session=replace(commit.session, ttl_s=float("inf"))),
             replace(commit, session=replace(commit.session, usage=Usage(cost=nan))),
@@ -702,7 +702,7 @@ async def test_a_commit_with_a_value_that_cannot_be_stored_is_refused_whole(
             replace(commit, new_run=a_run("r9", 0)),  # another run's index
         ):
             with pytest.raises(StoreError):
-                await store.commit(SessionKey("s"), 1, wrong)
+                await store.commit(SessionKey("s"), 1, invalid)
             assert everything(redis_server) == keys
         for session in (a_session("t", created_at=nan), a_session("\ud800"), a_session("t", usage=Usage(seconds=nan))):
             with pytest.raises(StoreError):

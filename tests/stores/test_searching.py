@@ -55,12 +55,12 @@ async def test_pages_of_a_search_have_each_matching_session_once_newest_first(
             texts = {"title": title, "metadata": freeze({"kind": number % 2, "tags": ["a", number % 4]})}
             times = {"created_at": float(number // 2), "updated_at": 100.0 - number}
             sessions.append(await store.create(SessionRecord(session_id=f"s{number}", **texts, **times)))  # type: ignore[arg-type]
-        wholes: dict[SessionOrder, list[SessionRecord]] = {}
-        wholes["created_at"] = sorted(
+        sessions_by_order: dict[SessionOrder, list[SessionRecord]] = {}
+        sessions_by_order["created_at"] = sorted(
             sessions, key=lambda session: (session.created_at, int(session.log)), reverse=True
         )
-        wholes["updated_at"] = sorted(sessions, key=lambda session: session.updated_at, reverse=True)
-        for order_by, whole in wholes.items():
+        sessions_by_order["updated_at"] = sorted(sessions, key=lambda session: session.updated_at, reverse=True)
+        for order_by, ordered in sessions_by_order.items():
             for session_filter in (
                 SessionFilter(title="paris"),
                 SessionFilter(metadata=freeze({"kind": 1})),
@@ -71,8 +71,8 @@ async def test_pages_of_a_search_have_each_matching_session_once_newest_first(
             ):
                 start = -1e9 if session_filter.since is None else session_filter.since
                 end = 1e9 if session_filter.until is None else session_filter.until
-                among = [session for session in whole if start <= getattr(session, order_by) < end]
-                expected = [session.session_id for session in among if session_filter.matches(session)]
+                candidates = [session for session in ordered if start <= getattr(session, order_by) < end]
+                expected = [session.session_id for session in candidates if session_filter.matches(session)]
                 for limit in (1, 2, 5, 100):
                     ids, cursor = list[str](), None
                     while True:

@@ -40,7 +40,7 @@ from turnwise.memory.values.frozen_json import freeze
 
 
 def whole_turn(session: SessionRecord, index: int) -> Commit:
-    """Return a commit with something of everything, all of which says `index`."""
+    """Return a commit with records of all kinds, each of which has `index` in its content."""
     name, seq, time = session.session_id, 2 * index + 1, float(index)
     about: dict[str, Any] = {"session_id": name, "turn_index": index, "run_id": f"{name}-{index}", "at": time}
     span = Span(session.log, session.log_size, session.log_size + 2)
@@ -109,7 +109,7 @@ def writers(url: str, count: int, *session_ids: str) -> Iterator[dict[str, Fork]
 
 
 async def stored_turns(store: SQLStore, session_id: str) -> int:
-    """Return how many turns of `whole_turn` are stored; each is whole, and there is nothing beside them."""
+    """Return how many turns of `whole_turn` are stored. Fails unless each is whole and nothing else is stored."""
     record = await store.get(SessionKey(session_id))
     revision = record.revision - record.next_index
     session = replace(record, log_size=0, next_index=0, revision=revision, seq=0, updated_at=0.0, usage=Usage())
@@ -201,7 +201,7 @@ def test_two_processes_commit_to_two_sessions_of_one_file_at_the_same_time(url: 
 
 
 def test_a_kill_during_many_commits_loses_no_acknowledged_commit(url: str, tmp_path: Path) -> None:
-    """Case 63: of each process that is killed, the commits that had returned are there, whole, and at most one more."""
+    """Case 63: the commits of a killed process that had returned are stored whole, and at most one more commit."""
     kills = {"a": 3, "b": 40, "c": 150}
     with writers(url, 1_000_000, *kills) as processes:
         for process in processes.values():
@@ -320,7 +320,7 @@ def test_a_statement_is_compiled_at_its_first_use(tmp_path: Path) -> None:
 
 
 def test_unsettled_and_expired_sessions_are_found_by_an_index(filled: Path) -> None:
-    """By the partial indexes: ended runs and sessions that stay are not looked at."""
+    """By the partial indexes: ended runs and sessions without expiry are not read."""
 
     async def plans(store: SQLStore) -> list[str]:
         await store.count()
@@ -474,12 +474,12 @@ async def test_a_value_that_cannot_be_stored_is_a_store_error_and_nothing_is_wri
     """Text with half a character, and numbers that no column holds."""
     async with closing(SQLStore(f"sqlite:///{filled}")) as store:
         session = await store.get(SessionKey("s"))
-        good = whole_turn(session, 3)
+        valid = whole_turn(session, 3)
         half = RunCompleted(session_id="s", seq=7, at=0.0, stop_reason="\ud800")
         for bad in (
-            replace(good, session=replace(good.session, metadata=freeze({"a": "\ud800"}))),
-            replace(good, events=[half]),
-            replace(good, turns=[TurnRecord(index=2**70)]),
+            replace(valid, session=replace(valid.session, metadata=freeze({"a": "\ud800"}))),
+            replace(valid, events=[half]),
+            replace(valid, turns=[TurnRecord(index=2**70)]),
         ):
             with pytest.raises(StoreError, match=r"store\.db: "):
                 await store.commit(SessionKey("s"), 1, bad)
@@ -580,7 +580,7 @@ def test_the_files_have_nothing_of_a_deleted_session(tmp_path: Path) -> None:
         await second.close()
 
     def check() -> None:
-        held = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-        assert b"of stays" in held and b"of gone" not in held
+        stored_bytes = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        assert b"of stays" in stored_bytes and b"of gone" not in stored_bytes
 
     asyncio.run(use())

@@ -61,7 +61,7 @@ async def test_a_postgres_database_that_is_dropped_and_created_again_can_be_used
 
 
 async def test_a_sqlite_file_whose_tables_were_dropped_works_again(tmp_path: Path) -> None:
-    """A file that is replaced is refused until it is put back: see test_outages."""
+    """A file that was replaced is refused until it is restored: see test_outages."""
     import sqlite3
 
     store = SQLStore(f"sqlite:///{tmp_path}/store.db")
@@ -104,7 +104,7 @@ async def test_a_read_only_postgres_can_be_read_and_its_error_says_why_writes_fa
 
 
 async def refusal(store: SQLStore | RedisStore) -> str:
-    """Return what a store says at its first use."""
+    """Return the message of a store's error at its first use."""
     try:
         with pytest.raises(StoreError) as refused:
             await asyncio.wait_for(store.get(SessionKey("s")), WITHIN_S)

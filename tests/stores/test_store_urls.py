@@ -115,9 +115,9 @@ def test_a_store_of_another_package_is_opened_by_its_scheme(install: Install) ->
     for opens in (open_items, open_checkpoints, open_graph_items):
         with pytest.raises(StoreURLError, match="another package's store keeps sessions only"):
             opens("mongo://h/x")
-    for wrong in ("Mongo://h", "mongo:h", "mongo"):
+    for url in ("Mongo://h", "mongo:h", "mongo"):
         with pytest.raises(StoreURLError, match="not known"):
-            open_store(wrong)
+            open_store(url)
 
 
 def test_turnwise_s_own_schemes_cannot_be_overridden(install: Install, tmp_path: Path) -> None:

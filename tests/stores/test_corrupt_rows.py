@@ -180,7 +180,7 @@ def test_a_damaged_record_in_redis_is_named_but_not_quoted_and_blocks_nothing_el
     redis_url: str, redis_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def damage(client: Any, number: int, other_log: str) -> bool:
-        """Damage the value of this number that has the secret and is not of the other log; return whether there is one."""
+        """Damage the value of this number with the secret, outside the other log; return whether there is one."""
         for key in sorted(client.scan_iter("*")):
             if client.type(key) == b"hash":
                 for field, value in sorted(client.hgetall(key).items()):

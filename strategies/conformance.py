@@ -64,8 +64,8 @@ def check_case(strategy: OverflowStrategy, case: Case) -> Plan | None:
     try:
         plan = strategy.decide(window, budget)
     except WindowOverflowError as error:
-        least = [*before.systems[-1:], *before.summaries, *before.newest()]
-        needed_tokens = budget.overhead + sum(COUNTER.count(before.blocks[position]) for position in least)
+        smallest_request = [*before.systems[-1:], *before.summaries, *before.newest()]
+        needed_tokens = budget.overhead + sum(COUNTER.count(before.blocks[position]) for position in smallest_request)
         _require("budget met", needed_tokens > budget.max_tokens, f"{error}, but {needed_tokens} tokens would do")
         _require(
             "budget met",
@@ -102,11 +102,11 @@ def check_case(strategy: OverflowStrategy, case: Case) -> Plan | None:
         "something goes", remaining < tokens_before, f"the request takes {remaining} tokens, and {tokens_before} before"
     )
     _require("budget met", remaining <= budget.max_tokens, f"{remaining} of {budget.max_tokens} tokens")
-    stated = (plan.tokens_before, plan.tokens_after)
+    stated_tokens = (plan.tokens_before, plan.tokens_after)
     _require(
         "budget met",
-        stated[0] == tokens_before and stated[1] >= remaining,
-        f"it told of {stated}, and it is {tokens_before}, {remaining}",
+        stated_tokens[0] == tokens_before and stated_tokens[1] >= remaining,
+        f"it states {stated_tokens} tokens, and the requests have {tokens_before} and {remaining}",
     )
     more = strategy.decide(window_after, budget)
     _require("leaves nothing to do", more is None, f"it then decides {more}")
@@ -189,8 +189,8 @@ def _places(spans: Iterable[tuple[str, int, int]]) -> list[Place]:
 
 def _order(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
     positions = {place: number for number, place in enumerate(before.places)}
-    apart = 1 + bool(plan.summary) if before.systems else int(bool(plan.summary))
-    order = [positions.get(place, -1) for place in after.places[apart:]]
+    count = 1 + bool(plan.summary) if before.systems else int(bool(plan.summary))
+    order = [positions.get(place, -1) for place in after.places[count:]]
     _require("order kept", order == sorted(set(order)) and -1 not in order, f"{order}")
 
 
@@ -210,7 +210,7 @@ def _pairs(before: _Request, after: _Request, plan: Plan, window: Window) -> Non
     remaining = set(after.places)
     for call, result in before.pairs():
         is_whole = (before.places[call] in remaining) == (before.places[result] in remaining)
-        _require("tool pairs whole", is_whole, f"{before.blocks[call]} is parted from its result")
+        _require("tool pairs whole", is_whole, f"{before.blocks[call]} is separated from its result")
 
 
 def _summaries(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
@@ -234,5 +234,5 @@ def _once(before: _Request, after: _Request, plan: Plan, window: Window) -> None
 
 
 def _valid(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
-    worse = set(refusals(after.blocks)) - set(refusals(before.blocks))
-    _require("valid for providers", not worse, f"{sorted(worse)}: {refusals(after.blocks)}")
+    new_refusals = set(refusals(after.blocks)) - set(refusals(before.blocks))
+    _require("valid for providers", not new_refusals, f"{sorted(new_refusals)}: {refusals(after.blocks)}")

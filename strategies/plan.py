@@ -88,8 +88,8 @@ class Plan:
         """
         if self.flush is None or not ranges:
             return self
-        back = [part for flushed in ranges for part in window.without(flushed, System)]
-        keep = merge([*self.keep, *back])
+        retained = [part for flushed in ranges for part in window.without(flushed, System)]
+        keep = merge([*self.keep, *retained])
         if not _tokens(window, gaps(keep, Range(0, len(window)))):
             return None
         stay = merge(ranges)
@@ -200,8 +200,8 @@ class Plan:
                     self._check_orphan(window, block.call_id, part.start)
             # A call still waits for its result, which must not be in the next removed range.
             removed = window.blocks([Range(part.stop, after.start)]) if pairs.open else ()
-            if parted := pairs.open.keys() & {block.call_id for block in removed if isinstance(block, ToolResult)}:
-                self._break("tool pairs whole", f"call {min(parted)!r} stays, and its result goes")
+            if separated := pairs.open.keys() & {block.call_id for block in removed if isinstance(block, ToolResult)}:
+                self._break("tool pairs whole", f"call {min(separated)!r} stays, and its result goes")
 
     def _check_orphan(self, window: Window, call_id: str, before: int) -> None:
         """Raise if a result stays without its call, unless the conversation had no call for it in the first place."""
@@ -213,8 +213,8 @@ class Plan:
         summary = [Summary(text="A summary.")] if self.summary else []
         after = refusals([*summary, *window.blocks(self.keep)])
         before = refusals(window.blocks([Range(0, len(window))])) if after else {}
-        if worse := sorted(set(after) - set(before)):
-            self._break("valid for providers", str(after[worse[0]]))
+        if new_refusals := sorted(set(after) - set(before)):
+            self._break("valid for providers", str(after[new_refusals[0]]))
 
 
 def refusals(blocks: Sequence[Block]) -> dict[str, InvalidRequestError]:
@@ -274,5 +274,5 @@ def _tokens(window: Window, ranges: Ranges) -> int:
 
 
 def _request_tokens(window: Window, budget: TokenBudget, keep: Ranges, summary: SummaryTask | None) -> int:
-    most = summary.max_tokens if summary else 0
-    return budget.overhead + window.system_tokens + _tokens(window, keep) + most
+    summary_tokens = summary.max_tokens if summary else 0
+    return budget.overhead + window.system_tokens + _tokens(window, keep) + summary_tokens

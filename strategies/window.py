@@ -176,22 +176,22 @@ class Window:
         """
         stop = len(self) if before is None else before
         begins: int | None = None
-        says = False
+        has_content = False
         unmatched: set[str] = set()  # results whose calls come, since the blocks are read from behind
         for position, block in self._backwards(stop):
             if isinstance(block, System | Summary | CacheCheckpoint | Unknown):
                 continue
             if block.role == "user":
-                if begins is not None and says and not unmatched and position < self._newest_turn <= begins:
+                if begins is not None and has_content and not unmatched and position < self._newest_turn <= begins:
                     yield Range(self._newest_turn, stop)
-                    stop, says = self._newest_turn, False
-                begins, says = position, says or _has_content(block)
+                    stop, has_content = self._newest_turn, False
+                begins, has_content = position, has_content or _has_content(block)
                 continue
-            if begins is not None and begins <= self._newest_output and says and not unmatched:
+            if begins is not None and begins <= self._newest_output and has_content and not unmatched:
                 start = self._newest_turn if position < self._newest_turn <= begins else begins
                 yield Range(start, stop)
                 stop = start
-            begins, says = None, False
+            begins, has_content = None, False
             if isinstance(block, ToolResult):
                 unmatched.add(block.call_id)
             elif isinstance(block, ToolUse):

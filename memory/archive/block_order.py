@@ -174,9 +174,9 @@ class Order:
             number = bisect_right(starts, position) - 1
             return owners[number][1] if number >= 0 and position < owners[number][0].stop else 0
 
-        read = [pair for pair in self._log_pairs if self._read.common(Span("", pair[0], pair[0] + 1))]
-        if reason := self._note(read):
-            return max(map(line_of, read[-1])), reason
+        checked_pairs = [pair for pair in self._log_pairs if self._read.common(Span("", pair[0], pair[0] + 1))]
+        if reason := self._note(checked_pairs):
+            return max(map(line_of, checked_pairs[-1])), reason
         for number, (before, index) in enumerate((*self._pairs.items(), *self._thoughts)):
             if line_of(before) != line_of(index):
                 return max(line_of(before), line_of(index)), _SPLIT

@@ -121,8 +121,8 @@ async def import_session(
         SessionExistsError: the user has a session of this id.
         DuplicateKeyError: the store has one of its runs in another session: pass a `session_id` or a `user_id`.
     """
-    read = read_lines(lines)
-    first = next(read)
+    archive_lines = read_lines(lines)
+    first = next(archive_lines)
     archived_id, owner = first.value.get("session_id"), first.value.get("user_id")
     key = SessionKey(archived_id if session_id is None else session_id, owner if user_id is None else user_id)
     try:
@@ -137,15 +137,15 @@ async def import_session(
     new = SessionImport(
         store, session if now is None else replace(session, updated_at=now), SessionKey(str(archived_id), str(owner))
     )
-    begun = asyncio.ensure_future(new.begin())
+    beginning = asyncio.ensure_future(new.begin())
     try:
-        await asyncio.shield(begun)
+        await asyncio.shield(beginning)
         line = first
-        for line in read:
+        for line in archive_lines:
             await new.add(line)
         return await new.finish(line)
     except BaseException:
-        await asyncio.wait([begun])  # it may still create the session
+        await asyncio.wait([beginning])  # it may still create the session
         await asyncio.shield(new.undo())
         raise
 

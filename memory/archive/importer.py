@@ -112,9 +112,11 @@ class SessionImport:
             number, reason = problem
             raise ArchiveError(number or line.number, reason)
         await self._commit()
-        own = replace(self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision).committed()
-        await self._store.commit(own.key, own.epoch, Commit(session=own))
-        return own
+        final = replace(
+            self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision
+        ).committed()
+        await self._store.commit(final.key, final.epoch, Commit(session=final))
+        return final
 
     async def undo(self) -> None:
         """Delete what was stored, even if another process has opened the session; nothing if it no longer exists."""

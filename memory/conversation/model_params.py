@@ -80,8 +80,8 @@ def _metadata(value: Any) -> Any:
         raise ValueError(f"must be at most {MAX_METADATA} texts, not {len(value)}")
     longest = max(map(len, value), default=0), max(map(len, value.values()), default=0)
     if longest[0] > MAX_METADATA_KEY or longest[1] > MAX_METADATA_VALUE:
-        most = f"{MAX_METADATA_KEY} characters, and values of {MAX_METADATA_VALUE}"
-        raise ValueError(f"must have keys of at most {most}")
+        limits = f"{MAX_METADATA_KEY} characters, and values of {MAX_METADATA_VALUE}"
+        raise ValueError(f"must have keys of at most {limits}")
     return value
 
 

@@ -84,9 +84,9 @@ class TurnRecord(Record):
         """The numbers of its removed blocks, among the blocks that it added, `prompt + output`."""
         if not self.removed:
             return ()
-        own = places(join(self.prompt, self.output))
-        removed_places = frozenset(places(overlap(own, self.removed)))
-        return tuple(number for number, place in enumerate(own) if place in removed_places)
+        own_places = places(join(self.prompt, self.output))
+        removed_places = frozenset(places(overlap(own_places, self.removed)))
+        return tuple(number for number, place in enumerate(own_places) if place in removed_places)
 
     @property
     def base(self) -> Spans:
@@ -276,9 +276,9 @@ class Turn:
 
     def recalling(self, block: Block) -> "Turn":
         """Return a copy of this turn with a block before its prompt, for requests to a model. It is never stored."""
-        record, own = self._record, join(self._record.prompt)
-        before, prompt = cut(record.input, size(record.input) - size(own))
-        if prompt != own:  # the prompt is not one piece at the end of the input
+        record, prompt_spans = self._record, join(self._record.prompt)
+        before, prompt = cut(record.input, size(record.input) - size(prompt_spans))
+        if prompt != prompt_spans:  # the prompt is not one piece at the end of the input
             before, prompt = (), record.input
         shown = join(before, [Span(_RECALLED, 0, 1)], prompt)
         return Turn(self._session_id, replace(record, input=shown), self._cache.over(_RECALLED, [block]))

@@ -103,10 +103,10 @@ async def check_an_append_may_be_repeated(history: HistoryStore, other: HistoryS
         *((history, other)[index % 2].append(SessionKey("s"), events[index % 5 :]) for index in range(10))
     )
     equal(await _all(history), events, "after ten appends at once")
-    many = [_event(seq, session_id="many") for seq in range(1, 2502)]
-    await history.append(SessionKey("many"), many[1:-1])
-    await history.append(SessionKey("many"), many)
-    equal(await _all(history, "many"), many, "after a long append that was partly stored")
+    many_events = [_event(seq, session_id="many") for seq in range(1, 2502)]
+    await history.append(SessionKey("many"), many_events[1:-1])
+    await history.append(SessionKey("many"), many_events)
+    equal(await _all(history, "many"), many_events, "after a long append that was partly stored")
     await history.append(SessionKey("s"), [])
     equal(await _all(history), events, "after an append of nothing")
 

@@ -48,8 +48,8 @@ class EncryptedHistory:
         return await self._inner.last_seq(key)
 
     async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
-        sealed = await self._sealed(key, instead) if instead else []
-        await self._inner.delete(key, turns_up_to=turns_up_to, instead=sealed)
+        sealed_events = await self._sealed(key, instead) if instead else []
+        await self._inner.delete(key, turns_up_to=turns_up_to, instead=sealed_events)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -102,9 +102,9 @@ def read_messages(messages: Any, format: str | None = None, *, system: str | Non
     places = [-1] * len(blocks)
     index = 0
     try:
-        for read in _read(plain_messages, format or _format_of(messages, plain_messages)):
-            blocks += read
-            places += [index] * len(read)
+        for blocks_read in _read(plain_messages, format or _format_of(messages, plain_messages)):
+            blocks += blocks_read
+            places += [index] * len(blocks_read)
             index += 1
     except UnreadableError as error:
         raise InvalidInputError(f"messages[{index}]{error.place}", shown(error.value), error.reason) from None
@@ -136,18 +136,18 @@ def _with_one_system(blocks: list[AnyBlock], places: list[int]) -> Given:
 
 
 def _read(messages: Sequence[Any], format: str) -> Iterator[list[AnyBlock]]:
-    read = functions_of(format, "read")
+    reader = functions_of(format, "read")
     if FORMATS[format].read == "read":
-        yield from read(messages)
+        yield from reader(messages)
         return
     # A reader of an adapter returns the blocks of all messages that it gets.
     sizes: list[int] = []
     for start, message in enumerate(messages):
         try:
-            sizes.append(len(read([message])))
+            sizes.append(len(reader([message])))
         except InvalidInputError as error:
             raise InvalidInputError(f"messages[{start}]", shown(message), getattr(error, "why", str(error))) from error
-    blocks: list[AnyBlock] = list(read(messages))
+    blocks: list[AnyBlock] = list(reader(messages))
     start = 0
     for size in sizes:
         yield blocks[start : start + size]

@@ -99,8 +99,8 @@ def encode(
     """
     items: list[dict[str, Any]] = []
     thought_of: set[str] = set()
-    read = (block for block in blocks if rules.sends(block) or isinstance(block, Citations))
-    for message in fit(arranged(read, rules), rules):
+    known_blocks = (block for block in blocks if rules.sends(block) or isinstance(block, Citations))
+    for message in fit(arranged(known_blocks, rules), rules):
         if message.role == "user":
             items += _user_items(message.blocks, apart=apart)
         elif output := _assistant_items(message.blocks):
@@ -179,8 +179,8 @@ def _joined(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _output(result: ToolResult) -> dict[str, Any]:
     text = ERROR * result.is_error + result.text
-    own = [{"type": "input_text", "text": text}] if text else []
-    parts = _joined([*own, *map(_part, filter(RESPONSES.sends, result.blocks))])
+    text_parts = [{"type": "input_text", "text": text}] if text else []
+    parts = _joined([*text_parts, *map(_part, filter(RESPONSES.sends, result.blocks))])
     is_text = all(part["type"] == "input_text" for part in parts)
     output = "".join(part["text"] for part in parts) if is_text else parts
     return {"type": "function_call_output", "call_id": result.call_id, "output": output}

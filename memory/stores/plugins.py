@@ -58,5 +58,5 @@ _VERBS = [name for name, value in vars(SessionStore).items() if callable(value) 
 
 
 def _description(entry: EntryPoint) -> str:
-    of = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed package"
-    return f"the store {entry.value!r} of the distribution {of}"
+    distribution = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed package"
+    return f"the store {entry.value!r} of the distribution {distribution}"

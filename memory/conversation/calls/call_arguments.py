@@ -88,12 +88,12 @@ def _object(text: str) -> FrozenDict:
 
 def _mistake(text: str, message: str) -> _FlawError:
     """Return the parser's error. Its column counts bytes."""
-    place = _PLACE.search(message)
-    if place is None or message.startswith("EOF"):
-        return _FlawError(message if place is None else message[: place.start()], len(text))
-    lines = text.split("\n")[: int(place[1])]
-    column = len(lines[-1].encode()[: max(int(place[2]) - 1, 0)].decode(errors="ignore"))
-    return _FlawError(message[: place.start()], min(sum(len(line) + 1 for line in lines[:-1]) + column, len(text)))
+    match = _PLACE.search(message)
+    if match is None or message.startswith("EOF"):
+        return _FlawError(message if match is None else message[: match.start()], len(text))
+    lines = text.split("\n")[: int(match[1])]
+    column = len(lines[-1].encode()[: max(int(match[2]) - 1, 0)].decode(errors="ignore"))
+    return _FlawError(message[: match.start()], min(sum(len(line) + 1 for line in lines[:-1]) + column, len(text)))
 
 
 def _check_names(text: str) -> None:

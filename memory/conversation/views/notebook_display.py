@@ -148,5 +148,5 @@ def _row(tag: str, texts: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    cut = text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]} … {len(text) - MOST_CHARS:,} more characters"
-    return escape(plain(cut), quote=True)
+    shortened = text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]} … {len(text) - MOST_CHARS:,} more characters"
+    return escape(plain(shortened), quote=True)

@@ -68,9 +68,9 @@ class Owner:
 
     def prepare(self, *texts: str, **parts: Any) -> Commit:
         """Return a commit that appends the texts as blocks."""
-        own = self.session
-        place = {"log_size": own.log_size + len(texts), "revision": own.revision + 1}
-        return Commit(session=replace(parts.pop("session", own), **place), blocks=texts, **parts)
+        session = self.session
+        counters = {"log_size": session.log_size + len(texts), "revision": session.revision + 1}
+        return Commit(session=replace(parts.pop("session", session), **counters), blocks=texts, **parts)
 
     async def commit(self, *texts: str, **parts: Any) -> Span:
         """Append the texts as blocks and return their positions."""

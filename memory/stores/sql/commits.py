@@ -136,8 +136,8 @@ class CommitWriter:
     def _write_other_rows(self, cursor: Any, group: Sequence[CommitRows]) -> None:
         """Write all rows but the session rows, kind by kind. The order of sessions within a kind does not matter."""
         for kind, rows in zip(self._kinds, zip(*(commit.other_rows for commit in group), strict=True), strict=True):
-            if every := list(chain.from_iterable(rows)):
-                kind.write(cursor, every)
+            if all_rows := list(chain.from_iterable(rows)):
+                kind.write(cursor, all_rows)
 
     def _pipeline(self, cursor: Any) -> AbstractContextManager[object]:
         return cursor.connection.pipeline() if self._has_pipeline else nullcontext()

@@ -415,14 +415,14 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
     fails too, and its error would say no more than that there is no connection.
     """
     with engine.connect() as connection:
-        begun = connection.begin()
+        started = connection.begin()
         try:
             yield connection
         except BaseException:
             with suppress(exc.SQLAlchemyError):
-                begun.rollback()
+                started.rollback()
             raise
-        begun.commit()
+        started.commit()
 
 
 def insert_into(table: sa.Table, dialect: sa.Dialect) -> Any:

@@ -394,12 +394,12 @@ class SQLStore(SecureDeleteDatabase):
         if connection.scalar(sa.select(sessions.key).where(sessions.key == log)):
             return
         used = connection.execute(sa.select(borrowed.start, borrowed.stop).where(borrowed.log == log))
-        ends = connection.execute(
+        bounds = connection.execute(
             sa.select(sa.func.min(blocks.at), sa.func.max(blocks.at)).where(blocks.log == log)
         ).one()
-        if ends[0] is None:
+        if bounds[0] is None:
             return
-        log_span = Span(str(log), ends[0], ends[1] + 1)
+        log_span = Span(str(log), bounds[0], bounds[1] + 1)
         for _, start, stop in subtract((log_span,), (Span(str(log), *row) for row in used)):
             connection.execute(sa.delete(schema.blocks).where(blocks.log == log, blocks.at >= start, blocks.at < stop))
 

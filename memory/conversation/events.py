@@ -61,7 +61,7 @@ class Event(BaseModel):
         return SessionKey(self.session_id, self.user_id)
 
 
-class _Held:
+class _BlockSchema:
     """How pydantic reads a block of an event: one of an engine's own class as it is, JSON of that class as `Unknown`.
 
     The classes of blocks are built when the first block is read from JSON: most processes never read one from JSON.
@@ -86,7 +86,7 @@ def _block(value: Any) -> Any:
     return Unknown(stored_kind=kind, payload={name: field for name, field in value.items() if name != "kind"})
 
 
-_Blocks = tuple[Annotated[AnyBlock, _Held], ...]
+_Blocks = tuple[Annotated[AnyBlock, _BlockSchema], ...]
 
 Places = tuple[tuple[str, int, int], ...]
 """Positions of blocks: log, start, stop (exclusive). The session's own log is named by an empty text."""

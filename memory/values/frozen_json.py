@@ -124,8 +124,9 @@ def plain_json(field: str, json_value: object, max_bytes: int) -> Any:
 
 
 _Place = Any
-"""Where a value is: the name of the argument, or the place of what holds it and the key or the index there. The place
-of a key has the place of its mapping alone. A name is made of it for errors only, since that takes long."""
+"""The place of a value: the name of the argument, or a tuple of the place of its container and the key or the index in
+it. The place of a key is a tuple of the place of its mapping alone. Only errors turn it into a name, since that takes
+long."""
 
 
 def _name_of(place: _Place) -> str:

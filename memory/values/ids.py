@@ -81,8 +81,8 @@ def check_id(kind: str, value: str) -> str:
 def check_names(field: str, *names: str | None, quotes: bool = True) -> None:
     """Raise unless each store can keep these names, and can find a row by all of them together.
 
-    Ids of callers are checked by `check_id`, which is stricter. Stores check this much, so that what one of them takes
-    is taken by each.
+    Ids of callers are checked by `check_id`, which is stricter. Each store makes these checks, so that all stores take
+    the same names.
 
     Args:
         field: what they are, for the error.

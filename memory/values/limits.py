@@ -1,8 +1,8 @@
-"""The bounds of what one call may bring, and `check_count`, which refuses more before anything of it is looked at.
+"""The bounds of the arguments of one call, and `check_count`, which refuses larger ones before reading their parts.
 
-A session's process has one event loop for many users, and a store has one writer. So what a caller sends at once is
-bounded by number, not only by bytes: a million empty prompts take four megabytes and a minute. What is legitimately
-longer, such as a conversation to import, is sent in parts.
+A session's process has one event loop for many users, and a store has one writer. So the arguments of a call are
+bounded by number, not only by bytes: a million empty prompts take four megabytes and a minute. Arguments that may be
+longer, such as a conversation to import, are sent in parts.
 """
 
 from __future__ import annotations

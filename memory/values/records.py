@@ -118,7 +118,7 @@ def _new_model(cls: type[Model], values: dict[str, Any], fields_set: set[str]) -
 
 
 def lean(model: Model) -> Model:
-    """Return the same frozen model; the names of the fields that it was given take no more memory of its own."""
+    """Return the same frozen model, with the shared set of the names of its fields instead of a set of its own."""
     _set(model, "__pydantic_fields_set__", _shared(model.__pydantic_fields_set__))
     return model
 

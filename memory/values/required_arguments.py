@@ -1,4 +1,4 @@
-"""`needs`: a class whose required argument was left out says so, and what to pass."""
+"""`needs`: a class raises an error that names a missing required argument, and what to pass for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much one read brings at once: about `PAGE_BYTES`, measured by `weight`, or one record that is larger."""
+"""How much one read returns: about `PAGE_BYTES`, measured by `weight`, or one record that is larger."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ BLOCKS: dict[type[Block], st.SearchStrategy[Block]] = {
 }
 
 
-def test_every_kind_is_tried_here() -> None:
+def test_every_kind_of_block_is_tested() -> None:
     assert {*KINDS.values(), Unknown} == set(BLOCKS)
     assert {kind: cls.model_fields["kind"].default for kind, cls in KINDS.items()} == {kind: kind for kind in KINDS}
 

@@ -43,7 +43,7 @@ def test_the_model_is_told_what_is_wrong_with_arguments_and_where(text: str, fla
     assert decode(encode(use)) == use
 
 
-def test_an_error_quotes_what_stands_around_it() -> None:
+def test_an_error_quotes_the_text_around_it() -> None:
     flaw = read_call("c1", "delete", '{"first": "' + "x" * 100 + '", "path": /all, "last": "' + "y" * 100 + '"}').flaw
     assert flaw and '"path": /all, "last"' in flaw
 

@@ -121,7 +121,7 @@ def answered(*content: Any, is_error: bool = False) -> list[Block]:
     ]
 
 
-def test_what_a_tool_returned_is_read_as_text_payload_and_blocks() -> None:
+def test_the_return_value_of_a_tool_is_read_as_text_payload_and_blocks() -> None:
     assert result_of("c", "text") is None and result_of("c", [1, 2]) is None and result_of("c", []) is None
     assert result_of("c", PNG) == ToolResult(call_id="c", text="", blocks=(PNG,))
     mixed = result_of("c", ["one", Text(text="two"), PNG, "three", PDF])
@@ -142,12 +142,12 @@ def test_what_a_tool_returned_is_read_as_text_payload_and_blocks() -> None:
         ([PNG, "\ud800"], "surrogates"),
     ],
 )
-def test_what_no_result_may_have_is_named(value: Any, reason: str) -> None:
+def test_contents_that_no_result_may_have_are_named(value: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         result_of("c", value)
 
 
-def test_what_a_result_has_too_much_of_is_cut_or_left_out() -> None:
+def test_long_texts_of_a_result_are_cut_and_large_files_left_out() -> None:
     long = Document(name="a.txt", text="x" * 8)
     cut = within(ToolResult.of({"a": 1}, Text(text="yyyy"), long, PNG, PDF), 13, len(PNG.data or ""))
     assert (cut.text, cut.is_json) == ('{"a":1}', True)
@@ -268,7 +268,7 @@ def test_the_stand_in_anthropic_takes_no_mark_of_an_error_beside_an_image() -> N
         check_anthropic(messages, thinking=False)
 
 
-def test_a_summary_is_made_of_what_results_show() -> None:
+def test_a_request_for_a_summary_shows_the_contents_of_results() -> None:
     blocks = [User(text="Look."), USE, ToolResult(call_id="c", text="Seen:", blocks=(PNG, CHUNKS)), Text(text="Tea.")]
     cache, counter = BlockCache(), ByteCounter()
     cache.add("1", 0, blocks)

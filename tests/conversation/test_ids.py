@@ -83,6 +83,6 @@ def test_new_ids_are_unique_and_ids() -> None:
         int(run_id, 16)
 
 
-def test_new_ids_of_one_millisecond_differ_in_what_cannot_be_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_ids_of_one_millisecond_differ_in_random_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     assert len({new_id()[12:] for _ in range(1000)}) == 1000

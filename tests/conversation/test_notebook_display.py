@@ -145,7 +145,7 @@ THINGS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", THINGS.values(), ids=THINGS)
-def test_whatever_was_said_or_stored_is_shown_as_text(make: Callable[[], Any]) -> None:
+def test_any_stored_text_is_shown_as_text(make: Callable[[], Any]) -> None:
     texts = shown(make())
     assert any(SHOWN in text for text in texts)
     assert not any("\x1b" in text or "\u202e" in text for text in texts)
@@ -176,7 +176,7 @@ def test_nothing_is_shown_as_an_empty_table() -> None:
         assert shown(empty) == ["items: 0"]
 
 
-def test_what_cannot_be_read_is_shown_as_the_error() -> None:
+def test_a_value_that_cannot_be_read_is_shown_as_its_error() -> None:
     """Never an exception, which would hide the result of the cell."""
     damaged = Turn("chat", TurnRecord(index=0, status="completed", prompt=(Span("gone", 0, 1),)), BlockCache())
     assert any("CorruptRecordError" in text for text in shown(damaged))

@@ -117,7 +117,7 @@ def test_something_else_than_a_prompt_is_refused_with_its_type(prompt: object) -
         accept("s", ["a", prompt], 1000)  # type: ignore[list-item]
 
 
-def test_a_list_of_messages_is_refused_with_what_takes_it() -> None:
+def test_a_list_of_messages_is_refused_with_the_function_that_takes_it() -> None:
     with pytest.raises(InvalidPromptError, match=r"list is not .* turnwise\.blocks.* session\.import_messages"):
         accept("s", [[{"role": "user", "content": "a"}]], 1000)  # type: ignore[list-item]
 

@@ -82,7 +82,7 @@ def test_each_class_of_blocks_and_events_is_tested() -> None:
 @pytest.mark.parametrize(
     ("union", "value"), [*((AnyBlock, block) for block in BLOCKS), *((AnyEvent, event) for event in EVENTS)]
 )
-def test_what_pydantic_writes_it_reads_as_an_equal_object(union: Any, value: Block | Event) -> None:
+def test_json_that_pydantic_writes_is_read_as_an_equal_object(union: Any, value: Block | Event) -> None:
     adapter = TypeAdapter[Any](union)
     assert adapter.validate_json(adapter.dump_json(value)) == value
     assert adapter.validate_json(adapter.dump_json(value, exclude_none=True)) == value

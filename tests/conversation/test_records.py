@@ -45,7 +45,7 @@ def test_a_pickled_record_names_its_fields(record: Any) -> None:
         (RECORDS["usage"], {}),
     ],
 )
-def test_a_copy_is_what_dataclasses_would_have_made(record: Any, changes: dict[str, Any]) -> None:
+def test_a_copy_equals_that_of_dataclasses(record: Any, changes: dict[str, Any]) -> None:
     before = dataclasses.asdict(record)
     changed = replace(record, **changes)
     assert changed == dataclasses.replace(record, **changes)

@@ -122,7 +122,7 @@ async def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
     await asyncio.gather(store.close(), *(history.close() for history in histories))
 
 
-def test_appended_events_are_there_after_reopening(url: str) -> None:
+def test_appended_events_can_be_read_after_reopening(url: str) -> None:
     using(url, lambda history: history.append(SessionKey("s"), events_of("s", 2000)))
     assert using(url, lambda history: history.events(SessionKey("s"), limit=5000)) == events_of("s", 2000)
     with pytest.raises(HistoryConflictError, match=r"^the history of session 's' has another event under number 1,"):
@@ -192,7 +192,7 @@ def test_a_url_opens_the_history_it_names(tmp_path: Path, monkeypatch: pytest.Mo
         assert "secret" not in str(error.value)
 
 
-def test_a_database_that_is_not_there_is_a_store_error(tmp_path: Path) -> None:
+def test_a_missing_database_is_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"unable to open database file; is it reachable, writable"):
         using(f"sqlite:///{tmp_path}/missing/history.db", lambda history: history.events(SessionKey("s")))
 

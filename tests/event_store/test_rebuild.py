@@ -84,7 +84,7 @@ async def test_a_discarded_turn_is_not_rebuilt(history: HistoryStore) -> None:
     await history.close()
 
 
-async def test_what_a_compaction_left_is_rebuilt(history: HistoryStore) -> None:
+async def test_a_compacted_conversation_is_rebuilt(history: HistoryStore) -> None:
     core = await a_core(InMemoryStore(), history, overflow=Trim(max_tokens=60))
     blocks = await say(core, *(f"{number} of many words that fill the window soon enough" for number in range(9)))
     assert len(blocks) < 18
@@ -94,7 +94,7 @@ async def test_what_a_compaction_left_is_rebuilt(history: HistoryStore) -> None:
     await history.close()
 
 
-async def test_a_forks_history_needs_not_its_parents(history: HistoryStore) -> None:
+async def test_a_forks_history_does_not_need_its_parents(history: HistoryStore) -> None:
     store = InMemoryStore()
     core = await a_core(store, history)
     parents = await say(core, "one", "two")
@@ -133,7 +133,7 @@ async def test_a_forks_history_is_whole_whatever_its_id_has_of_its_parents(fork_
     assert rebuild((await fork.reads.events())[0]) == blocks and len(blocks) == 6
 
 
-async def test_events_that_do_not_tell_the_conversation_are_refused() -> None:
+async def test_events_without_the_conversation_are_refused() -> None:
     about: dict[str, Any] = {"session_id": "s", "at": 1.5, "run_id": "r", "turn_index": 3}
     with pytest.raises(TranscriptError, match=r"event 7 \(run_started\) of session 's' has no prompts"):
         rebuild([RunStarted(seq=7, **about)])

@@ -262,7 +262,7 @@ def test_a_damaged_item_of_a_memory_is_not_quoted_and_its_user_can_be_forgotten(
     asyncio.run(note())
 
 
-def test_what_a_database_refuses_is_not_quoted(database: str, tmp_path: Path) -> None:
+def test_a_text_that_a_database_refuses_is_not_quoted(database: str, tmp_path: Path) -> None:
     async def use(url: str) -> None:
         store = SQLStore(url)
         await talk(store, "s")

@@ -144,7 +144,7 @@ async def test_langgraphs_saver_and_store_say_what_ended_their_connection(databa
             check_named(error)
 
 
-async def test_what_sqlite_refused_is_told_even_if_the_file_is_lost_after_it(
+async def test_the_error_of_sqlite_is_raised_even_if_the_file_is_lost_after_it(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A savepoint ends with its transaction. The error of the failed rollback must not hide the cause."""

@@ -282,7 +282,7 @@ async def test_a_cancelled_commit_does_not_affect_its_group(url: str) -> None:
         assert [await stored_turns(store, name) for name in ("s0", "s1", "s2")] == [2, 1, 2]
 
 
-def test_closing_waits_for_what_is_queued(url: str) -> None:
+def test_closing_waits_for_queued_work(url: str) -> None:
     """More than fit into a group, and two of one session."""
 
     async def use() -> None:

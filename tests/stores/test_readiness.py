@@ -153,7 +153,7 @@ class Manager:
             raise StoreError("the disk is full")
 
 
-async def test_who_asks_during_a_check_gets_its_outcome() -> None:
+async def test_callers_during_a_check_get_its_outcome() -> None:
     manager = Manager()
     service: Any = type("Services", (), {"manager": manager})
     readiness = Readiness(cast(Service, service))

@@ -20,7 +20,7 @@ def test_pages_go_on_behind_the_last_record_until_there_are_none() -> None:
     assert asyncio.run(main()) == [[2, 5], [8, 9]]
 
 
-def test_others_have_the_event_loop_between_two_pages() -> None:
+def test_other_tasks_run_between_two_pages() -> None:
     steps: list[Any] = []
 
     async def read(after: int) -> list[int]:

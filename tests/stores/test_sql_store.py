@@ -536,7 +536,7 @@ def test_a_refused_url_is_shown_without_its_password(url: str) -> None:
         assert "***" in error.value.url
 
 
-def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
+def test_a_server_that_cannot_be_reached_is_named_without_its_password() -> None:
     url = "postgresql://u:secret@127.0.0.1:1/x?password=secret"
     with pytest.raises(StoreError, match=r"^store postgresql://u:\*\*\*@127\.0\.0\.1:1/x.* failed") as error:
         using(url, count)

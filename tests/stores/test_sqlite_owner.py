@@ -111,7 +111,7 @@ def test_a_forked_process_neither_holds_nor_releases_the_lock(tmp_path: Path, ad
     owner.release()
 
 
-def test_a_ray_with_a_token_is_named_with_all_that_joins_it(
+def test_a_ray_with_a_token_is_named_with_the_variables_that_join_it(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -75,7 +75,7 @@ class Rebuilt:
 
 
 def rebuild(events: Iterable[Event]) -> list[AnyBlock]:
-    """Return the conversation that a session's events tell, as after the last of them: the blocks of its newest turn.
+    """Return the conversation of a session after the last of these events: the blocks of its newest turn.
 
     Needs no conversation store: the events of `history_store=` have the blocks. `encode` makes a provider's request of
     the result, and `messages_of` messages. For each prefix of the events, the result equals the session at that time.

@@ -233,12 +233,12 @@ class InMemoryStore:
         return sum((row.session.usage for row in self._matching(user_id, agent)), Usage())
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
-        rows = (row for row in self._behind(cursor) if any(run.state in UNSETTLED for run in row.runs.values()))
+        rows = (row for row in self._rows_after(cursor) if any(run.state in UNSETTLED for run in row.runs.values()))
         page, more = _page(rows, limit)
         return Page(tuple(row.session.key for row in page), more)
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
-        page, more = _page((row for row in self._behind(cursor) if row.session.has_expired(now)), limit)
+        page, more = _page((row for row in self._rows_after(cursor) if row.session.has_expired(now)), limit)
         return Page(tuple(row.session for row in page), more)
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
@@ -291,7 +291,7 @@ class InMemoryStore:
             if all(value is None or getattr(row.session, name) == value for name, value in values.items())
         ]
 
-    def _behind(self, cursor: str | None) -> list[_Row]:
+    def _rows_after(self, cursor: str | None) -> list[_Row]:
         """Return the sessions created after a cursor, in order of creation."""
         self._check_open()
         after = 0 if cursor is None else parse_cursor(cursor)[1]

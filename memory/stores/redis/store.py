@@ -220,7 +220,7 @@ class RedisStore(RedisDatabase):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
-        behind = ("", "") if cursor is None else _behind(cursor)
+        behind = ("", "") if cursor is None else _page_start(cursor)
         first: list[Argument] = [order_by.removesuffix("_at"), _place(user_id, agent)]
         args = [*first, min(check_limit(limit), _MANY) + 1, *behind, *_statuses(status)]
         shown, is_cut = await self._do("query", args, again=True)
@@ -237,7 +237,7 @@ class RedisStore(RedisDatabase):
         return unpack_usage(packed)
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
-        after = "" if cursor is None else _behind(cursor)[1]
+        after = "" if cursor is None else _page_start(cursor)[1]
         (shown,) = await self._do("unsettled", [after, min(check_limit(limit), _MANY) + 1], again=True)
         for number, name in shown:
             if name is None:
@@ -246,7 +246,7 @@ class RedisStore(RedisDatabase):
         return Page(tuple(self._session_key(*row) for row in shown[:limit]), more)
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
-        after = "" if cursor is None else _behind(cursor)[1]
+        after = "" if cursor is None else _page_start(cursor)[1]
         args: list[Argument] = [repr(float(now)), after, min(check_limit(limit), _MANY) + 1]
         shown, is_cut = await self._do("expired", args, again=True)
         return self._sessions(shown, len(shown) - 1 if is_cut else limit)
@@ -427,7 +427,7 @@ def _statuses(status: SessionStatus | None) -> tuple[str, ...]:
     return get_args(SessionStatus) if status is None else (status,)
 
 
-def _behind(cursor: str) -> tuple[str, str]:
+def _page_start(cursor: str) -> tuple[str, str]:
     """Return the time of a cursor, and the member after which the page starts."""
     time_s, order = parse_cursor(cursor)
     return repr(time_s), f"{max(order, 0):016d}"

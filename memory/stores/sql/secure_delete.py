@@ -43,7 +43,7 @@ class SecureDeleteDatabase(SQLDatabase):
         self._settings: dict[str, Any] = {"url": url, "lock_timeout_s": lock_timeout_s, "connections": connections}
         self._is_sqlite = self._engine.dialect.name == "sqlite"
         if self._is_sqlite:
-            sa.event.listen(self._engine, "connect", _overwrite_what_is_deleted)
+            sa.event.listen(self._engine, "connect", _turn_on_secure_delete)
 
     async def scrub(self) -> None:
         """Rewrite a SQLite file, so that it contains nothing that was deleted. O(size of the file).
@@ -91,9 +91,9 @@ class SecureDeleteDatabase(SQLDatabase):
             return done
         finally:
             if any(done):
-                await self._leave_nothing_deleted()
+                await self._empty_log_after_deletion()
 
-    async def _leave_nothing_deleted(self) -> None:
+    async def _empty_log_after_deletion(self) -> None:
         """Empty SQLite's log after a deletion. Raises nothing: the deletion is done, and an error may be at hand."""
         if self._is_sqlite:
             with suppress(StoreError):  # whatever it is, the next call meets it
@@ -146,5 +146,5 @@ def _pages_in(log: Path) -> set[int]:
     }
 
 
-def _overwrite_what_is_deleted(connection: Any, _: object) -> None:
+def _turn_on_secure_delete(connection: Any, _: object) -> None:
     connection.execute("PRAGMA secure_delete = ON")

@@ -256,7 +256,7 @@ class SQLStore(SecureDeleteDatabase):
                     raise DuplicateKeyError(key.session_id, stored) from error
             raise
         if commit.cleared_blocks:
-            await self._leave_nothing_deleted()
+            await self._empty_log_after_deletion()
 
     def _commit_group(self, group: Sequence[CommitRows]) -> list[Exception | None]:
         late: list[Exception | None] = [self._late(request.since) for request in group]

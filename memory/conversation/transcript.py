@@ -265,7 +265,7 @@ class Ledger:
                 if isinstance(block, ToolUse):
                     del group.results[block.call_id]
                     has_calls = True
-        while len(self._groups) > 1 and not self._groups[-1].said:
+        while len(self._groups) > 1 and not self._groups[-1].blocks:
             self._groups.pop()
         if has_calls:
             self._pairs = CallPairs()

@@ -152,8 +152,8 @@ async def test_the_error_of_sqlite_is_raised_even_if_the_file_is_lost_after_it(
         owners = [await eventful(store), await own(store, "t")]
         execute = store._commits._write_one
 
-        def fail(cursor: Any, rows: Any) -> None:
-            execute(cursor, rows)
+        def fail(cursor: Any, commit: Any) -> None:
+            execute(cursor, commit)
             cursor.connection.rollback()  # as SQLite does itself if its disk is full
             raise OSError("the first error")
 

@@ -83,9 +83,9 @@ def count_tries(store: SQLStore, session_keys: list[int]) -> None:
     """Record the sessions of commits that are tried one by one because the group could not be written together."""
     attempt = store._commits._write_one
 
-    def noted(cursor: Any, rows: Any) -> Any:
-        session_keys.append(rows.key)
-        return attempt(cursor, rows)
+    def noted(cursor: Any, commit: Any) -> Any:
+        session_keys.append(commit.key)
+        return attempt(cursor, commit)
 
     store._commits._write_one = noted  # type: ignore[method-assign]
 

@@ -119,16 +119,16 @@ async def check_a_different_event_with_a_number_or_key_is_refused(history: Histo
     await history.append(SessionKey("other"), [_event(9, "e9", session_id="other")])
     end = RunFailed(session_id="s", seq=3, at=1.5, key="e3", run_id="r", why="")
     conflicts: list[tuple[int, str | None, Sequence[Event]]] = [
-        (2, None, [_event(2, at=1.25)]),
+        (2, None, [_event(2, time=1.25)]),
         (2, None, [_event(4), _event(2, "e2"), _event(5)]),
         (2, None, [_event(2, None, "r"), events[0]]),
         (1, None, [_event(1)]),
         (3, None, [end]),
         (4, "e1", [_event(4, "e1")]),
         (4, "e3", [events[2], _event(4, "e3", "r"), _event(6)]),
-        (5, None, [_event(5), _event(5, at=1.25)]),
+        (5, None, [_event(5), _event(5, time=1.25)]),
         (6, "e5", [_event(5, "e5"), _event(6, "e5")]),
-        (3000, None, [*(_event(seq) for seq in range(10, 3000)), _event(3000, at=1.25)]),
+        (3000, None, [*(_event(seq) for seq in range(10, 3000)), _event(3000, time=1.25)]),
     ]
     for seq, key, appended in conflicts:
         async with _unchanged(history, "s", "other"):
@@ -150,7 +150,7 @@ async def check_a_different_event_with_a_number_or_key_is_refused(history: Histo
 async def check_one_of_two_conflicting_appends_at_once_is_refused(history: HistoryStore, other: HistoryStore) -> None:
     """The other one is stored whole."""
     for round_number in range(10):
-        first, second = [_event(1, "k"), _event(2)], [_event(2, at=1.25), _event(3)]
+        first, second = [_event(1, "k"), _event(2)], [_event(2, time=1.25), _event(3)]
         appends = [history.append(SessionKey("s"), first), other.append(SessionKey("s"), second)]
         outcomes = await asyncio.gather(*appends, return_exceptions=True)
         refused = [isinstance(outcome, HistoryConflictError) for outcome in outcomes]
@@ -220,7 +220,7 @@ async def check_sessions_do_not_share_events(history: HistoryStore) -> None:
     while remaining:
         await history.delete(SessionKey(remaining.pop(0)))
         equal([name for name in IDS if await _all(history, name)], remaining, "the sessions that are left")
-    later_events = [_event(1, "k", session_id=IDS[0], at=9.0)]
+    later_events = [_event(1, "k", session_id=IDS[0], time=9.0)]
     await history.append(SessionKey(IDS[0]), later_events)
     equal(await _all(history, IDS[0]), later_events, "the events after the deletion")
 
@@ -258,7 +258,7 @@ async def check_events_of_turns_are_deleted(history: HistoryStore) -> None:
     for upto, remaining in [(-1, (1, 2, 3, 4, 5, 6)), (0, (1, 4, 5, 6)), (2, (1, 5, 6)), (12, (1, 6)), (12, (1, 6))]:
         await history.delete(SessionKey("s"), turns_up_to=upto)
         equal(await _all(history), [event for event in events if event.seq in remaining], f"what is left up to {upto}")
-    others_of = [_event(1, at=7.0), _event(6, "l", turn_index=13, at=7.0)]
+    others_of = [_event(1, time=7.0), _event(6, "l", turn_index=13, time=7.0)]
     await history.delete(SessionKey("s"), turns_up_to=12, instead=others_of)
     equal(await _all(history), others_of, "the events that took the place of others")
     await history.delete(SessionKey("s"), turns_up_to=99, instead=others_of[:1])

@@ -22,10 +22,10 @@ Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
 _given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
-"""Of work on a thread, whether its caller has given up."""
+"""Whether the caller of the work on this thread has given up."""
 
 _until: ContextVar[float | None] = ContextVar("until", default=None)
-"""Until when work goes on that can be put off, by the monotonic clock; None if it need not be put off."""
+"""The time until which deferrable work goes on, by the monotonic clock; None for no limit."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def check_awaited() -> None:
 
 @contextmanager
 def putting_off_after(seconds: float) -> Iterator[None]:
-    """Give what is called within some seconds for work that can be put off; see `has_time`."""
+    """Limit the deferrable work of the calls inside the block to some seconds; see `has_time`."""
     token = _until.set(time.monotonic() + seconds)
     try:
         yield
@@ -64,56 +64,56 @@ def putting_off_after(seconds: float) -> Iterator[None]:
 
 
 def has_time() -> bool:
-    """Return whether work that can be put off may go on: its caller has an answer without it, and waits no longer."""
+    """Return whether deferrable work may go on: its caller has an answer without it, and waits for a limited time."""
     return (until := _until.get()) is None or time.monotonic() < until
 
 
-def watch(task: asyncio.Future[Any], what: str) -> None:
+def watch(task: asyncio.Future[Any], activity: str) -> None:
     """Log the error that a task ends with, with its traceback. For a task whose result nobody awaits.
 
     Args:
-        what: the task and its ids, such as `session 'chat': saving`.
+        activity: the task and its ids, such as `session 'chat': saving`.
     """
-    task.add_done_callback(partial(_report, what))
+    task.add_done_callback(partial(_report, activity))
 
 
-async def shielded(task: asyncio.Task[Result], what: str) -> Result:
+async def shielded(task: asyncio.Task[Result], activity: str) -> Result:
     """Return a task's result. If the caller is cancelled the task goes on, and its error is logged."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        watch(task, what)
+        watch(task, activity)
         raise
 
 
-async def ended(task: asyncio.Task[Any], what: str) -> None:
+async def ended(task: asyncio.Task[Any], activity: str) -> None:
     """Wait until a task is done or failed. If the caller is cancelled, the task goes on and its error is logged."""
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
-        watch(task, what)
+        watch(task, activity)
         raise
 
 
-def log_failure(what: str, error: BaseException, then: str = "") -> None:
+def log_failure(activity: str, error: BaseException, consequence: str = "") -> None:
     """Log an error: a turnwise error by its message, which names ids and remedy; any other with its traceback.
 
     Args:
-        then: text appended to the log line that says what happens next.
+        consequence: text appended to the log line that says what happens next.
     """
     if isinstance(error, TurnwiseError):
-        _log.warning("%s failed%s: %s", what, then, error)
+        _log.warning("%s failed%s: %s", activity, consequence, error)
     else:
-        _log.error("%s failed%s: %s", what, then, type(error).__name__, exc_info=error)
+        _log.error("%s failed%s: %s", activity, consequence, type(error).__name__, exc_info=error)
 
 
 async def retry(
-    work: Callable[[], Awaitable[None]], what: str, *, until: Callable[[BaseException], bool] = lambda error: False
+    work: Callable[[], Awaitable[None]], activity: str, *, until: Callable[[BaseException], bool] = lambda error: False
 ) -> None:
     """Call `work` until it succeeds. Each error is logged, and the pause before the next call grows.
 
     Args:
-        what: the task and its ids, as for `watch`.
+        activity: the task and its ids, as for `watch`.
         until: returns true for a final error: that error is logged and `work` is not called again.
     """
     pauses = GrowingPauses(FIRST_PAUSE_S, MOST_PAUSE_S)
@@ -122,12 +122,12 @@ async def retry(
             return await work()
         except Exception as error:  # noqa: BLE001 - every error is logged and retried
             if until(error):
-                return log_failure(what, error)
+                return log_failure(activity, error)
             pause_s = pauses.next_s()
-            log_failure(what, error, f", and is tried again in {pause_s:.1f} s")
+            log_failure(activity, error, f", and is tried again in {pause_s:.1f} s")
         await asyncio.sleep(pause_s)
 
 
-def _report(what: str, task: asyncio.Future[Any]) -> None:
+def _report(activity: str, task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and (error := task.exception()):
-        log_failure(what, error)
+        log_failure(activity, error)

@@ -60,49 +60,61 @@ def check_case(strategy: OverflowStrategy, case: Case) -> Plan | None:
     conversation, budget = case
     window = conversation.window()
     before = _Request(window, conversation.newest_turn)
-    taken = before.tokens(budget)
+    tokens_before = before.tokens(budget)
     try:
         plan = strategy.decide(window, budget)
     except WindowOverflowError as error:
-        least = [*before.systems[-1:], *before.summaries, *before.newest()]
-        needed = budget.overhead + sum(COUNTER.count(before.blocks[position]) for position in least)
-        _hold("budget met", needed > budget.max_tokens, f"{error}, but {needed} tokens would do")
-        _hold("budget met", (error.needed, error.max_tokens) == (needed, budget.max_tokens), f"{error} of {needed}")
+        smallest_request = [*before.systems[-1:], *before.summaries, *before.newest()]
+        needed_tokens = budget.overhead + sum(COUNTER.count(before.blocks[position]) for position in smallest_request)
+        _require("budget met", needed_tokens > budget.max_tokens, f"{error}, but {needed_tokens} tokens would do")
+        _require(
+            "budget met",
+            (error.needed, error.max_tokens) == (needed_tokens, budget.max_tokens),
+            f"{error} of {needed_tokens}",
+        )
         return None
     except Exception as error:
         raise AssertionError(f"decides: it raised {error!r}") from error
-    again = strategy.decide(conversation.window(), budget)
-    _hold("decides the same again", plan == strategy.decide(window, budget) == again, f"{plan}, then {again}")
-    _hold("decides the same again", _Request(window, conversation.newest_turn) == before, "the window has changed")
+    second_plan = strategy.decide(conversation.window(), budget)
+    _require(
+        "decides the same again", plan == strategy.decide(window, budget) == second_plan, f"{plan}, then {second_plan}"
+    )
+    _require("decides the same again", _Request(window, conversation.newest_turn) == before, "the window has changed")
     if plan is None:
-        _hold("budget met", taken <= budget.max_tokens, f"it does nothing at {taken} of {budget.max_tokens} tokens")
-        _hold("leaves nothing to do", not strategy.due(window, budget), "it is due, and does nothing")
+        _require(
+            "budget met",
+            tokens_before <= budget.max_tokens,
+            f"it does nothing at {tokens_before} of {budget.max_tokens} tokens",
+        )
+        _require("leaves nothing to do", not strategy.due(window, budget), "it is due, and does nothing")
         return None
     try:
         plan.check(window, budget)
     except StrategyError as error:
         raise AssertionError(f"{error.law}: {error.why}") from error
     conversation.carry_out(plan)
-    then = conversation.window()
-    after = _Request(then)
+    window_after = conversation.window()
+    after = _Request(window_after)
     for law in (_order, _system, _newest, _pairs, _summaries, _once, _valid):
         law(before, after, plan, window)
     remaining = after.tokens(budget)
-    _hold("something goes", remaining < taken, f"the request takes {remaining} tokens, and {taken} before")
-    _hold("budget met", remaining <= budget.max_tokens, f"{remaining} of {budget.max_tokens} tokens")
-    stated = (plan.tokens_before, plan.tokens_after)
-    _hold(
-        "budget met",
-        stated[0] == taken and stated[1] >= remaining,
-        f"it told of {stated}, and it is {taken}, {remaining}",
+    _require(
+        "something goes", remaining < tokens_before, f"the request takes {remaining} tokens, and {tokens_before} before"
     )
-    more = strategy.decide(then, budget)
-    _hold("leaves nothing to do", more is None, f"it then decides {more}")
-    _hold("leaves nothing to do", not strategy.due(then, budget), "it is due once more")
+    _require("budget met", remaining <= budget.max_tokens, f"{remaining} of {budget.max_tokens} tokens")
+    stated_tokens = (plan.tokens_before, plan.tokens_after)
+    _require(
+        "budget met",
+        stated_tokens[0] == tokens_before and stated_tokens[1] >= remaining,
+        f"it states {stated_tokens} tokens, and the requests have {tokens_before} and {remaining}",
+    )
+    more = strategy.decide(window_after, budget)
+    _require("leaves nothing to do", more is None, f"it then decides {more}")
+    _require("leaves nothing to do", not strategy.due(window_after, budget), "it is due once more")
     return plan
 
 
-def _hold(law: Law, holds: bool, reason: str) -> None:
+def _require(law: Law, holds: bool, reason: str) -> None:
     if not holds:
         raise AssertionError(f"{law}: {reason}")
 
@@ -135,11 +147,11 @@ class _Request:
         return [index for index, block in enumerate(self.blocks) if isinstance(block, Summary)]
 
     def tokens(self, budget: TokenBudget) -> int:
-        sent = [
+        sent_positions = [
             *self.systems[-1:],
             *(index for index, block in enumerate(self.blocks) if not isinstance(block, System)),
         ]
-        return budget.overhead + sum(COUNTER.count(self.blocks[position]) for position in sent)
+        return budget.overhead + sum(COUNTER.count(self.blocks[position]) for position in sent_positions)
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return each call with its result."""
@@ -177,34 +189,34 @@ def _places(spans: Iterable[tuple[str, int, int]]) -> list[Place]:
 
 def _order(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
     positions = {place: number for number, place in enumerate(before.places)}
-    apart = 1 + bool(plan.summary) if before.systems else int(bool(plan.summary))
-    order = [positions.get(place, -1) for place in after.places[apart:]]
-    _hold("order kept", order == sorted(set(order)) and -1 not in order, f"{order}")
+    count = 1 + bool(plan.summary) if before.systems else int(bool(plan.summary))
+    order = [positions.get(place, -1) for place in after.places[count:]]
+    _require("order kept", order == sorted(set(order)) and -1 not in order, f"{order}")
 
 
 def _system(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
     expected = [before.places[position] for position in before.systems[-1:]]
     systems = [after.places[position] for position in after.systems]
-    _hold("system prompt once", systems == expected == after.places[: len(expected)], f"{systems}, not {expected}")
+    _require("system prompt once", systems == expected == after.places[: len(expected)], f"{systems}, not {expected}")
 
 
 def _newest(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
     newest = [before.places[position] for position in before.newest()]
-    lost = set(newest) - set(after.places)
-    _hold("newest turn kept", not lost, f"{sorted(lost)} of {newest} go")
+    removed = set(newest) - set(after.places)
+    _require("newest turn kept", not removed, f"{sorted(removed)} of {newest} go")
 
 
 def _pairs(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
-    there = set(after.places)
+    remaining = set(after.places)
     for call, result in before.pairs():
-        whole = (before.places[call] in there) == (before.places[result] in there)
-        _hold("tool pairs whole", whole, f"{before.blocks[call]} is parted from its result")
+        is_whole = (before.places[call] in remaining) == (before.places[result] in remaining)
+        _require("tool pairs whole", is_whole, f"{before.blocks[call]} is separated from its result")
 
 
 def _summaries(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
     folded = _places(plan.summary.block(window, "").of) if plan.summary else []
-    lost = {before.places[position] for position in before.summaries} - set(after.places) - set(folded)
-    _hold("summaries kept or folded in", not lost, f"{sorted(lost)} go")
+    removed = {before.places[position] for position in before.summaries} - set(after.places) - set(folded)
+    _require("summaries kept or folded in", not removed, f"{sorted(removed)} go")
 
 
 def _once(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
@@ -214,7 +226,7 @@ def _once(before: _Request, after: _Request, plan: Plan, window: Window) -> None
     )
     for removed in (folded, flushed):
         twice = set(removed) & set(after.places)
-        _hold(
+        _require(
             "nothing twice",
             not twice and len(removed) == len(set(removed)),
             f"{sorted(twice)} go and stay, of {removed}",
@@ -222,5 +234,5 @@ def _once(before: _Request, after: _Request, plan: Plan, window: Window) -> None
 
 
 def _valid(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
-    worse = set(refusals(after.blocks)) - set(refusals(before.blocks))
-    _hold("valid for providers", not worse, f"{sorted(worse)}: {refusals(after.blocks)}")
+    new_refusals = set(refusals(after.blocks)) - set(refusals(before.blocks))
+    _require("valid for providers", not new_refusals, f"{sorted(new_refusals)}: {refusals(after.blocks)}")

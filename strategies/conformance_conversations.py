@@ -90,11 +90,11 @@ def random_case(dice: Random) -> Case:
     conversation = Conversation()
     blocks: list[Block] = []
     newest_turn = 0
-    if _is(dice, 0.5):
+    if _happens(dice, 0.5):
         blocks.append(System(text=_text(dice)))
-    if _is(dice, 0.2):
+    if _happens(dice, 0.2):
         blocks.append(dice.choice([CacheCheckpoint(), Unknown(stored_kind="hologram")]))
-    if _is(dice, 0.25):
+    if _happens(dice, 0.25):
         blocks.append(Summary(text=_text(dice), of=(("gone", 0, 3),)))
     for _ in range(dice.choice([0, 1, 1, 2, 3, 4, 6])):
         newest_turn = len(blocks)
@@ -104,9 +104,9 @@ def random_case(dice: Random) -> Case:
     spans: list[list[Span]] = [[] for _ in chunks]
     for number in dice.sample(range(len(chunks)), len(chunks)):
         conversation.store(log := dice.choice(["parent", "own"]), [User(text="elsewhere")] * dice.randrange(3))
-        spans[number] = [conversation.store(log, chunks[number], encoded=_is(dice, 0.5))]
+        spans[number] = [conversation.store(log, chunks[number], encoded=_happens(dice, 0.5))]
     conversation.spans = join(*spans)
-    conversation.newest_turn = newest_turn if _is(dice, 0.5) else None
+    conversation.newest_turn = newest_turn if _happens(dice, 0.5) else None
     return Case(conversation, random_budget(dice, conversation.window()))
 
 
@@ -123,7 +123,7 @@ def random_exchange(dice: Random) -> list[Block]:
     """Return the prompts of a user and the answer, as a session could have them."""
     blocks: list[Block] = [_prompt(dice) for _ in range(dice.choice([0, 0, 0, 1, 2]))]
     blocks.append(User(text=_text(dice)))
-    if _is(dice, 0.15):
+    if _happens(dice, 0.15):
         blocks.append(System(text=_text(dice)))
     output: list[Block] = []
     for _ in range(dice.choice([0, 0, 1, 1, 2, 3])):
@@ -132,18 +132,18 @@ def random_exchange(dice: Random) -> list[Block]:
         output += [ToolUse(call_id=call, name="look", input={"at": _text(dice)}) for call in calls]
         dice.shuffle(calls)
         output += [_result(dice, call) for call in calls]
-    if _is(dice, 0.8):
+    if _happens(dice, 0.8):
         output += [*_answer_blocks(dice), Text(text=_text(dice))]
     output = output[: dice.choice([0, len(output), len(output), len(output), dice.randrange(len(output) + 1)])]
-    blocks += repair(output, why="enough", interrupted=_is(dice, 0.2))
-    if _is(dice, 0.1):
+    blocks += repair(output, why="enough", interrupted=_happens(dice, 0.2))
+    if _happens(dice, 0.1):
         blocks.append(dice.choice([CacheCheckpoint(), Unknown(stored_kind="hologram"), System(text=_text(dice))]))
     return blocks
 
 
 def _result(dice: Random, call_id: str) -> ToolResult:
     blocks = (Image(url="https://example.org/chart.png"),) if call_id == "functions.look:0" else ()
-    return ToolResult(call_id=call_id, text=_text(dice), is_error=_is(dice, 0.1), blocks=blocks)
+    return ToolResult(call_id=call_id, text=_text(dice), is_error=_happens(dice, 0.1), blocks=blocks)
 
 
 def _prompt(dice: Random) -> Block:
@@ -162,11 +162,11 @@ def _prompt(dice: Random) -> Block:
 
 def _answer_blocks(dice: Random) -> list[Block]:
     blocks: list[Block] = []
-    if _is(dice, 0.3):
+    if _happens(dice, 0.3):
         blocks.append(Thinking(text=_text(dice), signature="EqoB"))
-    if _is(dice, 0.5):
+    if _happens(dice, 0.5):
         blocks.append(Text(text=_text(dice)))
-    if _is(dice, 0.1):
+    if _happens(dice, 0.1):
         blocks.append(Citations(items=({"url": "https://example.org"},)))
     return blocks
 
@@ -175,5 +175,5 @@ def _text(dice: Random) -> str:
     return "x" * dice.choice([1, 5, 20, 20, 80, 400])
 
 
-def _is(dice: Random, share: float) -> bool:
+def _happens(dice: Random, share: float) -> bool:
     return dice.random() < share

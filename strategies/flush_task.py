@@ -61,8 +61,8 @@ class FlushTask:
                 if turn is None or not turn.is_private:
                     spans = join(part)
                     items.append(turn_item(session_id, turn, spans, window.read(spans)))
-            if there := [item for item in items if item]:
-                handed.append((exchange, there))
+            if items_with_blocks := [item for item in items if item]:
+                handed.append((exchange, items_with_blocks))
         return handed
 
     def spans(self, window: Window) -> Spans:
@@ -70,11 +70,11 @@ class FlushTask:
         return window.spans_of(rest for part in self.ranges for rest in window.without(part, System, Summary))
 
     def _exchanges(self, window: Window) -> Iterator[Range]:
-        for whole in self.ranges:
+        for flushed in self.ranges:
             exchanges: list[Range] = []
-            for part in window.exchanges(before=whole.stop):
-                exchanges.append(Range(max(part.start, whole.start), part.stop))
-                if part.start <= whole.start:
+            for part in window.exchanges(before=flushed.stop):
+                exchanges.append(Range(max(part.start, flushed.start), part.stop))
+                if part.start <= flushed.start:
                     break
             yield from reversed(exchanges)
 

@@ -46,8 +46,8 @@ class FlushToMemory:
 
     def __post_init__(self) -> None:
         if self.max_ratio > self.trigger_ratio:
-            why = f"must be at most trigger_ratio, which is {self.trigger_ratio:g}"
-            raise ConfigError("FlushToMemory.max_ratio", self.max_ratio, why)
+            reason = f"must be at most trigger_ratio, which is {self.trigger_ratio:g}"
+            raise ConfigError("FlushToMemory.max_ratio", self.max_ratio, reason)
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         if window.taken(budget) <= budget.max_tokens * self.trigger_ratio:

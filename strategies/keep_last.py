@@ -47,8 +47,8 @@ class KeepLast:
 
     @property
     def _reason(self) -> str:
-        most = f"{self.turns} turns" if self.messages is None else f"{self.messages} messages"
-        return f"it is oldest, and a request may have {most}"
+        limit_text = f"{self.turns} turns" if self.messages is None else f"{self.messages} messages"
+        return f"it is oldest, and a request may have {limit_text}"
 
     def _cut(self, window: Window) -> int:
         """Return where the exchanges to keep begin. O(blocks of these and of one more)."""
@@ -64,5 +64,5 @@ class KeepLast:
 
 
 def _messages(blocks: Iterable[AnyBlock]) -> int:
-    sent = (block for block in blocks if not isinstance(block, System | Summary | CacheCheckpoint))
-    return sum(1 for _ in groupby(sent, key=lambda block: block.role))
+    sent_blocks = (block for block in blocks if not isinstance(block, System | Summary | CacheCheckpoint))
+    return sum(1 for _ in groupby(sent_blocks, key=lambda block: block.role))

@@ -88,8 +88,8 @@ class Plan:
         """
         if self.flush is None or not ranges:
             return self
-        back = [part for flushed in ranges for part in window.without(flushed, System)]
-        keep = merge([*self.keep, *back])
+        retained = [part for flushed in ranges for part in window.without(flushed, System)]
+        keep = merge([*self.keep, *retained])
         if not _tokens(window, gaps(keep, Range(0, len(window)))):
             return None
         stay = merge(ranges)
@@ -136,15 +136,15 @@ class Plan:
             StrategyError: names the law.
         """
         self._check_order(window)
-        self._check_what_stands_apart(window)
+        self._check_system_and_summaries(window)
         self._check_newest(window)
-        whole = self._keeps_whole_exchanges(window)
-        if not whole:
+        has_whole_exchanges = self._keeps_whole_exchanges(window)
+        if not has_whole_exchanges:
             self._check_pairs(window)
-        after = _taken(window, budget, self.keep, self.summary)
+        after = _request_tokens(window, budget, self.keep, self.summary)
         if after >= (before := window.taken(budget)):
             self._break("something goes", f"the request would have {after} tokens, and has {before} now")
-        if not whole:
+        if not has_whole_exchanges:
             self._check_valid(window)
         if after > budget.max_tokens:
             self._break("budget met", f"the request would take {after} of {budget.max_tokens} tokens")
@@ -152,7 +152,7 @@ class Plan:
     def _break(self, law: Law, reason: str) -> NoReturn:
         raise StrategyError(self.strategy, law, reason)
 
-    def _gone(self, window: Window) -> Ranges:
+    def _removed(self, window: Window) -> Ranges:
         return gaps(self.keep, Range(0, len(window)))
 
     def _check_order(self, window: Window) -> None:
@@ -166,13 +166,13 @@ class Plan:
         if self.summary and self.summary.ranges and self.keep and self.summary.ranges[-1].stop > self.keep[0].start:
             self._break("order kept", f"block {self.summary.ranges[-1].stop - 1} is summarised, an older one is kept")
 
-    def _check_what_stands_apart(self, window: Window) -> None:
+    def _check_system_and_summaries(self, window: Window) -> None:
         for part in self.keep:
             if (system := next(window.places(System, part), None)) is not None:
                 self._break("system prompt once", f"block {system} is a system prompt: leave it out of what is kept")
-        stays = merge([*self.keep, *(self.summary.ranges if self.summary else ())])
+        remaining = merge([*self.keep, *(self.summary.ranges if self.summary else ())])
         for position in window.summaries:
-            if not any(overlap([Range(position, position + 1)], stays)):
+            if not any(overlap([Range(position, position + 1)], remaining)):
                 self._break("summaries kept or folded in", f"block {position} is a summary, and would be removed")
         for part in overlap(self.flush.ranges if self.flush else (), self.keep):
             if window.without(part, Summary):
@@ -180,10 +180,10 @@ class Plan:
 
     def _check_newest(self, window: Window) -> None:
         for part in gaps(self.keep, window.newest):
-            if lost := window.without(part, System):
+            if removed := window.without(part, System):
                 self._break(
                     "newest turn kept",
-                    f"block {lost[0].start} would be removed; the newest turn begins at {window.newest.start}",
+                    f"block {removed[0].start} would be removed; the newest turn begins at {window.newest.start}",
                 )
 
     def _keeps_whole_exchanges(self, window: Window) -> bool:
@@ -199,28 +199,28 @@ class Plan:
                 if pairs.read(block, part.start) is None and isinstance(block, ToolResult):
                     self._check_orphan(window, block.call_id, part.start)
             # A call still waits for its result, which must not be in the next removed range.
-            lost = window.blocks([Range(part.stop, after.start)]) if pairs.open else ()
-            if parted := pairs.open.keys() & {block.call_id for block in lost if isinstance(block, ToolResult)}:
-                self._break("tool pairs whole", f"call {min(parted)!r} stays, and its result goes")
+            removed = window.blocks([Range(part.stop, after.start)]) if pairs.open else ()
+            if separated := pairs.open.keys() & {block.call_id for block in removed if isinstance(block, ToolResult)}:
+                self._break("tool pairs whole", f"call {min(separated)!r} stays, and its result goes")
 
     def _check_orphan(self, window: Window, call_id: str, before: int) -> None:
         """Raise if a result stays without its call, unless the conversation had no call for it in the first place."""
-        lost = window.blocks(overlap(self._gone(window), [Range(0, before)]))
-        if any(isinstance(block, ToolUse) and block.call_id == call_id for block in lost):
+        removed = window.blocks(overlap(self._removed(window), [Range(0, before)]))
+        if any(isinstance(block, ToolUse) and block.call_id == call_id for block in removed):
             self._break("tool pairs whole", f"the result of call {call_id!r} stays, and the call would be removed")
 
     def _check_valid(self, window: Window) -> None:
         summary = [Summary(text="A summary.")] if self.summary else []
         after = refusals([*summary, *window.blocks(self.keep)])
         before = refusals(window.blocks([Range(0, len(window))])) if after else {}
-        if worse := sorted(set(after) - set(before)):
-            self._break("valid for providers", str(after[worse[0]]))
+        if new_refusals := sorted(set(after) - set(before)):
+            self._break("valid for providers", str(after[new_refusals[0]]))
 
 
 def refusals(blocks: Sequence[Block]) -> dict[str, InvalidRequestError]:
     """Return the providers that would refuse the blocks, and why. A prompt is added if the model spoke last."""
-    sent = [block for block in blocks if CHAT.sends(block) or isinstance(block, ToolUse)]
-    prompt = [User(text="Go on.")] if not sent or sent[-1].role == "assistant" else []
+    sent_blocks = [block for block in blocks if CHAT.sends(block) or isinstance(block, ToolUse)]
+    prompt = [User(text="Go on.")] if not sent_blocks or sent_blocks[-1].role == "assistant" else []
     messages = messages_of([*blocks, *prompt])
     errors: dict[str, InvalidRequestError] = {}
     for rules in (CHAT, RESPONSES, ANTHROPIC):
@@ -255,8 +255,8 @@ def plan_for(
         reasons.append(Reason(system, "kept", window.system_tokens, "it is the system prompt"))
     for part in keep:
         is_summary = part.stop <= window.newest.start and not window.without(part, Summary)
-        stays = "it is a summary" if is_summary else "it is newer, and fits"
-        reasons.append(Reason(part, "kept", window.tokens(*part), stays))
+        reason_to_keep = "it is a summary" if is_summary else "it is newer, and fits"
+        reasons.append(Reason(part, "kept", window.tokens(*part), reason_to_keep))
     return Plan(
         strategy=strategy,
         keep=keep,
@@ -264,7 +264,7 @@ def plan_for(
         flush=flush,
         reasons=tuple(reasons),
         tokens_before=window.taken(budget),
-        tokens_after=_taken(window, budget, keep, summary),
+        tokens_after=_request_tokens(window, budget, keep, summary),
         otherwise=otherwise,
     )
 
@@ -273,6 +273,6 @@ def _tokens(window: Window, ranges: Ranges) -> int:
     return sum(window.tokens(*part) for part in ranges)
 
 
-def _taken(window: Window, budget: TokenBudget, keep: Ranges, summary: SummaryTask | None) -> int:
-    most = summary.max_tokens if summary else 0
-    return budget.overhead + window.system_tokens + _tokens(window, keep) + most
+def _request_tokens(window: Window, budget: TokenBudget, keep: Ranges, summary: SummaryTask | None) -> int:
+    summary_tokens = summary.max_tokens if summary else 0
+    return budget.overhead + window.system_tokens + _tokens(window, keep) + summary_tokens

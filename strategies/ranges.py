@@ -32,16 +32,16 @@ def merge(ranges: Iterable[Range]) -> Ranges:
 def gaps(ranges: Iterable[Range], within: Range) -> Ranges:
     """Return the parts of a range that the others do not cover."""
     edges = [Range(within.start, within.start), *overlap(ranges, [within]), Range(within.stop, within.stop)]
-    return tuple(Range(first.stop, two.start) for first, two in pairwise(edges) if first.stop < two.start)
+    return tuple(Range(first.stop, second.start) for first, second in pairwise(edges) if first.stop < second.start)
 
 
-def overlap(some: Iterable[Range], parts: Sequence[Range]) -> Iterator[Range]:
+def overlap(ranges: Iterable[Range], parts: Sequence[Range]) -> Iterator[Range]:
     """Yield the intersection of both. O(number of ranges)."""
     index = 0
-    for part in some:
+    for part in ranges:
         while index < len(parts) and parts[index].stop <= part.start:
             index += 1
-        here = index
-        while here < len(parts) and parts[here].start < part.stop:
-            yield Range(max(part.start, parts[here].start), min(part.stop, parts[here].stop))
-            here += 1
+        position = index
+        while position < len(parts) and parts[position].start < part.stop:
+            yield Range(max(part.start, parts[position].start), min(part.stop, parts[position].stop))
+            position += 1

@@ -71,8 +71,8 @@ def decide(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> P
     except Exception as error:
         raise StrategyError(name, "decides", f"it raised {error!r}") from error
     if plan is None:
-        if (taken := window.taken(budget)) > budget.max_tokens:
-            reason = f"it does not change the window, which has {taken} of {budget.max_tokens} tokens"
+        if (tokens := window.taken(budget)) > budget.max_tokens:
+            reason = f"it does not change the window, which has {tokens} of {budget.max_tokens} tokens"
             raise StrategyError(name, "budget met", reason)
         return None
     if not isinstance(plan, Plan):

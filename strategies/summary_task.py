@@ -97,8 +97,8 @@ class SummaryTask:
         lines = [] if before is None else [_as_json({_BEFORE: before})]
         for block in window.blocks(self.ranges if part is None else part):
             lines += map(_as_json, _facts(block))
-            held = block.attachments if isinstance(block, ToolResult) else (block,)
-            if files := list(filter(_is_file, held)):
+            contents = block.attachments if isinstance(block, ToolResult) else (block,)
+            if files := list(filter(_is_file, contents)):
                 shown += [User(text="\n".join(lines)), *files]
                 lines = []
         return (*shown, User(text="\n".join([*lines, "", f"Write the summary now. {limit}"])))

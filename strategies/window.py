@@ -46,7 +46,7 @@ class TokenBudget:
             raise ConfigError("overhead", self.overhead, "must be 0 or more")
 
 
-_AT_A_TIME = 16
+_BLOCKS_PER_READ = 16
 
 
 class Window:
@@ -176,22 +176,22 @@ class Window:
         """
         stop = len(self) if before is None else before
         begins: int | None = None
-        says = False
+        has_content = False
         unmatched: set[str] = set()  # results whose calls come, since the blocks are read from behind
         for position, block in self._backwards(stop):
             if isinstance(block, System | Summary | CacheCheckpoint | Unknown):
                 continue
             if block.role == "user":
-                if begins is not None and says and not unmatched and position < self._newest_turn <= begins:
+                if begins is not None and has_content and not unmatched and position < self._newest_turn <= begins:
                     yield Range(self._newest_turn, stop)
-                    stop, says = self._newest_turn, False
-                begins, says = position, says or _says(block)
+                    stop, has_content = self._newest_turn, False
+                begins, has_content = position, has_content or _has_content(block)
                 continue
-            if begins is not None and begins <= self._newest_output and says and not unmatched:
+            if begins is not None and begins <= self._newest_output and has_content and not unmatched:
                 start = self._newest_turn if position < self._newest_turn <= begins else begins
                 yield Range(start, stop)
                 stop = start
-            begins, says = None, False
+            begins, has_content = None, False
             if isinstance(block, ToolResult):
                 unmatched.add(block.call_id)
             elif isinstance(block, ToolUse):
@@ -214,7 +214,7 @@ class Window:
                 continue
             if block.role == "user":
                 begins = index if begins is None else begins
-                if is_new and _says(block) and not pairs.open:
+                if is_new and _has_content(block) and not pairs.open:
                     is_new, count = False, count - 1
                     if count < 0:
                         return begins
@@ -259,8 +259,8 @@ class Window:
 
     def _backwards(self, stop: int) -> Iterator[tuple[int, AnyBlock]]:
         """Yield the blocks before `stop` and their positions, the last first. Blocks are read a few at a time."""
-        for end in range(stop, 0, -_AT_A_TIME):
-            start = max(end - _AT_A_TIME, 0)
+        for end in range(stop, 0, -_BLOCKS_PER_READ):
+            start = max(end - _BLOCKS_PER_READ, 0)
             yield from zip(range(end - 1, start - 1, -1), reversed(self.blocks([Range(start, end)])), strict=True)
 
     def _place(self, position: int) -> tuple[int, int]:
@@ -290,6 +290,6 @@ class Window:
         return self._totals[number] + self._sum([part])
 
 
-def _says(block: Block) -> bool:
+def _has_content(block: Block) -> bool:
     """Return whether every provider accepts the block as a message of the user."""
     return isinstance(block, Image | Document) or (isinstance(block, User) and bool(block.text.strip()))

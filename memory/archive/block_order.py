@@ -45,7 +45,7 @@ class _Reader:
     """Pairs of positions: a call and its result, or a thought and the text or call that follows it."""
 
     @property
-    def is_done(self) -> bool:
+    def is_complete(self) -> bool:
         return not self.calls.open and not self.thoughts
 
     def read(self, position: int, code: _Code, call_id: str | None) -> str | None:
@@ -59,7 +59,7 @@ class _Reader:
                 self.pairs.append((call_at, position))
             self.is_answering = bool(self.calls.open)
         elif code == "asks" or (code != "apart" and self.is_answering):
-            reason = self.why_not_done()
+            reason = self.why_incomplete()
         elif code == "calls" and (not call_id or call_id in self.calls.open):
             reason = f"a call has no name, no id, or the id of another call: {call_id!r}"
         if code == "calls":
@@ -71,7 +71,7 @@ class _Reader:
             self.thoughts.append(position)
         return reason
 
-    def why_not_done(self) -> str | None:
+    def why_incomplete(self) -> str | None:
         """Return why no prompt may follow the blocks that were read; None if one may."""
         if self.calls.open:
             return f"call {min(self.calls.open)!r} has no result"
@@ -93,11 +93,11 @@ class Order:
         self._codes: list[_Code] = []
         self._call_ids: dict[int, str] = {}
         self._reader = _Reader()
-        self._wrong = array("q")
+        self._flawed = array("q")
         """The positions of wrong blocks, when the log is read from its beginning. Reading starts anew after each."""
-        self._done = array("q", [0])
+        self._last_complete = array("q", [0])
         """By position: the last complete position up to it."""
-        self._of_runs = array("q", [0])
+        self._run_blocks_before = array("q", [0])
         """By position: how many blocks before it are of kinds that only a run adds."""
         self._log_pairs: list[tuple[int, int]] = []
         """The pairs of the log, when it is read from its beginning."""
@@ -120,13 +120,13 @@ class Order:
         if call_id is not None:
             self._call_ids[position] = call_id
         if self._reader.read(position, code, call_id):
-            self._wrong.append(position)
+            self._flawed.append(position)
             self._reader = _Reader()
         self._log_pairs += self._reader.pairs
         self._reader.pairs = []
         is_of_run = isinstance(block, Summary)
-        self._of_runs.append(self._of_runs[position] + is_of_run)
-        self._done.append(position + 1 if self._reader.is_done else self._done[position])
+        self._run_blocks_before.append(self._run_blocks_before[position] + is_of_run)
+        self._last_complete.append(position + 1 if self._reader.is_complete else self._last_complete[position])
 
     async def check(self, spans: Spans, *, is_pending: bool = False) -> str | None:
         """Return why a conversation of these blocks cannot be sent to a model with a new prompt; None if it can.
@@ -144,7 +144,7 @@ class Order:
             await asyncio.sleep(0)
         for _, position, stop in rest:
             while position < stop:
-                if reader.is_done and (done := self._done_by(position, stop)) > position:
+                if reader.is_complete and (done := self._complete_up_to(position, stop)) > position:
                     self._read.add(Span("", position, done))
                     position = done  # noqa: PLW2901
                     continue
@@ -156,7 +156,7 @@ class Order:
                     await asyncio.sleep(0)
         if self._steps > 1_000_000 + 1000 * len(self._codes):
             return "its turns share too many spans to be checked"
-        if reason := (not is_pending and reader.why_not_done()) or self._note(reader.pairs):
+        if reason := (not is_pending and reader.why_incomplete()) or self._note(reader.pairs):
             return reason
         self._checked = join(spans)
         return None
@@ -174,9 +174,9 @@ class Order:
             number = bisect_right(starts, position) - 1
             return owners[number][1] if number >= 0 and position < owners[number][0].stop else 0
 
-        read = [pair for pair in self._log_pairs if self._read.common(Span("", pair[0], pair[0] + 1))]
-        if reason := self._note(read):
-            return max(map(line_of, read[-1])), reason
+        checked_pairs = [pair for pair in self._log_pairs if self._read.common(Span("", pair[0], pair[0] + 1))]
+        if reason := self._note(checked_pairs):
+            return max(map(line_of, checked_pairs[-1])), reason
         for number, (before, index) in enumerate((*self._pairs.items(), *self._thoughts)):
             if line_of(before) != line_of(index):
                 return max(line_of(before), line_of(index)), _SPLIT
@@ -198,14 +198,14 @@ class Order:
 
     def is_prompt(self, spans: Spans) -> bool:
         """Return whether a caller may add blocks of these kinds."""
-        return all(self._of_runs[stop] == self._of_runs[start] for _, start, stop in spans)
+        return all(self._run_blocks_before[stop] == self._run_blocks_before[start] for _, start, stop in spans)
 
-    def _done_by(self, position: int, stop: int) -> int:
+    def _complete_up_to(self, position: int, stop: int) -> int:
         """Return the last complete position up to `stop` with nothing wrong before it; `position` if there is none."""
-        if self._done[position] < position:
+        if self._last_complete[position] < position:
             return position
-        wrong = bisect_left(self._wrong, position)
-        return self._done[min([stop, *self._wrong[wrong : wrong + 1]])]
+        flaw_number = bisect_left(self._flawed, position)
+        return self._last_complete[min([stop, *self._flawed[flaw_number : flaw_number + 1]])]
 
 
 def _code(block: Block) -> tuple[_Code, str | None]:
@@ -231,7 +231,7 @@ class References:
     def __init__(self) -> None:
         self._places: list[int] = []
         self._replaced: list[list[tuple[int, int]]] = []
-        self._of: list[Spans] = []
+        self._replaced_spans: list[Spans] = []
         self._lines: list[int] = []
 
     def add(self, position: int, summary: Summary, line: int) -> None:
@@ -239,12 +239,12 @@ class References:
         self._places.append(position)
         folded = ((place, place + 1) for _, place in summary.folded)
         self._replaced.append([*((start, stop) for _, start, stop in summary.of), *folded])
-        self._of.append(tuple(Span(*span) for span in summary.of))
+        self._replaced_spans.append(tuple(Span(*span) for span in summary.of))
         self._lines.append(line)
 
     def __iter__(self) -> Iterator[tuple[int, Spans]]:
         """Yield the line of each summary, and the spans that it replaces."""
-        yield from zip(self._lines, self._of, strict=True)
+        yield from zip(self._lines, self._replaced_spans, strict=True)
 
     async def circle(self) -> int | None:
         """Return the line of a summary that replaces itself, directly or through other summaries; None if none does.

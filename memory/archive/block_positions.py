@@ -34,8 +34,8 @@ class Places:
     """
 
     def __init__(self, session: SessionRecord, foreign: Iterable[Span]) -> None:
-        own = Span(session.log, 0, session.log_size)
-        self.order: Spans = (own, *union(foreign))
+        own_span = Span(session.log, 0, session.log_size)
+        self.order: Spans = (own_span, *union(foreign))
         """The spans of the archive's blocks, in the archive's order."""
         self._starts: list[int] = []
         self.size = 0
@@ -49,9 +49,9 @@ class Places:
         Raises:
             CorruptRecordError: the span has blocks that the session does not use.
         """
-        for held, start in zip(self.order, self._starts, strict=True):
-            if held.log == span.log and held.start <= span.start and span.stop <= held.stop:
-                return Span(LOG, start + span.start - held.start, start + span.stop - held.start)
+        for archived, start in zip(self.order, self._starts, strict=True):
+            if archived.log == span.log and archived.start <= span.start and span.stop <= archived.stop:
+                return Span(LOG, start + span.start - archived.start, start + span.stop - archived.start)
         raise CorruptRecordError(f"block {span.log}:{span.start}", "neither the session's log nor its turns have it")
 
     def turn(self, turn: TurnRecord) -> TurnRecord:
@@ -63,17 +63,17 @@ async def find_places(store: SessionStore, session: SessionRecord) -> Places:
     """Return the positions of the session's blocks. A fork is read twice for it, since only forks use other logs."""
     if session.parent is None:
         return Places(session, ())
-    own = Span(session.log, 0, session.log_size)
+    own_span = Span(session.log, 0, session.log_size)
     foreign: Spans = ()
     async for turn in turns_of(store, session.key):
-        foreign = union(foreign, subtract(_spans_of(turn), (own,)))
-    new: Spans = (own, *foreign)
+        foreign = union(foreign, subtract(_spans_of(turn), (own_span,)))
+    new: Spans = (own_span, *foreign)
     while new:
         replaced: list[Span] = []
         async for text in blocks_of(store, new):
             if summary := _summary(text):
                 replaced += _replaced_by(summary)
-        new = subtract(replaced, (own, *foreign))
+        new = subtract(replaced, (own_span, *foreign))
         foreign = union(foreign, new)
     return Places(session, foreign)
 
@@ -124,9 +124,9 @@ def move_block(text: str, move: Move) -> str:
 
 def move_summary(summary: Summary, move: Move) -> Summary:
     """Return the summary with the spans that it replaces moved."""
-    of = tuple(tuple(move(Span(*place))) for place in summary.of)
+    spans = tuple(tuple(move(Span(*place))) for place in summary.of)
     folded = tuple(tuple(move(Span(log, position, position + 1)))[:2] for log, position in summary.folded)
-    return summary.model_copy(update={"of": of, "folded": folded})
+    return summary.model_copy(update={"of": spans, "folded": folded})
 
 
 def _summary(text: str) -> Summary | None:

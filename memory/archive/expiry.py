@@ -88,7 +88,7 @@ async def sweep(
         archive: a folder to which each session is exported first. The file is on disk before the session is deleted;
             its name has the session's id and its time of creation, in microseconds.
         history: the event store, if events are not in the session store.
-        count: is called after each session with how many there have been.
+        count: called after each session with the number of sessions so far.
 
     Raises:
         StoreError: the store or the folder cannot be used. Sessions that were swept before stay swept.

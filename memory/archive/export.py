@@ -58,7 +58,7 @@ async def export_session(
     """
     session = check_session(await store.get(key))
     try:
-        lines = await _written(store, session, write, history)
+        lines = await _write_all(store, session, write, history)
     except (CorruptRecordError, LookupError) as error:
         if await store.get(key) != session:
             raise SessionChangedError(key.session_id) from error  # the session changed while it was read
@@ -68,7 +68,7 @@ async def export_session(
     lines.end()
 
 
-async def _written(
+async def _write_all(
     store: SessionStore, session: SessionRecord, write: Callable[[str], object], history: HistoryStore | None
 ) -> LineWriter:
     """Write everything of a session but the last line; return the writer."""
@@ -121,10 +121,10 @@ async def import_session(
         SessionExistsError: the user has a session of this id.
         DuplicateKeyError: the store has one of its runs in another session: pass a `session_id` or a `user_id`.
     """
-    read = read_lines(lines)
-    first = next(read)
-    named, owner = first.value.get("session_id"), first.value.get("user_id")
-    key = SessionKey(named if session_id is None else session_id, owner if user_id is None else user_id)
+    archive_lines = read_lines(lines)
+    first = next(archive_lines)
+    archived_id, owner = first.value.get("session_id"), first.value.get("user_id")
+    key = SessionKey(archived_id if session_id is None else session_id, owner if user_id is None else user_id)
     try:
         check_id("session id", key.session_id)
         check_id("user id", key.user_id)
@@ -135,17 +135,17 @@ async def import_session(
     if is_sealed(session.metadata):
         first.refuse("its metadata says that it is encrypted")
     new = SessionImport(
-        store, session if now is None else replace(session, updated_at=now), SessionKey(str(named), str(owner))
+        store, session if now is None else replace(session, updated_at=now), SessionKey(str(archived_id), str(owner))
     )
-    begun = asyncio.ensure_future(new.begin())
+    beginning = asyncio.ensure_future(new.begin())
     try:
-        await asyncio.shield(begun)
+        await asyncio.shield(beginning)
         line = first
-        for line in read:
+        for line in archive_lines:
             await new.add(line)
         return await new.finish(line)
     except BaseException:
-        await asyncio.wait([begun])  # it may still create the session
+        await asyncio.wait([beginning])  # it may still create the session
         await asyncio.shield(new.undo())
         raise
 

@@ -117,7 +117,7 @@ def places_of(event: Event) -> Iterator[tuple[int, int]]:
 
 
 def inputs_of(event: Event) -> Iterator[Places]:
-    """Yield the lists of positions that an event names of what its run was given, or of what was removed."""
+    """Yield the lists of positions in an event: those of its run's input, or those of removed blocks."""
     if isinstance(event, Continuing) and event.input:
         yield event.input
     if isinstance(event, RunStarted):
@@ -181,19 +181,19 @@ def read_lines(lines: Iterable[str]) -> Iterator[Line]:
         ArchiveError: a line is no JSON, has an unknown version or kind, or is out of order; a line is missing, changed
             or too much.
     """
-    digest, number, place = hashlib.sha256(), 0, 0
+    digest, number, last_rank = hashlib.sha256(), 0, 0
     for number, text in enumerate(lines, 1):
-        if place == len(_ORDER) - 1:
+        if last_rank == len(_ORDER) - 1:
             raise ArchiveError(number, "it follows the last line")
         line = _parsed(number, text, is_first=number == 1)
-        if (rank := _ORDER.index(line.kind)) < place or (number > 1 and rank == 0):
-            line.refuse(f"a {line.kind} follows a {_ORDER[place]}")
-        place = rank
+        if (rank := _ORDER.index(line.kind)) < last_rank or (number > 1 and rank == 0):
+            line.refuse(f"a {line.kind} follows a {_ORDER[last_rank]}")
+        last_rank = rank
         if line.kind == "end" and line.value != {"lines": number - 1, "sha256": digest.hexdigest()}:
             line.refuse("its number of lines or checksum is wrong: lines before it were changed, or are missing")
         digest.update(f"{text.rstrip(_NEWLINES)}\n".encode(errors="surrogatepass"))
         yield line
-    if place < len(_ORDER) - 1:
+    if last_rank < len(_ORDER) - 1:
         raise ArchiveError(number + 1, "it is missing: the export did not finish, or the archive was cut off")
 
 

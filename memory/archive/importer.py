@@ -31,13 +31,13 @@ class SessionImport:
 
     Args:
         session: its row after the import.
-        named: which session it is in the archive.
+        archived_key: the session's key in the archive.
     """
 
-    def __init__(self, store: SessionStore, session: SessionRecord, named: SessionKey) -> None:
+    def __init__(self, store: SessionStore, session: SessionRecord, archived_key: SessionKey) -> None:
         self._store = store
         self._session = session
-        self._named = named
+        self._archived_key = archived_key
         row = replace(session, status="ended", metadata=UNFINISHED, params=FrozenDict(), ttl_s=None)
         self._row = replace(row, log_size=0, next_index=0, seq=0)
         self._blocks: list[str] = []
@@ -112,9 +112,11 @@ class SessionImport:
             number, reason = problem
             raise ArchiveError(number or line.number, reason)
         await self._commit()
-        own = replace(self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision).committed()
-        await self._store.commit(own.key, own.epoch, Commit(session=own))
-        return own
+        final = replace(
+            self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision
+        ).committed()
+        await self._store.commit(final.key, final.epoch, Commit(session=final))
+        return final
 
     async def undo(self) -> None:
         """Delete what was stored, even if another process has opened the session; nothing if it no longer exists."""
@@ -159,7 +161,7 @@ class SessionImport:
         self._turn = turn.index
         self._status[turn.index] = turn.status, turn.run_id
         parent = turn.parent
-        if parent and parent.rpartition("#")[0] == self._named.session_id:
+        if parent and parent.rpartition("#")[0] == self._archived_key.session_id:
             parent = f"{self._session.session_id}#{parent.rpartition('#')[2]}"
         turn = replace(turn, parent=parent, run_id=self._run_id(turn.run_id))
         turn = move_turn(turn, lambda span: self._place(line, span, self._size))
@@ -207,12 +209,12 @@ class SessionImport:
         if self._event_blocks > 4 * self._size:
             line.refuse("its events name more than four times as many blocks as there are")
         self._seq = event.seq
-        named = {name: self._run_id(getattr(event, name)) for name in RUN_IDS if hasattr(event, name)}
-        return event.model_copy(update=named)
+        run_ids = {name: self._run_id(getattr(event, name)) for name in RUN_IDS if hasattr(event, name)}
+        return event.model_copy(update=run_ids)
 
     def _run_id(self, run_id: str | None) -> str | None:
         """Return the id of an imported run. Run ids are unique among all sessions, so a copy gets new ids."""
-        if run_id is None or self._named == self._session.key:
+        if run_id is None or self._archived_key == self._session.key:
             return run_id
         name = "\0".join((*self._session.key, run_id))
         return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=12).hexdigest()

@@ -41,8 +41,11 @@ class BlockCache:
     def only(self, spans: Iterable[Span]) -> BlockCache:
         """Return a cache of the same source with the blocks of `spans` that this one holds. O(blocks returned)."""
         cache = BlockCache(self.source)
-        kept = overlap(union(spans), self.held)
-        cache.add_spans(kept, [self._logs[span.log][at] for span in kept for at in range(span.start, span.stop)])
+        held_spans = overlap(union(spans), self.held)
+        cache.add_spans(
+            held_spans,
+            [self._logs[span.log][position] for span in held_spans for position in range(span.start, span.stop)],
+        )
         return cache
 
     def over(self, log: str, blocks: Sequence[Block]) -> BlockCache:
@@ -55,14 +58,14 @@ class BlockCache:
 
     def add_spans(self, spans: Iterable[Span], blocks: Sequence[Block | str]) -> None:
         """Hold `blocks` as the positions of `spans`, in order."""
-        spans, at = tuple(spans), 0
+        spans, index = tuple(spans), 0
         for log, start, stop in spans:
             entries: dict[int, Any] = self._logs.setdefault(log, {})
-            part = dict(enumerate(blocks[at : at + stop - start], start))
+            part = dict(enumerate(blocks[index : index + stop - start], start))
             new = [block for place, block in part.items() if place not in entries] if entries else part.values()
             self.size_bytes += BLOCK_BYTES * len(new) + sum(map(weight, new))
             entries.update(part)
-            at += stop - start
+            index += stop - start
         self.held = union(self.held, spans)
 
     def is_of(self, held: Spans) -> bool:
@@ -82,36 +85,39 @@ class BlockCache:
         """
         blocks: list[AnyBlock] = []
         for log, start, stop in spans:
-            held = self._logs.get(log, {})
-            for at in range(start, stop):
-                block = held.get(at)
-                blocks.append(block if isinstance(block, Block) else self._decoded(log, at))
+            log_blocks = self._logs.get(log, {})
+            for position in range(start, stop):
+                block = log_blocks.get(position)
+                blocks.append(block if isinstance(block, Block) else self._decoded(log, position))
         return tuple(blocks)
 
     def weigh(self, spans: Iterable[Span]) -> int:
         """Return the estimated memory of the blocks of `spans` that are held, in bytes. O(these blocks)."""
         logs = ((self._logs.get(span.log, {}), span) for span in spans)
         sizes = (
-            BLOCK_BYTES + weight(held[at]) for held, span in logs for at in range(span.start, span.stop) if at in held
+            BLOCK_BYTES + weight(log_blocks[position])
+            for log_blocks, span in logs
+            for position in range(span.start, span.stop)
+            if position in log_blocks
         )
         return sum(sizes)
 
     def read_encoded(self, spans: Iterable[Span]) -> list[str]:
         """Return the blocks of `spans` in order, encoded."""
-        found = (self._entry(span.log, at) for span in spans for at in range(span.start, span.stop))
-        return [encode(entry) if isinstance(entry, Block) else entry for entry in found]
+        entries = (self._entry(span.log, position) for span in spans for position in range(span.start, span.stop))
+        return [encode(entry) if isinstance(entry, Block) else entry for entry in entries]
 
     def _holds(self, span: Span) -> bool:
         after = bisect_right(self.held, span[:2], key=itemgetter(0, 1))
         return after > 0 and holds(self.held[after - 1], span)
 
-    def _entry(self, log: str, at: int) -> AnyBlock | str:
+    def _entry(self, log: str, position: int) -> AnyBlock | str:
         try:
-            return self._logs[log][at]
+            return self._logs[log][position]
         except KeyError:
-            raise CorruptRecordError(f"block {log}:{at}", "missing") from None
+            raise CorruptRecordError(f"block {log}:{position}", "missing") from None
 
-    def _decoded(self, log: str, at: int) -> AnyBlock:
-        entry: Any = self._entry(log, at)  # a damaged database may hold values that are not text either
-        block = self._logs[log][at] = decoded(f"block {log}:{at}", partial(decode, entry))
+    def _decoded(self, log: str, position: int) -> AnyBlock:
+        entry: Any = self._entry(log, position)  # a damaged database may hold values that are not text either
+        block = self._logs[log][position] = decoded(f"block {log}:{position}", partial(decode, entry))
         return block

@@ -121,9 +121,9 @@ class _Payload(Block):
             return flaw
         if self.data and not _is_base64(self.data):
             return "its data is not base64"
-        if self.url and (found := _DATA_URL.fullmatch(self.url)):
-            flaw = self._flaw_of_type(found[1])
-            return flaw or (None if _is_base64(found[2]) else "its data is not base64")
+        if self.url and (match := _DATA_URL.fullmatch(self.url)):
+            flaw = self._flaw_of_type(match[1])
+            return flaw or (None if _is_base64(match[2]) else "its data is not base64")
         return f"its url is not valid: {self.url[:99]!r}" if self.url and not _is_url(self.url) else None
 
     def _flaw_of_type(self, media_type: str) -> str | None:
@@ -259,9 +259,9 @@ class ToolResult(Block):
         """The images and documents among the blocks."""
         return tuple(block for block in self.blocks if not isinstance(block, Text))
 
-    def replacing(self, why: Callable[[Image | Document], str | None]) -> Self:
-        """Return the result with a text in place of each image and document for which `why` returns a reason."""
-        blocks = tuple(_left_out(block, why) for block in self.blocks)
+    def replacing(self, reason_for: Callable[[Image | Document], str | None]) -> Self:
+        """Return the result with a text in place of each image and document for which `reason_for` returns a reason."""
+        blocks = tuple(_left_out(block, reason_for) for block in self.blocks)
         return self if blocks == self.blocks else self.model_copy(update={"blocks": blocks})
 
 
@@ -348,8 +348,8 @@ _JSON_FIELDS: dict[str, str | None] = {**dict.fromkeys(KINDS), "tool_use": "inpu
 def is_too_deep(block: Block) -> bool:
     """Return whether the block's JSON is nested deeper than `MAX_DEPTH`. JSON parsers accept about 200 levels."""
     field = _JSON_FIELDS.get(block.kind, "payload")
-    held = field and getattr(block, field, None)
-    return bool(held) and is_deeper(held, MAX_DEPTH)
+    value = field and getattr(block, field, None)
+    return bool(value) and is_deeper(value, MAX_DEPTH)
 
 
 def encode(block: Block) -> str:
@@ -399,14 +399,16 @@ def described(block: Image | Document) -> str:
     return f"{block.kind}{name}{f' ({block.media_type[:99]})' if block.media_type else ''}"
 
 
-def left_out(block: Image | Document, why: str) -> str:
+def left_out(block: Image | Document, reason: str) -> str:
     """Return the text that a model gets in place of a picture or a file."""
-    return f"[{described(block)} is left out: {why}]"
+    return f"[{described(block)} is left out: {reason}]"
 
 
-def _left_out(block: Text | Image | Document, why: Callable[[Image | Document], str | None]) -> Text | Image | Document:
-    found = None if isinstance(block, Text) else why(block)
-    return block if found is None or isinstance(block, Text) else Text(text=left_out(block, found))
+def _left_out(
+    block: Text | Image | Document, reason_for: Callable[[Image | Document], str | None]
+) -> Text | Image | Document:
+    reason = None if isinstance(block, Text) else reason_for(block)
+    return block if reason is None or isinstance(block, Text) else Text(text=left_out(block, reason))
 
 
 def _plain(block: Text | Image | Document) -> str:

@@ -36,13 +36,13 @@ def decode_text(text: str) -> str:
     return value
 
 
-def decode_record(cls: type[Stored], key: str, *texts: bytes | str | None, **others: Any) -> Stored:
-    """Return the record from the texts that `record_text` wrote, and from `others`, the fields stored elsewhere.
+def decode_record(cls: type[Stored], key: str, *texts: bytes | str | None, **stored_elsewhere: Any) -> Stored:
+    """Return the record from the texts that `record_text` wrote, and from the fields `stored_elsewhere`.
 
     Raises:
         CorruptRecordError: a text is damaged; names the key.
     """
-    return decoded(key, lambda: record_of(cls, joined(*map(_object, texts), others)))
+    return decoded(key, lambda: record_of(cls, joined(*map(_object, texts), stored_elsewhere)))
 
 
 def joined(*parts: Mapping[str, Any]) -> dict[str, Any]:

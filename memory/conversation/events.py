@@ -61,10 +61,10 @@ class Event(BaseModel):
         return SessionKey(self.session_id, self.user_id)
 
 
-class _Held:
+class _BlockSchema:
     """How pydantic reads a block of an event: one of an engine's own class as it is, JSON of that class as `Unknown`.
 
-    The classes of blocks are built when the first block is read from JSON: most processes read none so.
+    The classes of blocks are built when the first block is read from JSON: most processes never read one from JSON.
     """
 
     @classmethod
@@ -86,7 +86,7 @@ def _block(value: Any) -> Any:
     return Unknown(stored_kind=kind, payload={name: field for name, field in value.items() if name != "kind"})
 
 
-_Blocks = tuple[Annotated[AnyBlock, _Held], ...]
+_Blocks = tuple[Annotated[AnyBlock, _BlockSchema], ...]
 
 Places = tuple[tuple[str, int, int], ...]
 """Positions of blocks: log, start, stop (exclusive). The session's own log is named by an empty text."""
@@ -104,8 +104,8 @@ class Continuing(Event):
     """Base of the events that set what the requests of a run begin with."""
 
     input: Places | None = None
-    """All that the run is given, its prompts included; None if that is the snapshot of the turn before it, then its
-    prompts, or if it does not change."""
+    """All blocks that the run begins with, its prompts included; None if they are the snapshot of the turn before it,
+    then its prompts, or if they do not change."""
     input_blocks: _Blocks = ()
     """The blocks of `input`. Live events do not have them, since events that are read again do."""
 
@@ -592,7 +592,7 @@ RUN_IDS = ("run_id", "successor", "joined")
 _BLOCKS = ("blocks", "input_blocks")
 """The fields that have blocks."""
 
-_OUTSIDE = {"kind", *_BLOCKS, "session_id", "user_id", "seq", "at", "turn_index", "run_id", "key"}
+_STORED_ELSEWHERE = {"kind", *_BLOCKS, "session_id", "user_id", "seq", "at", "turn_index", "run_id", "key"}
 """The fields of an event that are not in its JSON body: they have columns, or are stored elsewhere."""
 
 
@@ -604,9 +604,9 @@ def encode_body(event: Event, *, blocks: bool = False) -> tuple[str, str]:
     """
     if isinstance(event, UnknownEvent):
         return event.stored_kind, pydantic_core.to_json(event.payload).decode()
-    body = event.model_dump_json(exclude=_OUTSIDE, exclude_defaults=True)
-    held = [(name, vars(event).get(name)) for name in _BLOCKS if blocks]
-    texts = [f'"{name}":[{",".join(map(encode, values))}]' for name, values in held if values]
+    body = event.model_dump_json(exclude=_STORED_ELSEWHERE, exclude_defaults=True)
+    block_fields = [(name, vars(event).get(name)) for name in _BLOCKS if blocks]
+    texts = [f'"{name}":[{",".join(map(encode, values))}]' for name, values in block_fields if values]
     if not texts:
         return event.kind, body
     return event.kind, f"{{{','.join([*([body[1:-1]] if body != '{}' else []), *texts])}}}"
@@ -614,8 +614,9 @@ def encode_body(event: Event, *, blocks: bool = False) -> tuple[str, str]:
 
 def without_blocks(event: Event) -> AnyEvent:
     """Return the event without its blocks, as session stores keep it."""
-    held = {name: () for name in _BLOCKS if vars(event).get(name)}  # `getattr` is slow where there is no such field
-    return cast(AnyEvent, lean(event.model_copy(update=held)) if held else event)
+    # `getattr` is slow where there is no such field
+    no_blocks = {name: () for name in _BLOCKS if vars(event).get(name)}
+    return cast(AnyEvent, lean(event.model_copy(update=no_blocks)) if no_blocks else event)
 
 
 def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
@@ -627,15 +628,15 @@ def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
     Raises:
         ValueError: the body is not JSON or does not fit the kind.
     """
-    own = pydantic_core.from_json(body) if body != "{}" else {}
+    fields = pydantic_core.from_json(body) if body != "{}" else {}
     cls = KINDS.get(kind)
     if cls is None:
-        return UnknownEvent(stored_kind=kind, payload=freeze(own), **columns)
+        return UnknownEvent(stored_kind=kind, payload=freeze(fields), **columns)
     for name in _BLOCKS:
-        if name in own:
-            own[name] = tuple(decode_json(block) for block in own[name])
-    values = {**columns, **own}
-    if len(values) < len(columns) + len(own):
+        if name in fields:
+            fields[name] = tuple(decode_json(block) for block in fields[name])
+    values = {**columns, **fields}
+    if len(values) < len(columns) + len(fields):
         raise ValueError("the body has a field that is stored beside it")
     event: AnyEvent = cls.__pydantic_validator__.validate_python(values)  # `model_validate` adds a tenth of its time
     return lean(event)

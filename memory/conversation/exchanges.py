@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, ToolResult, Unknown
 
 
-def goes_on(blocks: Sequence[AnyBlock], had: int) -> bool:
-    """Return whether what follows the first `had` blocks is turns of their own: it does not begin with an answer."""
-    rest = (block for block in blocks[had:] if not isinstance(block, CacheCheckpoint | Unknown))
+def goes_on(blocks: Sequence[AnyBlock], count: int) -> bool:
+    """Return whether the blocks after the first `count` begin a new turn, and not the rest of an answer."""
+    rest = (block for block in blocks[count:] if not isinstance(block, CacheCheckpoint | Unknown))
     following = next(rest, None)
     return following is None or not (following.role == "assistant" or isinstance(following, ToolResult))
 
@@ -21,15 +21,15 @@ def exchanges(blocks: Sequence[AnyBlock]) -> Iterator[tuple[int, int, int]]:
     """
     start, answer = 0, None
     is_begun = False
-    for at, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         if isinstance(block, CacheCheckpoint | Unknown):
             continue
         is_answer = block.role == "assistant" or isinstance(block, ToolResult)
         if is_answer and is_begun and answer is None:
-            answer = at
+            answer = index
         elif not is_answer:
             is_begun = is_begun or block.role == "user"
             if answer is not None:
-                yield start, answer, at
-                start, answer = at, None
+                yield start, answer, index
+                start, answer = index, None
     yield start, len(blocks) if answer is None else answer, len(blocks)

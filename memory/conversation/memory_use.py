@@ -8,16 +8,16 @@ MemoryUse = Literal["on", "read", "off"]
 """`on`: recalls, and its turns are saved. `read`: recalls, and saves nothing. `off`: neither recalls nor saves."""
 
 
-def memory_use(given: MemoryUse | bool) -> MemoryUse:
+def memory_use(setting: MemoryUse | bool) -> MemoryUse:
     """Return the setting as a word: True is `on`, False is `off`.
 
     Raises:
-        ValueError: `given` is not one of these.
+        ValueError: `setting` is not one of these.
     """
-    if isinstance(given, bool):
-        return "on" if given else "off"
+    if isinstance(setting, bool):
+        return "on" if setting else "off"
     for use in get_args(MemoryUse):
-        if isinstance(given, str) and given == use:
-            found: MemoryUse = use
-            return found
+        if isinstance(setting, str) and setting == use:
+            word: MemoryUse = use
+            return word
     raise ValueError("must be 'on', 'read' or 'off', or True or False")

@@ -32,7 +32,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 def _stop(value: Any) -> list[str]:
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise ValueError("must be a text, or a list of texts, none of them empty")
     if not 1 <= len(stops) <= MAX_STOPS:
         raise ValueError(f"must be 1 to {MAX_STOPS} texts, not {len(stops)}")
@@ -47,10 +47,10 @@ def _tool_choice(value: Any) -> Any:
     if isinstance(value, str) and value in ("auto", "none", "required"):
         return value
     if isinstance(value, dict) and value.get("type") == "function":
-        named = value.get("function", {key: each for key, each in value.items() if key != "type"})
+        function = value.get("function", {key: field for key, field in value.items() if key != "type"})
         is_alone = "function" not in value or len(value) == 2  # noqa: PLR2004 - the type and the function
-        if is_alone and isinstance(named, dict) and named.keys() == {"name"} and _is_name(named["name"]):
-            return {"type": "function", "function": named}
+        if is_alone and isinstance(function, dict) and function.keys() == {"name"} and _is_name(function["name"]):
+            return {"type": "function", "function": function}
     raise ValueError('must be "auto", "none", "required", or {"type": "function", "function": {"name": ...}}')
 
 
@@ -58,7 +58,7 @@ def _response_format(value: Any) -> Any:
     if value in ({"type": "text"}, {"type": "json_object"}):
         return value
     if isinstance(value, dict) and value.get("type") == "json_schema":
-        form = value.get("json_schema", {key: each for key, each in value.items() if key != "type"})
+        form = value.get("json_schema", {key: field for key, field in value.items() if key != "type"})
         is_alone = "json_schema" not in value or len(value) == 2  # noqa: PLR2004 - the type and the schema
         if is_alone and isinstance(form, dict) and form.keys() <= {"name", "schema", "strict", "description"}:
             fits = (
@@ -69,19 +69,19 @@ def _response_format(value: Any) -> Any:
             )
             if all(fits):
                 return {"type": "json_schema", "json_schema": form}
-    why = 'must be {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {...}}'
-    raise ValueError(f"{why} with a name, a schema and nothing else but strict and description")
+    reason = 'must be {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {...}}'
+    raise ValueError(f"{reason} with a name, a schema and nothing else but strict and description")
 
 
 def _metadata(value: Any) -> Any:
-    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
+    if not isinstance(value, dict) or not all(isinstance(entry, str) for entry in value.values()):
         raise ValueError("must map texts to texts")
     if len(value) > MAX_METADATA:
         raise ValueError(f"must be at most {MAX_METADATA} texts, not {len(value)}")
     longest = max(map(len, value), default=0), max(map(len, value.values()), default=0)
     if longest[0] > MAX_METADATA_KEY or longest[1] > MAX_METADATA_VALUE:
-        most = f"{MAX_METADATA_KEY} characters, and values of {MAX_METADATA_VALUE}"
-        raise ValueError(f"must have keys of at most {most}")
+        limits = f"{MAX_METADATA_KEY} characters, and values of {MAX_METADATA_VALUE}"
+        raise ValueError(f"must have keys of at most {limits}")
     return value
 
 
@@ -137,14 +137,14 @@ PARAMS: tuple[str, ...] = tuple(ModelParams.__annotations__)
 """The names of all parameters."""
 
 
-def _taken(names: Any) -> tuple[str, ...]:
-    known = ("model", *PARAMS)
-    if isinstance(names, str) or not set(names) <= set(known):
-        raise ValueError(f"must be names among {', '.join(known)}")
+def _setting_names(names: Any) -> tuple[str, ...]:
+    allowed = ("model", *PARAMS)
+    if isinstance(names, str) or not set(names) <= set(allowed):
+        raise ValueError(f"must be names among {', '.join(allowed)}")
     return tuple(names)
 
 
-SettingsTaken = Annotated[Collection[str], PlainValidator(_taken)]
+SettingsTaken = Annotated[Collection[str], PlainValidator(_setting_names)]
 """The settings of runs that an engine applies: `model` and names of `ModelParams`."""
 
 _ELSEWHERE = {
@@ -182,10 +182,10 @@ def check_params(field: str, value: object) -> FrozenDict:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         name = str(first["loc"][0])
-        why = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         if first["type"] == "extra_forbidden":
-            why = _ELSEWHERE.get(name) or f"there is no such parameter; there are {', '.join(PARAMS)}"
-        raise InvalidInputError(f"{field}[{shown(name)}]", shown(plain[name]), why) from None
+            reason = _ELSEWHERE.get(name) or f"there is no such parameter; there are {', '.join(PARAMS)}"
+        raise InvalidInputError(f"{field}[{shown(name)}]", shown(plain[name]), reason) from None
     return checked
 
 

@@ -79,16 +79,16 @@ class OutputType:
     def errors(self, text: str) -> str | None:
         """Return what is wrong with an answer, a line for each error, 10 at most; None if it fits."""
         try:
-            found = pydantic_core.from_json(object_text(text), allow_inf_nan=False)
+            answer = pydantic_core.from_json(object_text(text), allow_inf_nan=False)
         except ValueError as error:
             return f"the answer is no JSON object: {error}"[:_MOST_CHARS]
         from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
 
         try:
-            wrong = list(_validator(self.schema).iter_errors(found))
+            flaws = list(_validator(self.schema).iter_errors(answer))
         except RecursionError:
             return "the answer is nested too deeply"
-        return _lines((error.absolute_path, error.message) for error in (best_match([each]) for each in wrong)) or None
+        return _lines((error.absolute_path, error.message) for error in (best_match([flaw]) for flaw in flaws)) or None
 
 
 def read_answer(model: Any, text: str) -> Any:
@@ -101,7 +101,7 @@ def read_answer(model: Any, text: str) -> Any:
         return TypeAdapter(model).validate_json(object_text(text))
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
-        raise ValueError(_lines((each["loc"], each["msg"]) for each in errors)) from error
+        raise ValueError(_lines((detail["loc"], detail["msg"]) for detail in errors)) from error
 
 
 def object_text(text: str) -> str:
@@ -117,11 +117,11 @@ def sent_back(answer: Sequence[Block], errors: str, call_id: str) -> tuple[list[
     `as_said` converts it back to text for requests.
     """
     text = "".join(block.text for block in answer if isinstance(block, Text))
-    kept = [block for block in answer if not isinstance(block, Text)]
+    other_blocks = [block for block in answer if not isinstance(block, Text)]
     call_id = f"{_SENT_BACK}{call_id}"
-    told = f"Your answer does not fit what was asked for:\n{errors}\nGive the whole answer again, corrected."
+    request = f"Your answer does not fit what was asked for:\n{errors}\nGive the whole answer again, corrected."
     use = ToolUse(call_id=call_id, name=ANSWER_TOOL, input=FrozenDict(text=text))
-    return [*kept, use], ToolResult(call_id=call_id, text=told, is_error=True)
+    return [*other_blocks, use], ToolResult(call_id=call_id, text=request, is_error=True)
 
 
 def is_sent_back(block: Block) -> bool:
@@ -131,19 +131,19 @@ def is_sent_back(block: Block) -> bool:
 
 def as_said(blocks: Iterable[Block]) -> list[Block]:
     """Return the blocks with each answer that was sent back as text, followed by the errors as a user's text."""
-    said: list[Block] = []
+    shown_blocks: list[Block] = []
     for block in blocks:
         if isinstance(block, ToolUse) and is_sent_back(block):
-            said.append(Text(text=str(block.input.get("text", ""))))
+            shown_blocks.append(Text(text=str(block.input.get("text", ""))))
         elif isinstance(block, ToolResult) and is_sent_back(block):
-            said.append(User(text=block.text))
+            shown_blocks.append(User(text=block.text))
         else:
-            said.append(block)
-    return said
+            shown_blocks.append(block)
+    return shown_blocks
 
 
 def _lines(errors: Iterable[tuple[Iterable[object], str]]) -> str:
-    lines = [f"{'.'.join(map(str, where)) or 'the object'}: {what}"[:_MOST_CHARS] for where, what in errors]
+    lines = [f"{'.'.join(map(str, path)) or 'the object'}: {message}"[:_MOST_CHARS] for path, message in errors]
     more = [f"and {len(lines) - _MOST_ERRORS} more"] if len(lines) > _MOST_ERRORS else []
     return "\n".join([*lines[:_MOST_ERRORS], *more])
 
@@ -189,8 +189,8 @@ def _pattern(pattern: str) -> Callable[[str], bool] | None:
 def _plain(value: Any) -> Any:
     """Return a frozen value with lists instead of tuples, since the validator does not accept tuples as arrays."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 @functools.cache

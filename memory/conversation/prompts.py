@@ -88,7 +88,7 @@ def accept(
     blocks: list[Block] = []
     encoded: list[str] = []
     total = 0
-    for at, prompt in enumerate(plain_prompts(session_id, prompts)):
+    for index, prompt in enumerate(plain_prompts(session_id, prompts)):
         if isinstance(prompt, Summary | Recalled):
             raise InvalidPromptError(session_id, f"a {prompt.kind} block comes from a run, not from a caller")
         try:
@@ -99,12 +99,14 @@ def accept(
         if isinstance(block, User) and not block.text.strip():
             raise EmptyTurnError(session_id)
         if (size := len(body.encode())) > max_bytes:
-            why = f"{size} bytes are over max_prompt_bytes={max_bytes}; shorten it or raise the limit in SessionConfig"
-            raise InvalidPromptError(session_id, why)
+            reason = (
+                f"{size} bytes are over max_prompt_bytes={max_bytes}; shorten it or raise the limit in SessionConfig"
+            )
+            raise InvalidPromptError(session_id, reason)
         total += size
         check_count("the bytes of prompts", total, "MAX_PROMPTS_BYTES", MAX_PROMPTS_BYTES)
         if isinstance(block, Image | Document) and (flaw := block.flaw or refuses(block)):
-            raise InvalidPromptError(session_id, f"prompts[{at}], the {described(block)}: {flaw}")
+            raise InvalidPromptError(session_id, f"prompts[{index}], the {described(block)}: {flaw}")
         blocks.append(block)
         encoded.append(body)
     return blocks, encoded
@@ -130,8 +132,8 @@ def check_calls(session_id: str, prompts: Sequence[Block], *, is_whole: bool) ->
         if flaw:
             raise InvalidPromptError(session_id, f"the tool call {shown(block.call_id)} {_CALL_FLAWS[flaw]}")
     if is_whole and pairs.open:
-        why = f"the tool call {shown(next(iter(pairs.open)))} has no result: append a ToolResult before the run"
-        raise InvalidPromptError(session_id, why)
+        reason = f"the tool call {shown(next(iter(pairs.open)))} has no result: append a ToolResult before the run"
+        raise InvalidPromptError(session_id, reason)
 
 
 _CALL_FLAWS: dict[Flaw, str] = {

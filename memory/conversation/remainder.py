@@ -1,4 +1,4 @@
-"""What a request can still have of a conversation once some of its blocks are gone."""
+"""The blocks of a conversation that a request can still have after some blocks were removed."""
 
 from __future__ import annotations
 
@@ -16,42 +16,44 @@ from turnwise.memory.conversation.calls.call_pairs import pairs_of
 from turnwise.memory.conversation.transcript import is_spoken
 
 
-def remainder(blocks: Sequence[Block], gone: Collection[int]) -> list[int]:
-    """Return the numbers of the blocks that are left for a request, in order, without those of the numbers `gone`.
+def remainder(blocks: Sequence[Block], removed: Collection[int]) -> list[int]:
+    """Return the numbers of the blocks that are left for a request, in order, without the numbers `removed`.
 
-    Whatever is gone, each provider that would accept the blocks accepts what is left of them, with a prompt after it.
-    So these go too: the result of a call and the call of a result, the calls of an answer whose thoughts are gone,
-    thoughts of which neither text nor call is left, and what comes before the first block of the user. O(blocks).
+    Whatever is removed, each provider that would accept the blocks accepts the remaining ones, with a prompt after
+    them. So these are removed too: the result of a call and the call of a result, the calls of an answer whose thoughts
+    are removed, thoughts without a remaining text or call, and the blocks before the first one of the user. O(blocks).
     """
-    left_out = set(gone)
+    left_out = set(removed)
     answers = list(_answers(blocks))
     for answer in answers:
-        if any(isinstance(blocks[at], Thinking) for at in left_out.intersection(answer)):
-            left_out.update(at for at in answer if isinstance(blocks[at], ToolUse))
+        if any(isinstance(blocks[number], Thinking) for number in left_out.intersection(answer)):
+            left_out.update(number for number in answer if isinstance(blocks[number], ToolUse))
     for pair in pairs_of(blocks):
         if not left_out.isdisjoint(pair):
             left_out.update(pair)
     for answer in answers:
-        if not any(at not in left_out and is_spoken(blocks[at]) for at in answer):
-            left_out.update(at for at in answer if isinstance(blocks[at], Thinking))
-    return from_user(blocks, [at for at in range(len(blocks)) if at not in left_out])
+        if not any(number not in left_out and is_spoken(blocks[number]) for number in answer):
+            left_out.update(number for number in answer if isinstance(blocks[number], Thinking))
+    return from_user(blocks, [number for number in range(len(blocks)) if number not in left_out])
 
 
-def from_user(blocks: Sequence[Block], left: Sequence[int]) -> list[int]:
-    """Return the numbers `left` without what comes before the first block of the user, if all `blocks` begin with one.
+def from_user(blocks: Sequence[Block], numbers: Sequence[int]) -> list[int]:
+    """Return `numbers` without those before the first block of the user, if `blocks` begin with one.
 
     System prompts stay.
     """
-    if not _begins_with_user(blocks) or _begins_with_user([blocks[at] for at in left]):
-        return list(left)
-    first = next((at for at in left if blocks[at].role == "user" and not _is_neutral(blocks[at])), len(blocks))
-    return [at for at in left if at >= first or isinstance(blocks[at], System)]
+    if not _begins_with_user(blocks) or _begins_with_user([blocks[number] for number in numbers]):
+        return list(numbers)
+    first = next(
+        (number for number in numbers if blocks[number].role == "user" and not _is_neutral(blocks[number])), len(blocks)
+    )
+    return [number for number in numbers if number >= first or isinstance(blocks[number], System)]
 
 
 def _answers(blocks: Sequence[Block]) -> Iterator[list[int]]:
     """Yield the numbers of each answer: consecutive blocks of the assistant, which begin anew with thoughts."""
     answer: list[int] = []
-    for at, block in enumerate(blocks):
+    for number, block in enumerate(blocks):
         if _is_neutral(block):
             continue
         is_new = answer and isinstance(block, Thinking) and not isinstance(blocks[answer[-1]], Thinking)
@@ -59,7 +61,7 @@ def _answers(blocks: Sequence[Block]) -> Iterator[list[int]]:
             yield answer
             answer = []
         if block.role == "assistant":
-            answer.append(at)
+            answer.append(number)
     if answer:
         yield answer
 

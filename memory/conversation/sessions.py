@@ -16,7 +16,7 @@ SessionStatus = Literal["active", "ended"]
 
 
 DEFAULT_USER = "default"
-"""The user of what names none."""
+"""The user of sessions for which the caller names none."""
 
 
 class SessionKey(NamedTuple):

@@ -22,7 +22,7 @@ class Span(NamedTuple):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return how pydantic reads a span: from a list. Its own way for named tuples takes thrice as long."""
+        """Return how pydantic reads a span: from a list. Its own schema of named tuples takes three times as long."""
         number = core_schema.int_schema(strict=True)
         parts = core_schema.tuple_schema([core_schema.str_schema(strict=True), number, number], strict=False)
         return core_schema.no_info_after_validator_function(cls._make, parts)
@@ -32,9 +32,9 @@ Spans = Annotated[tuple[Span, ...], Strict(False)]
 """Spans in reading order. JSON has them as lists."""
 
 
-def holds(span: Span, other: Span) -> bool:
+def holds(span: Span, part: Span) -> bool:
     """Return whether a span has all positions of another one."""
-    return span.log == other.log and span.start <= other.start and other.stop <= span.stop
+    return span.log == part.log and span.start <= part.start and part.stop <= span.stop
 
 
 def join(*groups: Iterable[Span]) -> Spans:
@@ -64,18 +64,18 @@ def union(*groups: Iterable[Span]) -> Spans:
 
 def subtract(spans: Iterable[Span], held: Iterable[Span]) -> Spans:
     """Return the positions of `spans` that are not in `held`, each once, sorted. O(n log n)."""
-    seen = Seen()
+    held_positions = Seen()
     for span in held:
-        seen.add(span)
-    return tuple(part for span in union(spans) for part in seen.new(span))
+        held_positions.add(span)
+    return tuple(part for span in union(spans) for part in held_positions.new(span))
 
 
 def overlap(spans: Iterable[Span], held: Iterable[Span]) -> Spans:
     """Return the positions of `spans` that are in `held` too, in the order of `spans`. O(n log n)."""
-    seen = Seen()
+    held_positions = Seen()
     for span in held:
-        seen.add(span)
-    return join(part for span in spans for part in seen.common(span))
+        held_positions.add(span)
+    return join(part for span in spans for part in held_positions.common(span))
 
 
 class Seen:
@@ -105,8 +105,8 @@ class Seen:
 
     def new(self, span: Span) -> list[Span]:
         """Return the positions of the span that were not seen."""
-        seen = self.common(span)
-        edges = [span.start, *(edge for part in seen for edge in (part.start, part.stop)), span.stop]
+        common = self.common(span)
+        edges = [span.start, *(edge for part in common for edge in (part.start, part.stop)), span.stop]
         gaps = zip(edges[::2], edges[1::2], strict=True)
         return [Span(span.log, start, stop) for start, stop in gaps if start < stop]
 
@@ -124,10 +124,10 @@ def cut(spans: Iterable[Span], count: int) -> tuple[Spans, Spans]:
     """
     first: list[Span] = []
     rest: list[Span] = []
-    left = max(count, 0)
+    remaining = max(count, 0)
     for log, start, stop in join(spans):
-        middle = min(start + left, stop)
-        left -= middle - start
+        middle = min(start + remaining, stop)
+        remaining -= middle - start
         first.append(Span(log, start, middle))
         rest.append(Span(log, middle, stop))
     return join(first), join(rest)
@@ -138,8 +138,8 @@ def begins_with(spans: Iterable[Span], prefix: Iterable[Span]) -> bool:
 
     How the positions are split into spans does not matter. An empty prefix always matches.
     """
-    wanted = join(prefix)
-    return cut(spans, size(wanted))[0] == wanted
+    prefix_spans = join(prefix)
+    return cut(spans, size(prefix_spans))[0] == prefix_spans
 
 
 def size(spans: Iterable[Span]) -> int:
@@ -149,7 +149,7 @@ def size(spans: Iterable[Span]) -> int:
 
 def places(spans: Iterable[Span]) -> list[Span]:
     """Return each position as a span of its own, in reading order."""
-    return [Span(log, at, at + 1) for log, start, stop in spans for at in range(start, stop)]
+    return [Span(log, position, position + 1) for log, start, stop in spans for position in range(start, stop)]
 
 
 def to_places(spans: Spans, own: str) -> tuple[tuple[str, int, int], ...]:

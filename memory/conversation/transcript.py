@@ -65,10 +65,10 @@ def messages_of(blocks: Iterable[Block]) -> list[Message]:
     for is_assistant, entries in groupby(_by_side(blocks), key=itemgetter(0)):
         neighbours = [block for _, block in entries]
         if is_assistant:
-            said = tuple(sorted(neighbours, key=_rank))
-            calls = [block.call_id for block in said if isinstance(block, ToolUse)]
-            declared = {call_id: at for at, call_id in enumerate(calls)}
-            messages.append(Message("assistant", said))
+            message_blocks = tuple(sorted(neighbours, key=_rank))
+            calls = [block.call_id for block in message_blocks if isinstance(block, ToolUse)]
+            declared = {call_id: index for index, call_id in enumerate(calls)}
+            messages.append(Message("assistant", message_blocks))
         else:
             places = declared
             messages.append(Message("user", tuple(sorted(neighbours, key=lambda block: _place(block, places)))))
@@ -91,7 +91,7 @@ def prompts_apart(blocks: Iterable[Block]) -> list[list[Block]]:
 
 def begins_prompt(block: Block, before: Iterable[Block]) -> bool:
     """Return whether a block begins a message of the user, behind these blocks of the message before: see above."""
-    return isinstance(block, User | Recalled) and any(isinstance(each, User) for each in before)
+    return isinstance(block, User | Recalled) and any(isinstance(earlier, User) for earlier in before)
 
 
 def _by_side(blocks: Iterable[Block]) -> Iterator[tuple[bool, Block]]:
@@ -127,18 +127,18 @@ def _place(block: Block, declared: Mapping[str, int]) -> int:
 class _Group:
     """The model's blocks between two rounds of tool results, and the results; or prompts between them."""
 
-    said: list[Block] = field(default_factory=list)
-    kept: int = 0
-    """How many of `said` are definitive. The others were streamed and may still be replaced."""
+    blocks: list[Block] = field(default_factory=list)
+    definitive: int = 0
+    """How many of `blocks` are definitive. The others were streamed and may still be replaced."""
     results: dict[str, ToolResult | None] = field(default_factory=dict)
     """By call id, in the order of declaration."""
     is_prompt: bool = False
-    """Whether `said` are blocks of the user, which joined the run after the results before them."""
+    """Whether `blocks` are blocks of the user, which joined the run after the results before them."""
     open_text: int | None = None
-    """The place in `said` of the text that streamed pieces continue."""
+    """The place in `blocks` of the text that streamed pieces continue."""
     open_thought: int | None = None
     pieces: dict[int, list[str]] = field(default_factory=dict)
-    """By place in `said`, what was streamed of a text or a thought and is not in its block yet."""
+    """By place in `blocks`, what was streamed of a text or a thought and is not in its block yet."""
 
     @property
     def is_answered(self) -> bool:
@@ -146,32 +146,32 @@ class _Group:
 
     def add(self, block: Block) -> None:
         """Add a block. A text that is whole closes the one before it, and so does anything but a thought."""
-        at = len(self.said)
-        self.said.append(block)
+        index = len(self.blocks)
+        self.blocks.append(block)
         if isinstance(block, Thinking):
-            self.open_thought = at if _is_open(block) else None
+            self.open_thought = index if _is_open(block) else None
         else:
-            self.open_text = at if isinstance(block, Text) and not block.interrupted else None
+            self.open_text = index if isinstance(block, Text) and not block.interrupted else None
 
     def settle(self) -> None:
         """Put the streamed pieces into their blocks. O(the blocks that grew)."""
-        for at, pieces in self.pieces.items():
-            block = self.said[at]
+        for index, pieces in self.pieces.items():
+            block = self.blocks[index]
             text = whole("".join((getattr(block, "text", ""), *pieces)))
-            self.said[at] = block.model_copy(update={"text": text})
+            self.blocks[index] = block.model_copy(update={"text": text})
         self.pieces = {}
 
     def keep(self) -> None:
         """Make all blocks definitive."""
         self.settle()
-        self.kept = len(self.said)
+        self.definitive = len(self.blocks)
         self.open_text = self.open_thought = None
 
     def drop(self) -> list[Block]:
         """Remove and return the blocks that are not definitive."""
         self.settle()
-        dropped = self.said[self.kept :]
-        del self.said[self.kept :]
+        dropped = self.blocks[self.definitive :]
+        del self.blocks[self.definitive :]
         self.open_text = self.open_thought = None
         return dropped
 
@@ -199,7 +199,7 @@ class Ledger:
         """Continue the text of the open message."""
         if not text:
             return
-        group = self._said_group()
+        group = self._next_group()
         if group.open_text is None:
             group.add(Text(text=""))
         group.pieces.setdefault(cast(int, group.open_text), []).append(text)
@@ -208,16 +208,16 @@ class Ledger:
         """Continue the thought of the open message. A signature ends it, so the next piece begins a new thought."""
         if not (text or signature or redacted):
             return
-        group = self._said_group()
+        group = self._next_group()
         if group.open_thought is None or redacted:
             group.add(Thinking(signature=signature, redacted=redacted))
-            at = len(group.said) - 1
+            index = len(group.blocks) - 1
         else:
-            at = group.open_thought
+            index = group.open_thought
             if signature:
-                group.said[at] = group.said[at].model_copy(update={"signature": signature})
+                group.blocks[index] = group.blocks[index].model_copy(update={"signature": signature})
                 group.open_thought = None
-        group.pieces.setdefault(at, []).append(text)
+        group.pieces.setdefault(index, []).append(text)
 
     def declare_tool_use(
         self, call_id: str, name: str, input: Mapping[str, Any] | None = None, signature: str | None = None
@@ -235,11 +235,11 @@ class Ledger:
         if isinstance(block, ToolUse) and not (block.call_id and block.name):
             return
         if isinstance(block, User):
-            prompt = self._said_group(is_prompt=True)
+            prompt = self._next_group(is_prompt=True)
             prompt.add(block)
             prompt.keep()
             return
-        group = self._said_group()
+        group = self._next_group()
         # An id that the group has already needs a group of its own: one message cannot hold it twice.
         if isinstance(block, ToolUse) and block.call_id in group.results:
             group = self._new_group()
@@ -265,7 +265,7 @@ class Ledger:
                 if isinstance(block, ToolUse):
                     del group.results[block.call_id]
                     has_calls = True
-        while len(self._groups) > 1 and not self._groups[-1].said:
+        while len(self._groups) > 1 and not self._groups[-1].blocks:
             self._groups.pop()
         if has_calls:
             self._pairs = CallPairs()
@@ -295,17 +295,19 @@ class Ledger:
     def record(self, blocks: Iterable[Block]) -> None:
         """Add definitive blocks: the assistant's replace the streamed ones, and each result goes to its call."""
         blocks = list(blocks)
-        if said := [block for block in blocks if not isinstance(block, ToolResult)]:
-            self.flush_assistant(said)
+        if assistant_blocks := [block for block in blocks if not isinstance(block, ToolResult)]:
+            self.flush_assistant(assistant_blocks)
         for block in blocks:
             if isinstance(block, ToolResult):
                 self.append(block)
 
     def replace_use(self, use: ToolUse) -> None:
         """Replace the call that has the same id by an edited call."""
-        said = self._pairs.latest(use.call_id).said
-        place = next(at for at, block in enumerate(said) if isinstance(block, ToolUse) and block.call_id == use.call_id)
-        said[place] = use
+        blocks = self._pairs.latest(use.call_id).blocks
+        place = next(
+            index for index, block in enumerate(blocks) if isinstance(block, ToolUse) and block.call_id == use.call_id
+        )
+        blocks[place] = use
 
     def apply(self, event: Event) -> None:
         """Apply the next event of the run to the output. Events that do not change the transcript are ignored."""
@@ -348,7 +350,7 @@ class Ledger:
         return [
             block
             for group in self._groups
-            for block in group.said
+            for block in group.blocks
             if isinstance(block, ToolUse) and group.results[block.call_id] is None
         ]
 
@@ -357,28 +359,28 @@ class Ledger:
         self._settle()
         blocks: list[Block] = []
         for group in self._groups:
-            blocks += sorted(group.said, key=_rank)
-            flawed = {block.call_id: refusal(block) for block in group.said if isinstance(block, ToolUse)}
+            blocks += sorted(group.blocks, key=_rank)
+            flawed = {block.call_id: refusal(block) for block in group.blocks if isinstance(block, ToolUse)}
             for call_id, result in group.results.items():
                 cancelled = ToolResult(call_id=call_id, text=f"cancelled: {why}", is_error=True)
                 blocks.append(result or flawed.get(call_id) or cancelled)
         blocks = _without_idle_thoughts(blocks)
-        last = next((at for at in reversed(range(len(blocks))) if not isinstance(blocks[at], Thinking)), None)
+        last = next((index for index in reversed(range(len(blocks))) if not isinstance(blocks[index], Thinking)), None)
         if interrupted and last is not None and isinstance(text := blocks[last], Text) and not text.interrupted:
             blocks[last] = text.model_copy(update={"interrupted": True})
         return blocks
 
-    def _said_group(self, *, is_prompt: bool = False) -> _Group:
-        """Return the group to which the model's next block is added, or the user's."""
+    def _next_group(self, *, is_prompt: bool = False) -> _Group:
+        """Return the group to which the next block of the model, or of the user, is added."""
         group = self._groups[-1]
-        if group.is_answered or (group.said and group.is_prompt != is_prompt):
+        if group.is_answered or (group.blocks and group.is_prompt != is_prompt):
             group = self._new_group()
         group.is_prompt = is_prompt
         return group
 
     def _open_groups(self) -> list[_Group]:
         """Return the groups with tentative blocks, the last first. They are the open message."""
-        return list(takewhile(lambda group: group.kept < len(group.said), reversed(self._groups)))
+        return list(takewhile(lambda group: group.definitive < len(group.blocks), reversed(self._groups)))
 
     def _new_group(self) -> _Group:
         self._groups.append(_Group())
@@ -407,7 +409,7 @@ def repair(output: Sequence[Block], *, why: str, interrupted: bool) -> list[Bloc
 
 
 def _in_order(group: _Group) -> list[Block]:
-    return [*sorted(group.said, key=_rank), *(result for result in group.results.values() if result)]
+    return [*sorted(group.blocks, key=_rank), *(result for result in group.results.values() if result)]
 
 
 def _is_open(block: Block) -> bool:
@@ -416,12 +418,12 @@ def _is_open(block: Block) -> bool:
 
 def _without_idle_thoughts(blocks: list[Block]) -> list[Block]:
     """Drop the thoughts of a message in which the model says nothing and calls nothing."""
-    kept: list[Block] = []
+    remaining: list[Block] = []
     for is_result, neighbours in groupby(blocks, key=lambda block: isinstance(block, ToolResult)):
         group = list(neighbours)
         spoken = is_result or any(map(is_spoken, group))
-        kept += group if spoken else [block for block in group if not isinstance(block, Thinking)]
-    return kept
+        remaining += group if spoken else [block for block in group if not isinstance(block, Thinking)]
+    return remaining
 
 
 def is_spoken(block: Block) -> bool:

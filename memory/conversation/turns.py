@@ -81,12 +81,12 @@ class TurnRecord(Record):
 
     @property
     def removed_numbers(self) -> tuple[int, ...]:
-        """The numbers of the removed ones among the blocks that it added, `prompt + output`."""
+        """The numbers of its removed blocks, among the blocks that it added, `prompt + output`."""
         if not self.removed:
             return ()
-        own = places(join(self.prompt, self.output))
-        gone = frozenset(places(overlap(own, self.removed)))
-        return tuple(at for at, place in enumerate(own) if place in gone)
+        own_places = places(join(self.prompt, self.output))
+        removed_places = frozenset(places(overlap(own_places, self.removed)))
+        return tuple(number for number, place in enumerate(own_places) if place in removed_places)
 
     @property
     def base(self) -> Spans:
@@ -111,15 +111,15 @@ class Turn:
     Making one is O(1). The first read of `blocks` is O(blocks) and needs no network. A pickle includes the blocks.
     """
 
-    __slots__ = ("_asked", "_cache", "_model", "_parsed", "_record", "_session_id")
+    __slots__ = ("_cache", "_model", "_parsed", "_prompt_blocks", "_record", "_session_id")
 
     def __init__(
-        self, session_id: str, record: TurnRecord, cache: BlockCache, asked: tuple[AnyBlock, ...] | None = None
+        self, session_id: str, record: TurnRecord, cache: BlockCache, prompt_blocks: tuple[AnyBlock, ...] | None = None
     ) -> None:
         self._session_id = session_id
         self._record = record
         self._cache = cache
-        self._asked = asked
+        self._prompt_blocks = prompt_blocks
         self._model: Any = None
         self._parsed: Any = None
 
@@ -189,7 +189,7 @@ class Turn:
     @property
     def asked(self) -> tuple[AnyBlock, ...]:
         """Its prompts as the caller gave them, also if `showing` replaced the blocks."""
-        return self._cache.read(join(self._record.prompt)) if self._asked is None else self._asked
+        return self._cache.read(join(self._record.prompt)) if self._prompt_blocks is None else self._prompt_blocks
 
     @property
     def output(self) -> tuple[AnyBlock, ...]:
@@ -222,10 +222,10 @@ class Turn:
             OutputInvalidError: the answer does not fit; the message quotes the errors.
         """
         try:
-            made: Made = read_answer(model, self.text)
+            answer: Made = read_answer(model, self.text)
         except ValueError as error:
             raise OutputInvalidError(self._session_id, self.run_id, str(error), self) from error
-        return made
+        return answer
 
     def to(self, format: MessageFormat) -> Messages:
         """Return the whole snapshot as messages of another library: see `to_messages`.
@@ -239,7 +239,7 @@ class Turn:
 
     def typed(self, model: Any) -> "Turn":
         """Return this turn with `model` as the class that `parsed` makes."""
-        turn = Turn(self._session_id, self._record, self._cache, self._asked)
+        turn = Turn(self._session_id, self._record, self._cache, self._prompt_blocks)
         turn._model = model
         return turn
 
@@ -272,13 +272,13 @@ class Turn:
         record = replace(
             self._record, status=status, output=(), usage=None, stop_reason=None, metadata=FrozenDict(), carried=()
         )
-        return Turn(self._session_id, record, self._cache, self._asked)
+        return Turn(self._session_id, record, self._cache, self._prompt_blocks)
 
     def recalling(self, block: Block) -> "Turn":
         """Return a copy of this turn with a block before its prompt, for requests to a model. It is never stored."""
-        record, own = self._record, join(self._record.prompt)
-        before, prompt = cut(record.input, size(record.input) - size(own))
-        if prompt != own:  # the prompt is not one piece at the end of the input
+        record, prompt_spans = self._record, join(self._record.prompt)
+        before, prompt = cut(record.input, size(record.input) - size(prompt_spans))
+        if prompt != prompt_spans:  # the prompt is not one piece at the end of the input
             before, prompt = (), record.input
         shown = join(before, [Span(_RECALLED, 0, 1)], prompt)
         return Turn(self._session_id, replace(record, input=shown), self._cache.over(_RECALLED, [block]))

@@ -61,11 +61,11 @@ def unreported(reported: Usage, counted: tuple[int, int], *, is_whole: bool) -> 
     """Return the tokens of a model call that its provider has not reported, by a count of request and answer.
 
     Args:
-        is_whole: whether the provider had the occasion to report all; then any report of tokens is taken as it is.
+        is_whole: whether the provider could report all tokens; then a report of any tokens is used unchanged.
     """
     if is_whole and (reported.input_tokens or reported.output_tokens):
         return Usage()
-    given, said = counted
-    given = 0 if reported.input_tokens else given
-    said = max(0, said - reported.output_tokens)
-    return Usage(input_tokens=given, output_tokens=said, counted_tokens=given + said)
+    input_tokens, output_tokens = counted
+    input_tokens = 0 if reported.input_tokens else input_tokens
+    output_tokens = max(0, output_tokens - reported.output_tokens)
+    return Usage(input_tokens=input_tokens, output_tokens=output_tokens, counted_tokens=input_tokens + output_tokens)

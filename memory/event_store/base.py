@@ -70,5 +70,7 @@ def check_appended(key: SessionKey, events: Sequence[Event]) -> None:
         check_names("run_id of an event", *key, event.run_id)
         check_names("key of an event", *key, event.key)
         if event.session_key != key:
-            why = f"event {event.seq} belongs to another session than {key.session_id!r}: append it to its own session"
-            raise InvalidInputError("session_id", shown(event.session_id), why)
+            reason = (
+                f"event {event.seq} belongs to another session than {key.session_id!r}: append it to its own session"
+            )
+            raise InvalidInputError("session_id", shown(event.session_id), reason)

@@ -49,10 +49,10 @@ def _event(
     key: str | None = None,
     run_id: str | None = None,
     session_id: str = "s",
-    at: float = 1.5,
+    time: float = 1.5,
     **more: Any,
 ) -> AnyEvent:
-    return PromptAppended(session_id=session_id, seq=seq, at=at, key=key, run_id=run_id, **more)
+    return PromptAppended(session_id=session_id, seq=seq, at=time, key=key, run_id=run_id, **more)
 
 
 async def _all(history: HistoryStore, session_id: str = "s", **filters: Any) -> list[AnyEvent]:
@@ -82,27 +82,31 @@ async def check_an_event_comes_back_as_it_was_appended(history: HistoryStore) ->
     ]
     chart = Image(data="aGk=", media_type="image/png")
     blocks = (Text(text=TEXT), ToolResult(call_id="c", text=TEXT, blocks=(Text(text=TEXT), chart)))
-    given = [event.model_copy(update={"blocks": blocks}) if event.seq in (1, 2, 3) else event for event in events]
+    appended = [event.model_copy(update={"blocks": blocks}) if event.seq in (1, 2, 3) else event for event in events]
     for _ in range(2):
-        await history.append(SessionKey("s"), given)
-        equal(await _all(history), given, "the events")
+        await history.append(SessionKey("s"), appended)
+        equal(await _all(history), appended, "the events")
 
 
 @_law
 async def check_an_append_may_be_repeated(history: HistoryStore, other: HistoryStore) -> None:
     """Whole, in part, mixed with new events, twice in a call, or at once: each event is stored once; acceptance 29."""
     events = [_event(seq, f"e{seq}" if seq % 2 else None, f"r{seq % 3}") for seq in range(1, 21)]
-    for at, (first, last, stored) in enumerate([(0, 5, 5), (0, 5, 5), (2, 4, 5), (3, 8, 8), (7, 8, 8), (0, 10, 10)]):
-        await (history, other)[at % 2].append(SessionKey("s"), events[first:last])
-        equal(await _all(history), events[:stored], f"after append {at}")
+    for round_number, (first, last, stored) in enumerate(
+        [(0, 5, 5), (0, 5, 5), (2, 4, 5), (3, 8, 8), (7, 8, 8), (0, 10, 10)]
+    ):
+        await (history, other)[round_number % 2].append(SessionKey("s"), events[first:last])
+        equal(await _all(history), events[:stored], f"after append {round_number}")
     await history.append(SessionKey("s"), [events[12], events[11], events[12], events[10], events[0]])
     equal(await _all(other), events[:13], "after an append with one event twice")
-    await asyncio.gather(*((history, other)[at % 2].append(SessionKey("s"), events[at % 5 :]) for at in range(10)))
+    await asyncio.gather(
+        *((history, other)[index % 2].append(SessionKey("s"), events[index % 5 :]) for index in range(10))
+    )
     equal(await _all(history), events, "after ten appends at once")
-    many = [_event(seq, session_id="many") for seq in range(1, 2502)]
-    await history.append(SessionKey("many"), many[1:-1])
-    await history.append(SessionKey("many"), many)
-    equal(await _all(history, "many"), many, "after a long append that was partly stored")
+    many_events = [_event(seq, session_id="many") for seq in range(1, 2502)]
+    await history.append(SessionKey("many"), many_events[1:-1])
+    await history.append(SessionKey("many"), many_events)
+    equal(await _all(history, "many"), many_events, "after a long append that was partly stored")
     await history.append(SessionKey("s"), [])
     equal(await _all(history), events, "after an append of nothing")
 
@@ -115,21 +119,21 @@ async def check_a_different_event_with_a_number_or_key_is_refused(history: Histo
     await history.append(SessionKey("other"), [_event(9, "e9", session_id="other")])
     end = RunFailed(session_id="s", seq=3, at=1.5, key="e3", run_id="r", why="")
     conflicts: list[tuple[int, str | None, Sequence[Event]]] = [
-        (2, None, [_event(2, at=1.25)]),
+        (2, None, [_event(2, time=1.25)]),
         (2, None, [_event(4), _event(2, "e2"), _event(5)]),
         (2, None, [_event(2, None, "r"), events[0]]),
         (1, None, [_event(1)]),
         (3, None, [end]),
         (4, "e1", [_event(4, "e1")]),
         (4, "e3", [events[2], _event(4, "e3", "r"), _event(6)]),
-        (5, None, [_event(5), _event(5, at=1.25)]),
+        (5, None, [_event(5), _event(5, time=1.25)]),
         (6, "e5", [_event(5, "e5"), _event(6, "e5")]),
-        (3000, None, [*(_event(seq) for seq in range(10, 3000)), _event(3000, at=1.25)]),
+        (3000, None, [*(_event(seq) for seq in range(10, 3000)), _event(3000, time=1.25)]),
     ]
-    for seq, key, given in conflicts:
+    for seq, key, appended in conflicts:
         async with _unchanged(history, "s", "other"):
             error = await refuses(
-                HistoryConflictError, history.append(SessionKey("s"), given), f"{seq}, {key!r} a second time"
+                HistoryConflictError, history.append(SessionKey("s"), appended), f"{seq}, {key!r} a second time"
             )
             equal((error.session_id, error.seq, error.key), ("s", seq, key), "what the error names")
     await history.append(SessionKey("s"), [_event(9, "e9"), _event(4, "E1"), _event(5, " e1"), _event(6, "")])
@@ -145,13 +149,13 @@ async def check_a_different_event_with_a_number_or_key_is_refused(history: Histo
 @_law
 async def check_one_of_two_conflicting_appends_at_once_is_refused(history: HistoryStore, other: HistoryStore) -> None:
     """The other one is stored whole."""
-    for at in range(10):
-        first, second = [_event(1, "k"), _event(2)], [_event(2, at=1.25), _event(3)]
+    for round_number in range(10):
+        first, second = [_event(1, "k"), _event(2)], [_event(2, time=1.25), _event(3)]
         appends = [history.append(SessionKey("s"), first), other.append(SessionKey("s"), second)]
-        found = await asyncio.gather(*appends, return_exceptions=True)
-        lost = [isinstance(outcome, HistoryConflictError) for outcome in found]
-        equal(sorted(map(repr, lost)), ["False", "True"], f"who was refused of {found!r}")
-        equal(await _all(history), second if lost[0] else first, f"the events of round {at}")
+        outcomes = await asyncio.gather(*appends, return_exceptions=True)
+        refused = [isinstance(outcome, HistoryConflictError) for outcome in outcomes]
+        equal(sorted(map(repr, refused)), ["False", "True"], f"who was refused of {outcomes!r}")
+        equal(await _all(history), second if refused[0] else first, f"the events of round {round_number}")
         await history.delete(SessionKey("s"))
 
 
@@ -159,17 +163,17 @@ async def check_one_of_two_conflicting_appends_at_once_is_refused(history: Histo
 async def check_events_come_in_pages(history: HistoryStore) -> None:
     """By sequence number, of all runs or of one, above `after`, at most `limit`, by default 1000; acceptance 30."""
     numbers = (1, 2, 9, 10, 11, 12, 10_000_001)
-    events = [_event(seq, run_id=("r1", None, "r10")[at % 3]) for at, seq in enumerate(numbers)]
-    for at in (3, 6, 0, 4, 1, 2, 5):
-        await history.append(SessionKey("s"), [events[at]])
+    events = [_event(seq, run_id=("r1", None, "r10")[index % 3]) for index, seq in enumerate(numbers)]
+    for index in (3, 6, 0, 4, 1, 2, 5):
+        await history.append(SessionKey("s"), [events[index]])
     await history.append(SessionKey("t"), [_event(5, run_id="r1", session_id="t")])
     for run_id in (None, "r1", "r10", "r", "r%", ""):
-        wanted = [event for event in events if run_id in (None, event.run_id)]
+        events_of_run = [event for event in events if run_id in (None, event.run_id)]
         for after in sorted({0, *numbers, *(seq + 1 for seq in numbers)}):
-            behind = [event for event in wanted if event.seq > after]
+            behind = [event for event in events_of_run if event.seq > after]
             for limit in range(1, len(events) + 2):
-                found = await history.events(SessionKey("s"), after=after, limit=limit, run_id=run_id)
-                equal(found, behind[:limit], f"up to {limit} of run {run_id!r} above {after}")
+                page = await history.events(SessionKey("s"), after=after, limit=limit, run_id=run_id)
+                equal(page, behind[:limit], f"up to {limit} of run {run_id!r} above {after}")
     equal(await history.last_seq(SessionKey("s")), numbers[-1], "the last number")
     equal(await history.last_seq(SessionKey("nobody's")), 0, "the last number of none")
     for limit in (0, -1):
@@ -186,35 +190,39 @@ async def check_pages_have_each_event_once(history: HistoryStore) -> None:
         name = f"s{count}"
         events = [_event(3 * seq, run_id=f"r{seq % 2}", session_id=name) for seq in range(1, count + 1)]
         await history.append(SessionKey(name), events)
-        found: list[Event] = []
+        read_events: list[Event] = []
         pages = 0
-        while page := await history.events(SessionKey(name), after=found[-1].seq if found else 0, limit=limit):
-            found += page
+        while page := await history.events(
+            SessionKey(name), after=read_events[-1].seq if read_events else 0, limit=limit
+        ):
+            read_events += page
             pages += 1
-        equal((found, pages), (events, -(-count // limit)), f"events and pages of {count}")
+        equal((read_events, pages), (events, -(-count // limit)), f"events and pages of {count}")
 
 
 @_law
 async def check_sessions_do_not_share_events(history: HistoryStore) -> None:
     """Every call uses the events of exactly one session id. A session without events has an empty history."""
-    for at, name in enumerate(IDS):
-        await history.append(SessionKey(name), [_event(1, "k", "r", name, float(at)), _event(2, None, name, name)])
-    for at, name in enumerate(IDS):
-        found = await _all(history, name)
+    for index, name in enumerate(IDS):
+        await history.append(SessionKey(name), [_event(1, "k", "r", name, float(index)), _event(2, None, name, name)])
+    for index, name in enumerate(IDS):
+        stored = await _all(history, name)
         equal(
-            [(event.session_id, event.at) for event in found], [(name, float(at)), (name, 1.5)], "the events of the id"
+            [(event.session_id, event.at) for event in stored],
+            [(name, float(index)), (name, 1.5)],
+            "the events of the id",
         )
-        equal(await _all(history, name, run_id=name), found[1:], "the events of a run of this id")
+        equal(await _all(history, name, run_id=name), stored[1:], "the events of a run of this id")
     for missing in ("user", "", "user-100"):
         equal(await _all(history, missing), [], f"the history of {missing!r}")
         await history.delete(SessionKey(missing))
-    left = list(IDS)
-    while left:
-        await history.delete(SessionKey(left.pop(0)))
-        equal([name for name in IDS if await _all(history, name)], left, "the sessions that are left")
-    again = [_event(1, "k", session_id=IDS[0], at=9.0)]
-    await history.append(SessionKey(IDS[0]), again)
-    equal(await _all(history, IDS[0]), again, "the events after the deletion")
+    remaining = list(IDS)
+    while remaining:
+        await history.delete(SessionKey(remaining.pop(0)))
+        equal([name for name in IDS if await _all(history, name)], remaining, "the sessions that are left")
+    later_events = [_event(1, "k", session_id=IDS[0], time=9.0)]
+    await history.append(SessionKey(IDS[0]), later_events)
+    equal(await _all(history, IDS[0]), later_events, "the events after the deletion")
 
 
 @_law
@@ -224,9 +232,9 @@ async def check_users_do_not_share_events(history: HistoryStore) -> None:
     events = {
         key: [_event(1, "k", "r", user_id=key.user_id), _event(2, turn_index=0, user_id=key.user_id)] for key in keys
     }
-    for at, key in enumerate(keys):
+    for index, key in enumerate(keys):
         equal(await history.last_seq(key), 0, "the last event of a session that has none")
-        await history.append(key, events[key][: 1 + at % 2])
+        await history.append(key, events[key][: 1 + index % 2])
         await history.append(key, events[key])
     for key in keys:
         equal(await history.events(key), events[key], f"events of {key}")
@@ -244,13 +252,13 @@ async def check_events_of_turns_are_deleted(history: HistoryStore) -> None:
     """Those of turns up to an index, in this session only; events may take the place of others with their numbers."""
     about = {1: (None, None), 2: (None, 0), 3: ("k", 0), 4: (None, 1), 5: (None, 12), 6: ("l", 13)}
     events = [_event(seq, key, turn_index=index) for seq, (key, index) in about.items()]
-    others = [_event(1, session_id="another", turn_index=0)]
+    events_of_another = [_event(1, session_id="another", turn_index=0)]
     await history.append(SessionKey("s"), events)
-    await history.append(SessionKey("another"), others)
-    for upto, left in [(-1, (1, 2, 3, 4, 5, 6)), (0, (1, 4, 5, 6)), (2, (1, 5, 6)), (12, (1, 6)), (12, (1, 6))]:
+    await history.append(SessionKey("another"), events_of_another)
+    for upto, remaining in [(-1, (1, 2, 3, 4, 5, 6)), (0, (1, 4, 5, 6)), (2, (1, 5, 6)), (12, (1, 6)), (12, (1, 6))]:
         await history.delete(SessionKey("s"), turns_up_to=upto)
-        equal(await _all(history), [event for event in events if event.seq in left], f"what is left up to {upto}")
-    others_of = [_event(1, at=7.0), _event(6, "l", turn_index=13, at=7.0)]
+        equal(await _all(history), [event for event in events if event.seq in remaining], f"what is left up to {upto}")
+    others_of = [_event(1, time=7.0), _event(6, "l", turn_index=13, time=7.0)]
     await history.delete(SessionKey("s"), turns_up_to=12, instead=others_of)
     equal(await _all(history), others_of, "the events that took the place of others")
     await history.delete(SessionKey("s"), turns_up_to=99, instead=others_of[:1])
@@ -259,7 +267,7 @@ async def check_events_of_turns_are_deleted(history: HistoryStore) -> None:
     await history.append(SessionKey("s"), events)
     equal(await _all(history), events, "the events when they are appended again")
     await history.delete(SessionKey("nobody"), turns_up_to=3)
-    equal(await _all(history, "another"), others, "the other session's events")
+    equal(await _all(history, "another"), events_of_another, "the other session's events")
 
 
 @_law
@@ -289,17 +297,17 @@ async def check_names_that_some_store_cannot_keep_are_refused(history: HistorySt
             for event in (_event(3, name), _event(3, run_id=name)):
                 append = history.append(SessionKey("s"), [_event(2), event])
                 await refuses(InvalidInputError, append, f"an event with {name[:9]!r}")
-            other = history.append(SessionKey(name), [_event(1, session_id=name)])
-            await refuses(InvalidInputError, other, f"an event of session {name[:9]!r}")
+            appending = history.append(SessionKey(name), [_event(1, session_id=name)])
+            await refuses(InvalidInputError, appending, f"an event of session {name[:9]!r}")
 
 
 @_law
 async def check_lists_of_callers_are_not_shared(history: HistoryStore) -> None:
     """Changing a list that was passed to the store, or returned by it, changes nothing stored."""
-    given = [_event(1), _event(2)]
-    await history.append(SessionKey("s"), given)
-    before = list(given)
-    given.clear()
+    events = [_event(1), _event(2)]
+    await history.append(SessionKey("s"), events)
+    before = list(events)
+    events.clear()
     (await _all(history)).clear()
     equal(await _all(history), before, "the events")
 
@@ -314,10 +322,10 @@ async def check_a_closed_history_raises_store_closed_error(history: HistoryStore
         "append": history.append(SessionKey("s"), [_event(2)]),
         "append of nothing": history.append(SessionKey("s"), []),
     }
-    for what, call in {
+    for verb, call in {
         **calls,
         "events": history.events(SessionKey("s")),
         "last_seq": history.last_seq(SessionKey("s")),
         "delete": history.delete(SessionKey("s")),
     }.items():
-        await refuses(StoreClosedError, call, f"{what} of a closed history")
+        await refuses(StoreClosedError, call, f"{verb} of a closed history")

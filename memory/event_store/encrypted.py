@@ -41,15 +41,15 @@ class EncryptedHistory:
     async def events(
         self, key: SessionKey, *, after: int = 0, limit: int = 1000, run_id: str | None = None
     ) -> list[AnyEvent]:
-        found = await self._inner.events(key, after=after, limit=limit, run_id=run_id)
-        return await open_events(Unsealing(self._keys), key, found)
+        events = await self._inner.events(key, after=after, limit=limit, run_id=run_id)
+        return await open_events(Unsealing(self._keys), key, events)
 
     async def last_seq(self, key: SessionKey) -> int:
         return await self._inner.last_seq(key)
 
     async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
-        sealed = await self._sealed(key, instead) if instead else []
-        await self._inner.delete(key, turns_up_to=turns_up_to, instead=sealed)
+        sealed_events = await self._sealed(key, instead) if instead else []
+        await self._inner.delete(key, turns_up_to=turns_up_to, instead=sealed_events)
 
     async def close(self) -> None:
         await self._inner.close()

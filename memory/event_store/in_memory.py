@@ -17,7 +17,7 @@ class InMemoryHistory:
     """Stores events in memory while the process lives. No method awaits, so each is atomic on its event loop."""
 
     is_in_process = True
-    """Other processes do not see what is in it."""
+    """Other processes do not see its events."""
 
     def __init__(self) -> None:
         self._sessions: dict[SessionKey, dict[int, AnyEvent]] = {}
@@ -42,8 +42,8 @@ class InMemoryHistory:
     ) -> list[AnyEvent]:
         self._check_open()
         stored = self._sessions.get(key, {})
-        found = (stored[seq] for seq in sorted(stored) if seq > after)
-        return first_of([event for event in found if run_id in (None, event.run_id)][: check_limit(limit)])
+        later = (stored[seq] for seq in sorted(stored) if seq > after)
+        return first_of([event for event in later if run_id in (None, event.run_id)][: check_limit(limit)])
 
     async def last_seq(self, key: SessionKey) -> int:
         self._check_open()
@@ -59,8 +59,8 @@ class InMemoryHistory:
                 if event.turn_index is None or event.turn_index > turns_up_to
             }
         if instead:
-            given = cast(Sequence[AnyEvent], instead)
-            self._sessions.setdefault(key, {}).update({event.seq: event for event in given})
+            events = cast(Sequence[AnyEvent], instead)
+            self._sessions.setdefault(key, {}).update({event.seq: event for event in events})
 
     async def close(self) -> None:
         self._closed = True

@@ -75,8 +75,8 @@ class SQLHistory(SecureDeleteDatabase):
         is_of_session = (column.concat("") == bind(column.name) for column in (history.c.user_id, history.c.session_id))
         self._insert = Statement(insert.on_conflict_do_nothing(), dialect)
         self._page, self._page_of_run = (
-            Statement(first_rows(each, history.c.seq, dialect), dialect)
-            for each in (page.where(*is_session), page.where(history.c.run_id == bind("run_id"), *is_of_session))
+            Statement(first_rows(select, history.c.seq, dialect), dialect)
+            for select in (page.where(*is_session), page.where(history.c.run_id == bind("run_id"), *is_of_session))
         )
 
     async def append(self, key: SessionKey, events: Sequence[Event]) -> None:
@@ -108,15 +108,15 @@ class SQLHistory(SecureDeleteDatabase):
         return int(await self._read(lambda connection: connection.execute(statement).scalar_one() or 0))
 
     async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
-        whole = sa.delete(history).where(*_of(key))
-        statement = whole if turns_up_to is None else whole.where(history.c.turn_index <= turns_up_to)
+        all_events = sa.delete(history).where(*_of(key))
+        statement = all_events if turns_up_to is None else all_events.where(history.c.turn_index <= turns_up_to)
         rows = [_row(event) for event in instead]
 
         def delete(connection: sa.Connection) -> None:
             connection.execute(statement)
             for first in range(0, len(rows), _CHECKED):
                 replaced = [row["seq"] for row in rows[first : first + _CHECKED]]
-                connection.execute(whole.where(history.c.seq.in_(replaced)))
+                connection.execute(all_events.where(history.c.seq.in_(replaced)))
             if rows:
                 self._insert(connection, rows)
 
@@ -126,8 +126,8 @@ class SQLHistory(SecureDeleteDatabase):
         """Refuse events whose sequence number or key a different stored event has."""
         of_these = history.c.seq.in_([row["seq"] for row in rows])
         columns = [column for column in history.columns if column is not history.c.user_id]
-        found = connection.execute(sa.select(*columns).where(*_of(key), of_these))
-        stored = {row.seq: read_event(row, key) for row in found}
+        stored_rows = connection.execute(sa.select(*columns).where(*_of(key), of_these))
+        stored = {row.seq: read_event(row, key) for row in stored_rows}
         for row in rows:
             if row["seq"] not in stored:
                 raise HistoryConflictError(key.session_id, row["seq"], row["event_key"])

@@ -23,8 +23,8 @@ def check_history_url(url: str) -> str:
     if scheme == "memory":
         raise ConfigError("history_store", url, "is not shared by processes: use sqlite:/// or postgresql://")
     if scheme not in SQL_SCHEMES:
-        why = "has events with its sessions only: use sqlite:/// or postgresql://, or leave it out"
-        raise ConfigError("history_store", redact(url), why)
+        reason = "has events with its sessions only: use sqlite:/// or postgresql://, or leave it out"
+        raise ConfigError("history_store", redact(url), reason)
     return url
 
 

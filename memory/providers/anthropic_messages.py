@@ -129,24 +129,24 @@ def _result(part: Mapping[str, Any], place: str) -> ToolResult:
 
 def _attached(kind: str, part: Mapping[str, Any], place: str) -> Image | Document:
     source = mapping(part.get("source"), f"{place}.source")
-    held: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     match source.get("type"):
         case "base64":
-            held = {"data": text(source, "data", f"{place}.source"), "media_type": source.get("media_type")}
+            content = {"data": text(source, "data", f"{place}.source"), "media_type": source.get("media_type")}
         case "url":
-            held = {"url": text(source, "url", f"{place}.source")}
+            content = {"url": text(source, "url", f"{place}.source")}
         case "text" if kind == "document":
-            held = {"text": text(source, "data", f"{place}.source")}
+            content = {"text": text(source, "data", f"{place}.source")}
         case "content" if kind == "document":
-            held = {"chunks": tuple(_chunks(source, f"{place}.source.content"))}
+            content = {"chunks": tuple(_chunks(source, f"{place}.source.content"))}
         case unknown:
             raise UnreadableError(
                 f"{place}.source.type", unknown, "must be base64 or url: files of Anthropic are not read"
             )
     if kind == "image":
-        return Image(**held)
+        return Image(**content)
     cites = part.get("citations") or {}
-    return Document(name=part.get("title") or "", cite=bool(cites.get("enabled")), **held)
+    return Document(name=part.get("title") or "", cite=bool(cites.get("enabled")), **content)
 
 
 def _chunks(source: Mapping[str, Any], place: str) -> Iterator[str]:

@@ -19,31 +19,34 @@ CONTINUE = "[continue]"
 def arranged(blocks: Iterable[Block], rules: Rules) -> list[Message]:
     """Return the conversation as messages that the provider takes. O(blocks).
 
-    - Where the user must begin or end, and the assistant does, a text of the user stands before or behind. So a
-      conversation may begin with the assistant's greeting.
-    - A tool result that came later than at the next place of the user moves there.
+    - Where the user must begin or end, and the assistant does, a text of the user is added. So a conversation may begin
+      with the assistant's greeting.
+    - A tool result that came later than in the message after its call moves into that message.
     - Thoughts and citations to which neither a text nor a call belongs are left out.
 
-    A conversation that needs none of this stays as it is, and what it misses (see `check`) is not added.
+    A conversation that needs none of this does not change. Missing blocks (see `check`) are not added.
     """
     messages = messages_of(blocks)
     if late := _late_results(messages):
         messages = messages_of(_with_results_moved(messages, late))
-    idle = [_is_idle(message, rules) for message in messages]
+    idle = [_sends_no_content(message, rules) for message in messages]
     if any(idle):
         pairs = zip(messages, idle, strict=True)
         messages = messages_of(
-            block for message, is_idle in pairs for block in message.blocks if not (is_idle and _is_aside(block))
+            block
+            for message, is_idle in pairs
+            for block in message.blocks
+            if not (is_idle and _is_thought_or_citation(block))
         )
     sides = [message.role for message in messages if any(map(rules.sends, message.blocks))]
-    first = [_assistant_text(BEGIN)] if rules.user_begins and sides[:1] == ["assistant"] else []
-    last = [_assistant_text(CONTINUE)] if rules.user_ends and sides[-1:] == ["assistant"] else []
+    first = [_user_message(BEGIN)] if rules.user_begins and sides[:1] == ["assistant"] else []
+    last = [_user_message(CONTINUE)] if rules.user_ends and sides[-1:] == ["assistant"] else []
     return [*first, *messages, *last]
 
 
 def prompted(blocks: Sequence[Block], rules: Rules) -> Sequence[Block]:
     """Return the blocks, with a text of the user behind them if nothing of them is sent, such as of a system prompt."""
-    is_sent = any(rules.sends(block) and not _is_aside(block) for block in blocks)
+    is_sent = any(rules.sends(block) and not _is_thought_or_citation(block) for block in blocks)
     return blocks if is_sent else [*blocks, User(text=CONTINUE)]
 
 
@@ -61,18 +64,18 @@ def between_prompts(blocks: Sequence[Block], *, is_answered: bool = False) -> li
     return [*first, *blocks, *last]
 
 
-def _assistant_text(text: str) -> Message:
+def _user_message(text: str) -> Message:
     return Message("user", (User(text=text),))
 
 
-def _is_aside(block: Block) -> bool:
+def _is_thought_or_citation(block: Block) -> bool:
     return isinstance(block, Thinking | Citations)
 
 
-def _is_idle(message: Message, rules: Rules) -> bool:
+def _sends_no_content(message: Message, rules: Rules) -> bool:
     """Return whether nothing of the assistant's message is sent but, perhaps, thoughts."""
-    is_said = any(rules.sends(block) and not _is_aside(block) for block in message.blocks)
-    return message.role == "assistant" and not is_said and any(map(_is_aside, message.blocks))
+    is_said = any(rules.sends(block) and not _is_thought_or_citation(block) for block in message.blocks)
+    return message.role == "assistant" and not is_said and any(map(_is_thought_or_citation, message.blocks))
 
 
 def _late_results(messages: Sequence[Message]) -> dict[int, int]:

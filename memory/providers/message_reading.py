@@ -20,7 +20,7 @@ from turnwise.memory.values.limits import MAX_MESSAGES, check_count
 _RULES = replace(
     CHAT, name="a session", kinds=CHAT.kinds | {"thinking"}, image_types=frozenset(), document_types=frozenset()
 )
-"""What holds for each provider: calls have results right after them, and thoughts lead to something."""
+"""Rules that hold for each provider: a result follows right after its call, and a text or a call follows thoughts."""
 
 _REMEDIES = {
     "missing": "add the message with its result, or leave the call out",
@@ -33,7 +33,7 @@ _REMEDIES = {
 
 
 MAX_BYTES = 1 << 40
-"""More bytes than any block has: for conversations of which no session limits the prompts."""
+"""A limit above the size of any block, for conversations whose prompts no session limits."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ def read_messages(messages: Any, format: str | None = None, *, system: str | Non
     places = [-1] * len(blocks)
     index = 0
     try:
-        for read in _read(plain_messages, format or _format_of(messages, plain_messages)):
-            blocks += read
-            places += [index] * len(read)
+        for blocks_read in _read(plain_messages, format or _format_of(messages, plain_messages)):
+            blocks += blocks_read
+            places += [index] * len(blocks_read)
             index += 1
     except UnreadableError as error:
-        raise InvalidInputError(f"messages[{index}]{error.at}", shown(error.value), error.why) from None
+        raise InvalidInputError(f"messages[{index}]{error.place}", shown(error.value), error.reason) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(
             f"messages[{index}]", shown(messages[index]), f"it cannot be read: {_reason_of(error)}"
@@ -125,27 +125,29 @@ def _reason_of(error: Exception) -> str:
 
 def _with_one_system(blocks: list[AnyBlock], places: list[int]) -> Given:
     """Return the conversation with one system prompt, at its beginning: a session sends only the last one it has."""
-    where = [index for index, block in enumerate(blocks) if isinstance(block, System)]
-    if where in ([], [0]):
+    system_indexes = [index for index, block in enumerate(blocks) if isinstance(block, System)]
+    if system_indexes in ([], [0]):
         return Given(blocks, places)
-    whole = System(text="\n\n".join(block.text for block in blocks if isinstance(block, System)))
+    system = System(text="\n\n".join(block.text for block in blocks if isinstance(block, System)))
     rest = [index for index, block in enumerate(blocks) if not isinstance(block, System)]
-    return Given([whole, *(blocks[index] for index in rest)], [places[where[0]], *(places[index] for index in rest)])
+    return Given(
+        [system, *(blocks[index] for index in rest)], [places[system_indexes[0]], *(places[index] for index in rest)]
+    )
 
 
 def _read(messages: Sequence[Any], format: str) -> Iterator[list[AnyBlock]]:
-    read = functions_of(format, "read")
+    reader = functions_of(format, "read")
     if FORMATS[format].read == "read":
-        yield from read(messages)
+        yield from reader(messages)
         return
     # A reader of an adapter returns the blocks of all messages that it gets.
     sizes: list[int] = []
     for start, message in enumerate(messages):
         try:
-            sizes.append(len(read([message])))
+            sizes.append(len(reader([message])))
         except InvalidInputError as error:
             raise InvalidInputError(f"messages[{start}]", shown(message), getattr(error, "why", str(error))) from error
-    blocks: list[AnyBlock] = list(read(messages))
+    blocks: list[AnyBlock] = list(reader(messages))
     start = 0
     for size in sizes:
         yield blocks[start : start + size]
@@ -167,8 +169,8 @@ def _check(conversation: Given) -> None:
         if any(_RULES.sends(block) for block in conversation.blocks):
             check(grouped, _RULES)
     except InvalidRequestError as error:
-        wrong = grouped[error.index].blocks[error.block]
-        position = next(index for index, block in enumerate(conversation.blocks) if block is wrong)
+        wrong_block = grouped[error.index].blocks[error.block]
+        position = next(index for index, block in enumerate(conversation.blocks) if block is wrong_block)
         raise conversation.refused(
             position, f"{error.why}: {_REMEDIES.get(error.kind, 'change the message, or leave it out')}"
         ) from error

@@ -169,7 +169,7 @@ def _assistant_message(blocks: Sequence[Block], profile: Profile, *, has_thought
     thoughts = [block for block in blocks if isinstance(block, Thinking)]
     for name in ATTACHED:
         unpacked = [unpack_attached(thought.signature, profile.name, name) for thought in thoughts]
-        if attached := [part for some in unpacked for part in some or ()]:
+        if attached := [part for parts in unpacked for part in parts or ()]:
             message[name] = attached
     if calls := [_call(block, profile) for block in blocks if isinstance(block, ToolUse)]:
         message["tool_calls"] = calls
@@ -231,8 +231,8 @@ def _part_text(block: Content) -> str:
 def _attached(result: ToolResult, profile: Profile) -> Iterator[dict[str, Any]]:
     """Yield the parts of the result that a tool's message cannot have, each after a text that says what it is."""
     for block in filter(_is_shown, result.attachments):
-        of = f"[{described(block)} of the result of call {_id(result.call_id, profile)}]"
-        yield from ({"type": "text", "text": of}, _part(block))
+        label = f"[{described(block)} of the result of call {_id(result.call_id, profile)}]"
+        yield from ({"type": "text", "text": label}, _part(block))
 
 
 def _is_shown(block: Image | Document) -> bool:
@@ -249,8 +249,8 @@ def _blocks(message: Mapping[str, Any]) -> list[Block]:
             return [User(text=content)] if isinstance(content, str) else [_prompt(part) for part in content or ()]
         case "assistant":
             text = _text(content)
-            cut = text.endswith(INTERRUPTED)
-            texts: list[Block] = [Text(text=text.removesuffix(INTERRUPTED), interrupted=cut)] if text else []
+            is_cut = text.endswith(INTERRUPTED)
+            texts: list[Block] = [Text(text=text.removesuffix(INTERRUPTED), interrupted=is_cut)] if text else []
             return texts + [_use(call) for call in message.get("tool_calls") or ()]
         case "tool":
             text = _text(content)

@@ -99,12 +99,12 @@ def encode(
     """
     items: list[dict[str, Any]] = []
     thought_of: set[str] = set()
-    read = (block for block in blocks if rules.sends(block) or isinstance(block, Citations))
-    for message in fit(arranged(read, rules), rules):
+    known_blocks = (block for block in blocks if rules.sends(block) or isinstance(block, Citations))
+    for message in fit(arranged(known_blocks, rules), rules):
         if message.role == "user":
             items += _user_items(message.blocks, apart=apart)
         elif output := _assistant_items(message.blocks):
-            items += _placed(output, _reasoning(message.blocks, thought_of, model))
+            items += _with_reasoning(output, _reasoning(message.blocks, thought_of, model))
     return system_of(blocks) or None, items
 
 
@@ -116,7 +116,7 @@ def _reasoning(blocks: Sequence[Block], thought_of: set[str], model: str) -> lis
         if reasoning is None or reasoning.id in thought_of or (model and reasoning.model not in ("", model)):
             continue
         thought_of.add(reasoning.id)
-        texts = _parted(block.text, reasoning.parts) if isinstance(block, Thinking) else []
+        texts = _thought_parts(block.text, reasoning.parts) if isinstance(block, Thinking) else []
         summary = [{"type": "summary_text", "text": text} for text in texts]
         item = {
             "type": "reasoning",
@@ -128,7 +128,7 @@ def _reasoning(blocks: Sequence[Block], thought_of: set[str], model: str) -> lis
     return items
 
 
-def _placed(items: list[dict[str, Any]], reasoning: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
+def _with_reasoning(items: list[dict[str, Any]], reasoning: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the items with each reasoning item before the item that followed it."""
     placed: list[dict[str, Any]] = []
     for index, item in enumerate(items):
@@ -137,7 +137,7 @@ def _placed(items: list[dict[str, Any]], reasoning: list[tuple[int, dict[str, An
     return placed
 
 
-def _parted(text: str, lengths: Sequence[int]) -> list[str]:
+def _thought_parts(text: str, lengths: Sequence[int]) -> list[str]:
     """Return the parts of a thought, separated by blank lines; the whole text if the lengths do not match it."""
     parts, start = list[str](), 0
     for length in lengths:
@@ -179,8 +179,8 @@ def _joined(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _output(result: ToolResult) -> dict[str, Any]:
     text = ERROR * result.is_error + result.text
-    own = [{"type": "input_text", "text": text}] if text else []
-    parts = _joined([*own, *map(_part, filter(RESPONSES.sends, result.blocks))])
+    text_parts = [{"type": "input_text", "text": text}] if text else []
+    parts = _joined([*text_parts, *map(_part, filter(RESPONSES.sends, result.blocks))])
     is_text = all(part["type"] == "input_text" for part in parts)
     output = "".join(part["text"] for part in parts) if is_text else parts
     return {"type": "function_call_output", "call_id": result.call_id, "output": output}

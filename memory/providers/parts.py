@@ -23,7 +23,7 @@ class UnreadableError(ValueError):
 
     def __init__(self, place: str, value: object, reason: str) -> None:
         super().__init__(place, value, reason)
-        self.at, self.value, self.why = place, value, reason
+        self.place, self.value, self.reason = place, value, reason
 
 
 def refuse(place: str, value: object, reason: str) -> NoReturn:
@@ -54,7 +54,7 @@ def parts(content: Any, place: str, kind: str) -> Iterator[tuple[str, Mapping[st
 
 
 def assistant_text(text: str) -> Text:
-    """Return a text of the model; the mark of one that was cut short is taken off."""
+    """Return a text of the model. The mark of a text that was cut short is removed."""
     return Text(text=text.removesuffix(INTERRUPTED), interrupted=text.endswith(INTERRUPTED))
 
 

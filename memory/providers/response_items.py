@@ -65,7 +65,7 @@ def read(items: Sequence[Any]) -> Iterator[list[AnyBlock]]:
 
 
 class _Place:
-    """Counts what an answer has before its next reasoning, as `Reasoning.before` says: its text, and each call."""
+    """Counts the items of an answer before its next reasoning, for `Reasoning.before`: its text, and each call."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -158,6 +158,6 @@ def _thought(item: Mapping[str, Any], before: int) -> Thinking:
 def _output(item: Mapping[str, Any]) -> ToolResult:
     call_id, output = text(item, "call_id", ""), item.get("output")
     contents = [_part(*part) for part in parts(output, ".output", "input_text")]
-    own = pop_text(contents)
-    is_error = own.startswith(ERROR)
-    return ToolResult(call_id=call_id, text=own.removeprefix(ERROR), is_error=is_error, blocks=tuple(contents))
+    result_text = pop_text(contents)
+    is_error = result_text.startswith(ERROR)
+    return ToolResult(call_id=call_id, text=result_text.removeprefix(ERROR), is_error=is_error, blocks=tuple(contents))

@@ -92,19 +92,19 @@ class Rules:
         """Return the form in which the block is sent; None if the provider accepts none of its forms."""
         if block.flaw:
             return None
-        forms, types = self._taken(block)
-        there = {
+        forms, types = self._accepted(block)
+        has_form = {
             "text": isinstance(block, Document) and block.plain,
             "data": block.data and (not types or block.media_type in types),
             "url": block.url and block.url.startswith(self.url_prefixes) and _is_of(block.url, types),
         }
-        return next((form for form in forms if there[form]), None)
+        return next((form for form in forms if has_form[form]), None)
 
     def why_not(self, block: Image | Document) -> str:
         """Return what is wrong with a block that has no `form`."""
         if block.flaw:
             return block.flaw
-        forms, types = self._taken(block)
+        forms, types = self._accepted(block)
         ways = {
             "text": "as text",
             "data": f"as data of {', '.join(sorted(types)) or 'any type'}",
@@ -138,14 +138,14 @@ class Rules:
             return User(text=left_out(block, reason))
         return block
 
-    def _taken(self, block: Image | Document) -> tuple[tuple[Form, ...], frozenset[str]]:
+    def _accepted(self, block: Image | Document) -> tuple[tuple[Form, ...], frozenset[str]]:
         if isinstance(block, Image):
             return self.image_forms, self.image_types
         return self.document_forms, self.document_types
 
     def fit_name(self, name: str) -> str:
         """Return a tool's name in a form that this provider accepts. A model may have made up an invalid name."""
-        return _UNFIT.sub("_", name)[: self.name_limit]
+        return _INVALID.sub("_", name)[: self.name_limit]
 
 
 def _is_of(url: str, types: frozenset[str]) -> bool:
@@ -153,24 +153,24 @@ def _is_of(url: str, types: frozenset[str]) -> bool:
     return not types or not url.startswith("data:") or url[len("data:") :].partition(";")[0] in types
 
 
-_UNFIT = re.compile(r"[^a-zA-Z0-9_-]")
-_SAID = frozenset({"user", "summary", "image", "document", "text", "tool_use", "tool_result"})
+_INVALID = re.compile(r"[^a-zA-Z0-9_-]")
+_KINDS = frozenset({"user", "summary", "image", "document", "text", "tool_use", "tool_result"})
 
 CHAT = Rules(
     name="OpenAI Chat Completions",
-    kinds=_SAID,
+    kinds=_KINDS,
     document_types=frozenset({"application/pdf"}),
     id_limit=40,
     unique_ids="message",
 )
 """Does not fetch documents: the model gets the URL of a document as text."""
 
-RESPONSES = Rules(name="OpenAI Responses", kinds=_SAID | {"thinking"}, results="later")
+RESPONSES = Rules(name="OpenAI Responses", kinds=_KINDS | {"thinking"}, results="later")
 """Thoughts are sent back only if this API signed them: see `openai_responses.pack_reasoning`."""
 
 ANTHROPIC = Rules(
     name="Anthropic Messages",
-    kinds=_SAID | {"thinking"},
+    kinds=_KINDS | {"thinking"},
     takes_blank_texts=False,
     document_types=frozenset({"application/pdf"}),
     url_prefixes=("https://",),
@@ -202,44 +202,44 @@ def fit(messages: Iterable[Message], rules: Rules) -> list[Message]:
     Raises:
         UnsupportedBlockError: an image or document, in a tool result too, in no form that the provider takes.
     """
-    taken: dict[str, int] = {}
+    uses: dict[str, int] = {}
     wire: dict[str, str] = {}
     fitted: list[Message] = []
     for index, message in enumerate(messages):
         if message.role == "assistant" and rules.unique_ids == "message":
-            taken.clear()
-        here: dict[str, str] = {}
+            uses.clear()
+        ids_of_message: dict[str, str] = {}
         blocks: list[Block] = []
         for place, block in enumerate(message.blocks):
             if isinstance(block, ToolUse):
-                if block.call_id not in here:
-                    here[block.call_id] = wire[block.call_id] = _free_id(block.call_id, taken, rules)
-                fields = {"call_id": here[block.call_id], "name": rules.fit_name(block.name)}
-                blocks.append(_with(block, fields))
+                if block.call_id not in ids_of_message:
+                    ids_of_message[block.call_id] = wire[block.call_id] = _free_id(block.call_id, uses, rules)
+                fields = {"call_id": ids_of_message[block.call_id], "name": rules.fit_name(block.name)}
+                blocks.append(_changed(block, fields))
             elif isinstance(block, ToolResult):
-                _check_form(_At(index, place, block), rules)
-                blocks.append(_with(block, {"call_id": wire.get(block.call_id, block.call_id)}))
+                _check_form(_PlacedBlock(index, place, block), rules)
+                blocks.append(_changed(block, {"call_id": wire.get(block.call_id, block.call_id)}))
             else:
-                _check_form(_At(index, place, block), rules)
+                _check_form(_PlacedBlock(index, place, block), rules)
                 blocks.append(block)
         fitted.append(Message(message.role, tuple(blocks)))
     return fitted
 
 
-def _free_id(id: str, taken: dict[str, int], rules: Rules) -> str:
-    """Return the id in a form that the provider accepts, numbered if it is used already; `taken` counts the uses."""
-    base = (_UNFIT.sub("_", id) if rules.has_plain_ids else id)[: rules.id_limit]
-    number, free = taken.get(base, 0), base
-    while base and free in taken:
+def _free_id(id: str, uses: dict[str, int], rules: Rules) -> str:
+    """Return the id in a form that the provider accepts, numbered if it is used already; `uses` counts them."""
+    base = (_INVALID.sub("_", id) if rules.has_plain_ids else id)[: rules.id_limit]
+    number, free = uses.get(base, 0), base
+    while base and free in uses:
         number += 1
         tail = f"_{number}"
         free = base[: rules.id_limit - len(tail)] + tail
-    taken[base] = max(number, 1)
-    taken.setdefault(free, 1)
+    uses[base] = max(number, 1)
+    uses.setdefault(free, 1)
     return free
 
 
-def _with(block: Block, fields: Mapping[str, str]) -> Block:
+def _changed(block: Block, fields: Mapping[str, str]) -> Block:
     if all(getattr(block, name) == value for name, value in fields.items()):
         return block
     return block.model_copy(update=fields)
@@ -249,7 +249,7 @@ def _with(block: Block, fields: Mapping[str, str]) -> Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _At:
+class _PlacedBlock:
     """A block and its position."""
 
     index: int
@@ -289,7 +289,7 @@ def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) 
         raise InvalidRequestError(rules.name, 0, 0, "empty", "there is nothing to send: add a prompt")
     if rules.user_begins and _is_assistant(places[0]):
         _refuse(rules, places[0], "first", "the conversation must begin with the user")
-    calls: CallPairs[_At] = CallPairs()
+    calls: CallPairs[_PlacedBlock] = CallPairs()
     for is_assistant, neighbours in groupby(places, key=_is_assistant):
         group = list(neighbours)
         if is_assistant:
@@ -305,21 +305,21 @@ def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) 
         _refuse(rules, places[-1], "last", "the conversation must end with the user: add a prompt")
 
 
-def _refuse(rules: Rules, place: _At, kind: Kind, reason: str) -> NoReturn:
+def _refuse(rules: Rules, place: _PlacedBlock, kind: Kind, reason: str) -> NoReturn:
     raise InvalidRequestError(rules.name, place.index, place.block_at, kind, reason)
 
 
-def _is_assistant(place: _At) -> bool:
+def _is_assistant(place: _PlacedBlock) -> bool:
     return place.block.role == "assistant"
 
 
-def _sent_blocks(messages: Sequence[Message], rules: Rules) -> Iterator[_At]:
+def _sent_blocks(messages: Sequence[Message], rules: Rules) -> Iterator[_PlacedBlock]:
     """Yield the blocks that are sent, in order."""
     for index, message in enumerate(messages):
         if not message.blocks:
             raise InvalidRequestError(rules.name, index, 0, "empty", "the message has no blocks: leave it out")
         for block_at, block in enumerate(message.blocks):
-            place = _At(index, block_at, block)
+            place = _PlacedBlock(index, block_at, block)
             if isinstance(block, System):
                 _refuse(rules, place, "misplaced", "a system prompt is not part of the messages")
             if not rules.sends(block):
@@ -330,14 +330,14 @@ def _sent_blocks(messages: Sequence[Message], rules: Rules) -> Iterator[_At]:
             yield place
 
 
-def _check_form(place: _At, rules: Rules) -> None:
-    held = place.block.attachments if isinstance(place.block, ToolResult) else [place.block]
-    for block in held:
+def _check_form(place: _PlacedBlock, rules: Rules) -> None:
+    blocks = place.block.attachments if isinstance(place.block, ToolResult) else [place.block]
+    for block in blocks:
         if isinstance(block, Image | Document) and rules.form(block) is None:
             raise UnsupportedBlockError(rules.name, place.index, place.block_at, "unsupported", rules.why_not(block))
 
 
-def _check_thoughts(group: Sequence[_At], rules: Rules, *, thinking: bool) -> None:
+def _check_thoughts(group: Sequence[_PlacedBlock], rules: Rules, *, thinking: bool) -> None:
     thoughts = [place for place in group if isinstance(place.block, Thinking)]
     if len(thoughts) == len(group):
         _refuse(rules, thoughts[0], "thinking_only", "no text and no call follows the thoughts: leave them out")
@@ -357,7 +357,7 @@ def _check_thoughts(group: Sequence[_At], rules: Rules, *, thinking: bool) -> No
             _refuse(rules, place, "thinking_late", "thoughts must come before the other blocks of their message")
 
 
-def _declare(group: Sequence[_At], calls: CallPairs[_At], rules: Rules) -> None:
+def _declare(group: Sequence[_PlacedBlock], calls: CallPairs[_PlacedBlock], rules: Rules) -> None:
     """Add the calls of the group."""
     for place in group:
         if not isinstance(use := place.block, ToolUse):
@@ -372,7 +372,7 @@ def _declare(group: Sequence[_At], calls: CallPairs[_At], rules: Rules) -> None:
         calls.call(use.call_id, place)
 
 
-def _answer(group: Sequence[_At], calls: CallPairs[_At], rules: Rules) -> None:
+def _answer(group: Sequence[_PlacedBlock], calls: CallPairs[_PlacedBlock], rules: Rules) -> None:
     """Remove the calls that the group's results answer."""
     is_lead = True
     for place in group:
@@ -394,7 +394,7 @@ def _answer(group: Sequence[_At], calls: CallPairs[_At], rules: Rules) -> None:
         calls.answer(call_id)
 
 
-def _check_answered(places: Sequence[_At], calls: CallPairs[_At], rules: Rules) -> None:
+def _check_answered(places: Sequence[_PlacedBlock], calls: CallPairs[_PlacedBlock], rules: Rules) -> None:
     """Raise if a call is open; `places` has all blocks that are sent."""
     for call_id, place in calls.open.items():
         groups = (set(neighbours) for _, neighbours in groupby(places, key=_is_assistant))

@@ -45,7 +45,7 @@ class GroupCommit(Generic[Work]):
         self._carry_out = carry_out
         self._lock = Lock()
         self._waiting: deque[_Waiting[Work]] = deque()
-        self._coming = 0
+        self._scheduled = 0
         """Jobs that were submitted to the pool and have not taken their group yet."""
 
     async def do(self, work: Work, key: Hashable) -> Outcome:
@@ -67,13 +67,13 @@ class GroupCommit(Generic[Work]):
 
     def _call_threads(self) -> None:
         """Submit as many jobs as the waiting work needs. The caller holds the lock."""
-        while self._coming * MAX_GROUP < len(self._waiting):
+        while self._scheduled * MAX_GROUP < len(self._waiting):
             self._threads.submit(self._do_group)
-            self._coming += 1
+            self._scheduled += 1
 
     def _do_group(self) -> None:
         with self._lock:
-            self._coming -= 1
+            self._scheduled -= 1
         is_alone = True
         while is_alone:
             with self._lock:
@@ -86,31 +86,31 @@ class GroupCommit(Generic[Work]):
             if not group:
                 continue
             try:
-                outcomes = self._carry_out([asked.work for asked in group])
+                outcomes = self._carry_out([request.work for request in group])
             except BaseException as error:  # noqa: BLE001 - the callers of `do` raise it
                 outcomes = [error] * len(group)
             _set_outcomes(group, outcomes)
 
     def _next_group(self) -> list[_Waiting[Work]]:
         group: dict[Hashable, _Waiting[Work]] = {}
-        left: deque[_Waiting[Work]] = deque()
+        delayed: deque[_Waiting[Work]] = deque()
         while self._waiting and len(group) < MAX_GROUP:
-            asked = self._waiting.popleft()
-            if asked.done.cancelled():
+            request = self._waiting.popleft()
+            if request.done.cancelled():
                 continue
-            if asked.key in group:
-                left.append(asked)
+            if request.key in group:
+                delayed.append(request)
             else:
-                group[asked.key] = asked
-        self._waiting.extendleft(reversed(left))
+                group[request.key] = request
+        self._waiting.extendleft(reversed(delayed))
         return list(group.values())
 
 
 def _set_outcomes(group: Iterable[_Waiting[Any]], outcomes: Iterable[Outcome]) -> None:
     """Set the outcome of each piece of work, with one call per event loop for all callers that wait on it."""
     waiting: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Outcome], Outcome]]] = {}
-    for asked, outcome in zip(group, outcomes, strict=True):
-        waiting.setdefault(asked.loop, []).append((asked.done, outcome))
+    for request, outcome in zip(group, outcomes, strict=True):
+        waiting.setdefault(request.loop, []).append((request.done, outcome))
     for loop, outcomes_of_loop in waiting.items():
         with suppress(RuntimeError):  # the loop was closed, so no caller waits on it
             loop.call_soon_threadsafe(_set_results, outcomes_of_loop)

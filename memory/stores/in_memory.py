@@ -59,7 +59,7 @@ class InMemoryStore:
     """
 
     is_in_process = True
-    """Other processes do not see what is in it: a manager has it as `memory://name`, in an actor."""
+    """Other processes do not see its sessions: a manager has it as `memory://name`, in an actor."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -77,8 +77,8 @@ class InMemoryStore:
             raise SessionExistsError(session.session_id)
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
         for log, start, stop in borrowed:
-            for at in range(start, stop):
-                self._block(log, at)
+            for position in range(start, stop):
+                self._block(log, position)
         session = replace(session, log=str(order))
         self._logs[session.log] = {}
         turns = {turn.index: turn} if turn else {}
@@ -122,25 +122,27 @@ class InMemoryStore:
         follows = (session.log, epoch, session.revision - 1, commit.log_size_before)
         if row is None or _place(row.session) != follows:
             raise SessionFencedError(key.session_id, epoch)
-        # Everything is made before anything is stored, so that what cannot be made leaves nothing behind.
+        # All records are made before any is stored, so that a record that cannot be made leaves nothing behind.
         log = self._logs[session.log]
         blocks = dict(enumerate(commit.blocks, commit.log_size_before))
         events = {event.seq: without_blocks(event) for event in commit.events}
-        kept = row.events
+        old_events = row.events
         if upto := commit.forget_events:
-            kept = {seq: event for seq, event in kept.items() if seq > upto or event.key is not None}
+            old_events = {seq: event for seq, event in old_events.items() if seq > upto or event.key is not None}
         if commit.forget_turns >= 0:
-            kept = {seq: event for seq, event in kept.items() if event.key is not None or not _is_of(event, commit)}
+            old_events = {
+                seq: event for seq, event in old_events.items() if event.key is not None or not _is_of(event, commit)
+            }
         self._refuse_duplicates(row, commit)
-        if log.keys() & blocks or kept.keys() & events or len(events) < len(commit.events):
+        if log.keys() & blocks or old_events.keys() & events or len(events) < len(commit.events):
             raise StoreError(f"session {key.session_id!r} has these blocks or events already; nothing was written")
         lent = Seen()
-        for span in (span for other in self._rows.values() for span in other.borrowed):
+        for span in (span for other_row in self._rows.values() for span in other_row.borrowed):
             lent.add(span)
         cleared = {
-            at: block
-            for at, block in commit.cleared_blocks
-            if at in log and not lent.common(Span(session.log, at, at + 1))
+            position: block
+            for position, block in commit.cleared_blocks
+            if position in log and not lent.common(Span(session.log, position, position + 1))
         }
         dropped = set(commit.dropped_turns)
         turns = {turn.index: turn for turn in commit.turns}
@@ -153,27 +155,27 @@ class InMemoryStore:
             del row.turns[index]
         row.turns.update(turns)
         row.runs.update(new | runs)
-        row.events = kept
+        row.events = old_events
         row.events.update(events)
         row.keys.update(keys)
         self._owners.update(dict.fromkeys(new, key))
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         self._check_open()
-        places = ((log, at) for log, start, stop in spans for at in range(start, stop))
+        places = ((log, position) for log, start, stop in spans for position in range(start, stop))
         size, blocks = 0, list[str]()
-        for log, at in places:
+        for log, position in places:
             if size > PAGE_BYTES:
                 break
-            blocks.append(self._block(log, at))
+            blocks.append(self._block(log, position))
             size += BLOCK_BYTES + len(blocks[-1])
         return blocks
 
-    def _block(self, log: str, at: int) -> str:
+    def _block(self, log: str, position: int) -> str:
         try:
-            return self._logs[log][at]
+            return self._logs[log][position]
         except KeyError:
-            raise CorruptRecordError(f"block {log}:{at}", "missing") from None
+            raise CorruptRecordError(f"block {log}:{position}", "missing") from None
 
     async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         turns = self._row(key).turns
@@ -231,12 +233,12 @@ class InMemoryStore:
         return sum((row.session.usage for row in self._matching(user_id, agent)), Usage())
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
-        found = (row for row in self._behind(cursor) if any(run.state in UNSETTLED for run in row.runs.values()))
-        page, more = _page(found, limit)
+        rows = (row for row in self._rows_after(cursor) if any(run.state in UNSETTLED for run in row.runs.values()))
+        page, more = _page(rows, limit)
         return Page(tuple(row.session.key for row in page), more)
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
-        page, more = _page((row for row in self._behind(cursor) if row.session.has_expired(now)), limit)
+        page, more = _page((row for row in self._rows_after(cursor) if row.session.has_expired(now)), limit)
         return Page(tuple(row.session for row in page), more)
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
@@ -246,8 +248,8 @@ class InMemoryStore:
         del self._rows[key]
         for run_id in row.runs:
             del self._owners[run_id]
-        for one in {row.session.log, *(span.log for span in row.borrowed)}:
-            self._release(one)
+        for log_name in {row.session.log, *(span.log for span in row.borrowed)}:
+            self._release(log_name)
         return len(row.turns)
 
     async def try_writing(self) -> None:
@@ -263,31 +265,33 @@ class InMemoryStore:
         used = union(*(row.borrowed for row in self._rows.values()))
         blocks = self._logs[log]
         for span in subtract((Span(log, 0, max(blocks, default=-1) + 1),), used):
-            for at in range(span.start, span.stop):
-                blocks.pop(at, None)
+            for position in range(span.start, span.stop):
+                blocks.pop(position, None)
         if not blocks:
             del self._logs[log]
 
     def _refuse_duplicates(self, row: _Row, commit: Commit) -> None:
         new, keys = commit.new_run, [event.key for event in commit.events if event.key is not None]
-        taken = [key for key in keys if key in row.keys or keys.count(key) > 1]
+        duplicates = [key for key in keys if key in row.keys or keys.count(key) > 1]
         if new and new.idempotency_key is not None:
-            taken += [new.idempotency_key for run in row.runs.values() if run.idempotency_key == new.idempotency_key]
+            duplicates += [
+                new.idempotency_key for run in row.runs.values() if run.idempotency_key == new.idempotency_key
+            ]
         if new and new.run_id in self._owners:
-            taken.append(new.run_id)
-        if taken:
-            raise DuplicateKeyError(row.session.session_id, taken[0])
+            duplicates.append(new.run_id)
+        if duplicates:
+            raise DuplicateKeyError(row.session.session_id, duplicates[0])
 
     def _matching(self, user_id: str | None, agent: str | None, status: str | None = None) -> list[_Row]:
         self._check_open()
-        wanted = {"user_id": user_id, "agent": agent, "status": status}
+        values = {"user_id": user_id, "agent": agent, "status": status}
         return [
             row
             for row in self._rows.values()
-            if all(value is None or getattr(row.session, name) == value for name, value in wanted.items())
+            if all(value is None or getattr(row.session, name) == value for name, value in values.items())
         ]
 
-    def _behind(self, cursor: str | None) -> list[_Row]:
+    def _rows_after(self, cursor: str | None) -> list[_Row]:
         """Return the sessions created after a cursor, in order of creation."""
         self._check_open()
         after = 0 if cursor is None else parse_cursor(cursor)[1]

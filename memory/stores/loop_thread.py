@@ -54,8 +54,8 @@ class LoopThread:
             return
 
         async def end() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            await asyncio.gather(*others, return_exceptions=True)
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*tasks, return_exceptions=True)
             await make()
 
         try:

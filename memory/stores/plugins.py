@@ -27,33 +27,36 @@ def open_registered(url: str) -> SessionStore:
         StoreURLError: two packages have the scheme, or the store cannot be imported, raises, or is not a SessionStore.
         TurnwiseError: raised by the package itself.
     """
-    named = entry_points(group=GROUP, name=url.partition("://")[0])
-    found = list({entry.value: entry for entry in named}.values())  # a package that is installed twice counts once
-    whose = " and ".join(map(_named, found))
-    if len(found) != 1:
+    registered = entry_points(group=GROUP, name=url.partition("://")[0])
+    # A package that is installed twice counts once.
+    entries = list({entry.value: entry for entry in registered}.values())
+    owner = " and ".join(map(_description, entries))
+    if len(entries) != 1:
         raise StoreURLError(
-            redact(url), f"one installed package must have its scheme, and it belongs to {whose or 'none'}"
+            redact(url), f"one installed package must have its scheme, and it belongs to {owner or 'none'}"
         )
     try:
-        make = found[0].load()
+        make = entries[0].load()
     except Exception as error:
-        raise StoreURLError(redact(url), f"{whose} cannot be imported: {type(error).__name__}: {error}") from error
+        raise StoreURLError(redact(url), f"{owner} cannot be imported: {type(error).__name__}: {error}") from error
     try:
         store = make(url)
     except TurnwiseError:
         raise
     except Exception as error:  # its message may have the password, so only the cause has it
-        raise StoreURLError(redact(url), f"{whose} raised {type(error).__name__}") from error
+        raise StoreURLError(redact(url), f"{owner} raised {type(error).__name__}") from error
     if not isinstance(store, SessionStore):
         missing = sorted(name for name in _VERBS if not hasattr(store, name))
-        why = f"{whose} returned a {type(store).__name__}, which is not a SessionStore: it lacks {', '.join(missing)}"
-        raise StoreURLError(redact(url), why)
+        reason = (
+            f"{owner} returned a {type(store).__name__}, which is not a SessionStore: it lacks {', '.join(missing)}"
+        )
+        raise StoreURLError(redact(url), reason)
     return store
 
 
 _VERBS = [name for name, value in vars(SessionStore).items() if callable(value) and not name.startswith("_")]
 
 
-def _named(entry: EntryPoint) -> str:
-    of = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed package"
-    return f"the store {entry.value!r} of the distribution {of}"
+def _description(entry: EntryPoint) -> str:
+    distribution = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed package"
+    return f"the store {entry.value!r} of the distribution {distribution}"

@@ -23,7 +23,7 @@ Turn = TypeVar("Turn", bound=Any)
 async def pages(
     read: Callable[..., Awaitable[Sequence[Item]]], after: int, number_of: Callable[[Item], int]
 ) -> AsyncIterator[Sequence[Item]]:
-    """Yield pages of numbered records until there are none left. Between two, others have the event loop and the store.
+    """Yield pages of numbered records until there are none left. Other tasks can run between two pages.
 
     Args:
         read: returns the records above a number, which it takes as `after`, by number; some of them if there are many.
@@ -55,20 +55,20 @@ async def pages_by_cursor(read: Callable[..., Awaitable[Page[Item]]]) -> AsyncIt
 
 
 async def steps_of_blocks(store: SessionStore, spans: Spans) -> AsyncIterator[tuple[Spans, list[str]]]:
-    """Yield encoded blocks, in order, with their spans. Between two steps, others have the event loop and the store."""
-    left = cut(spans, 0)[1]
-    while left:
-        texts = await store.blocks(left)
-        part, left = cut(left, len(texts))
+    """Yield encoded blocks, in order, with their spans. Between two steps, other tasks can run."""
+    remaining = cut(spans, 0)[1]
+    while remaining:
+        texts = await store.blocks(remaining)
+        part, remaining = cut(remaining, len(texts))
         yield part, texts
-        if left:
+        if remaining:
             await asyncio.sleep(0)
 
 
 def merged_events(copied: Sequence[AnyEvent], stored: Sequence[AnyEvent], limit: int) -> list[AnyEvent]:
     """Return two pages of the same session's events as one, by number: the page of its history, and that of its store.
 
-    What is behind the end of a page that may be cut is left out.
+    If a page may be cut, events after its end are left out.
     """
     upto = min((page[-1].seq for page in (copied, stored) if may_be_cut(page, limit)), default=math.inf)
     merged = {event.seq: event for event in (*copied, *stored) if event.seq <= upto}
@@ -86,15 +86,15 @@ async def read_turns(read: Callable[..., Awaitable[Sequence[Turn]]], start: int,
     Args:
         read: returns a page of turns; takes `after` and `limit`.
     """
-    return await _between(read, start, stop, INDEX)
+    return await _in_range(read, start, stop, INDEX)
 
 
 async def read_runs(read: Callable[..., Awaitable[Sequence[RunRecord]]], start: int, stop: int) -> list[RunRecord]:
     """Return all runs with a turn index from `start` and below `stop`; see `read_turns`."""
-    return await _between(read, start, stop, TURN_INDEX)
+    return await _in_range(read, start, stop, TURN_INDEX)
 
 
-async def _between(
+async def _in_range(
     read: Callable[..., Awaitable[Sequence[Item]]], start: int, stop: int, number_of: Callable[[Item], int]
 ) -> list[Item]:
     items: list[Item] = []

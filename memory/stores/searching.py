@@ -51,13 +51,13 @@ class SessionFilter:
         text = self.title
         if text is not None and text != session.session_id and text.casefold() not in (session.title or "").casefold():
             return False
-        wanted = self.metadata or {}
-        return all(name in session.metadata and session.metadata[name] == value for name, value in wanted.items())
+        metadata = self.metadata or {}
+        return all(name in session.metadata and session.metadata[name] == value for name, value in metadata.items())
 
 
 async def find_sessions(
     store: SessionStore,
-    wanted: SessionFilter,
+    session_filter: SessionFilter,
     *,
     order_by: SessionOrder = "created_at",
     cursor: str | None = None,
@@ -69,35 +69,35 @@ async def find_sessions(
     Args:
         query: what the store filters by; see `SessionStore.query`.
     """
-    if cursor is None and wanted.until is not None:
-        cursor = cursor_of(wanted.until, 0)
-    found: list[SessionRecord] = []
+    if cursor is None and session_filter.until is not None:
+        cursor = cursor_of(session_filter.until, 0)
+    sessions: list[SessionRecord] = []
     unreadable: list[SessionKey] = []
     after: str | None = None
     while True:
         page = await store.query(order_by=order_by, cursor=cursor, limit=SESSIONS_PAGE, **query)
-        for at, session in enumerate(page):
-            if wanted.since is not None and getattr(session, order_by) < wanted.since:
-                return Page(tuple(found), None, tuple(unreadable))
-            if not wanted.matches(session):
+        for index, session in enumerate(page):
+            if session_filter.since is not None and getattr(session, order_by) < session_filter.since:
+                return Page(tuple(sessions), None, tuple(unreadable))
+            if not session_filter.matches(session):
                 continue
-            if len(found) == limit:
-                return Page(tuple(found), after, tuple(unreadable))
-            found.append(session)
-            if len(found) == limit:
-                after = await _cursor_after(store, at, page, order_by=order_by, cursor=cursor, **query)
+            if len(sessions) == limit:
+                return Page(tuple(sessions), after, tuple(unreadable))
+            sessions.append(session)
+            if len(sessions) == limit:
+                after = await _cursor_after(store, index, page, order_by=order_by, cursor=cursor, **query)
         unreadable += page.unreadable
         cursor = page.cursor
         if cursor is None:
-            return Page(tuple(found), None, tuple(unreadable))
+            return Page(tuple(sessions), None, tuple(unreadable))
 
 
-async def _cursor_after(store: SessionStore, at: int, page: Page[SessionRecord], **query: Any) -> str | None:
-    """Return the cursor of what follows item `at` of a page: only the store knows cursors, so it is asked again."""
-    for limit in range(at + 1, at + 2 + len(page.unreadable)):
-        again = await store.query(limit=limit, **query)
-        if len(again) > at:
-            return again.cursor
+async def _cursor_after(store: SessionStore, index: int, page: Page[SessionRecord], **query: Any) -> str | None:
+    """Return the cursor behind item `index` of a page. Only the store makes cursors, so the page is read again."""
+    for limit in range(index + 1, index + 2 + len(page.unreadable)):
+        shorter_page = await store.query(limit=limit, **query)
+        if len(shorter_page) > index:
+            return shorter_page.cursor
     return page.cursor  # sessions were deleted meanwhile
 
 
@@ -124,7 +124,7 @@ async def find_runs(
     """
     behind = _parse_cursor(cursor)
     heap: list[tuple[float, str, RunRecord]] = []
-    found: list[RunRecord] = []
+    runs: list[RunRecord] = []
     unreadable: list[SessionKey] = []
 
     def matches(run: RunRecord) -> bool:
@@ -134,9 +134,9 @@ async def find_runs(
 
     def take(newer_than: float) -> bool:
         """Take the runs that no unread session can precede; return whether the page is full."""
-        while heap and -heap[0][0] > newer_than and len(found) <= limit:
-            found.append(heapq.heappop(heap)[2])
-        return len(found) > limit
+        while heap and -heap[0][0] > newer_than and len(runs) <= limit:
+            runs.append(heapq.heappop(heap)[2])
+        return len(runs) > limit
 
     async for session in _sessions(store, unreadable, **query):
         if take(session.updated_at) or (since is not None and session.updated_at < since):
@@ -149,9 +149,9 @@ async def find_runs(
         except (CorruptRecordError, KeyMissingError, WrongKeyError):
             unreadable.append(session.key)
     if not take(-math.inf):
-        return Page(tuple(found), None, tuple(unreadable))
-    last = found[limit - 1]
-    return Page(tuple(found[:limit]), f"{last.created_at!r}:{last.run_id}", tuple(unreadable))
+        return Page(tuple(runs), None, tuple(unreadable))
+    last = runs[limit - 1]
+    return Page(tuple(runs[:limit]), f"{last.created_at!r}:{last.run_id}", tuple(unreadable))
 
 
 async def _sessions(store: SessionStore, unreadable: list[SessionKey], **query: Any) -> AsyncIterator[SessionRecord]:
@@ -165,16 +165,16 @@ async def _runs_of(
     store: SessionStore, session: SessionRecord, matches: Callable[[RunRecord], bool], since: float | None, limit: int
 ) -> list[RunRecord]:
     """Return the newest `limit` + 1 or more runs of a session that match, or all if there are fewer."""
-    found: list[RunRecord] = []
+    matching: list[RunRecord] = []
     end = session.next_index
-    while end > 0 and len(found) <= limit:
+    while end > 0 and len(matching) <= limit:
         start = max(0, end - RUNS_PAGE)
         runs = await read_runs(partial(store.runs, session.key), start, end)
-        found += filter(matches, runs)
+        matching += filter(matches, runs)
         if since is not None and runs and runs[0].created_at < since:
             break
         end = start
-    return found
+    return matching
 
 
 def _parse_cursor(cursor: str | None) -> tuple[float, str] | None:
@@ -183,9 +183,9 @@ def _parse_cursor(cursor: str | None) -> tuple[float, str] | None:
         return None
     time_s, _, run_id = cursor.partition(":")
     try:
-        at = float(time_s)
+        created_at = float(time_s)
     except ValueError:
-        at = math.nan
-    if not math.isfinite(at) or not run_id:
+        created_at = math.nan
+    if not math.isfinite(created_at) or not run_id:
         raise InvalidInputError("cursor", shown(cursor), "pass the cursor of the page before, unchanged")
-    return -at, run_id
+    return -created_at, run_id

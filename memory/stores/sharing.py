@@ -74,5 +74,5 @@ async def rivals(store: object) -> Sequence[str]:
 
 def rivals_among(labels: Sequence[str], ray: RayId | None) -> list[str]:
     """Return the addresses of clusters other than `ray`, from a server's connection names; none without `ray`."""
-    others = {name for name in labels if ray and name.startswith(LABEL) and name != ray.label}
-    return sorted(name.removeprefix(LABEL).rpartition("/")[0] for name in others)
+    labels_of_others = {name for name in labels if ray and name.startswith(LABEL) and name != ray.label}
+    return sorted(name.removeprefix(LABEL).rpartition("/")[0] for name in labels_of_others)

@@ -32,13 +32,15 @@ def resolve_url(url: str) -> str:
     """
     scheme, separator, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
     if not separator or (scheme not in _OWN_SCHEMES and not _is_foreign(scheme)):
-        why = "its scheme is not known, and no installed package has it as an entry point of the group turnwise.stores"
-        raise StoreURLError(redact(url), why)
+        reason = (
+            "its scheme is not known, and no installed package has it as an entry point of the group turnwise.stores"
+        )
+        raise StoreURLError(redact(url), reason)
     if scheme.startswith("sqlite"):
         path, _, options = rest.removeprefix("/").partition("?")
         if not path or path == ":memory:" or not rest.startswith("/"):
-            why = "it names no file (three slashes for a relative path, four for an absolute one)"
-            raise StoreURLError(redact(url), why)
+            reason = "it names no file (three slashes for a relative path, four for an absolute one)"
+            raise StoreURLError(redact(url), reason)
         if path.startswith("file:"):  # SQLite's own URI form, used with `uri=true`
             if not path.startswith("file:/") or "mode=memory" in options:
                 raise StoreURLError(redact(url), "it names no file by its absolute path, as file:/path does")
@@ -60,31 +62,33 @@ def read_only(url: str) -> str:
     if scheme not in SQL_SCHEMES:
         return url
     place, _, options = rest.partition("?")
-    given = parse_qsl(options)
+    parameters = parse_qsl(options)
     if scheme.startswith("sqlite"):
         path = place.removeprefix("/")
         # SQLAlchemy unquotes every path once, and SQLite unquotes its URI form once more.
         file = path if path.startswith("file:") else f"file:{quote(quote(unquote(path)))}"
-        given = [each for each in given if each[0] not in ("mode", "uri")]
-        return f"{scheme}:///{file}?{urlencode([*given, ('mode', 'ro'), ('uri', 'true')])}"
-    more = " ".join([*(value for name, value in given if name == "options"), READ_ONLY])
-    given = [each for each in given if each[0] != "options"]
-    return f"{scheme}://{place}?{urlencode([*given, ('options', more)], quote_via=quote)}"
+        parameters = [parameter for parameter in parameters if parameter[0] not in ("mode", "uri")]
+        return f"{scheme}:///{file}?{urlencode([*parameters, ('mode', 'ro'), ('uri', 'true')])}"
+    more = " ".join([*(value for name, value in parameters if name == "options"), READ_ONLY])
+    parameters = [parameter for parameter in parameters if parameter[0] != "options"]
+    return f"{scheme}://{place}?{urlencode([*parameters, ('options', more)], quote_via=quote)}"
 
 
 def shown_url(url: str) -> str:
     """Return the URL of an opened store, for messages: without its password, and without what `read_only` adds."""
     place, _, options = url.partition("?")
-    given = parse_qsl(options)
-    if place.startswith("sqlite") and ("mode", "ro") in given:
-        kept = [each for each in given if each[0] not in ("mode", "uri", "immutable")]
+    parameters = parse_qsl(options)
+    if place.startswith("sqlite") and ("mode", "ro") in parameters:
+        own_parameters = [parameter for parameter in parameters if parameter[0] not in ("mode", "uri", "immutable")]
         scheme, _, file = place.partition("file:")
         place = f"{scheme}{unquote(unquote(file))}"
     else:
-        kept = [(name, value.removesuffix(READ_ONLY).strip()) for name, value in given if value != READ_ONLY]
-    if kept == given:
+        own_parameters = [
+            (name, value.removesuffix(READ_ONLY).strip()) for name, value in parameters if value != READ_ONLY
+        ]
+    if own_parameters == parameters:
         return redact(url)
-    return redact(f"{place}?{urlencode(kept, quote_via=quote)}" if kept else place)
+    return redact(f"{place}?{urlencode(own_parameters, quote_via=quote)}" if own_parameters else place)
 
 
 def open_store(url: str) -> SessionStore:
@@ -126,11 +130,11 @@ def resolve_own_url(url: str) -> str:
     return url
 
 
-def resolve_non_redis_url(url: str, what: str) -> str:
+def resolve_non_redis_url(url: str, contents: str) -> str:
     """Return the resolved URL of one of turnwise's own stores, for what Redis does not keep.
 
     Args:
-        what: what is kept at the URL, for the error.
+        contents: what is kept at the URL, for the error.
 
     Raises:
         StoreURLError: the scheme belongs to another package's store, or is not known.
@@ -138,8 +142,8 @@ def resolve_non_redis_url(url: str, what: str) -> str:
     """
     url = resolve_own_url(url)
     if url.partition("://")[0] in REDIS_SCHEMES:
-        why = f"Redis keeps sessions and memory items only: use sqlite:/// or postgresql:// for {what}"
-        raise ConfigError("store", redact(url), why)
+        reason = f"Redis keeps sessions and memory items only: use sqlite:/// or postgresql:// for {contents}"
+        raise ConfigError("store", redact(url), reason)
     return url
 
 

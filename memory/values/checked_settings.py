@@ -67,15 +67,17 @@ def checked_settings(prefix: str = "") -> Callable[[Class], Class]:
                 try:
                     checked = adapter.validator.validate_python(value)
                 except ValidationError as error:
-                    told = type(value).__name__ if not is_shown else value if type(value) in _PLAIN else shown(value)
-                    raise ConfigError(f"{prefix.format(self)}{name}", told, why_refused(error)) from None
+                    shown_value = (
+                        type(value).__name__ if not is_shown else value if type(value) in _PLAIN else shown(value)
+                    )
+                    raise ConfigError(f"{prefix.format(self)}{name}", shown_value, why_refused(error)) from None
                 if checked is not value:
                     object.__setattr__(self, name, checked)
             if own:
                 own(self)
 
-        made: Any = cls
-        made.__post_init__ = check
+        settings_class: Any = cls
+        settings_class.__post_init__ = check
         return cls
 
     return decorate
@@ -83,22 +85,22 @@ def checked_settings(prefix: str = "") -> Callable[[Class], Class]:
 
 def why_refused(error: ValidationError) -> str:
     """Return what the first error says that a value must be."""
-    why = error.errors(include_url=False, include_input=False)[0]["msg"]
-    return why.removeprefix("Value error, ").replace("Input should be", "must be")
+    reason = error.errors(include_url=False, include_input=False)[0]["msg"]
+    return reason.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 _PLAIN = (str, int, float, bool, type(None), list, tuple, set, dict)
 
-_making = Lock()
+_checks_lock = Lock()
 
 
 def _checks(cls: Any) -> tuple[tuple[str, bool, TypeAdapter[Any]], ...]:
-    with _making:  # pydantic resolves names in a stack that the threads of a first call would share
-        return _made_checks(cls)
+    with _checks_lock:  # pydantic resolves names in a stack that the threads of a first call would share
+        return _new_checks(cls)
 
 
 @functools.cache
-def _made_checks(cls: Any) -> tuple[tuple[str, bool, TypeAdapter[Any]], ...]:
+def _new_checks(cls: Any) -> tuple[tuple[str, bool, TypeAdapter[Any]], ...]:
     hints = get_type_hints(cls, include_extras=True)
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
     checked = [(field.name, field.repr, hints[field.name]) for field in fields(cls) if field.init]

@@ -30,7 +30,7 @@ class UnfitError(TypeError):
     """A stored value does not fit its field. The message says what it must be, and does not quote it."""
 
 
-def _where(error: ErrorDetails) -> str:
+def _field_error(error: ErrorDetails) -> str:
     """Return the field and the kind of an error. The names of unknown fields are not quoted either."""
     kind = error["type"]
     if kind in ("extra_forbidden", "unexpected_keyword_argument") or not error["loc"]:
@@ -43,7 +43,7 @@ def why_unreadable(error: Exception) -> str:
     """Return why a stored text cannot be read, without quoting it."""
     if isinstance(error, ValidationError):
         errors = error.errors(include_url=False, include_input=False)
-        return f"it does not fit its kind ({', '.join(sorted(set(map(_where, errors))))})"
+        return f"it does not fit its kind ({', '.join(sorted(set(map(_field_error, errors))))})"
     if isinstance(error, UnfitError):
         return str(error)
     if isinstance(error, RecursionError):

@@ -59,7 +59,7 @@ def freeze(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
-def plain_json(field: str, given: object, max_bytes: int) -> Any:
+def plain_json(field: str, json_value: object, max_bytes: int) -> Any:
     """Return a copy of a JSON value from a caller, made of plain dicts, lists, text and numbers.
 
     Time is bounded by `MAX_VALUES` and `max_bytes`, also for a value that contains itself.
@@ -72,11 +72,11 @@ def plain_json(field: str, given: object, max_bytes: int) -> Any:
         TooManyError: it has more values than `MAX_VALUES`.
         InvalidInputError: JSON cannot hold the value, or it is too large or too deep; names the place inside the value.
     """
-    check_count(field, count_values([given], MAX_VALUES), "MAX_VALUES", MAX_VALUES)
+    check_count(field, count_values([json_value], MAX_VALUES), "MAX_VALUES", MAX_VALUES)
     left_bytes, left_values = max_bytes, MAX_VALUES
 
     def too_large() -> InvalidInputError:
-        return InvalidInputError(field, shown(given), f"must take at most {max_bytes} bytes as JSON")
+        return InvalidInputError(field, shown(json_value), f"must take at most {max_bytes} bytes as JSON")
 
     def copy(value: object, place: _Place, depth: int) -> Any:
         nonlocal left_values
@@ -91,57 +91,62 @@ def plain_json(field: str, given: object, max_bytes: int) -> Any:
             if MIN_INTEGER <= value <= MAX_INTEGER:
                 return int.__int__(value)
             raise InvalidInputError(
-                _named(place), shown(value), "must be an integer of 64 bits; pass a larger one as text"
+                _name_of(place), shown(value), "must be an integer of 64 bits; pass a larger one as text"
             )
         if isinstance(value, float):
             if math.isfinite(value):
                 return float.__float__(value)
-            raise InvalidInputError(_named(place), shown(value), "must be a finite number")
+            raise InvalidInputError(_name_of(place), shown(value), "must be a finite number")
         if depth > MAX_DEPTH:
-            raise InvalidInputError(field, shown(given), f"must be nested at most {MAX_DEPTH} levels deep")
+            raise InvalidInputError(field, shown(json_value), f"must be nested at most {MAX_DEPTH} levels deep")
         if isinstance(value, _MAPPINGS):
             return {text(key, (place,)): copy(item, (place, key), depth + 1) for key, item in value.items()}
         if isinstance(value, _SEQUENCES) and not isinstance(value, bytes | bytearray | memoryview):
             return [copy(item, (place, index), depth + 1) for index, item in enumerate(value)]
-        raise InvalidInputError(_named(place), shown(value), f"{type(value).__name__} is not a JSON value")
+        raise InvalidInputError(_name_of(place), shown(value), f"{type(value).__name__} is not a JSON value")
 
     def text(value: object, place: _Place) -> str:
         nonlocal left_bytes
         if not isinstance(value, str):
-            raise InvalidInputError(_named(place), shown(value), "must be text")
+            raise InvalidInputError(_name_of(place), shown(value), "must be text")
         left_bytes -= len(value)
         if left_bytes < 0:
             raise too_large()
         try:
             return plain_text(value)
         except ValueError as error:
-            raise InvalidInputError(_named(place), shown(value), str(error)) from None
+            raise InvalidInputError(_name_of(place), shown(value), str(error)) from None
 
-    copied = copy(given, field, 1)
+    copied = copy(json_value, field, 1)
     if len(pydantic_core.to_json(copied)) > max_bytes:
         raise too_large()
     return copied
 
 
 _Place = Any
-"""Where a value is: the name of the argument, or the place of what holds it and the key or the index there. The place
-of a key has the place of its mapping alone. A name is made of it for errors only, since that takes long."""
+"""The place of a value: the name of the argument, or a tuple of the place of its container and the key or the index in
+it. The place of a key is a tuple of the place of its mapping alone. Only errors turn it into a name, since that takes
+long."""
 
 
-def _named(place: _Place) -> str:
+def _name_of(place: _Place) -> str:
     if isinstance(place, str):
         return place
     if len(place) == 1:
-        return f"a key of {_named(place[0])}"
-    return f"{_named(place[0])}[{place[1] if isinstance(place[1], int) else shown(place[1])}]"
+        return f"a key of {_name_of(place[0])}"
+    return f"{_name_of(place[0])}[{place[1] if isinstance(place[1], int) else shown(place[1])}]"
 
 
 def is_deeper(value: object, levels: int) -> bool:
     """Return whether a frozen value is nested more than `levels` deep. An empty container does not count as a level."""
     layer: list[Any] = [value]
     for _ in range(levels + 1):
-        held = (each.values() if isinstance(each, dict) else each for each in layer if isinstance(each, dict | tuple))
-        layer = [inner for each in held for inner in each]
+        contents = (
+            container.values() if isinstance(container, dict) else container
+            for container in layer
+            if isinstance(container, dict | tuple)
+        )
+        layer = [inner for container in contents for inner in container]
     return bool(layer)
 
 

@@ -18,7 +18,7 @@ class WholeCharacters:
         self._half = ""
 
     def add(self, piece: str) -> str:
-        """Return the piece behind what was kept back, without a first half at its end. O(the piece)."""
+        """Return the kept half and the piece, without a first half at the end of the piece. O(the piece)."""
         if self._half:
             piece, self._half = self._half + piece, ""
         if piece and "\ud800" <= piece[-1] <= "\udbff":
@@ -26,7 +26,7 @@ class WholeCharacters:
         return whole(piece)
 
     def end(self) -> str:
-        """Return what stands for a half that was kept back, as the other never came; an empty text if none was."""
+        """Return the replacement of a kept half whose other half never came; an empty text if no half is kept."""
         half, self._half = self._half, ""
         return whole(half)
 
@@ -43,18 +43,18 @@ class GrowingText:
         self._pieces: list[str] = []
         self._characters = WholeCharacters()
         self._size = 0
-        self._put(whole(text))
+        self._append(whole(text))
 
     def add(self, piece: str) -> str:
-        """Add a piece; return what of it, and of the half before it, is whole characters."""
-        return self._put(self._characters.add(piece))
+        """Add a piece; return the whole characters of the half kept before it and of the piece."""
+        return self._append(self._characters.add(piece))
 
     def end(self) -> str:
         """End the text; return the replacement of a half that was kept back, which is added, or an empty text."""
-        return self._put(self._characters.end())
+        return self._append(self._characters.end())
 
     def complete(self, text: str) -> str:
-        """End the text, as a whole text says it; return what that has behind this one, which is added.
+        """End the text: add the rest of a whole text that begins with it, and return that rest.
 
         Of a whole text that does not begin with this one, nothing is added. O(the whole text).
         """
@@ -62,9 +62,9 @@ class GrowingText:
         if not text.startswith(str(self)):
             return self.end()
         self._characters = WholeCharacters()
-        return self._put(text[self._size :])
+        return self._append(text[self._size :])
 
-    def _put(self, text: str) -> str:
+    def _append(self, text: str) -> str:
         if text:
             self._pieces.append(text)
             self._size += len(text)
@@ -100,5 +100,5 @@ def whole_json(value: Any) -> Any:
     if isinstance(value, str):
         return whole(value)
     if isinstance(value, dict):
-        return type(value)({whole_json(key): whole_json(each) for key, each in value.items()})
+        return type(value)({whole_json(key): whole_json(item) for key, item in value.items()})
     return type(value)(map(whole_json, value)) if isinstance(value, list | tuple) else value

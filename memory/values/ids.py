@@ -81,8 +81,8 @@ def check_id(kind: str, value: str) -> str:
 def check_names(field: str, *names: str | None, quotes: bool = True) -> None:
     """Raise unless each store can keep these names, and can find a row by all of them together.
 
-    Ids of callers are checked by `check_id`, which is stricter. Stores check this much, so that what one of them takes
-    is taken by each.
+    Ids of callers are checked by `check_id`, which is stricter. Each store makes these checks, so that all stores take
+    the same names.
 
     Args:
         field: what they are, for the error.
@@ -92,13 +92,13 @@ def check_names(field: str, *names: str | None, quotes: bool = True) -> None:
     Raises:
         NameRefusedError: they have a null character or a lone surrogate, or take more than `MAX_INDEXED_BYTES`.
     """
-    if why := _why_not_kept([name for name in names if name is not None]):
-        is_shown = quotes or str(MAX_INDEXED_BYTES) in why
+    if reason := _reason_to_refuse([name for name in names if name is not None]):
+        is_shown = quotes or str(MAX_INDEXED_BYTES) in reason
         value = shown(names[0] if len(names) == 1 else names) if is_shown else "..."
-        raise NameRefusedError(field, value, why)
+        raise NameRefusedError(field, value, reason)
 
 
-def _why_not_kept(names: list[str]) -> str | None:
+def _reason_to_refuse(names: list[str]) -> str | None:
     if not all(isinstance(name, str) for name in names):
         return "must be a string"
     text = "".join(names)

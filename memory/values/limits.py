@@ -1,8 +1,8 @@
-"""The bounds of what one call may bring, and `check_count`, which refuses more before anything of it is looked at.
+"""The bounds of the arguments of one call, and `check_count`, which refuses larger ones before reading their parts.
 
-A session's process has one event loop for many users, and a store has one writer. So what a caller sends at once is
-bounded by number, not only by bytes: a million empty prompts take four megabytes and a minute. What is legitimately
-longer, such as a conversation to import, is sent in parts.
+A session's process has one event loop for many users, and a store has one writer. So the arguments of a call are
+bounded by number, not only by bytes: a million empty prompts take four megabytes and a minute. Arguments that may be
+longer, such as a conversation to import, are sent in parts.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def check_count(field: str, count: int, limit: str, most: int) -> None:
         raise TooManyError(field, count, limit, most)
 
 
-def count_values(given: Iterable[object], most: int) -> int:
+def count_values(values: Iterable[object], most: int) -> int:
     """Return how many values there are in lists, mappings and models, these included. Stops soon after `most`."""
-    left, count = list(given), 0
-    while left and count <= most:
-        value = left.pop()
+    waiting, count = list(values), 0
+    while waiting and count <= most:
+        value = waiting.pop()
         count += 1
         if isinstance(value, str):
             continue
-        held = vars(value) if isinstance(value, BaseModel) else value
-        if isinstance(held, Mapping | list | tuple):
-            if len(held) > most:
-                return count + len(held)
-            left += held.values() if isinstance(held, Mapping) else held
+        content = vars(value) if isinstance(value, BaseModel) else value
+        if isinstance(content, Mapping | list | tuple):
+            if len(content) > most:
+                return count + len(content)
+            waiting += content.values() if isinstance(content, Mapping) else content
     return count

@@ -83,16 +83,16 @@ def record_of(cls: type[Stored], values: Mapping[str, Any]) -> Stored:
 
 def adapter(cls: Any) -> TypeAdapter[Any]:
     """Return pydantic's reader and writer of a record's class, made at first use."""
-    return _ADAPTERS.get(cls) or _made_adapter(cls)
+    return _ADAPTERS.get(cls) or _new_adapter(cls)
 
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
-_making = Lock()
+_adapter_lock = Lock()
 
 
-def _made_adapter(cls: Any) -> TypeAdapter[Any]:
-    with _making:  # pydantic resolves names in a stack that the threads of a first call would share
+def _new_adapter(cls: Any) -> TypeAdapter[Any]:
+    with _adapter_lock:  # pydantic resolves names in a stack that the threads of a first call would share
         return _ADAPTERS.get(cls) or _ADAPTERS.setdefault(cls, TypeAdapter(cls))
 
 
@@ -104,21 +104,21 @@ def reduced(model: BaseModel, protocol: SupportsIndex) -> tuple[Any, ...] | str:
     is_plain = model.__pydantic_extra__ is None and model.__pydantic_private__ is None
     if not (is_plain and model.model_config.get("frozen")):  # a class of an engine's own may be anything
         return object.__reduce_ex__(model, protocol)
-    return _made, (type(model), model.__dict__, _shared(model.__pydantic_fields_set__))
+    return _new_model, (type(model), model.__dict__, _shared(model.__pydantic_fields_set__))
 
 
-def _made(cls: type[Model], values: dict[str, Any], given: set[str]) -> Model:
-    """Return a model with these fields, which are valid, of which `given` were given."""
+def _new_model(cls: type[Model], values: dict[str, Any], fields_set: set[str]) -> Model:
+    """Return a model with these fields, which are valid, of which the caller set `fields_set`."""
     model = cls.__new__(cls)
     _set(model, "__dict__", values)
-    _set(model, "__pydantic_fields_set__", given)
+    _set(model, "__pydantic_fields_set__", fields_set)
     _set(model, "__pydantic_extra__", None)
     _set(model, "__pydantic_private__", None)
     return model
 
 
 def lean(model: Model) -> Model:
-    """Return the same frozen model; the names of the fields that it was given take no more memory of its own."""
+    """Return the same frozen model, with the shared set of the names of its fields instead of a set of its own."""
     _set(model, "__pydantic_fields_set__", _shared(model.__pydantic_fields_set__))
     return model
 

@@ -1,4 +1,4 @@
-"""`needs`: a class whose required argument was left out says so, and what to pass."""
+"""`needs`: a class raises an error that names a missing required argument, and what to pass for it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def needs(**hints: str) -> Callable[[type[Made]], type[Made]]:
         signature = inspect.signature(init)
 
         @wraps(init)
-        def made(self: Made, *args: Any, **kwargs: Any) -> None:
+        def checked_init(self: Made, *args: Any, **kwargs: Any) -> None:
             check_given(type(self).__name__, signature, (self, *args), kwargs, hints)
             init(self, *args, **kwargs)
 
-        cls.__init__ = made  # type: ignore[method-assign, assignment]
+        cls.__init__ = checked_init  # type: ignore[method-assign, assignment]
         return cls
 
     return decorate

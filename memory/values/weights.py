@@ -1,4 +1,4 @@
-"""How much one read brings at once: about `PAGE_BYTES`, measured by `weight`, or one record that is larger."""
+"""How much one read returns: about `PAGE_BYTES`, measured by `weight`, or one record that is larger."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def first_of(items: list[Item]) -> list[Item]:
 def count_first(weights: Iterable[int]) -> int:
     """Return how many of these weights make a page: at least one, if there is one."""
     total = count = 0
-    for each in weights:
-        total += each
+    for weight in weights:
+        total += weight
         if count and total > PAGE_BYTES:
             break
         count += 1

@@ -71,7 +71,7 @@ BLOCKS: dict[type[Block], st.SearchStrategy[Block]] = {
 }
 
 
-def test_every_kind_is_tried_here() -> None:
+def test_every_kind_of_block_is_tested() -> None:
     assert {*KINDS.values(), Unknown} == set(BLOCKS)
     assert {kind: cls.model_fields["kind"].default for kind, cls in KINDS.items()} == {kind: kind for kind in KINDS}
 
@@ -83,11 +83,11 @@ def test_a_block_comes_back_as_it_was_written(cls: type[Block]) -> None:
     @given(BLOCKS[cls])
     def check(block: Block) -> None:
         encoded = encode(block)
-        again = decode(encoded)
-        assert type(again) is cls
-        assert again == block
-        assert hash(again) == hash(block)
-        assert encode(again) == encoded
+        decoded_block = decode(encoded)
+        assert type(decoded_block) is cls
+        assert decoded_block == block
+        assert hash(decoded_block) == hash(block)
+        assert encode(decoded_block) == encoded
         assert "\n" not in encoded
         assert pickle.loads(pickle.dumps(block)) == block
 
@@ -159,7 +159,7 @@ def test_a_payload_that_json_cannot_hold_is_refused_when_the_block_is_made(value
 
 @pytest.mark.parametrize(("kind", "payload"), [("tool_use", {"call_id": "1"}), ("user", {}), ("new", {"kind": "user"})])
 def test_an_unknown_block_cannot_have_a_known_kind(kind: str, payload: dict[str, str]) -> None:
-    """A caller could else put a tool call without its result into a history."""
+    """Otherwise a caller could add a tool call without its result to a history."""
     with pytest.raises(ValidationError, match="would be read as a block of another kind"):
         Unknown(stored_kind=kind, payload=payload)
 
@@ -194,12 +194,12 @@ CHANGES: list[Callable[[Any], object]] = [
 @pytest.mark.parametrize(
     "payload",
     [
-        lambda given: ToolUse(call_id="1", name="look", input=given).input,
-        lambda given: Unknown(stored_kind="new", payload=given).payload,
-        lambda given: Citations(items=(given,)).items[0],
-        lambda given: decode(encode(ToolUse(call_id="1", name="look", input=given))).input,  # type: ignore[union-attr]
-        lambda given: decode(encode(Unknown(stored_kind="new", payload=given))).payload,  # type: ignore[union-attr]
-        lambda given: decode(encode(Citations(items=(given,)))).items[0],  # type: ignore[union-attr]
+        lambda json_object: ToolUse(call_id="1", name="look", input=json_object).input,
+        lambda json_object: Unknown(stored_kind="new", payload=json_object).payload,
+        lambda json_object: Citations(items=(json_object,)).items[0],
+        lambda json_object: decode(encode(ToolUse(call_id="1", name="look", input=json_object))).input,  # type: ignore[union-attr]
+        lambda json_object: decode(encode(Unknown(stored_kind="new", payload=json_object))).payload,  # type: ignore[union-attr]
+        lambda json_object: decode(encode(Citations(items=(json_object,)))).items[0],  # type: ignore[union-attr]
         freeze,
     ],
 )
@@ -207,11 +207,11 @@ def test_a_payload_is_deeply_immutable_and_a_copy_of_its_source(
     payload: Callable[[Any], Any], make: Callable[[Any], Any]
 ) -> None:
     """Case 12: as it is, copied, or pickled into another process."""
-    given: dict[str, Any] = {"list": [{"deep": [1, {"list": []}]}], "text": "a"}
+    source: dict[str, Any] = {"list": [{"deep": [1, {"list": []}]}], "text": "a"}
     expected = {"list": ({"deep": (1, {"list": ()})},), "text": "a"}
-    frozen = make(payload(given))
-    given["list"][0]["deep"].append(2)
-    given["text"] = "b"
+    frozen = make(payload(source))
+    source["list"][0]["deep"].append(2)
+    source["text"] = "b"
     assert frozen == expected
     for mapping in (frozen, frozen["list"][0], frozen["list"][0]["deep"][1]):
         for change in CHANGES:

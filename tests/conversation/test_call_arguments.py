@@ -1,4 +1,4 @@
-"""What a model wrote as a tool call's arguments, and what it is told of that."""
+"""The arguments that a model writes for a tool call, and the answer to the model if they are no JSON object."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FLAWED = [
     ('{"a":' * 150 + "1" + "}" * 150, "nested more than 100 levels deep, at line 1, column 501"),
     ('{"a":' * 5000, "recursion limit"),
 ]
-"""Arguments that are no JSON object, and what the model is told of each."""
+"""Arguments that are no JSON object, and a part of the flaw that the model reads for each."""
 
 
-@pytest.mark.parametrize(("text", "told"), FLAWED)
-def test_the_model_is_told_what_is_wrong_with_arguments_and_where(text: str, told: str) -> None:
+@pytest.mark.parametrize(("text", "flaw"), FLAWED)
+def test_the_model_is_told_what_is_wrong_with_arguments_and_where(text: str, flaw: str) -> None:
     use = read_call("c1", "delete", text)
-    assert use.flaw and told in use.flaw
+    assert use.flaw and flaw in use.flaw
     assert use.input == {"unparsed": text}
     assert (refused := refusal(use)) and refused.is_error and refused.call_id == "c1"
     assert use.flaw in refused.text and "'delete' was not called" in refused.text
@@ -43,7 +43,7 @@ def test_the_model_is_told_what_is_wrong_with_arguments_and_where(text: str, tol
     assert decode(encode(use)) == use
 
 
-def test_an_error_quotes_what_stands_around_it() -> None:
+def test_an_error_quotes_the_text_around_it() -> None:
     flaw = read_call("c1", "delete", '{"first": "' + "x" * 100 + '", "path": /all, "last": "' + "y" * 100 + '"}').flaw
     assert flaw and '"path": /all, "last"' in flaw
 

@@ -26,29 +26,29 @@ BLOCKS = st.lists(
 
 def latest_call(blocks: Sequence[Block], call_id: str) -> int | None:
     """Return the number of the last call of this id that has an id and a name."""
-    for at in reversed(range(len(blocks))):
-        block = blocks[at]
+    for number in reversed(range(len(blocks))):
+        block = blocks[number]
         if isinstance(block, ToolUse) and block.call_id == call_id and block.call_id and block.name:
-            return at
+            return number
     return None
 
 
 def naive_pairs(blocks: Sequence[Block]) -> list[tuple[int, int]]:
     """Pair each result with the latest call of its id before it, unless another result stands between them."""
     pairs: list[tuple[int, int]] = []
-    for at, block in enumerate(blocks):
-        if isinstance(block, ToolResult) and (call := latest_call(blocks[:at], block.call_id)) is not None:
-            between = blocks[call + 1 : at]
-            if not any(isinstance(other, ToolResult) and other.call_id == block.call_id for other in between):
-                pairs.append((call, at))
+    for number, block in enumerate(blocks):
+        if isinstance(block, ToolResult) and (call := latest_call(blocks[:number], block.call_id)) is not None:
+            blocks_between = blocks[call + 1 : number]
+            if not any(isinstance(later, ToolResult) and later.call_id == block.call_id for later in blocks_between):
+                pairs.append((call, number))
     return pairs
 
 
 def naive_open(blocks: Sequence[Block]) -> list[int]:
     """Return the numbers of the calls that are the latest of their id, and have no result."""
-    answered = {call for call, _ in naive_pairs(blocks)}
+    answered_calls = {call for call, _ in naive_pairs(blocks)}
     calls = [latest_call(blocks, block.call_id) for block in blocks if isinstance(block, ToolUse)]
-    return sorted({call for call in calls if call is not None} - answered)
+    return sorted({call for call in calls if call is not None} - answered_calls)
 
 
 def naive_flaw(blocks: Sequence[Block], block: Block) -> Flaw | None:
@@ -69,23 +69,25 @@ def naive_flaw(blocks: Sequence[Block], block: Block) -> Flaw | None:
 def test_calls_and_results_are_paired_as_a_naive_reader_pairs_them(blocks: list[Block]) -> None:
     pairs = CallPairs[int]()
     pairings = []
-    for at, block in enumerate(blocks):
+    for number, block in enumerate(blocks):
         if isinstance(block, ToolUse):
-            assert pairs.flaw_of_call(block) == naive_flaw(blocks[:at], block)
+            assert pairs.flaw_of_call(block) == naive_flaw(blocks[:number], block)
         elif isinstance(block, ToolResult):
-            assert pairs.flaw_of_result(block) == naive_flaw(blocks[:at], block)
-        if (call := pairs.read(block, at)) is not None:
-            pairings.append((call, at))
-        assert list(pairs.open.values()) == naive_open(blocks[: at + 1])
+            assert pairs.flaw_of_result(block) == naive_flaw(blocks[:number], block)
+        if (call := pairs.read(block, number)) is not None:
+            pairings.append((call, number))
+        assert list(pairs.open.values()) == naive_open(blocks[: number + 1])
         assert pairs.open.keys().isdisjoint(pairs.answered)
         for call_id in (*pairs.open, *pairs.answered):
-            assert pairs.latest(call_id) == latest_call(blocks[: at + 1], call_id)
+            assert pairs.latest(call_id) == latest_call(blocks[: number + 1], call_id)
     assert pairings == pairs_of(blocks) == naive_pairs(blocks)
 
 
 @given(BLOCKS)
 def test_a_conversation_of_prompts_is_whole_if_no_block_has_a_flaw(blocks: list[Block]) -> None:
-    is_whole = not naive_open(blocks) and not any(naive_flaw(blocks[:at], block) for at, block in enumerate(blocks))
+    is_whole = not naive_open(blocks) and not any(
+        naive_flaw(blocks[:number], block) for number, block in enumerate(blocks)
+    )
     try:
         check_calls("s", blocks, is_whole=True)
     except InvalidPromptError:
@@ -99,9 +101,9 @@ def test_a_ledger_keeps_the_results_that_answer_a_call(blocks: list[Block]) -> N
     ledger = Ledger(blocks)
     results = [block for block in ledger.blocks() if isinstance(block, ToolResult)]
     assert len(results) == len(naive_pairs(blocks))
-    whole = repair(blocks, why="it was cut", interrupted=False)
-    assert {call for call, _ in naive_pairs(whole)} == {
-        at for at, block in enumerate(whole) if isinstance(block, ToolUse)
+    repaired = repair(blocks, why="it was cut", interrupted=False)
+    assert {call for call, _ in naive_pairs(repaired)} == {
+        number for number, block in enumerate(repaired) if isinstance(block, ToolUse)
     }
 
 

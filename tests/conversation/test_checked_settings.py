@@ -1,4 +1,4 @@
-"""Dataclasses of settings check their fields by the types of these."""
+"""Dataclasses of settings check their fields by the types of the fields."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -33,7 +33,7 @@ class Door:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("invalid", "message"),
     [
         ({"side": "top"}, "door 'a': side='top': must be 'left' or 'right'"),
         ({"wait_s": 0}, r"door 'a': wait_s=0: must be a number of seconds, above 0 and up to 1e\+09"),
@@ -43,9 +43,9 @@ class Door:
         ({"guests": ["ada"]}, r"guests=\('ada',\): must be people"),
     ],
 )
-def test_a_field_that_does_not_fit_its_type_is_refused_by_its_name(wrong: dict[str, Any], message: str) -> None:
+def test_a_field_that_does_not_fit_its_type_is_refused_by_its_name(invalid: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}$"):
-        Door("a", **wrong)
+        Door("a", **invalid)
 
 
 def test_a_validator_converts_a_value_and_other_fields_are_not_checked() -> None:

@@ -27,8 +27,8 @@ class LaterTurn(TurnRecord):
 
 
 def test_a_new_field_of_a_record_is_stored_and_older_records_have_its_default() -> None:
-    names = {each.name for each in fields(LaterTurn)}
-    older = {each.name for each in fields(TurnRecord)}
+    names = {field.name for field in fields(LaterTurn)}
+    older = {field.name for field in fields(TurnRecord)}
     notes = freeze({"of": [{"text": "\u00fc"}]})
     later = LaterTurn(index=1, colour="red", notes=notes, score=1, input=(Span("7", 0, 2**60),), usage=USAGE)
     assert decode_record(LaterTurn, "key", record_text(later, names)) == later

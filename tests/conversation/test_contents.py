@@ -72,7 +72,7 @@ def test_a_document_of_chunks_has_one_text_and_survives_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "reason"),
     [
         ({}, "needs a url"),
         ({"text": "a", "chunks": ("b",)}, "either text or chunks"),
@@ -80,22 +80,22 @@ def test_a_document_of_chunks_has_one_text_and_survives_json() -> None:
         ({"chunks": (b"a",)}, "valid string"),
     ],
 )
-def test_a_document_that_nobody_can_send_is_refused(fields: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_a_document_that_nobody_can_send_is_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         Document(name="x", **fields)
 
 
 def test_chunks_are_sent_as_each_provider_has_them() -> None:
-    asked = [User(text="What is tea?"), CHUNKS]
-    (message,) = anthropic.encode(asked)[1]
+    blocks = [User(text="What is tea?"), CHUNKS]
+    (message,) = anthropic.encode(blocks)[1]
     assert message["content"][1] == {
         "type": "document",
         "source": {"type": "content", "content": [{"type": "text", "text": chunk} for chunk in CHUNKS.chunks]},
         "title": "prices",
         "citations": {"enabled": True},
     }
-    assert "Tea is 3.\n\nCoffee is 4." in str(openai_chat.encode(asked)[0]["content"])
-    assert CHUNKS.plain in openai_responses.encode(asked)[1][0]["content"][-1]["text"]
+    assert "Tea is 3.\n\nCoffee is 4." in str(openai_chat.encode(blocks)[0]["content"])
+    assert CHUNKS.plain in openai_responses.encode(blocks)[1][0]["content"][-1]["text"]
     plain = anthropic.encode([Document(name="a", text="b", cite=True)])[1][0]["content"][0]
     assert plain["source"]["data"] == "b" and plain["citations"] == {"enabled": True}
 
@@ -121,19 +121,19 @@ def answered(*content: Any, is_error: bool = False) -> list[Block]:
     ]
 
 
-def test_what_a_tool_returned_is_read_as_text_payload_and_blocks() -> None:
+def test_the_return_value_of_a_tool_is_read_as_text_payload_and_blocks() -> None:
     assert result_of("c", "text") is None and result_of("c", [1, 2]) is None and result_of("c", []) is None
     assert result_of("c", PNG) == ToolResult(call_id="c", text="", blocks=(PNG,))
     mixed = result_of("c", ["one", Text(text="two"), PNG, "three", PDF])
     assert mixed == ToolResult(call_id="c", text="one\ntwo", blocks=(PNG, Text(text="three"), PDF))
-    made = result_of("c", ToolResult.of({"rows": [1]}, PNG))
-    assert made and (made.call_id, made.data, made.blocks) == ("c", {"rows": (1,)}, (PNG,))
-    assert decode(encode(made)) == made and pickle.loads(pickle.dumps(made)) == made
+    result = result_of("c", ToolResult.of({"rows": [1]}, PNG))
+    assert result and (result.call_id, result.data, result.blocks) == ("c", {"rows": (1,)}, (PNG,))
+    assert decode(encode(result)) == result and pickle.loads(pickle.dumps(result)) == result
     assert ToolResult.of("x").text == "x" and not ToolResult.of("x").is_json
 
 
 @pytest.mark.parametrize(
-    ("value", "why"),
+    ("value", "reason"),
     [
         ([PNG, Thinking(text="Hm.")], "item 1 is a Thinking"),
         ([PNG, 3], "item 1 is a int"),
@@ -142,12 +142,12 @@ def test_what_a_tool_returned_is_read_as_text_payload_and_blocks() -> None:
         ([PNG, "\ud800"], "surrogates"),
     ],
 )
-def test_what_no_result_may_have_is_named(value: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_contents_that_no_result_may_have_are_named(value: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         result_of("c", value)
 
 
-def test_what_a_result_has_too_much_of_is_cut_or_left_out() -> None:
+def test_long_texts_of_a_result_are_cut_and_large_files_left_out() -> None:
     long = Document(name="a.txt", text="x" * 8)
     cut = within(ToolResult.of({"a": 1}, Text(text="yyyy"), long, PNG, PDF), 13, len(PNG.data or ""))
     assert (cut.text, cut.is_json) == ('{"a":1}', True)
@@ -172,8 +172,8 @@ def test_a_result_reads_as_text_where_only_text_is_shown() -> None:
 def test_blocks_of_results_are_counted() -> None:
     for counter in (ByteCounter(), ByteCounter("gpt-4o")):
         alone = counter.count(ToolResult(call_id="c", text="x"))
-        whole = counter.count(ToolResult(call_id="c", text="x", blocks=(PNG, CHUNKS)))
-        assert whole == alone + counter.count(PNG) + counter.count(CHUNKS)
+        total = counter.count(ToolResult(call_id="c", text="x", blocks=(PNG, CHUNKS)))
+        assert total == alone + counter.count(PNG) + counter.count(CHUNKS)
 
 
 def test_anthropic_gets_the_blocks_within_the_result() -> None:
@@ -205,30 +205,30 @@ def test_chat_gets_files_of_all_results_in_one_message_after_them(name: str) -> 
         ToolResult(call_id="c", text="Seen:", blocks=(PNG, CHUNKS)),
         ToolResult(call_id="d", text="", blocks=(PDF,)),
     ]
-    asked = [User(text="Look."), USE, ToolUse(call_id="d", name="look"), *results, Text(text="Done."), User(text="?")]
-    messages = openai_chat.encode(asked, PROFILES[name])
+    blocks = [User(text="Look."), USE, ToolUse(call_id="d", name="look"), *results, Text(text="Done."), User(text="?")]
+    messages = openai_chat.encode(blocks, PROFILES[name])
     check_chat(messages)
     roles = [message["role"] for message in messages]
-    between = ["assistant"] * PROFILES[name].answers_results
-    assert roles == ["user", "assistant", "tool", "tool", *between, "user", "assistant", "user"]
+    roles_between = ["assistant"] * PROFILES[name].answers_results
+    assert roles == ["user", "assistant", "tool", "tool", *roles_between, "user", "assistant", "user"]
     first, second = messages[2:4]
     assert first["content"].startswith("Seen:\n\n[image (image/png): in the next message]\n\nprices:\nTea is 3.")
     assert second["content"] == "[document a.pdf (application/pdf): in the next message]"
-    shown = messages[4 + len(between)]["content"]
+    shown = messages[4 + len(roles_between)]["content"]
     assert [part["type"] for part in shown] == ["text", "image_url", "text", "file"]
     assert shown[0]["text"].startswith("[image (image/png) of the result of call ")
-    assert openai_chat.encode(asked[:-2], PROFILES[name]) == messages[:-2], "a longer conversation begins the same"
+    assert openai_chat.encode(blocks[:-2], PROFILES[name]) == messages[:-2], "a longer conversation begins the same"
 
 
 @pytest.mark.parametrize("provider", ["chat", "responses", "anthropic", "bedrock"])
 def test_a_result_that_the_provider_does_not_take_is_refused_before_it_is_sent(provider: Any) -> None:
-    seen = answered("Seen:", PNG, TIFF)
+    with_tiff = answered("Seen:", PNG, TIFF)
     for refuse in (turnwise.validate, transcripts.encode):
         with pytest.raises(UnsupportedBlockError, match=r"block 0 \(unsupported\).*data of image/tiff") as error:
-            refuse(seen, provider=provider)
+            refuse(with_tiff, provider=provider)
         assert error.value.index == 2
     rules = {"chat": CHAT, "responses": RESPONSES, "anthropic": ANTHROPIC, "bedrock": BEDROCK}[provider]
-    spared = rules.spare(seen)
+    spared = rules.spare(with_tiff)
     turnwise.validate(spared, provider=provider)
     (result,) = [block for block in spared if isinstance(block, ToolResult)]
     assert result.blocks[0] == PNG and "is left out" in result.plain and "image/tiff" in result.plain
@@ -236,7 +236,7 @@ def test_a_result_that_the_provider_does_not_take_is_refused_before_it_is_sent(p
 
 
 @pytest.mark.parametrize(
-    ("check", "message", "why"),
+    ("check", "message", "reason"),
     [
         (check_chat, {"role": "tool", "tool_call_id": "c", "content": [{"type": "image_url"}]}, "text only"),
         (check_responses, {"type": "function_call_output", "call_id": "c", "output": []}, "empty"),
@@ -252,11 +252,11 @@ def test_a_result_that_the_provider_does_not_take_is_refused_before_it_is_sent(p
         ),
     ],
 )
-def test_the_stand_in_provider_has_these_rules_of_its_own(check: Any, message: Any, why: str) -> None:
+def test_the_stand_in_provider_has_these_rules_of_its_own(check: Any, message: Any, reason: str) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     item = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
     before = {"role": "assistant", "content": None, "tool_calls": [call]} if check is check_chat else item
-    with pytest.raises(WireError, match=why):
+    with pytest.raises(WireError, match=reason):
         check([before, message])
 
 
@@ -268,12 +268,12 @@ def test_the_stand_in_anthropic_takes_no_mark_of_an_error_beside_an_image() -> N
         check_anthropic(messages, thinking=False)
 
 
-def test_a_summary_is_made_of_what_results_show() -> None:
-    said = [User(text="Look."), USE, ToolResult(call_id="c", text="Seen:", blocks=(PNG, CHUNKS)), Text(text="Tea.")]
+def test_a_request_for_a_summary_shows_the_contents_of_results() -> None:
+    blocks = [User(text="Look."), USE, ToolResult(call_id="c", text="Seen:", blocks=(PNG, CHUNKS)), Text(text="Tea.")]
     cache, counter = BlockCache(), ByteCounter()
-    cache.add("1", 0, said)
-    window = Window((Span("1", 0, len(said)),), cache, TokenIndex(counter))
-    task = SummaryTask(ranges=(Range(0, len(said)),), max_tokens=100, model=None)
+    cache.add("1", 0, blocks)
+    window = Window((Span("1", 0, len(blocks)),), cache, TokenIndex(counter))
+    task = SummaryTask(ranges=(Range(0, len(blocks)),), max_tokens=100, model=None)
     shown = task.request(window)
     assert PNG in shown and CHUNKS not in shown
     assert "Coffee is 4." in "".join(block.text for block in shown if isinstance(block, User))

@@ -1,4 +1,4 @@
-"""Texts that come in pieces: what is shown of them, and what they are in the end."""
+"""Texts that come in pieces: the pieces that are shown, and the whole text."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ FIRST, SECOND = "\ud83c", "\udf1e"
 def units(text: str) -> str:
     """Return a text with each character beyond the Basic Multilingual Plane as its two halves."""
     raw = text.encode("utf-16-le", "surrogatepass")
-    return "".join(chr(int.from_bytes(raw[at : at + 2], "little")) for at in range(0, len(raw), 2))
+    return "".join(chr(int.from_bytes(raw[index : index + 2], "little")) for index in range(0, len(raw), 2))
 
 
 @given(st.text(alphabet=st.sampled_from(["a", "é", SUN, FIRST, SECOND, "\N{REPLACEMENT CHARACTER}"])), st.data())
 def test_pieces_join_to_the_text_wherever_it_is_cut(text: str, data: st.DataObject) -> None:
-    left, growing, shown = units(text), GrowingText(), []
-    while left:
-        size = data.draw(st.integers(1, len(left)))
-        shown.append(growing.add(left[:size]))
-        left = left[size:]
+    remaining, growing, shown = units(text), GrowingText(), []
+    while remaining:
+        size = data.draw(st.integers(1, len(remaining)))
+        shown.append(growing.add(remaining[:size]))
+        remaining = remaining[size:]
     shown.append(growing.end())
     expected = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     assert "".join(shown) == str(growing) == expected

@@ -9,7 +9,7 @@ from turnwise.memory.values.ids import MAX_LENGTH, check_id, new_id
 
 
 @pytest.mark.parametrize(
-    ("value", "why"),
+    ("value", "reason"),
     [
         ("", "it is blank"),
         ("   ", "it is blank"),
@@ -31,9 +31,9 @@ from turnwise.memory.values.ids import MAX_LENGTH, check_id, new_id
         (["a"], "it is not a string"),
     ],
 )
-def test_an_id_that_cannot_be_used_is_refused_with_the_reason(value: object, why: str) -> None:
+def test_an_id_that_cannot_be_used_is_refused_with_the_reason(value: object, reason: str) -> None:
     """Case 46: empty ids are refused."""
-    with pytest.raises(InvalidIdError, match=f"^session id .*: {why}; use 1 to 256 characters") as error:
+    with pytest.raises(InvalidIdError, match=f"^session id .*: {reason}; use 1 to 256 characters") as error:
         check_id("session id", value)  # type: ignore[arg-type]
     assert error.value.kind == "session id"
     assert len(str(error.value)) < 250
@@ -60,7 +60,7 @@ def test_an_id_that_cannot_be_used_is_refused_with_the_reason(value: object, why
     ],
 )
 def test_any_other_string_is_an_id_and_is_not_changed(value: str) -> None:
-    """Case 46: what is odd is literal, not forbidden or changed."""
+    """Case 46: unusual characters are kept literally; they are neither forbidden nor changed."""
     assert len(value) <= MAX_LENGTH
     assert check_id("user id", value) is value
 
@@ -72,17 +72,17 @@ def test_new_ids_sort_by_the_time_they_were_made(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(time, "time_ns", lambda at_ms=at_ms: at_ms * 1_000_000 + 999_999)
         ids.append(new_id())
     assert sorted(ids) == ids
-    assert [int(made[:12], 16) for made in ids] == now_ms
+    assert [int(new_id[:12], 16) for new_id in ids] == now_ms
 
 
 def test_new_ids_are_unique_and_ids() -> None:
     ids = {new_id() for _ in range(20_000)}
     assert len(ids) == 20_000
-    for made in ids:
-        assert len(check_id("run id", made)) == 24
-        int(made, 16)
+    for run_id in ids:
+        assert len(check_id("run id", run_id)) == 24
+        int(run_id, 16)
 
 
-def test_new_ids_of_one_millisecond_differ_in_what_cannot_be_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_ids_of_one_millisecond_differ_in_random_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     assert len({new_id()[12:] for _ in range(1000)}) == 1000

@@ -56,7 +56,7 @@ class Reader(HTMLParser):
 
 
 def shown(thing: Any) -> list[str]:
-    """Return the texts that a notebook shows of it, once it is seen that they are in a table and nothing else."""
+    """Return the texts that a notebook shows of an object, after checking that they are in a table and nothing else."""
     html = thing._repr_html_()
     assert isinstance(html, str)
     reader = Reader(html)
@@ -82,8 +82,8 @@ def turn(*output: AnyBlock, prompt: str = EVIL) -> Turn:
 
 
 def run(**more: Any) -> RunRecord:
-    given: dict[str, Any] = {"run_id": EVIL, "session_id": EVIL, "turn_index": 0, "state": "failed", "first_seq": 1}
-    return RunRecord(**{**given, "created_at": 1.7e9, "why": EVIL, "labels": FrozenDict({EVIL: EVIL}), **more})
+    values: dict[str, Any] = {"run_id": EVIL, "session_id": EVIL, "turn_index": 0, "state": "failed", "first_seq": 1}
+    return RunRecord(**{**values, "created_at": 1.7e9, "why": EVIL, "labels": FrozenDict({EVIL: EVIL}), **more})
 
 
 SESSION = SessionRecord(session_id=EVIL, title=EVIL, user_id=EVIL, agent=EVIL, updated_at=1.7e9)
@@ -145,7 +145,7 @@ THINGS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", THINGS.values(), ids=THINGS)
-def test_whatever_was_said_or_stored_is_shown_as_text(make: Callable[[], Any]) -> None:
+def test_any_stored_text_is_shown_as_text(make: Callable[[], Any]) -> None:
     texts = shown(make())
     assert any(SHOWN in text for text in texts)
     assert not any("\x1b" in text or "\u202e" in text for text in texts)
@@ -176,11 +176,11 @@ def test_nothing_is_shown_as_an_empty_table() -> None:
         assert shown(empty) == ["items: 0"]
 
 
-def test_what_cannot_be_read_is_shown_as_the_error() -> None:
+def test_a_value_that_cannot_be_read_is_shown_as_its_error() -> None:
     """Never an exception, which would hide the result of the cell."""
-    lost = Turn("chat", TurnRecord(index=0, status="completed", prompt=(Span("gone", 0, 1),)), BlockCache())
-    assert any("CorruptRecordError" in text for text in shown(lost))
-    assert any("CorruptRecordError" in text for text in shown(Rows([lost])))
+    damaged = Turn("chat", TurnRecord(index=0, status="completed", prompt=(Span("gone", 0, 1),)), BlockCache())
+    assert any("CorruptRecordError" in text for text in shown(damaged))
+    assert any("CorruptRecordError" in text for text in shown(Rows([damaged])))
 
     class Broken:
         def __str__(self) -> str:

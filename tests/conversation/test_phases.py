@@ -65,9 +65,9 @@ def test_the_terminal_event_stays_the_last_and_a_reader_may_continue_after_any()
     """A reader that stops after an event and continues after its number misses no event of the run."""
     read = list(Phases().add(AGENT))
     assert read[-1] is AGENT[-1] and read[-2].kind == "phase_changed"
-    for at, event in enumerate(read):
-        seen = {each.seq for each in read[: at + 1] if not isinstance(each, PhaseChanged)}
-        assert {each.seq for each in AGENT if each.seq <= event.seq} <= seen
+    for index, event in enumerate(read):
+        numbers = {earlier.seq for earlier in read[: index + 1] if not isinstance(earlier, PhaseChanged)}
+        assert {stored.seq for stored in AGENT if stored.seq <= event.seq} <= numbers
     changed = next(event for event in read if isinstance(event, PhaseChanged))
     assert (changed.session_id, changed.run_id, changed.turn_index) == ("s", "r", 3)
 

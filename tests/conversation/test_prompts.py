@@ -38,7 +38,7 @@ def test_a_block_that_is_nested_too_deep_is_refused(depth: int) -> None:
 
 
 def test_strings_become_user_blocks_and_blocks_are_unchanged() -> None:
-    given: list[Block] = [
+    given_blocks: list[Block] = [
         *(System(text="Be brief."), Image(url="https://example.org/a.png"), Document(name="a", text="b")),
         *(
             Text(text="So far:"),
@@ -48,8 +48,8 @@ def test_strings_become_user_blocks_and_blocks_are_unchanged() -> None:
             User(text="b"),
         ),
     ]
-    blocks, encoded = accept("s", ["a", *given, " c "], 1000)
-    assert blocks == [User(text="a"), *given, User(text=" c ")]
+    blocks, encoded = accept("s", ["a", *given_blocks, " c "], 1000)
+    assert blocks == [User(text="a"), *given_blocks, User(text=" c ")]
     assert encoded == [encode(block) for block in blocks]
 
 
@@ -84,7 +84,7 @@ CALL, RESULT = ToolUse(call_id="1", name="look"), ToolResult(call_id="1", text="
 
 
 @pytest.mark.parametrize(
-    ("blocks", "why"),
+    ("blocks", "reason"),
     [
         ([CALL], "call '1' has no result: append"),
         ([RESULT], "call '1' does not come before its result"),
@@ -96,9 +96,9 @@ CALL, RESULT = ToolUse(call_id="1", name="look"), ToolResult(call_id="1", text="
         ([ToolUse(call_id="1", name="")], "call '1' needs an id and a name"),
     ],
 )
-def test_a_call_among_prompts_needs_its_result(blocks: list[Block], why: str) -> None:
+def test_a_call_among_prompts_needs_its_result(blocks: list[Block], reason: str) -> None:
     """Case 19: a caller cannot leave a call without its result, or a result without its call."""
-    with pytest.raises(InvalidPromptError, match=f"^session 's' refuses the prompt: the tool {why}"):
+    with pytest.raises(InvalidPromptError, match=f"^session 's' refuses the prompt: the tool {reason}"):
         check_calls("s", blocks, is_whole=True)
 
 
@@ -117,7 +117,7 @@ def test_something_else_than_a_prompt_is_refused_with_its_type(prompt: object) -
         accept("s", ["a", prompt], 1000)  # type: ignore[list-item]
 
 
-def test_a_list_of_messages_is_refused_with_what_takes_it() -> None:
+def test_a_list_of_messages_is_refused_with_the_function_that_takes_it() -> None:
     with pytest.raises(InvalidPromptError, match=r"list is not .* turnwise\.blocks.* session\.import_messages"):
         accept("s", [[{"role": "user", "content": "a"}]], 1000)  # type: ignore[list-item]
 
@@ -136,6 +136,6 @@ def test_a_prompt_may_be_as_large_as_the_limit_and_no_larger(text: str) -> None:
     size = len(encode(User(text=text)).encode())
     assert accept("s", ["a", text], size)[0][1] == User(text=text)
     for prompt in (text, User(text=text)):
-        why = f"{size} bytes are over max_prompt_bytes={size - 1}; shorten it or raise the limit in SessionConfig"
-        with pytest.raises(InvalidPromptError, match=why):
+        reason = f"{size} bytes are over max_prompt_bytes={size - 1}; shorten it or raise the limit in SessionConfig"
+        with pytest.raises(InvalidPromptError, match=reason):
             accept("s", ["a", prompt], size - 1)

@@ -48,8 +48,8 @@ BLOCKS: tuple[AnyBlock, ...] = (
 
 def _events() -> Iterator[AnyEvent]:
     """Yield an event of each class, with blocks of each class where it may have blocks."""
-    for at, cls in enumerate(get_args(get_args(AnyEvent)[0])):
-        values: dict[str, Any] = {"session_id": "s", "user_id": "ada", "seq": at, "at": 0.1 + 0.2, "run_id": "r"}
+    for number, cls in enumerate(get_args(get_args(AnyEvent)[0])):
+        values: dict[str, Any] = {"session_id": "s", "user_id": "ada", "seq": number, "at": 0.1 + 0.2, "run_id": "r"}
         for name, field in cls.model_fields.items():
             if name in ("blocks", "input_blocks"):
                 values[name] = BLOCKS
@@ -80,9 +80,9 @@ def test_each_class_of_blocks_and_events_is_tested() -> None:
 
 
 @pytest.mark.parametrize(
-    ("union", "value"), [*((AnyBlock, each) for each in BLOCKS), *((AnyEvent, each) for each in EVENTS)]
+    ("union", "value"), [*((AnyBlock, block) for block in BLOCKS), *((AnyEvent, event) for event in EVENTS)]
 )
-def test_what_pydantic_writes_it_reads_as_an_equal_object(union: Any, value: Block | Event) -> None:
+def test_json_that_pydantic_writes_is_read_as_an_equal_object(union: Any, value: Block | Event) -> None:
     adapter = TypeAdapter[Any](union)
     assert adapter.validate_json(adapter.dump_json(value)) == value
     assert adapter.validate_json(adapter.dump_json(value, exclude_none=True)) == value
@@ -147,9 +147,9 @@ class Loose(Block):
 def test_a_block_of_an_engines_own_class_is_written_whole_and_read_as_unknown() -> None:
     event = RunCompleted(session_id="s", seq=1, at=1.5, blocks=(Loose(note="seen"),))  # type: ignore[arg-type]
     adapter = TypeAdapter[AnyEvent](AnyEvent)
-    again = adapter.validate_json(adapter.dump_json(event))
-    assert isinstance(again, RunCompleted)
-    assert again.blocks == (Unknown(stored_kind="loose", payload={"note": "seen"}),)
+    read_event = adapter.validate_json(adapter.dump_json(event))
+    assert isinstance(read_event, RunCompleted)
+    assert read_event.blocks == (Unknown(stored_kind="loose", payload={"note": "seen"}),)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_a_pickled_record_names_its_fields(record: Any) -> None:
         (RECORDS["usage"], {}),
     ],
 )
-def test_a_copy_is_what_dataclasses_would_have_made(record: Any, changes: dict[str, Any]) -> None:
+def test_a_copy_equals_that_of_dataclasses(record: Any, changes: dict[str, Any]) -> None:
     before = dataclasses.asdict(record)
     changed = replace(record, **changes)
     assert changed == dataclasses.replace(record, **changes)
@@ -56,9 +56,9 @@ def test_a_copy_is_what_dataclasses_would_have_made(record: Any, changes: dict[s
 
 
 def test_a_field_that_a_record_does_not_have_is_refused() -> None:
-    wrong: dict[str, Any] = {"cals": 1, "apples": 2}
+    unknown_fields: dict[str, Any] = {"cals": 1, "apples": 2}
     with pytest.raises(TypeError, match="Usage has no field apples, cals"):
-        replace(Usage(), **wrong)
+        replace(Usage(), **unknown_fields)
 
 
 BLOCK = ToolUse(call_id="c", name="look", input={"at": {"all": [1, 2]}})
@@ -69,30 +69,30 @@ EVENT = RunQueued(session_id="s", seq=3, at=1.5, run_id="r", span=(0, 1))
 @pytest.mark.parametrize("record", [BLOCK, EVENT, lean(EVENT.model_copy(update={"blocks": (BLOCK,)}))])
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickled_block_or_event_comes_back_whole_and_frozen(record: Any, protocol: int) -> None:
-    found = pickle.loads(pickle.dumps(record, protocol))
-    assert found == record
-    assert found.model_fields_set == record.model_fields_set
-    assert found.model_dump_json(exclude_unset=True) == record.model_dump_json(exclude_unset=True)
-    assert copy.deepcopy(found) == copy.copy(found) == record
+    unpickled = pickle.loads(pickle.dumps(record, protocol))
+    assert unpickled == record
+    assert unpickled.model_fields_set == record.model_fields_set
+    assert unpickled.model_dump_json(exclude_unset=True) == record.model_dump_json(exclude_unset=True)
+    assert copy.deepcopy(unpickled) == copy.copy(unpickled) == record
     with pytest.raises(ValueError, match="frozen"):
-        found.kind = "other"
+        unpickled.kind = "other"
 
 
 def test_a_pickled_tool_call_has_arguments_that_nobody_can_change() -> None:
-    found = pickle.loads(pickle.dumps(BLOCK))
-    assert isinstance(found.input["at"], FrozenDict)
+    unpickled = pickle.loads(pickle.dumps(BLOCK))
+    assert isinstance(unpickled.input["at"], FrozenDict)
     with pytest.raises(TypeError, match="immutable"):
-        found.input["at"]["all"] = []
+        unpickled.input["at"]["all"] = []
 
 
 def test_events_of_a_page_share_the_set_of_their_fields() -> None:
     events = [RunCompleted(session_id="s", seq=number, at=1.0, span=(number, number + 1)) for number in range(50)]
-    found = pickle.loads(pickle.dumps(events))
-    assert found == events
-    assert len({id(event.model_fields_set) for event in found}) == 1
-    longer = found[0].model_copy(update={"run_id": "r"})
+    unpickled = pickle.loads(pickle.dumps(events))
+    assert unpickled == events
+    assert len({id(event.model_fields_set) for event in unpickled}) == 1
+    longer = unpickled[0].model_copy(update={"run_id": "r"})
     assert longer.model_fields_set == {*events[0].model_fields_set, "run_id"}
-    assert found[1].model_fields_set == events[1].model_fields_set, "a changed copy has a set of its own"
+    assert unpickled[1].model_fields_set == events[1].model_fields_set, "a changed copy has a set of its own"
 
 
 def test_decoded_blocks_and_events_share_the_sets_of_their_fields() -> None:

@@ -1,4 +1,4 @@
-"""What is left for a request once blocks are gone."""
+"""The blocks that remain for a request after some were removed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OTHER, SECOND = ToolUse(call_id="d", name="look"), ToolResult(call_id="d", text=
 
 
 @pytest.mark.parametrize(
-    ("blocks", "gone", "left"),
+    ("blocks", "removed", "expected"),
     [
         pytest.param([HI, HELLO, HI, HELLO], {1}, [0, 2, 3], id="an answer"),
         pytest.param([HI, HELLO, HI, HELLO], {2}, [0, 1, 3], id="a prompt between answers"),
@@ -52,13 +52,13 @@ OTHER, SECOND = ToolUse(call_id="d", name="look"), ToolResult(call_id="d", text=
         pytest.param([HI, USE, RESULT, USE, RESULT, HELLO], {2}, [0, 3, 4, 5], id="the first of two calls of one id"),
     ],
 )
-def test_what_cannot_be_sent_without_what_is_gone_goes_too(
-    blocks: Sequence[Block], gone: set[int], left: list[int]
+def test_blocks_that_need_a_removed_block_are_left_out_too(
+    blocks: Sequence[Block], removed: set[int], expected: list[int]
 ) -> None:
-    assert remainder(blocks, gone) == left
+    assert remainder(blocks, removed) == expected
 
 
-def test_nothing_else_goes() -> None:
+def test_no_other_block_is_left_out() -> None:
     blocks = [HI, HM, USE, RESULT, HELLO, HI, HM, HELLO]
     assert remainder(blocks, ()) == list(range(8)) and pairs_of(blocks) == [(2, 3)]
 
@@ -78,13 +78,13 @@ def _conversation(dice: random.Random) -> list[Block]:
     return blocks
 
 
-def test_whatever_is_gone_every_provider_takes_the_rest_also_with_thinking_on() -> None:
+def test_every_provider_takes_the_remaining_blocks_also_with_thinking_on() -> None:
     dice = random.Random(7)
     for _ in range(share(3000, 6)):
         blocks = _conversation(dice)
         while True:
-            left = remainder(blocks, set(dice.sample(range(len(blocks)), dice.randrange(len(blocks) + 1))))
-            blocks = [blocks[at] for at in left]
+            numbers = remainder(blocks, set(dice.sample(range(len(blocks)), dice.randrange(len(blocks) + 1))))
+            blocks = [blocks[number] for number in numbers]
             request = [*blocks, User(text="and now?")]
             try:
                 check_request(request)

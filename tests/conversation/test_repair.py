@@ -32,8 +32,8 @@ def result(call_id: str, text: str = "seen") -> ToolResult:
     return ToolResult(call_id=call_id, text=text)
 
 
-def cancelled(call_id: str, why: str = "enough") -> ToolResult:
-    return ToolResult(call_id=call_id, text=f"cancelled: {why}", is_error=True)
+def cancelled(call_id: str, reason: str = "enough") -> ToolResult:
+    return ToolResult(call_id=call_id, text=f"cancelled: {reason}", is_error=True)
 
 
 def repaired(*output: Block, interrupted: bool = True) -> list[Block]:
@@ -57,7 +57,7 @@ def test_repairing_twice_is_the_same_as_repairing_once(output: list[Block], inte
 
 @given(OUTPUTS)
 def test_no_text_and_no_usable_call_is_dropped_and_each_keeps_its_order(output: list[Block]) -> None:
-    """Acceptance 24: texts may pass calls, to stand before them; otherwise nothing passes anything."""
+    """Acceptance 24: a text may move before a call; no other block changes its place."""
 
     def texts(blocks: list[Block]) -> list[Block]:
         return [block for block in blocks if isinstance(block, Text | Citations)]
@@ -65,17 +65,17 @@ def test_no_text_and_no_usable_call_is_dropped_and_each_keeps_its_order(output: 
     def calls(blocks: list[Block]) -> list[Block]:
         return [block for block in blocks if isinstance(block, ToolUse) and block.call_id and block.name]
 
-    kept = repair(output, why="enough", interrupted=False)
-    assert texts(kept) == texts(output)
-    assert calls(kept) == calls(output)
+    repaired_output = repair(output, why="enough", interrupted=False)
+    assert texts(repaired_output) == texts(output)
+    assert calls(repaired_output) == calls(output)
 
 
 @given(OUTPUTS)
 def test_within_a_message_thoughts_come_before_texts_and_texts_before_calls(output: list[Block]) -> None:
     """Acceptance 24."""
     ranks = {"thinking": 0, "text": 1, "citations": 1, "tool_use": 2}
-    kept = repair(output, why="enough", interrupted=False)
-    for is_result, message in groupby(kept, key=lambda block: isinstance(block, ToolResult)):
+    repaired_output = repair(output, why="enough", interrupted=False)
+    for is_result, message in groupby(repaired_output, key=lambda block: isinstance(block, ToolResult)):
         places = [ranks[block.kind] for block in message if not is_result]
         assert places == sorted(places)
 
@@ -83,11 +83,14 @@ def test_within_a_message_thoughts_come_before_texts_and_texts_before_calls(outp
 @given(OUTPUTS)
 def test_no_message_of_a_repaired_output_has_only_thoughts(output: list[Block]) -> None:
     """Acceptance 19."""
-    kept = repair(output, why="enough", interrupted=False)
-    for is_result, message in groupby(kept, key=lambda block: isinstance(block, ToolResult)):
-        said = list(message)
-        if not is_result and any(isinstance(block, Thinking) for block in said):
-            assert any(isinstance(block, ToolUse) or (isinstance(block, Text) and block.text.strip()) for block in said)
+    repaired_output = repair(output, why="enough", interrupted=False)
+    for is_result, message in groupby(repaired_output, key=lambda block: isinstance(block, ToolResult)):
+        message_blocks = list(message)
+        if not is_result and any(isinstance(block, Thinking) for block in message_blocks):
+            assert any(
+                isinstance(block, ToolUse) or (isinstance(block, Text) and block.text.strip())
+                for block in message_blocks
+            )
 
 
 def test_a_call_without_a_result_gets_an_error_result_with_the_reason() -> None:
@@ -139,8 +142,8 @@ def test_thoughts_at_the_end_are_dropped_and_others_are_kept() -> None:
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_the_last_text_is_marked_if_the_run_was_cut_short(interrupted: bool) -> None:
     """Acceptance 20."""
-    kept = repaired(Text(text="One. "), use("a"), result("a"), Text(text="Tw"), interrupted=interrupted)
-    assert [block.interrupted for block in kept if isinstance(block, Text)] == [False, interrupted]
+    repaired_output = repaired(Text(text="One. "), use("a"), result("a"), Text(text="Tw"), interrupted=interrupted)
+    assert [block.interrupted for block in repaired_output if isinstance(block, Text)] == [False, interrupted]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +166,6 @@ def test_an_empty_output_stays_empty() -> None:
 
 
 def test_an_output_that_repair_changes_is_refused_without_it() -> None:
-    """Acceptance 19: so the property above shows something."""
+    """Acceptance 19: so the property above is not empty."""
     with pytest.raises(WireError, match=r"messages\[1\].*'a' has no result"):
         check_chat(encode([User(text="Look."), use("a"), User(text="And?")]))

@@ -82,8 +82,8 @@ def test_results_lead_the_users_message_in_the_order_of_declaration() -> None:
 
 def test_a_prompt_before_a_tool_result_is_sent_after_it() -> None:
     """Acceptance 24."""
-    said = [HM, HM, YES, YES, use("a"), use("b")]
-    blocks = [*said, result("x"), User(text="And?"), result("b"), result("a")]
+    answer = [HM, HM, YES, YES, use("a"), use("b")]
+    blocks = [*answer, result("x"), User(text="And?"), result("b"), result("a")]
     assert messages_of(blocks)[1].blocks == (result("a"), result("b"), result("x"), User(text="And?"))
 
 
@@ -154,16 +154,16 @@ def test_results_come_in_the_order_of_declaration_however_they_arrive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("results", "why"),
+    ("results", "reason"),
     [
         ([result("b"), result("x")], "no call 'x' was declared"),
         ([result("b"), result("a")], "'a' has its result already"),
         ([result("b"), result("b", "again")], "'b' has its result already"),
     ],
 )
-def test_an_unexpected_result_is_refused_and_no_result_is_added(results: list[ToolResult], why: str) -> None:
+def test_an_unexpected_result_is_refused_and_no_result_is_added(results: list[ToolResult], reason: str) -> None:
     ledger = Ledger([use("a"), use("b"), result("a")])
-    with pytest.raises(TranscriptError, match=why):
+    with pytest.raises(TranscriptError, match=reason):
         ledger.append_tool_results(*results)
     assert ledger.blocks() == [use("a"), use("b"), result("a")]
 
@@ -215,9 +215,9 @@ def test_a_decision_that_edits_a_call_replaces_it() -> None:
 )
 def test_a_repaired_output_with_unknown_kinds_survives_json(output: list[Block]) -> None:
     """Acceptance 27."""
-    kept = repair(output, why="enough", interrupted=True)
-    assert [decode(encode(block)) for block in kept] == kept
-    assert [block for block in kept if isinstance(block, Unknown)] == [
+    repaired = repair(output, why="enough", interrupted=True)
+    assert [decode(encode(block)) for block in repaired] == repaired
+    assert [block for block in repaired if isinstance(block, Unknown)] == [
         block for block in output if isinstance(block, Unknown)
     ]
 
@@ -229,7 +229,7 @@ PIECES = st.sampled_from(["", "a", "b ", "\n"])
 
 @dataclass
 class Script:
-    """Draws what a run could do; does it to a live ledger and writes it down as events."""
+    """Draws the steps of a run, applies them to a live ledger, and records them as events."""
 
     data: st.DataObject
     live: Ledger = field(default_factory=Ledger)
@@ -237,7 +237,7 @@ class Script:
     states: list[list[Block]] = field(default_factory=list)
     """The live ledger's blocks after each event."""
     definitive: list[list[Block]] = field(default_factory=list)
-    """By group: what was really said, and the results that came, as they came."""
+    """By group: the definitive blocks of the model, and the results in the order of their arrival."""
 
     def draw(self, strategy: st.SearchStrategy[Any]) -> Any:
         return self.data.draw(strategy)
@@ -249,11 +249,11 @@ class Script:
     def run(self) -> None:
         for call in range(self.draw(st.integers(0, 3))):
             self.ask(call)
-            said = [*self.thoughts(), *self.texts(), *self.calls()]
-            self.live.flush_assistant(said)
-            self.definitive.append(list(said))
-            self.note(ModelCallEnded, call=call, seconds=0.0, blocks=said)
-            self.call_tools([block for block in said if isinstance(block, ToolUse)])
+            message = [*self.thoughts(), *self.texts(), *self.calls()]
+            self.live.flush_assistant(message)
+            self.definitive.append(list(message))
+            self.note(ModelCallEnded, call=call, seconds=0.0, blocks=message)
+            self.call_tools([block for block in message if isinstance(block, ToolUse)])
             self.resume()
         self.ask(9)
         self.end()
@@ -292,12 +292,12 @@ class Script:
     def end(self) -> None:
         cls = self.draw(st.sampled_from([RunCompleted, RunCancelled, RunFailed, RunInterrupted]))
         calls = [] if cls is RunCompleted else list(self.calls())
-        said = [*self.thoughts(), *self.texts(), *calls]
+        message = [*self.thoughts(), *self.texts(), *calls]
         results = [ToolResult(call_id=call.call_id, text="cancelled: enough", is_error=True) for call in calls]
-        self.live.flush_assistant(said)
+        self.live.flush_assistant(message)
         self.live.append_tool_results(*results)
-        self.definitive.append([*said, *results])
-        self.note(cls, blocks=[*said, *results], **({} if cls is RunCompleted else {"why": "enough"}))
+        self.definitive.append([*message, *results])
+        self.note(cls, blocks=[*message, *results], **({} if cls is RunCompleted else {"why": "enough"}))
 
     def thoughts(self) -> Iterator[Block]:
         yield from self.draw(st.lists(st.builds(Thinking, text=PIECES, signature=st.none() | st.just("s")), max_size=2))
@@ -313,8 +313,8 @@ class Script:
 def in_order(group: Sequence[Block]) -> list[Block]:
     declared = [block.call_id for block in group if isinstance(block, ToolUse)]
     results = [block for block in group if isinstance(block, ToolResult)]
-    said = [block for block in group if not isinstance(block, ToolResult)]
-    return [*said, *sorted(results, key=lambda block: declared.index(block.call_id))]
+    answer = [block for block in group if not isinstance(block, ToolResult)]
+    return [*answer, *sorted(results, key=lambda block: declared.index(block.call_id))]
 
 
 @given(st.data())
@@ -334,6 +334,6 @@ def test_a_ledger_can_be_built_from_the_stored_events(data: st.DataObject) -> No
     script.run()
     for end, state in enumerate(script.states, 1):
         if not script.events[end - 1].live:
-            stored = [each for each in script.events[:end] if not each.live]
+            stored = [event for event in script.events[:end] if not event.live]
             assert Ledger.replay(stored).blocks() == state
             assert Ledger(state).blocks() == state

@@ -38,7 +38,7 @@ SPANS = st.lists(
 
 
 def positions(spans: object) -> list[tuple[str, int]]:
-    return [(log, at) for log, start, stop in spans for at in range(start, stop)]  # type: ignore[attr-defined]
+    return [(log, position) for log, start, stop in spans for position in range(start, stop)]  # type: ignore[attr-defined]
 
 
 # Spans
@@ -56,18 +56,18 @@ def test_joined_spans_have_the_positions_of_the_groups_in_order_in_as_few_spans_
 
 @given(SPANS, SPANS)
 def test_a_union_has_every_position_once_sorted_in_as_few_spans_as_can_be(a: Spans, b: Spans) -> None:
-    both = union(a, b)
-    assert positions(both) == sorted({*positions(a), *positions(b)})
-    assert join(both) == both == union(b, a) == union(both, a)
+    united = union(a, b)
+    assert positions(united) == sorted({*positions(a), *positions(b)})
+    assert join(united) == united == union(b, a) == union(united, a)
 
 
 @given(SPANS, SPANS)
 def test_a_difference_has_the_positions_that_are_not_held(a: Spans, b: Spans) -> None:
-    left = subtract(a, b)
-    assert positions(left) == sorted(set(positions(a)) - set(positions(b)))
+    difference = subtract(a, b)
+    assert positions(difference) == sorted(set(positions(a)) - set(positions(b)))
     assert subtract(a, ()) == union(a)
     assert subtract(a, a) == ()
-    assert union(left) == left
+    assert union(difference) == difference
 
 
 @given(SPANS, st.integers(-1, 40))
@@ -81,7 +81,7 @@ def test_cut_spans_are_whole_when_they_are_joined_again(spans: Spans, count: int
 @given(SPANS, SPANS, st.integers(0, 40))
 def test_spans_begin_with_only_their_first_positions(a: Spans, b: Spans, count: int) -> None:
     first, rest = cut(a, count)
-    single = [Span(log, at, at + 1) for log, at in positions(first)]
+    single = [Span(log, position, position + 1) for log, position in positions(first)]
     assert begins_with(a, single) and begins_with(single, first) and begins_with([*single, *rest], first)
     assert begins_with(single, a) == (not rest)
     assert begins_with(a, b) == (positions(a)[: len(positions(b))] == positions(b))
@@ -91,28 +91,28 @@ def test_spans_begin_with_only_their_first_positions(a: Spans, b: Spans, count: 
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 12), st.integers(0, 5))), SPANS)
-def test_a_cache_holds_what_was_added_and_knows_what_is_missing(
-    adds: list[tuple[str, int, int]], wanted: Spans
-) -> None:
+def test_a_cache_holds_what_was_added_and_knows_what_is_missing(adds: list[tuple[str, int, int]], spans: Spans) -> None:
     cache = BlockCache()
-    held: dict[tuple[str, int], Block] = {}
+    held_blocks: dict[tuple[str, int], Block] = {}
     for number, (log, start, count) in enumerate(adds):
-        blocks: list[Block] = [User(text=f"{log} {number} {at}") for at in range(start, start + count)]
+        blocks: list[Block] = [User(text=f"{log} {number} {position}") for position in range(start, start + count)]
         cache.add(log, start, blocks if number % 2 else [encode(block) for block in blocks])
-        held |= {(log, start + at): block for at, block in enumerate(blocks)}
-    assert positions(cache.held) == sorted(held)
-    missing = cache.missing(wanted)
-    assert positions(missing) == sorted(set(positions(wanted)) - set(held))
+        held_blocks |= {(log, start + index): block for index, block in enumerate(blocks)}
+    assert positions(cache.held) == sorted(held_blocks)
+    missing = cache.missing(spans)
+    assert positions(missing) == sorted(set(positions(spans)) - set(held_blocks))
     if missing:
-        first = next(f"block {log}:{at}" for log, at in positions(wanted) if (log, at) not in held)
+        first = next(
+            f"block {log}:{position}" for log, position in positions(spans) if (log, position) not in held_blocks
+        )
         for read in (cache.read, cache.read_encoded):
             with pytest.raises(CorruptRecordError, match=f"^corrupt record {first} in the store: missing"):
-                read(wanted)
+                read(spans)
     else:
-        expected = [held[position] for position in positions(wanted)]
-        assert cache.read_encoded(wanted) == [encode(block) for block in expected]
-        assert list(cache.read(wanted)) == expected
-        assert cache.read_encoded(wanted) == [encode(block) for block in expected]
+        expected = [held_blocks[position] for position in positions(spans)]
+        assert cache.read_encoded(spans) == [encode(block) for block in expected]
+        assert list(cache.read(spans)) == expected
+        assert cache.read_encoded(spans) == [encode(block) for block in expected]
 
 
 def test_an_encoded_block_is_decoded_once_and_a_broken_one_is_named() -> None:
@@ -120,9 +120,9 @@ def test_an_encoded_block_is_decoded_once_and_a_broken_one_is_named() -> None:
     cache.add_spans([Span("a", 4, 5), Span("b", 0, 2)], [encode(User(text="hi")), "{", '{"kind":"user"}'])
     assert cache.held == (Span("a", 4, 5), Span("b", 0, 2))
     assert cache.read([Span("a", 4, 5)])[0] is cache.read([Span("a", 4, 5)])[0]
-    for at in (0, 1):
-        with pytest.raises(CorruptRecordError, match=f"^corrupt record block b:{at} in the store: "):
-            cache.read([Span("a", 4, 5), Span("b", at, at + 1)])
+    for position in (0, 1):
+        with pytest.raises(CorruptRecordError, match=f"^corrupt record block b:{position} in the store: "):
+            cache.read([Span("a", 4, 5), Span("b", position, position + 1)])
 
 
 # Turns
@@ -224,9 +224,9 @@ def test_a_turn_may_span_several_logs_and_the_same_block_again() -> None:
 
 
 def test_a_turn_cannot_be_changed() -> None:
-    """Case 12: nothing of it, nor of what it gives out."""
+    """Case 12: neither the turn nor the objects that it returns."""
     turn = turn_of(ToolUse(call_id="1", name="look", input={"deep": [{"a": 1}]}), metadata=freeze({"deep": [{"a": 1}]}))
-    again = pickle.loads(pickle.dumps(turn))
+    unpickled = pickle.loads(pickle.dumps(turn))
     for name in ("blocks", "new_blocks", "text", "id", "index", "status", "metadata", "usage", "record", "more"):
         with pytest.raises(AttributeError):
             setattr(turn, name, ())
@@ -239,15 +239,15 @@ def test_a_turn_cannot_be_changed() -> None:
         assert [type(turn.blocks), type(payload["deep"])] == [tuple, tuple]
         with pytest.raises(TypeError, match="immutable record"):
             payload["deep"][0]["a"] = 2
-    assert turn == again
+    assert turn == unpickled
 
 
 def test_a_pickled_turn_is_equal_and_reads_without_a_store() -> None:
     turn = turn_of(Text(text="two"), metadata=freeze({"a": [1]}), usage=Usage(output_tokens=1))
-    again = pickle.loads(pickle.dumps(turn))
-    assert again == turn
-    assert hash(again) == hash(turn)
-    assert (again.blocks, again.new_blocks, again.text, again.record) == (
+    unpickled = pickle.loads(pickle.dumps(turn))
+    assert unpickled == turn
+    assert hash(unpickled) == hash(turn)
+    assert (unpickled.blocks, unpickled.new_blocks, unpickled.text, unpickled.record) == (
         turn.blocks,
         turn.new_blocks,
         "two",

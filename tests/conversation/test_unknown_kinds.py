@@ -46,7 +46,7 @@ def by_pickle(event: Event) -> tuple[Event, object]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("codec", "written"),
+    ("codec", "expected"),
     [
         (
             by_sql,
@@ -68,15 +68,15 @@ def by_pickle(event: Event) -> tuple[Event, object]:
     ids=["sql", "redis", "archive", "pickle"],
 )
 def test_an_event_of_an_unknown_kind_is_written_back_unchanged(
-    kind: str, codec: Callable[[Event], tuple[Event, object]], written: Callable[[str], object]
+    kind: str, codec: Callable[[Event], tuple[Event, object]], expected: Callable[[str], object]
 ) -> None:
     place = {"session_id": "s", "seq": 3, "at": 1.5, "turn_index": 2, "run_id": "r", "key": "k"}
     event = decode_event(kind, BODY, place)
     assert isinstance(event, UnknownEvent)
     assert (event.kind, event.stored_kind, event.payload) == ("unknown", kind, PAYLOAD)
-    again, stored = codec(event)
-    assert again == event
-    assert stored == written(kind)
+    read_event, stored = codec(event)
+    assert read_event == event
+    assert stored == expected(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,5 +110,5 @@ def _derived(base: Any) -> Iterator[Any]:
 
 def test_pydantic_models_of_callers_may_have_events_and_blocks() -> None:
     holder = TypeAdapter(tuple[AnyBlock | AnyEvent, ...])
-    held = (Unknown(stored_kind="hologram"), Text(text="hi"), TextDelta(session_id="s", seq=1, at=1.5, text="hi"))
-    assert holder.validate_json(holder.dump_json(held)) == held
+    values = (Unknown(stored_kind="hologram"), Text(text="hi"), TextDelta(session_id="s", seq=1, at=1.5, text="hi"))
+    assert holder.validate_json(holder.dump_json(values)) == values

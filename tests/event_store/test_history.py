@@ -112,15 +112,17 @@ async def test_a_history_and_a_store_share_a_database(url: str, history_first: b
 
 async def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
     histories, store = [SQLHistory(url) for _ in range(6)], SQLStore(url)
-    appends = (history.append(SessionKey(f"s{at}"), events_of(f"s{at}", 3)) for at, history in enumerate(histories))
+    appends = (
+        history.append(SessionKey(f"s{index}"), events_of(f"s{index}", 3)) for index, history in enumerate(histories)
+    )
     await asyncio.gather(store.create(SessionRecord(session_id="s")), *appends)
-    for at, history in enumerate(histories):
-        assert await histories[0].events(SessionKey(f"s{at}")) == events_of(f"s{at}", 3)
-        await history.append(SessionKey(f"s{at}"), [])
+    for index, history in enumerate(histories):
+        assert await histories[0].events(SessionKey(f"s{index}")) == events_of(f"s{index}", 3)
+        await history.append(SessionKey(f"s{index}"), [])
     await asyncio.gather(store.close(), *(history.close() for history in histories))
 
 
-def test_appended_events_are_there_after_reopening(url: str) -> None:
+def test_appended_events_can_be_read_after_reopening(url: str) -> None:
     using(url, lambda history: history.append(SessionKey("s"), events_of("s", 2000)))
     assert using(url, lambda history: history.events(SessionKey("s"), limit=5000)) == events_of("s", 2000)
     with pytest.raises(HistoryConflictError, match=r"^the history of session 's' has another event under number 1,"):
@@ -170,8 +172,10 @@ def test_each_kind_of_page_uses_its_index(tmp_path: Path) -> None:
                 for select in (history._page, history._page_of_run)
             ]
 
-    whole, of_run = using(f"sqlite:///{tmp_path}/history.db", plans)
-    assert "PRIMARY KEY (user_id=? AND session_id=? AND seq>?)" in whole and "TEMP B-TREE" not in whole
+    plan_of_session, of_run = using(f"sqlite:///{tmp_path}/history.db", plans)
+    assert (
+        "PRIMARY KEY (user_id=? AND session_id=? AND seq>?)" in plan_of_session and "TEMP B-TREE" not in plan_of_session
+    )
     assert "turnwise_history_run (run_id=? AND seq>?)" in of_run and "TEMP B-TREE" not in of_run
 
 
@@ -188,7 +192,7 @@ def test_a_url_opens_the_history_it_names(tmp_path: Path, monkeypatch: pytest.Mo
         assert "secret" not in str(error.value)
 
 
-def test_a_database_that_is_not_there_is_a_store_error(tmp_path: Path) -> None:
+def test_a_missing_database_is_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"unable to open database file; is it reachable, writable"):
         using(f"sqlite:///{tmp_path}/missing/history.db", lambda history: history.events(SessionKey("s")))
 
@@ -206,20 +210,20 @@ def some_events(session_id: str, count: int) -> list[Event]:
         (ToolEnded, {**call, "seconds": 0.2, "span": (3, 4)}),
         (RunCompleted, {"stop_reason": "stop", "usage": spent, "span": (4, 5)}),
     ]
-    found: list[Event] = []
+    events: list[Event] = []
     for number in range(count):
         cls, values = kinds[number % len(kinds)]
         run = number // len(kinds)
         about: dict[str, Any] = {"session_id": session_id, "turn_index": run, "run_id": f"{run:024}"}
-        found.append(cls(seq=number + 1, at=1763700000.123 + number, **about, **values))
-    return found
+        events.append(cls(seq=number + 1, at=1763700000.123 + number, **about, **values))
+    return events
 
 
 async def measure(count: int = 50_000, limit: int = 1000, rounds: int = 5) -> None:
     """Print the best rates of some rounds in which `count` events are read in pages."""
     name = "s" * 24
-    given = some_events(name, count)
-    pages = [given[first : first + limit] for first in range(0, count, limit)]
+    events = some_events(name, count)
+    pages = [events[first : first + limit] for first in range(0, count, limit)]
     with tempfile.TemporaryDirectory() as folder:
         store, history = SQLStore(f"sqlite:///{folder}/store.db"), SQLHistory(f"sqlite:///{folder}/history.db")
         await store.create(SessionRecord(session_id=name))
@@ -232,8 +236,8 @@ async def measure(count: int = 50_000, limit: int = 1000, rounds: int = 5) -> No
             best = 0.0
             for _ in range(rounds):
                 start, after = perf_counter(), 0
-                while found := await source.events(SessionKey(name), after=after, limit=limit):
-                    after = found[-1].seq
+                while events_of_page := await source.events(SessionKey(name), after=after, limit=limit):
+                    after = events_of_page[-1].seq
                 best = max(best, count / (perf_counter() - start))
             print(f"{type(source).__name__:12} {best:10,.0f} events/s read in pages of {limit}")
         await asyncio.gather(store.close(), history.close())
@@ -242,12 +246,12 @@ async def measure(count: int = 50_000, limit: int = 1000, rounds: int = 5) -> No
         start = perf_counter()
         pickled = pickle.dumps(page, pickle.HIGHEST_PROTOCOL)
         middle = perf_counter()
-        again = pickle.loads(pickled)
+        unpickled = pickle.loads(pickled)
         times.append((middle - start, perf_counter() - middle))
-        assert again == page
+        assert unpickled == page
         sizes.append(len(pickled))
-    put, got = (1000 * min(time) for time in zip(*times, strict=True))
-    print(f"a page pickles in {put:.1f} ms to {sizes[0]:,} bytes, and back in {got:.1f} ms")
+    write_ms, read_ms = (1000 * min(time) for time in zip(*times, strict=True))
+    print(f"a page pickles in {write_ms:.1f} ms to {sizes[0]:,} bytes, and back in {read_ms:.1f} ms")
 
 
 if __name__ == "__main__":

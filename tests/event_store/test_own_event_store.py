@@ -19,7 +19,7 @@ Lines = dict[SessionKey, dict[int, bytes]]
 
 
 class OwnHistory:
-    """Keeps events as lines of JSON."""
+    """Stores events as lines of JSON."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
@@ -54,10 +54,12 @@ class OwnHistory:
 
     async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
         self._check_open()
-        kept: list[Event] = []
+        remaining: list[Event] = []
         if turns_up_to is not None:
-            kept = [event for event in self._read(key) if event.turn_index is None or event.turn_index > turns_up_to]
-        self._lines[key] = {event.seq: event.model_dump_json().encode() for event in (*kept, *instead)}
+            remaining = [
+                event for event in self._read(key) if event.turn_index is None or event.turn_index > turns_up_to
+            ]
+        self._lines[key] = {event.seq: event.model_dump_json().encode() for event in (*remaining, *instead)}
 
     async def close(self) -> None:
         self._is_closed = True

@@ -50,7 +50,7 @@ async def say(core: SessionCore, *prompts: str, **options: Any) -> list[Block]:
     return list(turn.blocks)
 
 
-async def kept(core: SessionCore, history: HistoryStore) -> Sequence[AnyEvent]:
+async def stored_events(core: SessionCore, history: HistoryStore) -> Sequence[AnyEvent]:
     """Return what the event store has, once it has all events."""
     forwarder = core.state.journal.forwarder
     assert forwarder
@@ -62,7 +62,7 @@ async def test_a_history_is_enough_to_rebuild_the_conversation(history: HistoryS
     core = await a_core(InMemoryStore(), history)
     await core.admission.append(["earlier"], key="k")
     blocks = await say(core, "one", "two")
-    events = await kept(core, history)
+    events = await stored_events(core, history)
     assert rebuild(events) == blocks
     assert [block.text for block in blocks if isinstance(block, User)] == ["earlier", "one", "two"]
     assert rebuild(events[:2]) == blocks[:2], "the prompts of the first run, before its answer"
@@ -77,24 +77,24 @@ async def test_a_discarded_turn_is_not_rebuilt(history: HistoryStore) -> None:
     core = await a_core(InMemoryStore(), history)
     blocks = await say(core, "one")
     await core.admission.start(["slow 500"], run_id="slow")
-    assert rebuild(await kept(core, history)) == [*blocks, User(text="slow 500")]
+    assert rebuild(await stored_events(core, history)) == [*blocks, User(text="slow 500")]
     after = await say(core, "three", if_busy="rollback")
-    assert rebuild(await kept(core, history)) == after
+    assert rebuild(await stored_events(core, history)) == after
     assert [block.text for block in after if isinstance(block, User)] == ["one", "three"]
     await history.close()
 
 
-async def test_what_a_compaction_left_is_rebuilt(history: HistoryStore) -> None:
+async def test_a_compacted_conversation_is_rebuilt(history: HistoryStore) -> None:
     core = await a_core(InMemoryStore(), history, overflow=Trim(max_tokens=60))
     blocks = await say(core, *(f"{number} of many words that fill the window soon enough" for number in range(9)))
     assert len(blocks) < 18
-    events = await kept(core, history)
+    events = await stored_events(core, history)
     assert rebuild(events) == blocks
     assert any(isinstance(event, WindowCompacted) and event.input_blocks for event in events)
     await history.close()
 
 
-async def test_a_forks_history_needs_not_its_parents(history: HistoryStore) -> None:
+async def test_a_forks_history_does_not_need_its_parents(history: HistoryStore) -> None:
     store = InMemoryStore()
     core = await a_core(store, history)
     parents = await say(core, "one", "two")
@@ -102,19 +102,19 @@ async def test_a_forks_history_needs_not_its_parents(history: HistoryStore) -> N
     fork = await a_core(store, history, "fork")
     blocks = await say(fork, "three", "four")
     assert blocks[:2] == parents[:2]
-    events = await kept(fork, history)
+    events = await stored_events(fork, history)
     assert rebuild(events) == blocks
     read, _, _ = await fork.reads.events()
     assert rebuild(read) == blocks, "also from the session's own events"
-    again = SessionCore(SessionKey("fork"), store, ScriptedEngine())
-    read, _, _ = await again.reads.events()
+    reopened = SessionCore(SessionKey("fork"), store, ScriptedEngine())
+    read, _, _ = await reopened.reads.events()
     assert [event.kind for event in events if event.kind == "run_started"] == ["run_started"] * 2
     lines: list[str] = []
     await export_session(store, SessionKey("fork"), lines.append, history=history)
     elsewhere = InMemoryStore()
     await import_session(elsewhere, lines)
-    told, _, _ = await SessionCore(SessionKey("fork"), elsewhere, ScriptedEngine()).reads.events()
-    assert rebuild(told) == blocks, "also from an archive"
+    fork_events, _, _ = await SessionCore(SessionKey("fork"), elsewhere, ScriptedEngine()).reads.events()
+    assert rebuild(fork_events) == blocks, "also from an archive"
     await history.close()
 
 
@@ -133,7 +133,7 @@ async def test_a_forks_history_is_whole_whatever_its_id_has_of_its_parents(fork_
     assert rebuild((await fork.reads.events())[0]) == blocks and len(blocks) == 6
 
 
-async def test_events_that_do_not_tell_the_conversation_are_refused() -> None:
+async def test_events_without_the_conversation_are_refused() -> None:
     about: dict[str, Any] = {"session_id": "s", "at": 1.5, "run_id": "r", "turn_index": 3}
     with pytest.raises(TranscriptError, match=r"event 7 \(run_started\) of session 's' has no prompts"):
         rebuild([RunStarted(seq=7, **about)])
@@ -147,5 +147,5 @@ async def test_events_that_do_not_tell_the_conversation_are_refused() -> None:
 def test_a_summary_is_part_of_what_is_rebuilt() -> None:
     about: dict[str, Any] = {"session_id": "s", "at": 1.5, "run_id": "r", "turn_index": 3}
     summary, prompt = Summary(text="They met."), User(text="hi")
-    given: dict[str, Any] = {"input": (("", 4, 5), ("", 6, 7)), "input_blocks": (summary, prompt)}
-    assert rebuild([RunStarted(seq=7, blocks=(prompt,), **given, **about)]) == [summary, prompt]
+    input_fields: dict[str, Any] = {"input": (("", 4, 5), ("", 6, 7)), "input_blocks": (summary, prompt)}
+    assert rebuild([RunStarted(seq=7, blocks=(prompt,), **input_fields, **about)]) == [summary, prompt]

@@ -38,10 +38,10 @@ IDS = {"session_id", "user_id"}
 
 
 def check_quiet(error: BaseException | None, log: str = "") -> None:
-    """Check that nothing that an error shows, or its causes, or a log, has what is stored."""
+    """Check that neither an error, nor its causes, nor a log shows stored text."""
     while error is not None:
-        told = [str(error), repr(error), repr(error.args), repr(vars(error)), *traceback.format_exception(error)]
-        assert not [text for text in told if SECRET in text.replace(f'SECRET = "{SECRET}"', "")], told
+        texts = [str(error), repr(error), repr(error.args), repr(vars(error)), *traceback.format_exception(error)]
+        assert not [text for text in texts if SECRET in text.replace(f'SECRET = "{SECRET}"', "")], texts
         error = error.__cause__
     assert SECRET not in log
 
@@ -89,7 +89,7 @@ async def read_all(store: SessionStore, session_id: str, log: str) -> list[Turnw
 
 
 async def check_damage(store: SessionStore, log: str, *, is_found: bool = True) -> bool:
-    """Check what a store does about a damaged row of session "s"; return whether anybody noticed it."""
+    """Check a store with a damaged row of session "s"; return whether a call raised an error for the row."""
     errors = await read_all(store, "s", log)
     assert all(isinstance(error, CorruptRecordError | NotFoundError) for error in errors), errors
     for page in (await store.query(user_id="ada"), await store.expired(1e12)):
@@ -126,7 +126,7 @@ DAMAGES = {
 def test_a_damaged_row_in_sqlite_is_named_but_not_quoted_and_blocks_nothing_else(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = tmp_path / "whole.db"
+    undamaged = tmp_path / "whole.db"
 
     async def fill(store: SQLStore) -> str:
         await talk(store, "s")
@@ -134,17 +134,17 @@ def test_a_damaged_row_in_sqlite_is_named_but_not_quoted_and_blocks_nothing_else
         return (await store.get(SessionKey("s", "ada"))).log
 
     async def use(path: Path, table: str, column: str) -> bool:
-        shutil.copy(whole, path)
+        shutil.copy(undamaged, path)
         with sqlite3.connect(path) as connection:
             owner = {"turnwise_sessions": "key", "turnwise_blocks": "log"}.get(table, "session")
             new = DAMAGES[damage].format(f"COALESCE({column}, '')")
-            which = f"{owner} = ?{' AND event_key IS NOT NULL' if column == 'event_key' else ''}"
-            connection.execute(f"UPDATE {table} SET {column} = {new} WHERE {which}", (key,))
+            condition = f"{owner} = ?{' AND event_key IS NOT NULL' if column == 'event_key' else ''}"
+            connection.execute(f"UPDATE {table} SET {column} = {new} WHERE {condition}", (key,))
         connection.close()
         async with closing(SQLStore(f"sqlite:///{path}")) as store:
             return await check_damage(store, key, is_found=column not in IDS)
 
-    key = run_with(SQLStore(f"sqlite:///{whole}"), fill)
+    key = run_with(SQLStore(f"sqlite:///{undamaged}"), fill)
     noticed = {}
     for table, column in TABLES:
         if damage == "not UTF-8" or column in ("metadata", "prompt", "output", "usage", "labels", "calls", "body"):
@@ -179,12 +179,12 @@ async def test_a_damaged_row_in_postgresql_is_named_but_not_quoted_and_blocks_no
 def test_a_damaged_record_in_redis_is_named_but_not_quoted_and_blocks_nothing_else(
     redis_url: str, redis_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def damage(client: Any, number: int, other: str) -> bool:
-        """Damage the value of this number that has the secret and is not of the other log; return if there is one."""
+    def damage(client: Any, number: int, other_log: str) -> bool:
+        """Damage the value of this number with the secret, outside the other log; return whether there is one."""
         for key in sorted(client.scan_iter("*")):
             if client.type(key) == b"hash":
                 for field, value in sorted(client.hgetall(key).items()):
-                    if SECRET.encode() in value and b"of t" not in value + field and other.encode() not in key:
+                    if SECRET.encode() in value and b"of t" not in value + field and other_log.encode() not in key:
                         if not number:
                             client.hset(key, field, b"\xff" + value[1:])
                             return True
@@ -262,7 +262,7 @@ def test_a_damaged_item_of_a_memory_is_not_quoted_and_its_user_can_be_forgotten(
     asyncio.run(note())
 
 
-def test_what_a_database_refuses_is_not_quoted(database: str, tmp_path: Path) -> None:
+def test_a_text_that_a_database_refuses_is_not_quoted(database: str, tmp_path: Path) -> None:
     async def use(url: str) -> None:
         store = SQLStore(url)
         await talk(store, "s")
@@ -285,8 +285,8 @@ def test_a_user_with_damaged_sessions_is_listed_and_forgotten(
         chat.run(SECRET).wait(60)
     make_manager(placement=placement).open("another's", user_id="bob").run("hello").wait(60)
     with sqlite3.connect(tmp_path / "chats.db") as connection:
-        found = connection.execute("SELECT session_id, key FROM turnwise_sessions")
-        keys = dict(found)
+        rows = connection.execute("SELECT session_id, key FROM turnwise_sessions")
+        keys = dict(rows)
         for name, table, column in (
             ("its record", "turnwise_sessions", "metadata"),
             ("its turns", "turnwise_turns", "input"),

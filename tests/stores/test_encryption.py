@@ -91,16 +91,18 @@ class KeyFiles:
 
 @pytest.mark.parametrize(("law", "inner"), on_stores_in_turn(contract.LAWS))
 def test_an_encrypted_store_obeys(law: Law, inner: str, tmp_path: Path) -> None:
-    made = InMemoryStore() if inner == "memory" else None
-    asyncio.run(check_law(law, lambda: EncryptedStore(made or SQLStore(f"sqlite:///{tmp_path}/store.db"), ENCRYPTION)))
+    inner_store = InMemoryStore() if inner == "memory" else None
+    asyncio.run(
+        check_law(law, lambda: EncryptedStore(inner_store or SQLStore(f"sqlite:///{tmp_path}/store.db"), ENCRYPTION))
+    )
 
 
 @pytest.mark.parametrize(("law", "inner"), on_stores_in_turn(history_contract.LAWS))
 def test_an_encrypted_history_obeys(law: Law, inner: str, tmp_path: Path) -> None:
-    made = InMemoryHistory() if inner == "memory" else None
+    inner_history = InMemoryHistory() if inner == "memory" else None
 
     def make() -> HistoryStore:
-        return EncryptedHistory(made or SQLHistory(f"sqlite:///{tmp_path}/history.db"), ENCRYPTION)
+        return EncryptedHistory(inner_history or SQLHistory(f"sqlite:///{tmp_path}/history.db"), ENCRYPTION)
 
     asyncio.run(check_law(law, make))
 
@@ -120,13 +122,13 @@ READABLE = {
 
 async def fill(store: SessionStore, session_id: str, user_id: str, secret: str = SECRET) -> SessionRecord:
     """Store a session that has the secret wherever it can be put, and return it."""
-    said = freeze({secret: [secret]})
+    secret_json = freeze({secret: [secret]})
     own: dict[str, Any] = {
         "agent": "agent",
-        "metadata": said,
+        "metadata": secret_json,
         "ttl_s": 9.0,
         "model": "m",
-        "params": said,
+        "params": secret_json,
         "title": secret,
     }
     session = SessionRecord(session_id=session_id, user_id=user_id, **own)
@@ -140,16 +142,18 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
         state="running",
         first_seq=1,
         created_at=1.0,
-        labels=said,
+        labels=secret_json,
         idempotency_key="key",
         fingerprint=secret,
         model="m",
-        params=said,
-        output=said,
+        params=secret_json,
+        output=secret_json,
         instructions=secret,
-        tools=said,
+        tools=secret_json,
     )
-    end = replace(run, state="failed", why=secret, stop_reason=secret, calls=said, code="budget", usage=Usage(calls=1))
+    end = replace(
+        run, state="failed", why=secret, stop_reason=secret, calls=secret_json, code="budget", usage=Usage(calls=1)
+    )
     blocks = [
         User(text=secret),
         ToolUse(call_id="1", name=secret, input={secret: secret}),
@@ -162,7 +166,9 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
         RunFailed(seq=3, why=secret, code="budget", **about),
     ]
     span = Span(session.log, 0, 3)
-    turn = TurnRecord(index=0, run_id=run.run_id, input=(span,), status="failed", metadata=said, stop_reason=secret)
+    turn = TurnRecord(
+        index=0, run_id=run.run_id, input=(span,), status="failed", metadata=secret_json, stop_reason=secret
+    )
     begun = session.committed()
     grown = begun.committed(log_size=3, seq=3, next_index=1)
     await store.commit(SessionKey(session_id, user_id), 1, Commit(session=begun, new_run=run))
@@ -178,14 +184,16 @@ async def test_only_the_documented_fields_of_records_stay_readable() -> None:
     inner = InMemoryStore()
     store = EncryptedStore(inner, ENCRYPTION)
     await fill(store, "s", "u")
-    for found, sealed in (
+    for record, sealed in (
         (await store.get(SessionKey("s", "u")), await inner.get(SessionKey("s", "u"))),
         ((await store.turns(SessionKey("s", "u")))[0], (await inner.turns(SessionKey("s", "u")))[0]),
         (await store.run("run of s"), await inner.run("run of s")),
     ):
-        same = {field.name for field in fields(found) if getattr(found, field.name) == getattr(sealed, field.name)}
-        assert same == set(READABLE[type(found)].split()), f"of {type(found).__name__}"
-        assert SECRET in repr(found) and SECRET not in repr(sealed)
+        readable = {
+            field.name for field in fields(record) if getattr(record, field.name) == getattr(sealed, field.name)
+        }
+        assert readable == set(READABLE[type(record)].split()), f"of {type(record).__name__}"
+        assert SECRET in repr(record) and SECRET not in repr(sealed)
     for event, hidden in zip(
         await store.events(SessionKey("s", "u")), await inner.events(SessionKey("s", "u")), strict=True
     ):
@@ -212,7 +220,7 @@ def raw_postgres(url: str) -> bytes:
 def test_stored_data_contains_no_text_of_the_conversation(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The very same is found in a store that is not encrypted, so it would be found."""
+    """The search finds the secret in a store that is not encrypted, so it would find it here."""
     urls = []
     for name in ("plain", "sealed"):
         (tmp_path / name).mkdir()
@@ -245,12 +253,12 @@ def test_stored_data_contains_no_text_of_the_conversation(
 
 
 class Vault(dict[str, bytes]):
-    """Keys that can be deleted, and how often they were asked for."""
+    """Keys that can be deleted, and the number of requests for them."""
 
-    asked = 0
+    requests = 0
 
     def __call__(self, user_id: str) -> bytes:
-        self.asked += 1
+        self.requests += 1
         return self[user_id]
 
 
@@ -279,10 +287,10 @@ async def test_without_a_users_key_only_that_users_data_cannot_be_read() -> None
         "a fork's turns": store.turns(SessionKey("f", "alice")),
         "bob's blocks and hers": store.blocks([Span(bob.log, 0, 1), Span(alice.log, 0, 1)]),
     }
-    for what, call in calls.items():
+    for verb_name, call in calls.items():
         with pytest.raises(KeyMissingError, match="'alice'") as caught:
             await call
-        assert caught.value.user_id == "alice" and "hers" not in str(caught.value), what
+        assert caught.value.user_id == "alice" and "hers" not in str(caught.value), verb_name
     with pytest.raises(SessionNotFoundError):
         await store.get(SessionKey("new", "alice"))
     assert (await store.get(SessionKey("b", "bob"))).metadata == {"his": ("his",)}
@@ -309,15 +317,15 @@ async def test_a_key_is_fetched_again_after_cache_s(monkeypatch: pytest.MonkeyPa
     vault = Vault(u=key_of("u"))
     store = EncryptedStore(InMemoryStore(), Encryption(vault, cache_s=60))
     await fill(store, "s", "u")
-    assert vault.asked == 1
+    assert vault.requests == 1
     del vault["u"]
     now_s += 59.9
-    assert (await store.get(SessionKey("s", "u"))).metadata and vault.asked == 1
+    assert (await store.get(SessionKey("s", "u"))).metadata and vault.requests == 1
     now_s += 0.1
     for times in (2, 3):
         with pytest.raises(KeyMissingError):
             await store.get(SessionKey("s", "u"))
-        assert vault.asked == times
+        assert vault.requests == times
     vault["u"] = key_of("u")
     assert (await store.get(SessionKey("s", "u"))).metadata and len(await store.events(SessionKey("s", "u"))) == 3
 
@@ -399,15 +407,15 @@ def edit(path: Path, sql: str) -> None:
     connection.close()
 
 
-def taken_from(table: str, log: int, at: int, other: str = "") -> str:
+def taken_from(table: str, log: int, position: int, source_table: str = "") -> str:
     """Return SQL that copies a value from another session, numbered from 1, into the first session's row."""
-    column, here = COLUMNS[table], PLACES[table].format(1, 0)
-    other = other or table
-    value = COLUMNS[other]
-    if table == "blocks" != other:  # which stand by themselves, not in a mapping
+    column, target = COLUMNS[table], PLACES[table].format(1, 0)
+    source_table = source_table or table
+    value = COLUMNS[source_table]
+    if table == "blocks" != source_table:  # which stand by themselves, not in a mapping
         value = f"json_extract({value}, '$.\"{SEALED}\"')"
-    source = f"(SELECT {value} FROM turnwise_{other} WHERE {PLACES[other].format(log, at)})"
-    return f"UPDATE turnwise_{table} SET {column} = {source} WHERE {here}"
+    source = f"(SELECT {value} FROM turnwise_{source_table} WHERE {PLACES[source_table].format(log, position)})"
+    return f"UPDATE turnwise_{table} SET {column} = {source} WHERE {target}"
 
 
 CHANGES: dict[str, tuple[Callable[[str], str], type[Exception]]] = {
@@ -485,23 +493,23 @@ async def test_equal_texts_are_encrypted_differently_except_repeated_events() ->
     assert len(set(sealed)) == 4
 
 
-@pytest.mark.parametrize("other", [Place("b", "x", ("s", 1)), Place("a", "x", ("s", 2)), Place("a", "x", ("s",))])
-async def test_a_text_can_be_decrypted_only_at_its_place(other: Place) -> None:
-    ring, here = KeyRing(ENCRYPTION), Place("a", "x", ("s", 1))
-    sealed = (await ring.of("u")).seal(here, "ünïcödé \0 \ud800")
-    assert await Unsealing(ring).open(here, sealed) == "ünïcödé \0 \ud800"
+@pytest.mark.parametrize("place", [Place("b", "x", ("s", 1)), Place("a", "x", ("s", 2)), Place("a", "x", ("s",))])
+async def test_a_text_can_be_decrypted_only_at_its_place(place: Place) -> None:
+    ring, own_place = KeyRing(ENCRYPTION), Place("a", "x", ("s", 1))
+    sealed = (await ring.of("u")).seal(own_place, "ünïcödé \0 \ud800")
+    assert await Unsealing(ring).open(own_place, sealed) == "ünïcödé \0 \ud800"
     for text in (sealed.replace(":dQ==:", ":dg==:"), sealed[:-4], sealed[:30], "tw1:", "tw1:dQ==:", f"{sealed}!"):
         with pytest.raises((CorruptRecordError, WrongKeyError)):
-            await Unsealing(ring).open(here, text)
-    with pytest.raises(CorruptRecordError, match="^corrupt record b x " if other.kind == "b" else "a x"):
-        await Unsealing(ring).open(other, sealed)
+            await Unsealing(ring).open(own_place, text)
+    with pytest.raises(CorruptRecordError, match="^corrupt record b x " if place.kind == "b" else "a x"):
+        await Unsealing(ring).open(place, sealed)
 
 
 # Sessions
 
 
 async def test_an_encrypted_session_can_be_continued_but_not_read_without_its_key() -> None:
-    """A later process of it reads its turns and knows its idempotency keys; one without encryption refuses."""
+    """A later process reads the session's turns and idempotency keys; a process without encryption refuses it."""
 
     inner, history = InMemoryStore(), InMemoryHistory()
 
@@ -570,7 +578,7 @@ def test_managers_keep_sessions_encrypted_until_their_users_key_is_deleted(
     for ask in asks:
         with pytest.raises(KeyMissingError, match="'alice'"):
             ask()
-    # To others it is what it was before: not there.
+    # Other callers see no session, as before.
     with pytest.raises(SessionNotFoundError):
         manager.get("of alice", user_id="bob")
     with pytest.raises(RunNotFoundError):
@@ -589,9 +597,9 @@ def test_a_manager_refuses_an_invalid_encryption(make_manager: Callable[..., Ses
     import threading
 
     lock = threading.Lock()
-    for wrong in (key_of, Encryption(lambda user_id: repr(lock).encode())):
+    for invalid in (key_of, Encryption(lambda user_id: repr(lock).encode())):
         with pytest.raises(ConfigError, match="encryption"):
-            make_manager(encryption=wrong)
+            make_manager(encryption=invalid)
 
 
 def test_errors_of_encryption_are_store_errors() -> None:

@@ -62,7 +62,7 @@ async def test_a_write_whose_connection_is_ended_says_so(kind: str, database: st
 
 async def test_each_commit_of_a_group_says_what_ended_its_connection(database: str) -> None:
     async with closing(SQLStore(database, connections=1)) as store:
-        owners = [await own(store, f"s{at}") for at in range(5)]
+        owners = [await own(store, f"s{index}") for index in range(5)]
         end_writers(database)
         commits = [owner.commit("text") for owner in owners]
         for error in await asyncio.gather(*commits, return_exceptions=True):
@@ -100,17 +100,17 @@ READS: Mapping[str, Callable[[Any], Mapping[str, Callable[[], Awaitable[object]]
 
 async def ended(url: str, verb: Callable[[], Awaitable[object]]) -> object:
     """Return the outcome of a verb whose connection is ended while it waits for a table."""
-    other = await psycopg.AsyncConnection.connect(url)
-    async with other:
+    connection = await psycopg.AsyncConnection.connect(url)
+    async with connection:
         for table in tables(url):
-            await other.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+            await connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
         call = asyncio.ensure_future(verb())
         waiting = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as looking:
-            while not (found := await (await looking.execute(waiting)).fetchone()):
+            while not (waiting_row := await (await looking.execute(waiting)).fetchone()):
                 assert not call.done()
                 await asyncio.sleep(0.01)
-            await looking.execute("SELECT pg_terminate_backend(%s)", found)
+            await looking.execute("SELECT pg_terminate_backend(%s)", waiting_row)
         (outcome,) = await asyncio.gather(call, return_exceptions=True)
     return outcome
 
@@ -144,16 +144,16 @@ async def test_langgraphs_saver_and_store_say_what_ended_their_connection(databa
             check_named(error)
 
 
-async def test_what_sqlite_refused_is_told_even_if_the_file_is_lost_after_it(
+async def test_the_error_of_sqlite_is_raised_even_if_the_file_is_lost_after_it(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A savepoint is gone with its transaction: that it cannot be rolled back is not what happened."""
+    """A savepoint ends with its transaction. The error of the failed rollback must not hide the cause."""
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
         owners = [await eventful(store), await own(store, "t")]
         execute = store._commits._write_one
 
-        def fail(cursor: Any, asked: Any) -> None:
-            execute(cursor, asked)
+        def fail(cursor: Any, commit: Any) -> None:
+            execute(cursor, commit)
             cursor.connection.rollback()  # as SQLite does itself if its disk is full
             raise OSError("the first error")
 

@@ -47,11 +47,11 @@ async def of_sessions(store: Any) -> Verbs:
     owner = await eventful(store)
     await owner.commit(events=[an_event(4, turn_index=0)], session=replace(owner.session, seq=4))
     await store.create(a_session("fork"), a_turn(0, input=(Span(owner.session.log, 0, 1),)))
-    whole = replace(of_everything(owner), forget_events=0, forget_turns=0, cleared_blocks=[(0, "-"), (1, "-")])
+    full_commit = replace(of_everything(owner), forget_events=0, forget_turns=0, cleared_blocks=[(0, "-"), (1, "-")])
     return {
         "create": lambda: store.create(a_session("new", ttl_s=5.0), a_turn(0, input=(Span(owner.session.log, 0, 2),))),
         "activate": lambda: store.activate(SessionKey("s")),
-        "commit": lambda: store.commit(SessionKey("s"), 1, whole),
+        "commit": lambda: store.commit(SessionKey("s"), 1, full_commit),
         "delete a fork": lambda: store.delete(SessionKey("fork")),
         "delete": lambda: store.delete(SessionKey("s")),
     }
@@ -95,9 +95,9 @@ async def of_indexed_items(store: Any) -> Verbs:
     await store.delete(USER, ["gone"])
     pending = await store.pending("vectors", 9)
     await store.mark(pending[:1], "vectors")
-    both = [(USER, [an_item("5"), an_item("6")]), (Scope(user_id="v"), [an_item("5")])]
+    batches = [(USER, [an_item("5"), an_item("6")]), (Scope(user_id="v"), [an_item("5")])]
     return {
-        "add": lambda: store.add(both, with_vectors=True),
+        "add": lambda: store.add(batches, with_vectors=True),
         "update": lambda: update(store, USER, "1", "else", at=9.0),
         "delete": lambda: store.delete(USER, ["1", "unknown"]),
         "mark": lambda: store.mark(pending, "vectors"),
@@ -133,8 +133,8 @@ async def of_graph_items(store: Any) -> Verbs:
         return {"value": b"v", "vectors": None, "updated_at": 1.0, "ttl_s": ttl_s, "expires_at": expires_at}
 
     def batch(now: float, **puts: Any) -> Batch:
-        named = {("n.", name): each for name, each in puts.items()}
-        return Batch(now=now, gets=(), searches=(), namespaces=False, puts=named)
+        named_puts = {("n.", name): value for name, value in puts.items()}
+        return Batch(now=now, gets=(), searches=(), namespaces=False, puts=named_puts)
 
     await store.write(batch(1.0, a=row(None, None), b=row(5.0, 6.0), c=row(50.0, 51.0), d=row(60.0, 61.0)))
     return {
@@ -244,7 +244,7 @@ async def test_a_verb_that_a_redis_key_stops_leaves_nothing_behind(
     with redis_server.client as client:
         async with closing(make(redis_url)) as store:
             verbs = await fill(store)
-            whole = {key: client.dump(key) for key in client.keys("*")}
+            dumps = {key: client.dump(key) for key in client.keys("*")}
             for damage in damages(client):
                 for name, verb in verbs.items():
                     damage()
@@ -255,7 +255,7 @@ async def test_a_verb_that_a_redis_key_stops_leaves_nothing_behind(
                         failed.add(name)
                         assert stored(client) == before, name
                     client.flushdb()
-                    for key, value in whole.items():
+                    for key, value in dumps.items():
                         client.restore(key, 0, value)
     assert failed >= set(verbs)
 
@@ -278,10 +278,10 @@ def damages(client: Any) -> Iterator[Callable[[], object]]:
         client.delete(key)
         client.lpush(key, "x") if kind == b"string" else client.set(key, "x")
 
-    def replace_member(key: bytes, member: bytes, other: bytes) -> None:
+    def replace_member(key: bytes, member: bytes, replacement: bytes) -> None:
         score = client.zscore(key, member)
         client.zrem(key, member)
-        client.zadd(key, {other: score})
+        client.zadd(key, {replacement: score})
 
     for key in sorted(client.keys("*")):
         kind = client.type(key)
@@ -305,9 +305,9 @@ class Broken(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._values) + 1
 
-    def __getitem__(self, at: Any) -> Any:
-        if at < len(self._values):
-            return self._values[at]
+    def __getitem__(self, index: Any) -> Any:
+        if index < len(self._values):
+            return self._values[index]
         raise ValueError("refused by a test")
 
 
@@ -345,25 +345,25 @@ def opened(url: str) -> SessionStore:
     return RedisStore(url) if url.startswith("redis") else SQLStore(url)
 
 
-@pytest.mark.parametrize("others", [0, 5])
+@pytest.mark.parametrize("companions", [0, 5])
 async def test_an_activation_that_meets_a_damaged_turn_leaves_the_session_to_its_owner(
-    others: int, any_url: str, redis_server: RedisServer
+    companions: int, any_url: str, redis_server: RedisServer
 ) -> None:
-    """Also if it shares a transaction with others, which are carried out."""
+    """Also if it shares a transaction with other activations, which succeed."""
     async with closing(opened(any_url)) as store:
         owner = await eventful(store)
-        for at in range(others):
-            await store.create(a_session(f"t{at}"))
+        for index in range(companions):
+            await store.create(a_session(f"t{index}"))
         damage_head(any_url, redis_server)
         before = await store.get(SessionKey("s"))
         verbs = [
             store.activate(SessionKey("s")),
             store.activate(SessionKey("missing")),
-            *(store.activate(SessionKey(f"t{at}")) for at in range(others)),
+            *(store.activate(SessionKey(f"t{index}")) for index in range(companions)),
         ]
         damaged, missing, *rest = await asyncio.gather(*verbs, return_exceptions=True)
         assert isinstance(damaged, CorruptRecordError) and isinstance(missing, SessionNotFoundError)
-        assert [each.session.epoch for each in rest if not isinstance(each, BaseException)] == [1] * others
+        assert [outcome.session.epoch for outcome in rest if not isinstance(outcome, BaseException)] == [1] * companions
         assert await store.get(SessionKey("s")) == before
         await owner.commit("the owner goes on")
 
@@ -372,22 +372,22 @@ def key_of(user_id: str) -> bytes | None:
     return b"k" * 32
 
 
-@pytest.mark.parametrize("why", ["no key", "a damaged turn"])
+@pytest.mark.parametrize("failure", ["no key", "a damaged turn"])
 async def test_an_activation_that_cannot_decrypt_leaves_the_session_to_its_owner(
-    why: str, any_url: str, redis_server: RedisServer
+    failure: str, any_url: str, redis_server: RedisServer
 ) -> None:
     async with closing(opened(any_url)) as inner:
         store = EncryptedStore(inner, Encryption(key=key_of))
         await store.create(a_session("s", user_id="u"))
         owner = Owner(store, (await store.activate(SessionKey("s", "u"))).session)
         await owner.commit("text", turns=[a_turn(0, status="completed"), a_turn(1, status="running")])
-        before, other = await inner.get(SessionKey("s", "u")), store
-        if why == "no key":
-            other = EncryptedStore(inner, Encryption(key=lambda _: None))
+        before, failing = await inner.get(SessionKey("s", "u")), store
+        if failure == "no key":
+            failing = EncryptedStore(inner, Encryption(key=lambda _: None))
         else:
             damage_head(any_url, redis_server)
-        with pytest.raises(KeyMissingError if why == "no key" else CorruptRecordError):
-            await other.activate(SessionKey("s", "u"))
+        with pytest.raises(KeyMissingError if failure == "no key" else CorruptRecordError):
+            await failing.activate(SessionKey("s", "u"))
         assert await inner.get(SessionKey("s", "u")) == before
         await owner.commit("the owner goes on")
 
@@ -450,7 +450,7 @@ async def test_an_encrypted_activation_returns_the_state_that_it_has_taken(by: s
 
 
 async def test_work_whose_shared_commit_got_no_answer_is_not_done_again(tmp_path: Path) -> None:
-    """As it may be stored: then a session that the call has made would be another's, and be said to exist."""
+    """The call may have stored the session: a second call would then report that the session exists."""
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
         await store.create(a_session("s"))
         check, are_lost = store._check_after, [True]

@@ -38,12 +38,12 @@ from turnwise.memory.values.frozen_json import freeze
 
 async def owned(store: SQLStore, count: int) -> list[SessionRecord]:
     """Create and activate sessions; return their rows."""
-    return [await own(store, f"s{at}") for at in range(count)]
+    return [await own(store, f"s{index}") for index in range(count)]
 
 
 @contextmanager
 def busy(store: SQLStore) -> Iterator[None]:
-    """Keep the store's only thread busy, so that what is asked meanwhile waits."""
+    """Keep the store's only thread busy, so that calls wait meanwhile."""
     go_on, is_busy = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -79,19 +79,19 @@ async def together(store: SQLStore, calls: Sequence[Awaitable[Any]]) -> list[Any
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def count_tries(store: SQLStore, tried: list[int]) -> None:
-    """Note the sessions of commits that are tried one by one, as the group could not be written together."""
+def count_tries(store: SQLStore, session_keys: list[int]) -> None:
+    """Record the sessions of commits that are tried one by one because the group could not be written together."""
     attempt = store._commits._write_one
 
-    def noted(cursor: Any, asked: Any) -> Any:
-        tried.append(asked.key)
-        return attempt(cursor, asked)
+    def noted(cursor: Any, commit: Any) -> Any:
+        session_keys.append(commit.key)
+        return attempt(cursor, commit)
 
     store._commits._write_one = noted  # type: ignore[method-assign]
 
 
-def commit(store: SQLStore, asked: Commit, epoch: int = 1) -> Awaitable[None]:
-    return store.commit(SessionKey(asked.session.session_id), epoch, asked)
+def commit(store: SQLStore, new_commit: Commit, epoch: int = 1) -> Awaitable[None]:
+    return store.commit(SessionKey(new_commit.session.session_id), epoch, new_commit)
 
 
 async def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url: str) -> None:
@@ -112,19 +112,21 @@ async def test_a_commit_with_a_locked_session_row_does_not_delay_its_group(datab
     """Also where its commit is alone, and there is but one connection. SQLite has no such rows: it has one writer."""
     async with closing(SQLStore(database, connections=1)) as store:
         sessions = await owned(store, 8)
-        with psycopg.connect(database) as other:
-            other.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's3' FOR UPDATE")
+        with psycopg.connect(database) as connection:
+            connection.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's3' FOR UPDATE")
             with busy(store):
                 tasks = [asyncio.create_task(awaited(commit(store, whole_turn(session, 0)))) for session in sessions]
                 await asyncio.sleep(0)
             locked = tasks.pop(3)
             await asyncio.gather(*tasks)
-            again = [
-                commit(store, whole_turn(whole_turn(each, 0).session, 1)) for each in sessions if each != sessions[3]
+            commits = [
+                commit(store, whole_turn(whole_turn(session, 0).session, 1))
+                for session in sessions
+                if session != sessions[3]
             ]
-            await asyncio.gather(*again)
+            await asyncio.gather(*commits)
             assert not locked.done() and await stored_turns(store, "s3") == 0
-            other.rollback()
+            connection.rollback()
             await locked
         await commit(store, whole_turn(whole_turn(sessions[3], 0).session, 1))
         for session in sessions:
@@ -134,8 +136,8 @@ async def test_a_commit_with_a_locked_session_row_does_not_delay_its_group(datab
 async def test_a_commit_fails_if_its_session_row_stays_locked(database: str) -> None:
     async with closing(SQLStore(database, connections=1, lock_timeout_s=0.5)) as store:
         (session,) = await owned(store, 1)
-        with psycopg.connect(database) as other:
-            other.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's0' FOR UPDATE")
+        with psycopg.connect(database) as connection:
+            connection.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's0' FOR UPDATE")
             with pytest.raises(StoreError, match="another transaction holds its locks"):
                 await commit(store, whole_turn(session, 0))
         await commit(store, whole_turn(session, 0))
@@ -152,60 +154,62 @@ async def test_commits_of_one_session_do_not_share_and_keep_their_order(url: str
         commits = [whole_turn(first, 0)]
         commits += [whole_turn(commits[0].session, 1), whole_turn(second, 0)]
         sizes = transactions_of(store)
-        assert await together(store, [commit(store, each) for each in commits]) == [None] * 3
+        assert await together(store, [commit(store, each_commit) for each_commit in commits]) == [None] * 3
         assert sizes == [2, 1]
         assert [await stored_turns(store, name) for name in ("s0", "s1")] == [2, 1]
 
 
 def bad_commits(sessions: list[SessionRecord]) -> dict[int, tuple[Commit, int, type[Exception]]]:
     """Return commits that are refused, by the session they are of, with their epoch and error. All have one turn."""
-    good = {at: whole_turn(whole_turn(session, 0).session, 1) for at, session in enumerate(sessions)}
-    taken_key = good[3].events[1].model_copy(update={"key": "end 0"})
-    new_run = good[2].new_run
+    valid = {index: whole_turn(whole_turn(session, 0).session, 1) for index, session in enumerate(sessions)}
+    taken_key = valid[3].events[1].model_copy(update={"key": "end 0"})
+    new_run = valid[2].new_run
     assert new_run
     return {
-        1: (good[1], 0, SessionFencedError),
-        2: (replace(good[2], new_run=replace(new_run, run_id="s0-0")), 1, DuplicateKeyError),
-        3: (replace(good[3], events=[good[3].events[0], taken_key]), 1, DuplicateKeyError),
-        4: (replace(good[4], session=replace(good[4].session, log_size=3)), 1, SessionFencedError),
-        5: (replace(good[5], session=replace(good[5].session, metadata=freeze({"x": "\ud800"}))), 1, StoreError),
-        6: (replace(good[6], turns=[TurnRecord(index=2**70)]), 1, StoreError),
-        7: (replace(good[7], session=replace(good[7].session, log="999999")), 1, SessionFencedError),
-        8: (good[8], 2, SessionFencedError),
+        1: (valid[1], 0, SessionFencedError),
+        2: (replace(valid[2], new_run=replace(new_run, run_id="s0-0")), 1, DuplicateKeyError),
+        3: (replace(valid[3], events=[valid[3].events[0], taken_key]), 1, DuplicateKeyError),
+        4: (replace(valid[4], session=replace(valid[4].session, log_size=3)), 1, SessionFencedError),
+        5: (replace(valid[5], session=replace(valid[5].session, metadata=freeze({"x": "\ud800"}))), 1, StoreError),
+        6: (replace(valid[6], turns=[TurnRecord(index=2**70)]), 1, StoreError),
+        7: (replace(valid[7], session=replace(valid[7].session, log="999999")), 1, SessionFencedError),
+        8: (valid[8], 2, SessionFencedError),
     }
 
 
-@pytest.mark.parametrize("chosen", [range(1, 9), [1], [2], [5]], ids=str)
-async def test_a_commit_that_is_refused_fails_alone(url: str, chosen: list[int]) -> None:
+@pytest.mark.parametrize("refused", [range(1, 9), [1], [2], [5]], ids=str)
+async def test_a_commit_that_is_refused_fails_alone(url: str, refused: list[int]) -> None:
     """Cases 29 and 47, in one transaction with commits that are not refused: before, between and behind them."""
     async with closing(SQLStore(url, connections=1)) as store:
         sessions = await owned(store, 10)
         for session in sessions:
             await commit(store, whole_turn(session, 0))
-        bad = {at: each for at, each in bad_commits(sessions).items() if at in chosen}
+        bad = {index: bad_commit for index, bad_commit in bad_commits(sessions).items() if index in refused}
         calls = []
-        for at, session in enumerate(sessions):
-            made, epoch, _ = bad.get(at, (whole_turn(whole_turn(session, 0).session, 1), 1, None))
-            calls.append(store.commit(session.key, epoch, made))
+        for index, session in enumerate(sessions):
+            new_commit, epoch, _ = bad.get(index, (whole_turn(whole_turn(session, 0).session, 1), 1, None))
+            calls.append(store.commit(session.key, epoch, new_commit))
         sizes = transactions_of(store)
-        found = await together(store, calls)
+        outcomes = await together(store, calls)
         assert sizes == [10 - (5 in bad)], "what cannot be encoded is refused before the transaction"
-        assert [type(each) for each in found] == [bad[at][2] if at in bad else type(None) for at in range(10)]
-        for at, error in enumerate(found):
-            assert await stored_turns(store, f"s{at}") == (1 if at in bad else 2)
+        assert [type(outcome) for outcome in outcomes] == [
+            bad[index][2] if index in bad else type(None) for index in range(10)
+        ]
+        for index, error in enumerate(outcomes):
+            assert await stored_turns(store, f"s{index}") == (1 if index in bad else 2)
             if isinstance(error, DuplicateKeyError | SessionFencedError):
-                assert error.session_id == f"s{at}"
+                assert error.session_id == f"s{index}"
 
 
 async def test_one_of_two_commits_of_a_group_with_the_same_run_is_stored(url: str) -> None:
     async with closing(SQLStore(url, connections=1)) as store:
         first, second, third = await owned(store, 3)
-        same = whole_turn(second, 0)
-        assert same.new_run
-        same = replace(same, new_run=replace(same.new_run, run_id="s0-0"))
-        made = [same, whole_turn(first, 0), whole_turn(third, 0)]
-        found = await together(store, [commit(store, each) for each in made])
-        assert isinstance(found[0], DuplicateKeyError) and found[1:] == [None, None]
+        same_run = whole_turn(second, 0)
+        assert same_run.new_run
+        same_run = replace(same_run, new_run=replace(same_run.new_run, run_id="s0-0"))
+        commits = [same_run, whole_turn(first, 0), whole_turn(third, 0)]
+        outcomes = await together(store, [commit(store, each_commit) for each_commit in commits])
+        assert isinstance(outcomes[0], DuplicateKeyError) and outcomes[1:] == [None, None]
         assert [await stored_turns(store, name) for name in ("s0", "s1", "s2")] == [1, 0, 1]
 
 
@@ -215,7 +219,7 @@ async def test_a_failed_commit_of_a_group_fails_all_its_calls(url: str) -> None:
         sessions = await owned(store, 5)
         sessions[0] = sessions[0].committed()
         await commit(store, Commit(session=sessions[0]))  # so that there is a connection to change
-        made = [whole_turn(session, 0) for session in sessions]
+        commits = [whole_turn(session, 0) for session in sessions]
         write = store._commits.write
 
         def lose(cursor: Any, group: Any) -> Any:
@@ -232,20 +236,20 @@ async def test_a_failed_commit_of_a_group_fails_all_its_calls(url: str) -> None:
             store._threads.submit(store._writer.execute, "PRAGMA foreign_keys = ON").result()
             store._threads.submit(prepare, store._writer).result()
         else:
-            with psycopg.connect(url) as other:
-                prepare(other)
+            with psycopg.connect(url) as connection:
+                prepare(connection)
         store._commits.write = lose  # type: ignore[method-assign]
-        found = await together(store, [commit(store, each) for each in made])
-        assert [type(error) for error in found] == [StoreError] * 5
-        assert len({id(error) for error in found}) == 5
+        outcomes = await together(store, [commit(store, each_commit) for each_commit in commits])
+        assert [type(error) for error in outcomes] == [StoreError] * 5
+        assert len({id(error) for error in outcomes}) == 5
         store._commits.write = write  # type: ignore[method-assign]
         for session in sessions:
             assert await stored_turns(store, session.session_id) == 0
-        assert await together(store, [commit(store, each) for each in made]) == [None] * 5
+        assert await together(store, [commit(store, each_commit) for each_commit in commits]) == [None] * 5
 
 
 async def test_a_cancelled_commit_does_not_affect_its_group(url: str) -> None:
-    """Cancelled before a thread takes it up it is not made, cancelled later it is; the others are, either way."""
+    """A commit is made unless it is cancelled before a thread takes it. The other commits are made in any case."""
     async with closing(SQLStore(url, connections=1)) as store:
         sessions = await owned(store, 3)
         with busy(store):
@@ -265,10 +269,10 @@ async def test_a_cancelled_commit_does_not_affect_its_group(url: str) -> None:
             return write(cursor, group)
 
         store._commits.write = wait  # type: ignore[method-assign]
-        sessions = [await store.get(SessionKey(f"s{at}")) for at in range(3)]
-        made = [whole_turn(session, session.next_index) for session in sessions]
+        sessions = [await store.get(SessionKey(f"s{index}")) for index in range(3)]
+        commits = [whole_turn(session, session.next_index) for session in sessions]
         with busy(store):
-            tasks = [asyncio.ensure_future(commit(store, each)) for each in made]
+            tasks = [asyncio.ensure_future(commit(store, each_commit)) for each_commit in commits]
             await asyncio.sleep(0)
         await asyncio.to_thread(is_writing.wait)
         tasks[1].cancel()
@@ -278,41 +282,41 @@ async def test_a_cancelled_commit_does_not_affect_its_group(url: str) -> None:
         assert [await stored_turns(store, name) for name in ("s0", "s1", "s2")] == [2, 1, 2]
 
 
-def test_closing_waits_for_what_is_queued(url: str) -> None:
+def test_closing_waits_for_queued_work(url: str) -> None:
     """More than fit into a group, and two of one session."""
 
     async def use() -> None:
         store = SQLStore(url, connections=1)
         sessions = await owned(store, MAX_GROUP + 6)
-        made = [whole_turn(session, 0) for session in sessions]
-        made += [whole_turn(made[0].session, 1), whole_turn(whole_turn(made[0].session, 1).session, 2)]
+        commits = [whole_turn(session, 0) for session in sessions]
+        commits += [whole_turn(commits[0].session, 1), whole_turn(whole_turn(commits[0].session, 1).session, 2)]
         with busy(store):
-            tasks = [asyncio.ensure_future(commit(store, each)) for each in made]
+            tasks = [asyncio.ensure_future(commit(store, each_commit)) for each_commit in commits]
             await asyncio.sleep(0)
             closing = asyncio.ensure_future(store.close())
             while not store._threads._shutdown:
                 await asyncio.sleep(0)
             with pytest.raises(StoreClosedError):
-                await commit(store, made[1])
-        assert await asyncio.gather(*tasks) == [None] * len(made)
+                await commit(store, commits[1])
+        assert await asyncio.gather(*tasks) == [None] * len(commits)
         await closing
 
     asyncio.run(use())
-    for at, turns in ((0, 3), (1, 1), (MAX_GROUP + 5, 1)):
-        assert using(url, partial(stored_turns, session_id=f"s{at}")) == turns
+    for index, turns in ((0, 3), (1, 1), (MAX_GROUP + 5, 1)):
+        assert using(url, partial(stored_turns, session_id=f"s{index}")) == turns
 
 
 def test_callers_on_several_event_loops_get_their_outcomes(url: str) -> None:
     store = SQLStore(url, connections=1)
     sessions = asyncio.run(owned(store, 12))
 
-    async def write(mine: list[SessionRecord]) -> None:
+    async def write(own_sessions: list[SessionRecord]) -> None:
         for index in range(10):
-            commits = [whole_turn(session, index) for session in mine]
-            await asyncio.gather(*(commit(store, each) for each in commits))
-            mine = [each.session for each in commits]
+            commits = [whole_turn(session, index) for session in own_sessions]
+            await asyncio.gather(*(commit(store, each_commit) for each_commit in commits))
+            own_sessions = [each_commit.session for each_commit in commits]
 
-    threads = [threading.Thread(target=asyncio.run, args=[write(sessions[at::3])]) for at in range(3)]
+    threads = [threading.Thread(target=asyncio.run, args=[write(sessions[index::3])]) for index in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -330,17 +334,17 @@ async def test_groups_of_two_processes_never_deadlock(database: str) -> None:
     await stores[1].count()
     for number in range(25):
         sessions = [session.committed(updated_at=float(number)) for session in sessions]
-        made = [Commit(session=session) for session in sessions]
-        orders = [made, made[::-1]]
-        found = await asyncio.gather(
+        commits = [Commit(session=session) for session in sessions]
+        orders = [commits, commits[::-1]]
+        outcomes = await asyncio.gather(
             *(
-                together(store, [commit(store, each) for each in order])
+                together(store, [commit(store, each_commit) for each_commit in order])
                 for store, order in zip(stores, orders, strict=True)
             )
         )
-        for one, two in zip(found[0], reversed(found[1]), strict=True):  # one of them, as the other finds
-            assert (one is None) != (two is None)
-            assert isinstance(one or two, SessionFencedError)  # PostgreSQL ends a circle by another error
+        for first, second in zip(outcomes[0], reversed(outcomes[1]), strict=True):  # one of them, as the other finds
+            assert (first is None) != (second is None)
+            assert isinstance(first or second, SessionFencedError)  # PostgreSQL ends a circle by another error
     assert {(await stores[0].get(session.key)).updated_at for session in sessions} == {24.0}
     for store in stores:
         await store.close()
@@ -353,12 +357,12 @@ async def live(store: SQLStore, session: SessionRecord, words: random.Random) ->
     """Commit turns and, in between, commits that must be refused. Print each turn that was committed. Never returns."""
     name, index = session.session_id, 0
     while True:
-        made = whole_turn(session, index)
+        turn_commit = whole_turn(session, index)
         kind = words.randrange(8)
         if kind == 0:
-            await refused(store.commit(SessionKey(name), 0, made), SessionFencedError)
+            await refused(store.commit(SessionKey(name), 0, turn_commit), SessionFencedError)
         if kind == 1 and index:
-            known = RunRecord(
+            stored_run = RunRecord(
                 run_id=f"{name}-{index - 1}",
                 session_id=name,
                 turn_index=index,
@@ -366,10 +370,12 @@ async def live(store: SQLStore, session: SessionRecord, words: random.Random) ->
                 first_seq=0,
                 created_at=0,
             )
-            await refused(store.commit(SessionKey(name), 1, replace(made, new_run=known)), DuplicateKeyError)
-        await store.commit(SessionKey(name), 1, made)
+            await refused(
+                store.commit(SessionKey(name), 1, replace(turn_commit, new_run=stored_run)), DuplicateKeyError
+            )
+        await store.commit(SessionKey(name), 1, turn_commit)
         print(name, index, flush=True)
-        session, index = made.session, index + 1
+        session, index = turn_commit.session, index + 1
 
 
 async def refused(call: Awaitable[None], kind: type[Exception]) -> None:
@@ -394,7 +400,7 @@ def test_a_kill_during_group_commits_loses_no_acknowledged_commit(url: str) -> N
         assert process.poll() is None
         process.kill()
         lines += process.out.readlines()
-    acknowledged = {f"s{at}": 0 for at in range(SESSIONS)}
+    acknowledged = {f"s{index}": 0 for index in range(SESSIONS)}
     for name, index in (line.split() for line in lines if line.endswith("\n")):
         assert int(index) == acknowledged[name], "acknowledged out of order"
         acknowledged[name] += 1
@@ -421,31 +427,31 @@ def count_begins(store: SQLStore) -> list[None]:
 async def test_sessions_created_at_once_share_a_transaction_and_are_refused_one_by_one(
     tmp_path: Path,
 ) -> None:
-    """In a file of SQLite. Those that a database refuses are told by themselves, too."""
+    """In a file of SQLite. Each session that a database refuses gets an error of its own."""
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
         await owned(store, 10)
         begun = count_begins(store)
-        made = [SessionRecord(session_id=f"s{at}") for at in range(5, 40)]
-        found = await together(
-            store, [*map(store.create, made), store.activate(SessionKey("s1")), store.activate(SessionKey("none"))]
+        records = [SessionRecord(session_id=f"s{index}") for index in range(5, 40)]
+        outcomes = await together(
+            store, [*map(store.create, records), store.activate(SessionKey("s1")), store.activate(SessionKey("none"))]
         )
         assert len(begun) == 1
-        assert [type(each) for each in found] == [
+        assert [type(outcome) for outcome in outcomes] == [
             *[SessionExistsError] * 5,
             *[SessionRecord] * 30,
             Activation,
             SessionNotFoundError,
         ]
-        assert found[35].session.epoch == 2
-        assert len({record.log for record in found[5:35]}) == 30 and await store.count() == 40
+        assert outcomes[35].session.epoch == 2
+        assert len({record.log for record in outcomes[5:35]}) == 30 and await store.count() == 40
         strange = SessionRecord(session_id="strange", metadata=freeze({"x": "\ud800"}))
-        later = [SessionRecord(session_id=f"later{at}") for at in range(3)]
-        found = await together(
+        later = [SessionRecord(session_id=f"later{index}") for index in range(3)]
+        outcomes = await together(
             store, [*map(store.create, later), store.create(strange), store.activate(SessionKey("s1"))]
         )
-        assert [type(each) for each in found] == [*[SessionRecord] * 3, StoreError, Activation]
-        assert found[4].session.epoch == 3, "what shares a transaction with one that fails is done once"
-        assert [(await store.get(record.key)).log for record in later] == [record.log for record in found[:3]]
+        assert [type(outcome) for outcome in outcomes] == [*[SessionRecord] * 3, StoreError, Activation]
+        assert outcomes[4].session.epoch == 3, "what shares a transaction with one that fails is done once"
+        assert [(await store.get(record.key)).log for record in later] == [record.log for record in outcomes[:3]]
 
 
 async def test_all_commits_that_wait_for_a_locked_file_fail_after_one_timeout(tmp_path: Path) -> None:
@@ -453,14 +459,14 @@ async def test_all_commits_that_wait_for_a_locked_file_fail_after_one_timeout(tm
 
     store = SQLStore(f"sqlite:///{tmp_path}/store.db", lock_timeout_s=0.3)
     await owned(store, 1)
-    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    made = [SessionRecord(session_id=f"new{at}") for at in range(40)]
-    found = await together(store, [*map(store.create, made), store.activate(SessionKey("s0"))])
-    assert {type(each) for each in found} == {StoreError}
-    assert all("database is locked" in str(each) for each in found), "one has waited for all"
-    other.close()
-    assert [(await store.create(record)).session_id for record in made][-1] == "new39"
+    connection = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    records = [SessionRecord(session_id=f"new{index}") for index in range(40)]
+    outcomes = await together(store, [*map(store.create, records), store.activate(SessionKey("s0"))])
+    assert {type(outcome) for outcome in outcomes} == {StoreError}
+    assert all("database is locked" in str(outcome) for outcome in outcomes), "one has waited for all"
+    connection.close()
+    assert [(await store.create(record)).session_id for record in records][-1] == "new39"
     await store.close()
 
 

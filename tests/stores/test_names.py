@@ -147,8 +147,8 @@ def test_langgraphs_store_refuses_such_a_name_before_anything_is_done(name: str,
 
 @pytest.mark.parametrize("name", BAD.values(), ids=BAD)
 def test_langgraphs_saver_refuses_such_a_name(name: str, sql_url: str) -> None:
-    def config(**named: str) -> Any:
-        return {"configurable": {"thread_id": "t", "checkpoint_ns": "", **named}}
+    def config(**options: str) -> Any:
+        return {"configurable": {"thread_id": "t", "checkpoint_ns": "", **options}}
 
     def checkpoint(channel: str) -> Any:
         return {"id": "1", "channel_values": {channel: 1}, "channel_versions": {channel: "1"}, "versions_seen": {}}
@@ -173,7 +173,7 @@ REACHED = "is it reachable"
 
 
 async def test_a_server_that_was_reached_is_not_asked_whether_it_is(database: str, redis_server: Any) -> None:
-    """What it answers says what to do."""
+    """Its answer names the remedy."""
     with psycopg.connect(database, autocommit=True) as connection:
         for statement in (
             "SELECT 1/0",
@@ -207,6 +207,6 @@ async def test_a_server_that_was_reached_is_not_asked_whether_it_is(database: st
             (key,) = client.keys("*:meta")
             client.delete(key)
             client.set(key, "x")
-            with pytest.raises(StoreError, match="something else has written") as wrong:
+            with pytest.raises(StoreError, match="something else has written") as refusal:
                 await store.get(SessionKey("s"))
-            assert REACHED not in str(wrong.value)
+            assert REACHED not in str(refusal.value)

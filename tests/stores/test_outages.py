@@ -54,24 +54,24 @@ async def test_a_restart_loses_no_acknowledged_commit_and_connections_are_replac
     """`immediate` is a crash. A commit of unknown outcome is there or not, never in part."""
 
     store = SQLStore(postgres_server.url())
-    sessions = [await own(store, f"s{at}") for at in range(6)]
+    sessions = [await own(store, f"s{index}") for index in range(6)]
     counts = [0] * 6
     is_over = asyncio.Event()
     errors: list[str] = []
 
-    async def write(at: int) -> None:
-        session = sessions[at]
+    async def write(index: int) -> None:
+        session = sessions[index]
         while not is_over.is_set():
-            commit = whole_turn(session, counts[at])
+            commit = whole_turn(session, counts[index])
             try:
                 await store.commit(session.key, 1, commit)
             except StoreError as error:
                 errors.append(str(error))
                 stored = await again(partial(store.get, session.key))
-                if stored.next_index == counts[at]:
+                if stored.next_index == counts[index]:
                     continue
             session = commit.session
-            counts[at] += 1
+            counts[index] += 1
 
     async def progress() -> None:
         goal = [count + 3 for count in counts]
@@ -86,19 +86,19 @@ async def test_a_restart_loses_no_acknowledged_commit_and_connections_are_replac
                 errors.append(str(error))
                 await asyncio.sleep(0.01)
 
-    writing = [asyncio.create_task(write(at)) for at in range(6)]
+    writing = [asyncio.create_task(write(index)) for index in range(6)]
     await progress()
     await asyncio.to_thread(postgres_server.restart, mode)
     await progress()
     is_over.set()
     await asyncio.gather(*writing)
     assert errors and all("is it reachable, writable and a turnwise store?" in error for error in errors)
-    assert [await stored_turns(store, f"s{at}") for at in range(6)] == counts
+    assert [await stored_turns(store, f"s{index}") for index in range(6)] == counts
     await store.close()
 
 
 async def test_calls_to_a_frozen_server_fail_and_succeed_when_it_continues(postgres_server: PostgresServer) -> None:
-    """However many wait for one connection: what was not begun in time is not begun."""
+    """However many calls wait for one connection, a call that did not begin in time does not begin later."""
     url = postgres_server.url(statement_timeout=2000, idle_in_transaction_session_timeout=60_000)
     store = SQLStore(url, lock_timeout_s=0.5, connections=1)
     session = await own(store)
@@ -139,14 +139,14 @@ async def test_calls_that_wait_for_a_lock_fail_in_time(lock: str, postgres_serve
     url = postgres_server.url()
     store = SQLStore(url, lock_timeout_s=2.0)
     session = await own(store)
-    other = psycopg.connect(url)
-    other.execute(lock.encode())
+    connection = psycopg.connect(url)
+    connection.execute(lock.encode())
     for verb in (store.activate(SessionKey("s")), store.commit(SessionKey("s"), 1, whole_turn(session, 0))):
         with pytest.raises(
             StoreError, match=r"canceling statement due to .* timeout; another transaction holds its locks"
         ):
             await verb
-    other.close()
+    connection.close()
     await store.commit(SessionKey("s"), 1, whole_turn(session, 0))
     assert await stored_turns(store, "s") == 1 and (await store.get(SessionKey("s"))).epoch == 1
     await store.close()
@@ -185,11 +185,11 @@ def settings_of(store: SQLStore) -> tuple[list[str], float | None]:
     """Return the timeouts of a connection, and after how much silence it is given up."""
     with store._engine.connect() as connection:
         names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
-        found = [str(connection.exec_driver_sql(f"SHOW {name}").scalar()) for name in names]
+        timeouts = [str(connection.exec_driver_sql(f"SHOW {name}").scalar()) for name in names]
         driver: Any = connection.connection.dbapi_connection
         silence_s = driver.silence_s
     store._engine.dispose()
-    return found, silence_s
+    return timeouts, silence_s
 
 
 def test_timeouts_set_by_the_server_or_the_url_are_kept(postgres_server: PostgresServer) -> None:
@@ -203,7 +203,7 @@ def test_timeouts_set_by_the_server_or_the_url_are_kept(postgres_server: Postgre
 
 
 async def test_a_migration_has_no_time_limit(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the server nor the client limits its steps; both limit what comes behind it, as before."""
+    """Neither the server nor the client limits its steps; both limit later calls, as before."""
     patience: list[float | None] = []
     wait: Any = PostgresConnection.wait
 
@@ -260,9 +260,9 @@ async def test_sessions_on_a_full_disk_can_be_read_and_continue_when_there_is_sp
     await core.admission.start(["and on " * 20_000], run_id="next")
     outcome = await core.reads.wait("next")
     assert outcome.run.state == "completed"
-    found = await audit(store, ["s"])
-    found.check()
-    assert found.counts["runs"] == 2
+    report = await audit(store, ["s"])
+    report.check()
+    assert report.counts["runs"] == 2
     await store.close()
 
 
@@ -297,20 +297,20 @@ def test_a_log_that_cannot_grow_refuses_the_commit_whole(tmp_path: Path) -> None
 
 
 async def test_calls_that_wait_for_a_locked_file_fail_in_time_and_later_ones_succeed(tmp_path: Path) -> None:
-    """Not one after the other, each after a time of its own."""
+    """They all fail after one timeout, not one after the other."""
 
     store = SQLStore(f"sqlite:///{tmp_path}/store.db", lock_timeout_s=0.2)
-    for at in range(50):
-        await store.create(SessionRecord(session_id=f"s{at}"))
-    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    verbs = (store.delete(SessionKey(f"s{at}")) for at in range(50))
+    for index in range(50):
+        await store.create(SessionRecord(session_id=f"s{index}"))
+    connection = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    verbs = (store.delete(SessionKey(f"s{index}")) for index in range(50))
     outcomes = await asyncio.gather(*verbs, return_exceptions=True)
     assert all(isinstance(outcome, StoreError) for outcome in outcomes)
     assert "database is locked; another transaction holds its locks" in str(outcomes[0])
     assert sum("did not begin within 0.2 s" in str(outcome) for outcome in outcomes) >= 45
-    other.close()
-    assert {(await store.activate(SessionKey(f"s{at}"))).session.epoch for at in range(50)} == {1}
+    connection.close()
+    assert {(await store.activate(SessionKey(f"s{index}"))).session.epoch for index in range(50)} == {1}
     await store.close()
 
 
@@ -330,23 +330,23 @@ def filled(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("what", ["deleted", "replaced"])
-async def test_a_deleted_or_replaced_file_is_refused_until_it_is_restored(what: str, filled: Path) -> None:
+@pytest.mark.parametrize("damage", ["deleted", "replaced"])
+async def test_a_deleted_or_replaced_file_is_refused_until_it_is_restored(damage: str, filled: Path) -> None:
     """Writes to a deleted file would be lost. No new file is created in its place."""
-    kept, other = filled.with_name("kept.db"), filled.with_name("other.db")
+    original, copy = filled.with_name("kept.db"), filled.with_name("other.db")
 
     def take_away() -> None:
-        filled.rename(kept)
-        if what == "replaced":
-            shutil.copy(kept, other)
-            shutil.copy(kept, filled)
+        filled.rename(original)
+        if damage == "replaced":
+            shutil.copy(original, copy)
+            shutil.copy(original, filled)
 
     def put_back() -> None:
-        if what == "deleted":
+        if damage == "deleted":
             assert not filled.exists()
         else:
-            assert filled.read_bytes() == other.read_bytes()
-        kept.rename(filled)
+            assert filled.read_bytes() == copy.read_bytes()
+        original.rename(filled)
 
     store, name = SQLStore(f"sqlite:///{filled}"), filled.name
     session = await store.get(SessionKey("s"))
@@ -356,7 +356,7 @@ async def test_a_deleted_or_replaced_file_is_refused_until_it_is_restored(what: 
         store.activate(SessionKey("s")),
         store.commit(SessionKey("s"), 1, whole_turn(session, 40)),
     ):
-        with pytest.raises(StoreError, match=f"{name}: the database file was {what} while it was open: restore it"):
+        with pytest.raises(StoreError, match=f"{name}: the database file was {damage} while it was open: restore it"):
             await verb
     put_back()
     await store.commit(SessionKey("s"), 1, whole_turn(session, 40))
@@ -380,7 +380,7 @@ async def test_a_commit_to_a_file_that_is_deleted_meanwhile_is_not_acknowledged(
 
 
 async def all_of(store: SQLStore) -> list[Any]:
-    """Return what reads of all kinds say, each the answer or its error."""
+    """Return the answer or the error of a read of each kind."""
     verbs: list[Callable[[], Awaitable[Any]]] = [
         lambda: store.get(SessionKey("s")),
         lambda: store.turns(SessionKey("s")),
@@ -405,30 +405,30 @@ def test_a_damaged_file_gives_errors_and_never_wrong_answers(filled: Path) -> No
 
     With `make races` all of this is done to each.
 
-    SQLite has no checksums: that something is missing from a page that still looks like one, nobody can tell.
+    SQLite has no checksums, so a missing row in a page that looks valid cannot be detected.
     """
-    whole, url = filled.read_bytes(), f"sqlite:///{filled}"
-    right = using(url, all_of)
-    assert not any(isinstance(answer, StoreError) for answer in right)
-    size = int.from_bytes(whole[16:18])
+    content, url = filled.read_bytes(), f"sqlite:///{filled}"
+    undamaged_answers = using(url, all_of)
+    assert not any(isinstance(answer, StoreError) for answer in undamaged_answers)
+    size = int.from_bytes(content[16:18])
     damages = []
-    for number, at in enumerate(range(0, len(whole), size)):
-        overwritten = (whole[:at] + page + whole[at + size :] for page in (b"\xff" * size, bytes(size)))
-        ways = [*overwritten, whole[: at + size // 2]]
+    for number, offset in enumerate(range(0, len(content), size)):
+        overwritten = (content[:offset] + page + content[offset + size :] for page in (b"\xff" * size, bytes(size)))
+        ways = [*overwritten, content[: offset + size // 2]]
         damages += ways if share(3) == 3 else [ways[number % 3]]
     noticed = 0
     for damaged in damages:
         filled.write_bytes(damaged)
-        found = using(url, all_of)
+        answers = using(url, all_of)
         assert filled.read_bytes() == damaged
-        for answer, expected in zip(found, right, strict=True):
+        for answer, expected in zip(answers, undamaged_answers, strict=True):
             assert answer == expected or isinstance(answer, StoreError)
-        errors = [str(answer) for answer in found if isinstance(answer, StoreError)]
+        errors = [str(answer) for answer in answers if isinstance(answer, StoreError)]
         assert all("store.db: " in error or "corrupt record" in error for error in errors)
         noticed += bool(errors)
     assert noticed > len(damages) // 2  # the others are of pages that these reads do not need
-    filled.write_bytes(whole)
-    assert using(url, all_of) == right
+    filled.write_bytes(content)
+    assert using(url, all_of) == undamaged_answers
 
 
 def test_tables_without_a_version_are_refused(filled: Path) -> None:
@@ -448,7 +448,7 @@ def test_tables_without_a_version_are_refused(filled: Path) -> None:
 
 
 class AwayStore(InMemoryStore):
-    """Refuses commits, and activations, while it is away."""
+    """Refuses commits and activations while it is unavailable."""
 
     is_away = False
 
@@ -471,14 +471,14 @@ async def test_followers_of_a_run_do_not_see_an_end_that_cannot_be_stored() -> N
     core = SessionCore(SessionKey("s"), store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
     await core.admission.start(["slow 5"], run_id="run")
     store.is_away = True
-    seen: list[Event] = []
+    followed: list[Event] = []
 
     async def follow() -> None:
         done = False
         while not done:
-            after = seen[-1].seq if seen else 0
+            after = followed[-1].seq if followed else 0
             events, _, done = await core.reads.events(after, run_id="run", timeout_s=0.3)
-            seen.extend(events)
+            followed.extend(events)
 
     following = asyncio.create_task(follow())
     with pytest.raises(StoreError, match="away"):
@@ -487,12 +487,12 @@ async def test_followers_of_a_run_do_not_see_an_end_that_cannot_be_stored() -> N
         await following
     store.is_away = False
     await follow()
-    assert seen[-1].kind == "run_interrupted"
+    assert followed[-1].kind == "run_interrupted"
     (await audit(store, ["s"])).check()
 
 
 async def test_an_idle_process_that_cannot_reach_its_store_exits_when_the_store_is_back() -> None:
-    """What its memories have is noted before it goes: that is a commit, which may fail."""
+    """Before it exits it stores which turns its memories have. This commit may fail."""
 
     store, has_left = AwayStore(), asyncio.Event()
     await store.create(SessionRecord(session_id="s"))
@@ -503,15 +503,15 @@ async def test_an_idle_process_that_cannot_reach_its_store_exits_when_the_store_
     )
     await host.call(verbs.info().to(SessionRef(SessionKey("s"))).pickled())
     assert host._resident
-    core, tried = host._resident.core, asyncio.Event()
+    core, commit_tried = host._resident.core, asyncio.Event()
 
     async def store_mark() -> None:
-        tried.set()
+        commit_tried.set()
         await core.transactor.commit(core.state.journal.session)
 
     core.ingestion.store_mark = store_mark  # type: ignore[method-assign]
     store.is_away = True
-    await tried.wait()
+    await commit_tried.wait()
     assert not has_left.is_set()
     store.is_away = False
     await has_left.wait()

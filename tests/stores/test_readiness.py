@@ -47,7 +47,7 @@ async def test_a_check_for_writes_leaves_nothing_and_refuses_a_closed_store(stor
 
 
 async def fill_up(store: SQLStore) -> None:
-    """Let a SQLite file have no more pages than it has, and use what is free in them."""
+    """Do not let a SQLite file grow, and fill the free space in its pages."""
     owner = await own(store, "t")
     await owner.commit("first")
     limit_pages(store, 1)
@@ -72,7 +72,7 @@ async def test_a_full_sqlite_file_is_not_writable_until_there_is_space(tmp_path:
 
 
 async def fill(url: str) -> None:
-    """Commit until a file cannot grow; then ask the store, and again when it can."""
+    """Commit until a file cannot grow; then check the store, and check it again when the file can grow."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     store = SQLStore(url)
     session = (await own(store)).session
@@ -99,9 +99,9 @@ def test_a_log_that_cannot_grow_is_not_writable(tmp_path: Path) -> None:
     """The disk is full, or the quota used up."""
     url = f"sqlite:///{tmp_path}/store.db"
     with Fork(lambda: asyncio.run(fill(url))) as process:
-        told = process.out.read()
+        output = process.out.read()
         assert process.wait() == 0
-    assert "refused: store" in told and told.strip().endswith("writable")
+    assert "refused: store" in output and output.strip().endswith("writable")
 
 
 async def test_a_postgresql_that_only_reads_is_not_writable(database: str) -> None:
@@ -120,7 +120,7 @@ async def test_a_redis_that_is_full_or_cannot_save_is_not_writable(redis_url: st
     async with closing(RedisStore(redis_url)) as store:
         await eventful(store)
         with redis_server.client as client:
-            for setting, value, other, word in (
+            for setting, value, reset, word in (
                 ("maxmemory", "1", "0", "out of memory"),
                 ("min-replicas-to-write", "1", "0", "NOREPLICAS"),
             ):
@@ -131,7 +131,7 @@ async def test_a_redis_that_is_full_or_cannot_save_is_not_writable(redis_url: st
                         await store.try_writing()
                     assert await store.count() == 1
                 finally:
-                    client.config_set(setting, other)
+                    client.config_set(setting, reset)
             await store.try_writing()
             assert not client.keys("*probe*")
 
@@ -153,15 +153,15 @@ class Manager:
             raise StoreError("the disk is full")
 
 
-async def test_who_asks_during_a_check_gets_its_outcome() -> None:
+async def test_callers_during_a_check_get_its_outcome() -> None:
     manager = Manager()
     service: Any = type("Services", (), {"manager": manager})
     readiness = Readiness(cast(Service, service))
-    asked = [asyncio.ensure_future(readiness.check()) for _ in range(10)]
+    checks = [asyncio.ensure_future(readiness.check()) for _ in range(10)]
     await asyncio.sleep(0)
-    asked.pop().cancel()
+    checks.pop().cancel()
     manager.goes_on.set()
-    await asyncio.gather(*asked)
+    await asyncio.gather(*checks)
     assert manager.checks == 1
     manager.is_full = True
     with pytest.raises(StoreError, match="full"):
@@ -172,21 +172,21 @@ async def test_who_asks_during_a_check_gets_its_outcome() -> None:
 
 
 @pytest.mark.parametrize("side", ["wal", "shm"])
-@pytest.mark.parametrize("what", ["deleted", "replaced"])
+@pytest.mark.parametrize("change", ["deleted", "replaced"])
 @pytest.mark.parametrize("kind", ON_SQL)
 async def test_a_log_of_sqlites_that_goes_while_it_is_open_is_noticed(
-    kind: str, what: str, side: str, tmp_path: Path
+    kind: str, change: str, side: str, tmp_path: Path
 ) -> None:
-    """What is written to it after that would be lost, and acknowledged."""
+    """Later commits to it would be acknowledged and lost."""
     make, fill_it = ON_SQL[kind]
     async with closing(make(f"sqlite:///{tmp_path}/store.db")) as store:
         verbs = await fill_it(store)
         log = tmp_path / f"store.db-{side}"
         log.rename(tmp_path / "kept")
-        if what == "replaced":
+        if change == "replaced":
             log.write_bytes((tmp_path / "kept").read_bytes())
         for verb in verbs.values():
-            with pytest.raises(StoreError, match=rf"\(-{side}\) was {what} while it was open"):
+            with pytest.raises(StoreError, match=rf"\(-{side}\) was {change} while it was open"):
                 await verb()
         log.unlink(missing_ok=True)
         (tmp_path / "kept").rename(log)
@@ -214,8 +214,8 @@ async def test_other_stores_of_a_sqlite_file_come_and_go(tmp_path: Path) -> None
         async with closing(SQLStore(url)) as store:
             await own(store)
             for _ in range(3):
-                async with closing(SQLStore(url)) as other:
-                    assert await other.count() == 1
+                async with closing(SQLStore(url)) as second:
+                    assert await second.count() == 1
             await store.delete(SessionKey("s"))
             await store.scrub()
             assert await store.count() == 0

@@ -20,19 +20,19 @@ def test_pages_go_on_behind_the_last_record_until_there_are_none() -> None:
     assert asyncio.run(main()) == [[2, 5], [8, 9]]
 
 
-def test_others_have_the_event_loop_between_two_pages() -> None:
+def test_other_tasks_run_between_two_pages() -> None:
     steps: list[Any] = []
 
     async def read(after: int) -> list[int]:
         return [after + 1] if after < 3 else []
 
-    async def others() -> None:
+    async def other_work() -> None:
         while len(steps) < 5:
             steps.append("other")
             await asyncio.sleep(0)
 
     async def main() -> None:
-        task = asyncio.create_task(others())
+        task = asyncio.create_task(other_work())
         async for (number,) in pages(read, 0, lambda number: number):
             steps.append(number)
         await task
@@ -42,8 +42,8 @@ def test_others_have_the_event_loop_between_two_pages() -> None:
 
 
 def test_pages_by_cursor_end_with_the_page_without_one_and_keep_what_is_unreadable() -> None:
-    lost = SessionKey("lost")
-    unreadable: Page[int] = Page((), "b", (lost,))
+    unreadable_key = SessionKey("lost")
+    unreadable: Page[int] = Page((), "b", (unreadable_key,))
     stored = {None: Page((1,), "a"), "a": unreadable, "b": Page((2,), None)}
 
     async def read(cursor: str | None) -> Page[int]:

@@ -63,22 +63,22 @@ def using(url: str, use: Callable[[RedisStore], Awaitable[Any]], **settings: Any
 
 def everything(server: RedisServer) -> dict[str, Any]:
     """Return all keys of the store and what they have."""
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     with server.client as client:
         for name in client.scan_iter(f"{BASE}:*", count=10_000):
             kind: Any = client.type(name)
             is_hash = kind == b"hash"
             raw: Any = client.hgetall(name) if is_hash else client.zrange(name, 0, -1, withscores=True)
             values = raw.items() if is_hash else raw
-            found[name.decode().removeprefix(f"{BASE}:")] = {
-                each.decode(errors="surrogatepass"): value if isinstance(value, float) else value.decode("latin-1")
-                for each, value in values
+            keys[name.decode().removeprefix(f"{BASE}:")] = {
+                field.decode(errors="surrogatepass"): value if isinstance(value, float) else value.decode("latin-1")
+                for field, value in values
             }
-    return found
+    return keys
 
 
 def audit(server: RedisServer) -> int:
-    """Return how many sessions there are; fails unless every key says the same of each and there is no other key."""
+    """Return the number of sessions. Fails unless all keys agree about each session and there is no other key."""
     keys = everything(server)
     lookup = {number: home for number, home in keys.items() if number.isdigit()}
     expected: dict[str, Any] = {"meta": keys.get("meta", {}), "ids": {}, "runs": {}, "unsettled": {}, "expiring": {}}
@@ -128,9 +128,14 @@ def audit(server: RedisServer) -> int:
     for log, spans in lent.items():
         expected[f"{log}:lent"] = spans
         numbers = [[int(number) for number in text.split()] for text in spans.values()]
-        kept = {at for each in numbers for first in range(0, len(each), 2) for at in range(*each[first : first + 2])}
+        held_positions = {
+            number
+            for span_numbers in numbers
+            for first in range(0, len(span_numbers), 2)
+            for number in range(*span_numbers[first : first + 2])
+        }
         blocks = keys[f"{log}:log"]
-        assert kept <= set(map(int, blocks)) and (log in lookup or kept == set(map(int, blocks)))
+        assert held_positions <= set(map(int, blocks)) and (log in lookup or held_positions == set(map(int, blocks)))
         expected[f"{log}:log"] = blocks
     sums = {place: unpack_usage(packed.encode("latin-1")) for place, packed in keys.pop("spent", {}).items()}
     assert sums == {place: usage for place, usage in spent.items() if usage != Usage()}
@@ -141,7 +146,7 @@ def audit(server: RedisServer) -> int:
 # It is what the store in memory is
 
 
-def told(page: Page[Any] | Any) -> Any:
+def comparable(page: Page[Any] | Any) -> Any:
     if isinstance(page, Activation):
         return replace(page, now=0.0)
     return (list(page), page.cursor) if isinstance(page, Page) else page
@@ -149,7 +154,7 @@ def told(page: Page[Any] | Any) -> Any:
 
 async def outcome(verb: Callable[[SessionStore], Awaitable[Any]], store: SessionStore) -> Any:
     try:
-        return told(await verb(store))
+        return comparable(await verb(store))
     except TurnwiseError as error:
         return type(error), getattr(error, "session_id", None)
 
@@ -163,17 +168,19 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
         monkeypatch.setattr(module, "new_jump", lambda: 2)
     chance = random.Random(seed)
     serial = iter(range(10_000))
-    names = [SessionKey(f"s{at % 4}", "uv"[at // 4]) for at in range(8)]
-    known: dict[SessionKey, SessionRecord] = {}
+    names = [SessionKey(f"s{index % 4}", "uv"[index // 4]) for index in range(8)]
+    sessions: dict[SessionKey, SessionRecord] = {}
 
-    def one() -> tuple[SessionKey, SessionRecord]:
+    def any_session() -> tuple[SessionKey, SessionRecord]:
         name = chance.choice(names)
-        return name, known.get(name, a_session(*name))
+        return name, sessions.get(name, a_session(*name))
 
     def spans() -> tuple[Span, ...]:
-        some = chance.choices([*known.values()] or [a_session("none", log="77")], k=2)
+        some_sessions = chance.choices([*sessions.values()] or [a_session("none", log="77")], k=2)
         return tuple(
-            Span(each.log, start, start + chance.randint(0, 2)) for each in some for start in [chance.randint(0, 3)]
+            Span(session.log, start, start + chance.randint(0, 2))
+            for session in some_sessions
+            for start in [chance.randint(0, 3)]
         )
 
     def usage() -> Usage:
@@ -195,7 +202,7 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
         return lambda store: store.create(session, turn, also)
 
     def committed() -> Callable[[SessionStore], Awaitable[Any]]:
-        name, old = one()
+        name, old = any_session()
         blocks = [f"block {next(serial)}" for _ in range(chance.randint(0, 3))]
         session = old.committed(
             log_size=old.log_size + len(blocks),
@@ -210,17 +217,17 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
         number = next(serial)
         new = a_run(f"r{chance.choice((number, 3))}", number, chance.choice(runs_), **name._asdict())
         new = replace(new, idempotency_key=chance.choice((None, f"k{number % 7}")))
-        again = [replace(run, state=chance.choice(runs_)) for run in runs.get(name, []) if chance.random() < 0.3]
+        changed_runs = [replace(run, state=chance.choice(runs_)) for run in runs.get(name, []) if chance.random() < 0.3]
         commit = Commit(
             session=session,
             blocks=blocks,
             turns=[a_turn(chance.randint(0, 6), status=chance.choice(turns), created_at=float(next(serial)))],
             dropped_turns=[chance.randint(0, 6)] if chance.random() < 0.3 else [],
             new_run=chance.choice((None, new)),
-            runs=again,
+            runs=changed_runs,
             events=[
-                an_event(old.seq + each, chance.choice((None, f"e{chance.randint(0, 30)}")), **name._asdict())
-                for each in range(chance.randint(0, 3))
+                an_event(old.seq + number, chance.choice((None, f"e{chance.randint(0, 30)}")), **name._asdict())
+                for number in range(chance.randint(0, 3))
             ],
             forget_events=chance.choice((0, 0, old.seq - 5 if old.seq > 5 else 0)),
         )
@@ -230,14 +237,14 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
     runs: dict[SessionKey, list[RunRecord]] = {}
 
     def verb() -> Callable[[SessionStore], Awaitable[Any]]:
-        name, _ = one()
+        name, _ = any_session()
         after, limit = chance.randint(-1, 20), chance.randint(1, 4)
         filters: dict[str, Any] = {"user_id": chance.choice((None, "u", "v")), "agent": chance.choice((None, "a"))}
         status: Any = chance.choice((None, "active", "ended"))
         order_by: SessionOrder = chance.choice(("created_at", "updated_at"))
         cursor = chance.choice((None, f"{chance.choice((0.0, 1.0, 5.0, 9.0))}:{chance.randint(0, 30)}"))
         page: dict[str, Any] = {"cursor": cursor, "limit": limit}
-        wanted = spans()
+        wanted_spans = spans()
         reads: list[Callable[[SessionStore], Awaitable[Any]]] = [
             lambda store: store.query(**filters, status=status, order_by=order_by, **page),
             lambda store: store.query(**filters, status=status, order_by=order_by, **page),
@@ -248,7 +255,7 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
             lambda store: store.turns(name, after=after, limit=limit),
             lambda store: store.runs(name, after=after * 50, limit=limit),
             lambda store: store.events(name, after=after * 5, limit=limit),
-            lambda store: store.blocks(wanted),
+            lambda store: store.blocks(wanted_spans),
             lambda store: store.event_of_key(name, f"e{after}"),
             lambda store: store.run_of_key(name, f"k{limit}"),
             lambda store: store.run("r3"),
@@ -257,7 +264,7 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
             return chance.choice(reads)
         epoch = chance.choice((None, 1))
         write = chance.random()
-        if write < 0.2 or not known:
+        if write < 0.2 or not sessions:
             return created()
         if write < 0.3:
             return lambda store: store.activate(name)
@@ -271,15 +278,15 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
             assert await outcome(call, store) == expected, step
             for name in names:
                 try:
-                    known[name] = await model.get(name)
+                    sessions[name] = await model.get(name)
                     runs[name] = await model.runs(name)
                 except SessionNotFoundError:
-                    known.pop(name, None)
+                    sessions.pop(name, None)
             if step % 40 == 39:
-                for name in known:
+                for name in sessions:
                     assert await state_of(store, name) == await state_of(model, name), step
-                assert audit(redis_server) == len(known)
-        for name in [*known]:
+                assert audit(redis_server) == len(sessions)
+        for name in [*sessions]:
             await store.delete(name)
     assert set(everything(redis_server)) == {"meta"}
 
@@ -299,13 +306,13 @@ def step_of(owner: Owner, number: int) -> dict[str, Any]:
 
 
 async def steps_of(store: SessionStore, name: str) -> int:
-    """Return how many such commits a session has; fails unless each is there whole, and once."""
+    """Return how many such commits a session has. Fails unless each is stored whole, and once."""
     session, blocks, turns, runs, events = await state_of(store, name)
     assert isinstance(session, SessionRecord)
     count = session.log_size
-    assert blocks == [*(f"block {at}" for at in range(count)), "missing", "missing"]
-    assert turns == [a_turn(at, status="completed") for at in range(count)]
-    assert [run.run_id for run in runs] == [f"{name}.{at}" for at in range(count)]  # type: ignore[attr-defined]
+    assert blocks == [*(f"block {index}" for index in range(count)), "missing", "missing"]
+    assert turns == [a_turn(index, status="completed") for index in range(count)]
+    assert [run.run_id for run in runs] == [f"{name}.{index}" for index in range(count)]  # type: ignore[attr-defined]
     assert [event.seq for event in events] == [*range(1, 2 * count + 1)]  # type: ignore[attr-defined]
     assert session.usage == Usage(calls=count)
     return count
@@ -317,7 +324,7 @@ def test_after_a_kill_of_the_server_each_acknowledged_commit_is_stored_once_and_
 ) -> None:
     """Case 65."""
     server = own_server()
-    done = {f"s{at}": 0 for at in range(20)}
+    done = {f"s{index}": 0 for index in range(20)}
 
     async def load(store: RedisStore) -> list[Any]:
         async def write(name: str) -> None:
@@ -334,15 +341,15 @@ def test_after_a_kill_of_the_server_each_acknowledged_commit_is_stored_once_and_
         total = 0
         for name, least in done.items():
             try:
-                found = await steps_of(store, name)
+                count = await steps_of(store, name)
             except SessionNotFoundError:
-                found = 0
-            assert least <= found <= least + 1
-            total += found
-            if found:
+                count = 0
+            assert least <= count <= least + 1
+            total += count
+            if count:
                 owner = Owner(store, (await store.activate(SessionKey(name))).session)
-                await owner.commit(f"block {found}", **step_of(owner, found))
-                assert await steps_of(store, name) == found + 1
+                await owner.commit(f"block {count}", **step_of(owner, count))
+                assert await steps_of(store, name) == count + 1
                 total += 1
         assert await store.usage() == Usage(calls=total)
 
@@ -366,21 +373,21 @@ async def test_a_lost_answer_is_an_error_and_the_commit_is_not_repeated(
         owner = await eventful(store)
         commit = of_everything(owner)
         line.lose = 1
-        with pytest.raises(StoreError) as lost:
+        with pytest.raises(StoreError) as error:
             await store.commit(SessionKey("s"), 1, commit)
-        assert type(lost.value) is StoreError and line.lose == 0
+        assert type(error.value) is StoreError and line.lose == 0
         assert await state_of(store, "s") == state_after(commit)
         with pytest.raises(SessionFencedError):
             await store.commit(SessionKey("s"), 1, commit)
-        again = replace(commit, session=commit.session.committed(log_size=6))
+        repeated = replace(commit, session=commit.session.committed(log_size=6))
         with pytest.raises(DuplicateKeyError):
-            await store.commit(SessionKey("s"), 1, again)
+            await store.commit(SessionKey("s"), 1, repeated)
         read = store.state
 
         async def read_and_lose_the_next_answer(key: SessionKey) -> Activation:
-            found = await read(key)
+            activation = await read(key)
             line.lose = 1
-            return found
+            return activation
 
         store.state = read_and_lose_the_next_answer  # type: ignore[method-assign]
         with pytest.raises(StoreError):
@@ -439,9 +446,9 @@ async def test_a_server_that_does_not_answer_is_an_error_within_the_timeout(own_
             with pytest.raises(StoreError, match="Timeout"):
                 await owner.commit("block 0", **step_of(owner, 0))
         owner = Owner(store, (await store.activate(SessionKey("s"))).session)
-        found = await steps_of(store, "s")
-        await owner.commit(f"block {found}", **step_of(owner, found))
-        assert await steps_of(store, "s") == found + 1
+        count = await steps_of(store, "s")
+        await owner.commit(f"block {count}", **step_of(owner, count))
+        assert await steps_of(store, "s") == count + 1
     audit(server)
 
 
@@ -487,30 +494,33 @@ async def test_a_stale_owner_writes_nothing_however_many_commits_it_has_started(
 ) -> None:
     """Cases 47 and 64."""
 
-    store, other = RedisStore(redis_url), RedisStore(redis_url, connections=1)
+    store, new_store = RedisStore(redis_url), RedisStore(redis_url, connections=1)
     old = await own(store)
     for round_ in range(5):
         first = old.session.log_size
         late = [
             store.commit(
-                SessionKey("s"), old.session.epoch, replace(old.prepare(f"late {at}"), events=[an_event(900 + at)])
+                SessionKey("s"),
+                old.session.epoch,
+                replace(old.prepare(f"late {number}"), events=[an_event(900 + number)]),
             )
-            for at in range(10)
+            for number in range(10)
         ]
         outcomes = asyncio.gather(*late, return_exceptions=True)
-        new = Owner(other, (await other.activate(SessionKey("s"))).session)
-        size, events = new.session.log_size, await other.events(SessionKey("s"), after=899)
+        new = Owner(new_store, (await new_store.activate(SessionKey("s"))).session)
+        size, events = new.session.log_size, await new_store.events(SessionKey("s"), after=899)
         errors = [error for error in await outcomes if error is not None]
         assert len(errors) == 10 - (size - first) and size - first == len(events) <= 1, round_
         assert {type(error) for error in errors} <= {SessionFencedError, StoreError}
         assert (
-            await other.get(SessionKey("s")) == new.session and await other.events(SessionKey("s"), after=899) == events
+            await new_store.get(SessionKey("s")) == new.session
+            and await new_store.events(SessionKey("s"), after=899) == events
         )
         await new.commit("x", forget_events=2000)
         with pytest.raises(SessionFencedError):
             await store.commit(SessionKey("s"), old.session.epoch, old.prepare("late"))
         old = new
-    await asyncio.gather(store.close(), other.close())
+    await asyncio.gather(store.close(), new_store.close())
     audit(redis_server)
 
 
@@ -519,8 +529,8 @@ async def test_a_stale_owner_writes_nothing_however_many_commits_it_has_started(
 
 def calls_of(server: RedisServer) -> dict[str, int]:
     with server.client as client:
-        found: Any = client.info("commandstats")
-    return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in found.items()}
+        statistics: Any = client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in statistics.items()}
 
 
 def test_the_cost_of_a_page_does_not_depend_on_the_number_of_sessions(
@@ -530,11 +540,11 @@ def test_the_cost_of_a_page_does_not_depend_on_the_number_of_sessions(
         owner = await own(store, "long")
         for part in range(4):
             numbers = range(100 * part, 100 * part + 100)
-            events = [an_event(at + 1, session_id="long") for at in numbers]
-            turns = [a_turn(at, status="completed") for at in numbers]
+            events = [an_event(index + 1, session_id="long") for index in numbers]
+            turns = [a_turn(index, status="completed") for index in numbers]
             await owner.commit(*["x" * 100] * 100, turns=turns, events=events)
         await asyncio.gather(
-            *(store.create(a_session(f"s{at}", user_id="u", agent="a", ttl_s=1e9)) for at in range(400))
+            *(store.create(a_session(f"s{index}", user_id="u", agent="a", ttl_s=1e9)) for index in range(400))
         )
         with redis_server.client as client:
             client.config_resetstat()
@@ -555,9 +565,9 @@ def test_the_cost_of_a_page_does_not_depend_on_the_number_of_sessions(
             await verb
             costs[name] = sum(calls_of(redis_server).values()) - before - 1  # and the question what it was
         with redis_server.client as client:
-            sent = client.info("stats")["total_net_output_bytes"]
+            bytes_before = client.info("stats")["total_net_output_bytes"]
             await store.turns(SessionKey("long"), after=200, limit=3)
-            assert client.info("stats")["total_net_output_bytes"] - sent < 10_000
+            assert client.info("stats")["total_net_output_bytes"] - bytes_before < 10_000
         return costs
 
     costs = using(redis_url, use)
@@ -595,13 +605,13 @@ async def test_numbers_keep_every_digit_and_sums_never_round(redis_url: str, red
         assert await store.runs(SessionKey("s"), after=big - 2) == [run] == [await store.run("r")]
         assert await store.events(SessionKey("s"), after=big - 2) == [an_event(big - 1, "k"), an_event(big)]
         assert await store.turns(SessionKey("s"), after=10**30) == []
-        others = [Usage(input_tokens=big, cost=10.0**-at, seconds=0.1) for at in range(12)]
-        for at, each in enumerate(others):
-            await store.create(a_session(f"t{at}", usage=each))
+        usages = [Usage(input_tokens=big, cost=10.0**-exponent, seconds=0.1) for exponent in range(12)]
+        for index, session_usage in enumerate(usages):
+            await store.create(a_session(f"t{index}", usage=session_usage))
         total = await store.usage()
         assert total.input_tokens == 13 * big and total.output_tokens == 2**53 + 1
-        for at in range(12):
-            await store.delete(SessionKey(f"t{at}"))
+        for index in range(12):
+            await store.delete(SessionKey(f"t{index}"))
         assert repr(await store.usage()) == repr(usage)
     audit(redis_server)
 
@@ -681,7 +691,7 @@ async def test_a_commit_with_a_value_that_cannot_be_stored_is_refused_whole(
         owner = await eventful(store)
         commit, nan, session = of_everything(owner), float("nan"), owner.session
         keys = everything(redis_server)
-        for wrong in (
+        for invalid in (
             replace(commit, session=replace(commit.session, updated_at=nan)),
             replace(commit, session=replace(commit.session, ttl_s=float("inf"))),
             replace(commit, session=replace(commit.session, usage=Usage(cost=nan))),
@@ -692,7 +702,7 @@ async def test_a_commit_with_a_value_that_cannot_be_stored_is_refused_whole(
             replace(commit, new_run=a_run("r9", 0)),  # another run's index
         ):
             with pytest.raises(StoreError):
-                await store.commit(SessionKey("s"), 1, wrong)
+                await store.commit(SessionKey("s"), 1, invalid)
             assert everything(redis_server) == keys
         for session in (a_session("t", created_at=nan), a_session("\ud800"), a_session("t", usage=Usage(seconds=nan))):
             with pytest.raises(StoreError):
@@ -792,8 +802,8 @@ async def test_stores_with_different_prefixes_share_no_data_and_pickle_as_their_
     stores = [RedisStore(redis_url), pickle.loads(pickle.dumps(RedisStore(redis_url, prefix="p", timeout_s=3.0)))]
     assert stores[1]._settings == {"url": redis_url, "prefix": "p", "timeout_s": 3.0, "connections": 8}
     assert repr(stores[1]) == f"RedisStore({redis_url!r})"
-    for at, store in enumerate(stores):
-        await store.create(a_session("s", title=f"{at}"))
+    for index, store in enumerate(stores):
+        await store.create(a_session("s", title=f"{index}"))
     assert [(await store.get(SessionKey("s"))).title for store in stores] == ["0", "1"]
     await stores[1].delete(SessionKey("s"))
     assert [await store.count() for store in stores] == [1, 0]

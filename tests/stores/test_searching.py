@@ -49,17 +49,19 @@ async def test_pages_of_a_search_have_each_matching_session_once_newest_first(
     make_store: Callable[[], SessionStore],
 ) -> None:
     async with closing(make_store()) as store:
-        made = []
+        sessions = []
         for number in range(11):
             title = [None, f"Trip to PARIS {number}", f"Taxes {number}"][number % 3]
             texts = {"title": title, "metadata": freeze({"kind": number % 2, "tags": ["a", number % 4]})}
             times = {"created_at": float(number // 2), "updated_at": 100.0 - number}
-            made.append(await store.create(SessionRecord(session_id=f"s{number}", **texts, **times)))  # type: ignore[arg-type]
-        wholes: dict[SessionOrder, list[SessionRecord]] = {}
-        wholes["created_at"] = sorted(made, key=lambda each: (each.created_at, int(each.log)), reverse=True)
-        wholes["updated_at"] = sorted(made, key=lambda each: each.updated_at, reverse=True)
-        for order_by, whole in wholes.items():
-            for wanted in (
+            sessions.append(await store.create(SessionRecord(session_id=f"s{number}", **texts, **times)))  # type: ignore[arg-type]
+        sessions_by_order: dict[SessionOrder, list[SessionRecord]] = {}
+        sessions_by_order["created_at"] = sorted(
+            sessions, key=lambda session: (session.created_at, int(session.log)), reverse=True
+        )
+        sessions_by_order["updated_at"] = sorted(sessions, key=lambda session: session.updated_at, reverse=True)
+        for order_by, ordered in sessions_by_order.items():
+            for session_filter in (
                 SessionFilter(title="paris"),
                 SessionFilter(metadata=freeze({"kind": 1})),
                 SessionFilter(metadata=freeze({"tags": ["a", 3]}), title="t"),
@@ -67,21 +69,21 @@ async def test_pages_of_a_search_have_each_matching_session_once_newest_first(
                 SessionFilter(until=95.0),
                 SessionFilter(title="nothing"),
             ):
-                start = -1e9 if wanted.since is None else wanted.since
-                end = 1e9 if wanted.until is None else wanted.until
-                among = [each for each in whole if start <= getattr(each, order_by) < end]
-                expected = [each.session_id for each in among if wanted.matches(each)]
+                start = -1e9 if session_filter.since is None else session_filter.since
+                end = 1e9 if session_filter.until is None else session_filter.until
+                candidates = [session for session in ordered if start <= getattr(session, order_by) < end]
+                expected = [session.session_id for session in candidates if session_filter.matches(session)]
                 for limit in (1, 2, 5, 100):
-                    found, cursor = list[str](), None
+                    ids, cursor = list[str](), None
                     while True:
-                        page = await find_sessions(store, wanted, order_by=order_by, cursor=cursor, limit=limit)
-                        found += [each.session_id for each in page]
+                        page = await find_sessions(store, session_filter, order_by=order_by, cursor=cursor, limit=limit)
+                        ids += [session.session_id for session in page]
                         assert len(page) == limit or page.cursor is None
                         cursor = page.cursor
                         if cursor is None:
                             break
-                        assert len(found) < len(expected), "a cursor says that there is more"
-                    assert found == expected, (order_by, wanted, limit)
+                        assert len(ids) < len(expected), "a cursor says that there is more"
+                    assert ids == expected, (order_by, session_filter, limit)
 
 
 async def test_pages_of_runs_have_each_run_of_all_sessions_once_newest_first(
@@ -94,9 +96,9 @@ async def test_pages_of_runs_have_each_run_of_all_sessions_once_newest_first(
             own = {"session_id": f"s{number}", "user_id": f"u{number % 2}", "agent": f"a{number % 3}"}
             await store.create(SessionRecord(**own, created_at=1.0, updated_at=1.0))  # type: ignore[arg-type]
             session = (await store.activate(SessionKey(own["session_id"], own["user_id"]))).session
-            at = 1.0
+            time = 1.0
             for index in range(dice.randint(0, 7)):
-                at += dice.randint(0, 3)
+                time += dice.randint(0, 3)
                 state: Any = dice.choice(("completed", "failed"))
                 run = RunRecord(
                     run_id=f"{number}-{index}",
@@ -104,48 +106,48 @@ async def test_pages_of_runs_have_each_run_of_all_sessions_once_newest_first(
                     turn_index=index,
                     state=state,
                     first_seq=1,
-                    created_at=at,
+                    created_at=time,
                 )
-                session = session.committed(next_index=index + 1, updated_at=at + dice.randint(0, 2))
+                session = session.committed(next_index=index + 1, updated_at=time + dice.randint(0, 2))
                 turns = [TurnRecord(index=index, run_id=run.run_id, status=state)]
                 await store.commit(
                     SessionKey(own["session_id"], own["user_id"]),
                     session.epoch,
                     Commit(session=session, turns=turns, new_run=run),
                 )
-                at = session.updated_at
+                time = session.updated_at
                 runs.append((replace(session), run))
-        runs.sort(key=lambda each: (-each[1].created_at, each[1].run_id))
+        runs.sort(key=lambda entry: (-entry[1].created_at, entry[1].run_id))
         queries: Any = (
             *((None, None, None, None), ("u1", None, None, None), (None, "a2", "failed", None)),
             *((None, None, None, 6.0), ("u0", "a0", "completed", 3.0), ("nobody", None, None, None)),
         )
-        for user_id, agent, wanted, since in queries:
+        for user_id, agent, state_filter, since in queries:
             expected = [
                 run.run_id
                 for session, run in runs
                 if user_id in (None, session.user_id)
                 and agent in (None, session.agent)
-                and wanted in (None, run.state)
+                and state_filter in (None, run.state)
                 and run.created_at >= (since or 0)
             ]
             for limit in (1, 3, 100):
-                found, cursor = list[str](), None
+                ids, cursor = list[str](), None
                 while True:
                     page = await find_runs(
                         store,
-                        states=(wanted,) if wanted else None,
+                        states=(state_filter,) if state_filter else None,
                         since=since,
                         cursor=cursor,
                         limit=limit,
                         user_id=user_id,
                         agent=agent,
                     )
-                    found += [run.run_id for run in page]
+                    ids += [run.run_id for run in page]
                     cursor = page.cursor
                     if cursor is None:
                         break
-                assert found == expected, (user_id, agent, wanted, since, limit)
+                assert ids == expected, (user_id, agent, state_filter, since, limit)
         for cursor in ("x", "nan:1", "1.0", ""):
             with pytest.raises(InvalidInputError, match="cursor"):
                 await find_runs(store, cursor=cursor)

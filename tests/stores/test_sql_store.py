@@ -40,17 +40,17 @@ from turnwise.memory.values.frozen_json import freeze
 
 
 def whole_turn(session: SessionRecord, index: int) -> Commit:
-    """Return a commit with something of everything, all of which says `index`."""
-    name, seq, at = session.session_id, 2 * index + 1, float(index)
-    about: dict[str, Any] = {"session_id": name, "turn_index": index, "run_id": f"{name}-{index}", "at": at}
+    """Return a commit with records of all kinds, each of which has `index` in its content."""
+    name, seq, time = session.session_id, 2 * index + 1, float(index)
+    about: dict[str, Any] = {"session_id": name, "turn_index": index, "run_id": f"{name}-{index}", "at": time}
     span = Span(session.log, session.log_size, session.log_size + 2)
-    turn = TurnRecord(index=index, status="completed", run_id=f"{name}-{index}", input=(span,), created_at=at)
+    turn = TurnRecord(index=index, status="completed", run_id=f"{name}-{index}", input=(span,), created_at=time)
     return Commit(
         session=session.committed(
             log_size=span.stop,
             next_index=index + 1,
             seq=seq + 1,
-            updated_at=at,
+            updated_at=time,
             usage=Usage(input_tokens=index * (index + 1) // 2, seconds=0.25 * (index + 1)),
         ),
         blocks=[encode(User(text=f"prompt {index}")), encode(Text(text=f"answer {index}"))],
@@ -61,7 +61,7 @@ def whole_turn(session: SessionRecord, index: int) -> Commit:
             turn_index=index,
             state="completed",
             first_seq=seq,
-            created_at=at,
+            created_at=time,
             labels=freeze({"n": str(index)}),
             usage=Usage(input_tokens=index, seconds=0.25),
             calls=freeze({str(index): {"name": "x"}}),
@@ -109,29 +109,29 @@ def writers(url: str, count: int, *session_ids: str) -> Iterator[dict[str, Fork]
 
 
 async def stored_turns(store: SQLStore, session_id: str) -> int:
-    """Return how many turns of `whole_turn` are stored; each is whole, and there is nothing beside them."""
-    found = await store.get(SessionKey(session_id))
-    revision = found.revision - found.next_index
-    session = replace(found, log_size=0, next_index=0, revision=revision, seq=0, updated_at=0.0, usage=Usage())
+    """Return how many turns of `whole_turn` are stored. Fails unless each is whole and nothing else is stored."""
+    record = await store.get(SessionKey(session_id))
+    revision = record.revision - record.next_index
+    session = replace(record, log_size=0, next_index=0, revision=revision, seq=0, updated_at=0.0, usage=Usage())
     blocks: list[str] = []
     turns: list[TurnRecord] = []
     runs: list[RunRecord | None] = []
     events: list[Event] = []
-    for index in range(found.next_index):
+    for index in range(record.next_index):
         commit = whole_turn(session, index)
         session = commit.session
         blocks += commit.blocks
         turns += commit.turns
         runs.append(commit.new_run)
         events += commit.events
-    assert found == session
+    assert record == session
     assert await store.blocks([Span(session.log, 0, session.log_size)] if blocks else []) == blocks
     assert await store.turns(SessionKey(session_id), limit=10_000) == turns
     assert await store.runs(SessionKey(session_id), limit=10_000) == runs
     assert await store.events(SessionKey(session_id), limit=10_000) == events
     with pytest.raises(CorruptRecordError):
         await store.blocks([Span(session.log, session.log_size, session.log_size + 1)])
-    return found.next_index
+    return record.next_index
 
 
 def using(url: str, use: Callable[[SQLStore], Awaitable[Any]]) -> Any:
@@ -176,7 +176,9 @@ def test_all_that_open_a_new_file_at_once_get_it(tmp_path: Path) -> None:
 
     async def use(url: str) -> None:
         stores = [SQLStore(url) for _ in range(6)]
-        await asyncio.gather(*(store.create(SessionRecord(session_id=str(at))) for at, store in enumerate(stores)))
+        await asyncio.gather(
+            *(store.create(SessionRecord(session_id=str(index))) for index, store in enumerate(stores))
+        )
         assert [await store.count() for store in stores] == [6] * 6
         for store in stores:
             await store.close()
@@ -193,13 +195,13 @@ def test_two_processes_commit_to_two_sessions_of_one_file_at_the_same_time(url: 
                 process.into.write("go\n")
                 process.into.flush()
             for process in processes.values():
-                assert [process.out.readline() for _ in range(10)] == [f"{index + at}\n" for at in range(10)]
+                assert [process.out.readline() for _ in range(10)] == [f"{index + offset}\n" for offset in range(10)]
         assert [process.wait() for process in processes.values()] == [0, 0]
     assert [using(url, partial(stored_turns, session_id=name)) for name in ("a", "b")] == [200, 200]
 
 
 def test_a_kill_during_many_commits_loses_no_acknowledged_commit(url: str, tmp_path: Path) -> None:
-    """Case 63: of each process that is killed, the commits that had returned are there, whole, and at most one more."""
+    """Case 63: the commits of a killed process that had returned are stored whole, and at most one more commit."""
     kills = {"a": 3, "b": 40, "c": 150}
     with writers(url, 1_000_000, *kills) as processes:
         for process in processes.values():
@@ -254,12 +256,12 @@ async def test_reads_do_not_wait_for_another_process_that_writes_and_commits_wai
 
     store, hasty = SQLStore(f"sqlite:///{filled}"), SQLStore(f"sqlite:///{filled}", lock_timeout_s=0.5)
     session = await hasty.get(SessionKey("s"))
-    other = sqlite3.connect(filled, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
+    connection = sqlite3.connect(filled, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
     assert await store.count() == 1
     with pytest.raises(StoreError, match=r"store\.db: database is locked"):
         await hasty.commit(SessionKey("s"), 1, whole_turn(session, 3))
-    other.close()
+    connection.close()
     await hasty.close()
     await store.commit(SessionKey("s"), 1, whole_turn(session, 3))
     assert await stored_turns(store, "s") == 4
@@ -289,8 +291,8 @@ def test_usage_is_stored_as_short_text_without_zeros(filled: Path) -> None:
     connection = sqlite3.connect(filled)
     text = '{"in":12,"calls":1,"tools":3,"s":1.234568,"cost":0.3}'
     for table, column in (("runs", "turn_index"), ("turns", "idx")):
-        found = connection.execute(f"SELECT usage FROM turnwise_{table} ORDER BY {column}").fetchall()
-        assert found[1] == (text,)
+        rows = connection.execute(f"SELECT usage FROM turnwise_{table} ORDER BY {column}").fetchall()
+        assert rows[1] == (text,)
     connection.close()
 
 
@@ -303,32 +305,32 @@ async def create(store: SQLStore) -> SessionRecord:
 
 
 def test_stores_of_one_driver_share_statements_and_those_of_another_have_their_own(tmp_path: Path) -> None:
-    one, two = create_engine(f"sqlite:///{tmp_path}/one.db"), create_engine(f"sqlite:///{tmp_path}/two.db")
-    other = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")  # which nothing connects to
-    assert statements_of(one.dialect) is statements_of(two.dialect)
-    assert "?" in statements_of(one.dialect).session.text
-    assert "%(session_id)s" in statements_of(other.dialect).session.text
+    first, second = create_engine(f"sqlite:///{tmp_path}/one.db"), create_engine(f"sqlite:///{tmp_path}/two.db")
+    of_postgres = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")  # which nothing connects to
+    assert statements_of(first.dialect) is statements_of(second.dialect)
+    assert "?" in statements_of(first.dialect).session.text
+    assert "%(session_id)s" in statements_of(of_postgres.dialect).session.text
 
 
 def test_a_statement_is_compiled_at_its_first_use(tmp_path: Path) -> None:
     statements = Statements(create_engine(f"sqlite:///{tmp_path}/one.db").dialect)
-    assert not [name for name, each in vars(statements).items() if "_compiled" in vars(each)]
+    assert not [name for name, statement in vars(statements).items() if "_compiled" in vars(statement)]
     assert statements.session.text.startswith("SELECT")
-    assert [name for name, each in vars(statements).items() if "_compiled" in vars(each)] == ["session"]
+    assert [name for name, statement in vars(statements).items() if "_compiled" in vars(statement)] == ["session"]
 
 
 def test_unsettled_and_expired_sessions_are_found_by_an_index(filled: Path) -> None:
-    """By the partial indexes: ended runs and sessions that stay are not looked at."""
+    """By the partial indexes: ended runs and sessions without expiry are not read."""
 
     async def plans(store: SQLStore) -> list[str]:
         await store.count()
         bounds = {"after": 0, "limit": 10, "now": 0.0}
-        found = []
+        lines = []
         with store._engine.connect() as connection:
             for statement in (store._sql.unsettled, store._sql.expired):
                 rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement.text}", statement.bind(bounds))
-                found.append("; ".join(row.detail for row in rows))
-        return found
+                lines.append("; ".join(row.detail for row in rows))
+        return lines
 
     unsettled, expired = using(f"sqlite:///{filled}", plans)
     assert "USING INDEX turnwise_runs_open (session>?)" in unsettled and "SCAN turnwise" not in unsettled
@@ -370,14 +372,14 @@ def test_a_file_that_cannot_be_written_can_be_read(filled: Path) -> None:
 
 
 def test_a_store_of_a_newer_schema_is_refused_and_left_as_it_is(filled: Path) -> None:
-    known = SCHEMA.version
-    edit(filled, f"UPDATE turnwise_meta SET value = '{known + 1}' WHERE name = 'schema_version'")
+    version = SCHEMA.version
+    edit(filled, f"UPDATE turnwise_meta SET value = '{version + 1}' WHERE name = 'schema_version'")
     for use in (count, create):
-        why = f"has schema version {known + 1}, this turnwise writes {known}: use a turnwise"
-        with pytest.raises(SchemaVersionError, match=why) as error:
+        reason = f"has schema version {version + 1}, this turnwise writes {version}: use a turnwise"
+        with pytest.raises(SchemaVersionError, match=reason) as error:
             using(f"sqlite:///{filled}", use)
-        assert (error.value.found, error.value.known) == (str(known + 1), known)
-    edit(filled, f"UPDATE turnwise_meta SET value = '{known}' WHERE name = 'schema_version'")
+        assert (error.value.found, error.value.known) == (str(version + 1), version)
+    edit(filled, f"UPDATE turnwise_meta SET value = '{version}' WHERE name = 'schema_version'")
     assert using(f"sqlite:///{filled}", count) == 1
 
 
@@ -472,12 +474,12 @@ async def test_a_value_that_cannot_be_stored_is_a_store_error_and_nothing_is_wri
     """Text with half a character, and numbers that no column holds."""
     async with closing(SQLStore(f"sqlite:///{filled}")) as store:
         session = await store.get(SessionKey("s"))
-        good = whole_turn(session, 3)
+        valid = whole_turn(session, 3)
         half = RunCompleted(session_id="s", seq=7, at=0.0, stop_reason="\ud800")
         for bad in (
-            replace(good, session=replace(good.session, metadata=freeze({"a": "\ud800"}))),
-            replace(good, events=[half]),
-            replace(good, turns=[TurnRecord(index=2**70)]),
+            replace(valid, session=replace(valid.session, metadata=freeze({"a": "\ud800"}))),
+            replace(valid, events=[half]),
+            replace(valid, turns=[TurnRecord(index=2**70)]),
         ):
             with pytest.raises(StoreError, match=r"store\.db: "):
                 await store.commit(SessionKey("s"), 1, bad)
@@ -534,7 +536,7 @@ def test_a_refused_url_is_shown_without_its_password(url: str) -> None:
         assert "***" in error.value.url
 
 
-def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
+def test_a_server_that_cannot_be_reached_is_named_without_its_password() -> None:
     url = "postgresql://u:secret@127.0.0.1:1/x?password=secret"
     with pytest.raises(StoreError, match=r"^store postgresql://u:\*\*\*@127\.0\.0\.1:1/x.* failed") as error:
         using(url, count)
@@ -558,25 +560,27 @@ def test_the_files_have_nothing_of_a_deleted_session(tmp_path: Path) -> None:
     """Case 54: neither in the file nor in SQLite's log, also while another process has it open."""
 
     async def use() -> None:
-        store, other = SQLStore(f"sqlite:///{tmp_path}/store.db"), SQLStore(f"sqlite:///{tmp_path}/store.db")
+        store, second = SQLStore(f"sqlite:///{tmp_path}/store.db"), SQLStore(f"sqlite:///{tmp_path}/store.db")
         for name in ("gone", "stays"):
             session = await own(store, name, user_id=f"user of {name}")
-            for at in range(40):
-                text = f"the secret {at} of {name} {'x' * 5000 * (at % 2)}"
-                session = session.committed(log_size=at + 1, next_index=at + 1, metadata=freeze({"note": text}))
-                turn = TurnRecord(index=at, prompt=(Span(session.log, at, at + 1),), metadata=freeze({"note": text}))
+            for index in range(40):
+                text = f"the secret {index} of {name} {'x' * 5000 * (index % 2)}"
+                session = session.committed(log_size=index + 1, next_index=index + 1, metadata=freeze({"note": text}))
+                turn = TurnRecord(
+                    index=index, prompt=(Span(session.log, index, index + 1),), metadata=freeze({"note": text})
+                )
                 event = UnknownEvent(
-                    stored_kind="x", session_id=name, seq=at + 1, at=1.0, payload=freeze({"note": text})
+                    stored_kind="x", session_id=name, seq=index + 1, at=1.0, payload=freeze({"note": text})
                 )
                 await store.commit(session.key, 1, Commit(session=session, blocks=[text], turns=[turn], events=[event]))
-        assert await other.count() == 2
+        assert await second.count() == 2
         await store.delete(SessionKey("gone", "user of gone"))
         check()
         await store.close()
-        await other.close()
+        await second.close()
 
     def check() -> None:
-        held = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-        assert b"of stays" in held and b"of gone" not in held
+        stored_bytes = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        assert b"of stays" in stored_bytes and b"of gone" not in stored_bytes
 
     asyncio.run(use())

@@ -53,31 +53,31 @@ def take(file: Path, ray: RayId) -> SQLiteOwner:
 def test_processes_of_one_ray_share_a_file_and_another_ray_is_refused_until_the_last_is_gone(
     tmp_path: Path, address: str
 ) -> None:
-    file, one, two = tmp_path / "x.db", RayId(address, "one"), RayId("127.0.0.1:1", "two")
-    with process(file, one) as first, process(file, one) as second:
-        mine = take(file, one)
-        mine.release()
+    file, first_ray, second_ray = tmp_path / "x.db", RayId(address, "one"), RayId("127.0.0.1:1", "two")
+    with process(file, first_ray) as first, process(file, first_ray) as second:
+        lock = take(file, first_ray)
+        lock.release()
         first.kill()  # however it ends
         with pytest.raises(ConfigError) as refused:
-            take(file, two)
+            take(file, second_ray)
         for part in (address, "ray start --head", "RAY_ADDRESS", "read_only=True", "sqlite:///x.db"):
             assert part in str(refused.value)
         second.kill()
-    owner = take(file, two)
+    owner = take(file, second_ray)
     owner.release()
     owner.release()
     assert not file.exists()
 
 
 def test_a_ray_cluster_waits_for_the_processes_of_an_ended_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, gone, new = tmp_path / "x.db", RayId("127.0.0.1:1", "gone"), RayId("127.0.0.1:2", "new")
-    with process(file, gone) as last:
+    file, ended, new = tmp_path / "x.db", RayId("127.0.0.1:1", "gone"), RayId("127.0.0.1:2", "new")
+    with process(file, ended) as last:
         looked = 0
 
         def look(holder: RayId) -> bool:
             nonlocal looked
             looked += 1
-            assert holder in (gone, RayId("", ""))
+            assert holder in (ended, RayId("", ""))
             if looked == 3:
                 os.kill(last.pid, signal.SIGKILL)
             return False  # nothing answers where its head was
@@ -88,8 +88,8 @@ def test_a_ray_cluster_waits_for_the_processes_of_an_ended_one(tmp_path: Path, m
 
 
 def test_reading_the_lock_of_an_ended_ray_cluster_does_not_hold_it(tmp_path: Path, address: str) -> None:
-    file, gone, new = tmp_path / "x.db", RayId(address, "gone"), RayId(address, "new")
-    take(file, gone).release()
+    file, ended, new = tmp_path / "x.db", RayId(address, "gone"), RayId(address, "new")
+    take(file, ended).release()
     looking = sqlite3.connect(tmp_path / "x.db.lock", isolation_level=None, check_same_thread=False)
     looking.execute("BEGIN")
     looking.execute("SELECT * FROM owner").fetchall()
@@ -99,19 +99,19 @@ def test_reading_the_lock_of_an_ended_ray_cluster_does_not_hold_it(tmp_path: Pat
 
 
 def test_a_forked_process_neither_holds_nor_releases_the_lock(tmp_path: Path, address: str) -> None:
-    file, one, two = tmp_path / "x.db", RayId(address, "one"), RayId(address, "two")
-    owner = take(file, one)
+    file, first_ray, second_ray = tmp_path / "x.db", RayId(address, "one"), RayId(address, "two")
+    owner = take(file, first_ray)
     if (child := os.fork()) == 0:
         owner.release()
         os._exit(0)
     os.waitpid(child, 0)
-    command = [sys.executable, __file__, str(file), two.address, two.session]
+    command = [sys.executable, __file__, str(file), second_ray.address, second_ray.session]
     refused = subprocess.run(command, text=True, capture_output=True, check=False)
     assert refused.returncode == 1 and "ConfigError" in refused.stderr
     owner.release()
 
 
-def test_a_ray_with_a_token_is_named_with_all_that_joins_it(
+def test_a_ray_with_a_token_is_named_with_the_variables_that_join_it(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -56,14 +56,14 @@ async def test_no_call_fails_after_a_restart_of_the_server(database: str) -> Non
     store = SQLStore(database)
     await store.create(SessionRecord(session_id="s"))
     session = (await store.activate(SessionKey("s"))).session
-    for at in range(3):
+    for index in range(3):
         await asyncio.gather(*(store.get(SessionKey("s")) for _ in range(20)))  # so that all connections are open
         with psycopg.connect(database, autocommit=True) as connection:
             connection.execute(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
-        session = session.committed(updated_at=float(at))
+        session = session.committed(updated_at=float(index))
         await store.commit(SessionKey("s"), 1, Commit(session=session))
         assert await store.get(SessionKey("s")) == session
     await store.close()
@@ -93,7 +93,7 @@ async def test_all_that_open_an_old_store_at_once_find_it_migrated(
     monkeypatch.setattr(SQLStore, "schema", NEXT)
     stores = [SQLStore(old_url) for _ in range(6)]
     assert await asyncio.gather(*(store.count() for store in stores)) == [1] * 6
-    await asyncio.gather(*(store.create(SessionRecord(session_id=str(at))) for at, store in enumerate(stores)))
+    await asyncio.gather(*(store.create(SessionRecord(session_id=str(index))) for index, store in enumerate(stores)))
     assert [await store.count() for store in stores] == [7] * 6
     columns = [column["name"] for column in sa.inspect(stores[0]._engine).get_columns("turnwise_turns")]
     assert columns.count("mood") == 1
@@ -124,8 +124,8 @@ class _Forgetful(InMemoryStore):
 
 def test_the_error_for_a_broken_law_names_the_law() -> None:
     stores: dict[str, SessionStore] = {}
-    why = "check_each_user_has_a_session_of_one_id: the run of a key of 'first': found None, expected 'run of first'"
-    with pytest.raises(AssertionError, match=why):
+    reason = "check_each_user_has_a_session_of_one_id: the run of a key of 'first': found None, expected 'run of first'"
+    with pytest.raises(AssertionError, match=reason):
         asyncio.run(contract.check_session_store(lambda law: stores.setdefault(law, _Forgetful())))
     assert list(stores) == [law.__name__ for law in contract.LAWS[: len(stores)]]
 

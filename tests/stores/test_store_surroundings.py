@@ -31,8 +31,8 @@ def execute(url: str, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-@pytest.mark.parametrize("what", ["database", "tables"])
-async def test_a_postgres_database_that_is_dropped_and_created_again_can_be_used(what: str, postgres: str) -> None:
+@pytest.mark.parametrize("dropped", ["database", "tables"])
+async def test_a_postgres_database_that_is_dropped_and_created_again_can_be_used(dropped: str, postgres: str) -> None:
     """Its data is lost, and owners of sessions get an error."""
 
     execute(postgres.format("postgres"), 'CREATE DATABASE "made_again"')
@@ -42,7 +42,7 @@ async def test_a_postgres_database_that_is_dropped_and_created_again_can_be_used
         session = await own(store)
         await store.commit(SessionKey("s"), 1, whole_turn(session, 0))
         assert await history.last_seq(SessionKey("s")) == 0
-        if what == "database":
+        if dropped == "database":
             drop = 'DROP DATABASE "made_again" WITH (FORCE)'
             execute(postgres.format("postgres"), drop, 'CREATE DATABASE "made_again"')
         else:
@@ -61,16 +61,16 @@ async def test_a_postgres_database_that_is_dropped_and_created_again_can_be_used
 
 
 async def test_a_sqlite_file_whose_tables_were_dropped_works_again(tmp_path: Path) -> None:
-    """A file that is replaced is refused until it is put back: see test_outages."""
+    """A file that was replaced is refused until it is restored: see test_outages."""
     import sqlite3
 
     store = SQLStore(f"sqlite:///{tmp_path}/store.db")
     await own(store)
-    with sqlite3.connect(tmp_path / "store.db") as other:
-        for (table,) in other.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+    with sqlite3.connect(tmp_path / "store.db") as connection:
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             if not table.startswith("sqlite_"):
-                other.execute(f"DROP TABLE {table}")
-    other.close()
+                connection.execute(f"DROP TABLE {table}")
+    connection.close()
     with pytest.raises(SessionNotFoundError):
         await store.get(SessionKey("s"))
     session = await own(store)
@@ -104,7 +104,7 @@ async def test_a_read_only_postgres_can_be_read_and_its_error_says_why_writes_fa
 
 
 async def refusal(store: SQLStore | RedisStore) -> str:
-    """Return what a store says at its first use."""
+    """Return the message of a store's error at its first use."""
     try:
         with pytest.raises(StoreError) as refused:
             await asyncio.wait_for(store.get(SessionKey("s")), WITHIN_S)
@@ -118,8 +118,8 @@ async def test_a_postgres_database_without_utf_8_is_refused(encoding: str, postg
     name = f"of_{encoding.lower()}"
     make = f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
     execute(postgres.format("postgres"), make)
-    said = await refusal(SQLStore(postgres.format(name)))
-    assert f"'{name}' has the encoding {encoding}" in said and "ENCODING 'UTF8'" in said
+    message = await refusal(SQLStore(postgres.format(name)))
+    assert f"'{name}' has the encoding {encoding}" in message and "ENCODING 'UTF8'" in message
     execute(postgres.format("postgres"), f"DROP DATABASE {name}")
 
 
@@ -136,27 +136,27 @@ async def test_a_search_path_with_a_schema_is_used_and_one_without_is_refused(da
 
 
 async def test_the_error_for_an_invalid_search_path_option_shows_the_valid_form(database: str) -> None:
-    said = await refusal(SQLStore(f"{database}&search_path=a,b"))
-    assert 'invalid connection option "search_path"' in said and "?options=-c%20search_path%3Da%2Cb" in said
+    message = await refusal(SQLStore(f"{database}&search_path=a,b"))
+    assert 'invalid connection option "search_path"' in message and "?options=-c%20search_path%3Da%2Cb" in message
 
 
 async def test_the_error_for_tls_to_a_redis_without_tls_says_so(redis_url: str) -> None:
-    said = await refusal(RedisStore(redis_url.replace("redis:", "rediss:")))
-    assert "does it speak TLS?" in said and "redis:// instead of rediss://" in said
+    message = await refusal(RedisStore(redis_url.replace("redis:", "rediss:")))
+    assert "does it speak TLS?" in message and "redis:// instead of rediss://" in message
 
 
 async def test_a_node_of_a_redis_cluster_is_named(own_server: Callable[..., RedisServer], tmp_path: Path) -> None:
     node = own_server(**{"cluster-enabled": "yes"})
     assert "it is a node of a Redis Cluster" in await refusal(RedisStore(node.url)), "it has no slots"
     (tmp_path / "other").mkdir()
-    other = RedisServer(tmp_path / "other", **{"cluster-enabled": "yes"})
-    other.start()
+    second_server = RedisServer(tmp_path / "other", **{"cluster-enabled": "yes"})
+    second_server.start()
     try:
-        with node.client as first, other.client as second:
+        with node.client as first, second_server.client as second:
             second.execute_command("CLUSTER ADDSLOTS", *range(16384))
             second.execute_command("CLUSTER MEET", "127.0.0.1", node.port)
             while "ok" not in str(first.execute_command("CLUSTER INFO")["cluster_state"]):
                 await asyncio.sleep(0.05)
         assert "it is a node of a Redis Cluster" in await refusal(RedisStore(node.url)), "others have them"
     finally:
-        other.kill()
+        second_server.kill()

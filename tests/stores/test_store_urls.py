@@ -115,9 +115,9 @@ def test_a_store_of_another_package_is_opened_by_its_scheme(install: Install) ->
     for opens in (open_items, open_checkpoints, open_graph_items):
         with pytest.raises(StoreURLError, match="another package's store keeps sessions only"):
             opens("mongo://h/x")
-    for wrong in ("Mongo://h", "mongo:h", "mongo"):
+    for url in ("Mongo://h", "mongo:h", "mongo"):
         with pytest.raises(StoreURLError, match="not known"):
-            open_store(wrong)
+            open_store(url)
 
 
 def test_turnwise_s_own_schemes_cannot_be_overridden(install: Install, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_turnwise_s_own_schemes_cannot_be_overridden(install: Install, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("entry", "why"),
+    ("entry", "reason"),
     [
         ("no_such_module:Store", r"cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
         ("turnwise_broken:NoSuchStore", r"cannot be imported: AttributeError: .*NoSuchStore"),
@@ -139,9 +139,9 @@ def test_turnwise_s_own_schemes_cannot_be_overridden(install: Install, tmp_path:
         ),
     ],
 )
-def test_a_broken_store_of_another_package_is_an_error_that_names_it(install: Install, entry: str, why: str) -> None:
+def test_a_broken_store_of_another_package_is_an_error_that_names_it(install: Install, entry: str, reason: str) -> None:
     install("turnwise-broken", f"broken = {entry}")
-    with pytest.raises(StoreURLError, match=rf"'{entry}' of the distribution turnwise-broken 1\.2 {why}") as error:
+    with pytest.raises(StoreURLError, match=rf"'{entry}' of the distribution turnwise-broken 1\.2 {reason}") as error:
         open_store("broken://u:secret@h")
     assert "secret" not in str(error.value) and error.value.url == "broken://u:***@h"
 

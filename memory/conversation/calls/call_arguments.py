@@ -33,9 +33,9 @@ _NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*', re.DOTALL)
 class _FlawError(ValueError):
     """What is wrong with a text, and where: the index of a character."""
 
-    def __init__(self, why: str, at: int = 0) -> None:
-        super().__init__(why)
-        self.why, self.at = why, at
+    def __init__(self, reason: str, position: int = 0) -> None:
+        super().__init__(reason)
+        self.reason, self.position = reason, position
 
 
 def read_call(
@@ -50,10 +50,10 @@ def read_call(
     """
     text = whole(arguments)
     try:
-        given = FrozenDict() if text.strip() in _NOTHING and not is_cut else _object(text)
-        return ToolUse(call_id=call_id, name=name, input=given, signature=signature)
+        frozen_input = FrozenDict() if text.strip() in _NOTHING and not is_cut else _object(text)
+        return ToolUse(call_id=call_id, name=name, input=frozen_input, signature=signature)
     except _FlawError as error:
-        flaw = f"{error.why}, at {_place(text, error.at)}"
+        flaw = f"{error.reason}, at {_place(text, error.position)}"
     if is_cut:
         flaw += "; the answer ended at its maximum length, so they may have been cut off: make shorter ones"
     return ToolUse(call_id=call_id, name=name, input=FrozenDict({UNPARSED: text}), flaw=flaw, signature=signature)
@@ -86,14 +86,14 @@ def _object(text: str) -> FrozenDict:
     return frozen
 
 
-def _mistake(text: str, said: str) -> _FlawError:
+def _mistake(text: str, message: str) -> _FlawError:
     """Return the parser's error. Its column counts bytes."""
-    found = _PLACE.search(said)
-    if found is None or said.startswith("EOF"):
-        return _FlawError(said if found is None else said[: found.start()], len(text))
-    lines = text.split("\n")[: int(found[1])]
-    column = len(lines[-1].encode()[: max(int(found[2]) - 1, 0)].decode(errors="ignore"))
-    return _FlawError(said[: found.start()], min(sum(len(line) + 1 for line in lines[:-1]) + column, len(text)))
+    match = _PLACE.search(message)
+    if match is None or message.startswith("EOF"):
+        return _FlawError(message if match is None else message[: match.start()], len(text))
+    lines = text.split("\n")[: int(match[1])]
+    column = len(lines[-1].encode()[: max(int(match[2]) - 1, 0)].decode(errors="ignore"))
+    return _FlawError(message[: match.start()], min(sum(len(line) + 1 for line in lines[:-1]) + column, len(text)))
 
 
 def _check_names(text: str) -> None:
@@ -116,11 +116,11 @@ def _check_names(text: str) -> None:
             names.append(set() if kind == "{" else None)
         elif kind in "}]":
             names.pop()
-        elif kind == ":" and (known := names[-1]) is not None:
+        elif kind == ":" and (names_before := names[-1]) is not None:
             name = json.loads(last)
-            if name in known:
+            if name in names_before:
                 raise _FlawError(f"the name {name[:_AROUND]!r} comes twice in one object", start)
-            known.add(name)
+            names_before.add(name)
         last, start = kind, token.start()
 
 
@@ -140,9 +140,9 @@ def _huge_number(text: str) -> int:
     return 0
 
 
-def _place(text: str, at: int) -> str:
+def _place(text: str, position: int) -> str:
     """Return the place of a character, and what stands around it."""
-    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
-    first, last = max(at - _AROUND, 0), at + _AROUND
+    line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
+    first, last = max(position - _AROUND, 0), position + _AROUND
     excerpt = f"{'…' if first else ''}{text[first:last]}{'…' if last < len(text) else ''}"
-    return f"line {line}, column {column} (character {at} of {len(text)}), near {excerpt!r}"
+    return f"line {line}, column {column} (character {position} of {len(text)}), near {excerpt!r}"

@@ -10,7 +10,7 @@ blocks in any order, of any ids:
   open ("repeated") takes the place of the open one, which then never gets a result.
 - Calls may be open side by side, and their results may come in any order. `open` has them in the order of the calls.
 - Only the id pairs: the name of the tool, who carries it out, and what stands between call and result do not matter.
-  What a provider says of the latter is in `memory/providers/validation`.
+  The providers' rules for blocks between them are in `memory/providers/validation`.
 - A call or a result without an id pairs with nothing, and neither does a call without a name: no provider accepts them.
 """
 
@@ -91,4 +91,4 @@ class CallPairs(Generic[Place]):
 def pairs_of(blocks: Iterable[Block]) -> list[tuple[int, int]]:
     """Return the numbers of each call and its result, in the order of the results."""
     pairs: CallPairs[int] = CallPairs()
-    return [(call, at) for at, block in enumerate(blocks) if (call := pairs.read(block, at)) is not None]
+    return [(call, result) for result, block in enumerate(blocks) if (call := pairs.read(block, result)) is not None]

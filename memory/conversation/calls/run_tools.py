@@ -22,7 +22,7 @@ def is_tool_name(name: object) -> bool:
 
 def are_tools(record: Mapping[str, Any]) -> bool:
     """Return whether a value, such as one of an imported archive, has the form of `RunRecord.tools`."""
-    return len(record) <= MAX_TOOLS and all(is_tool_name(name) and _is_tool(each) for name, each in record.items())
+    return len(record) <= MAX_TOOLS and all(is_tool_name(name) and _is_tool(tool) for name, tool in record.items())
 
 
 def _is_tool(value: Any) -> bool:

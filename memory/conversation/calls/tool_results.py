@@ -29,7 +29,7 @@ def result_of(call_id: str, value: Any) -> ToolResult | None:
         result = value.model_copy(update={"call_id": call_id})
     elif isinstance(value, Block):
         result = _of_blocks(call_id, [value])
-    elif isinstance(value, list | tuple) and any(isinstance(each, Block) for each in value):
+    elif isinstance(value, list | tuple) and any(isinstance(item, Block) for item in value):
         result = _of_blocks(call_id, value)
     else:
         return None
@@ -41,7 +41,7 @@ def result_of(call_id: str, value: Any) -> ToolResult | None:
 
 
 def _of_blocks(call_id: str, values: list[Any] | tuple[Any, ...]) -> ToolResult:
-    blocks = [_content(at, value) for at, value in enumerate(values)]
+    blocks = [_content(index, value) for index, value in enumerate(values)]
     texts = 0
     while texts < len(blocks) and isinstance(blocks[texts], Text):
         texts += 1
@@ -49,13 +49,13 @@ def _of_blocks(call_id: str, values: list[Any] | tuple[Any, ...]) -> ToolResult:
     return ToolResult(call_id=call_id, text=text, blocks=tuple(blocks[texts:]))
 
 
-def _content(at: int, value: Any) -> Content:
+def _content(index: int, value: Any) -> Content:
     if isinstance(value, str):
         return Text(text=value)
     if type(value) in (Text, Image, Document):
         block: Content = value
         return block
-    raise ValueError(f"item {at} is a {type(value).__name__}, but a result has Text, Image and Document blocks")
+    raise ValueError(f"item {index} is a {type(value).__name__}, but a result has Text, Image and Document blocks")
 
 
 def within(result: ToolResult, max_chars: int, max_bytes: int) -> ToolResult:
@@ -67,17 +67,17 @@ def within(result: ToolResult, max_chars: int, max_bytes: int) -> ToolResult:
     chars, size = max_chars - len(result.text), max_bytes
     blocks: list[Content] = []
     for block in result.blocks:
-        said = block.text if isinstance(block, Text) else block.plain if isinstance(block, Document) else None
+        shown_text = block.text if isinstance(block, Text) else block.plain if isinstance(block, Document) else None
         data = 0 if isinstance(block, Text) else len(block.data or "") + len(block.url or "")
         if data > size:
-            why = f"its {data} bytes exceed max_result_bytes={max_bytes} of all images and documents of a result"
-            blocks.append(Text(text=left_out(block, why)))  # type: ignore[arg-type]
-        elif said and len(said) > chars:
+            reason = f"its {data} bytes exceed max_result_bytes={max_bytes} of all images and documents of a result"
+            blocks.append(Text(text=left_out(block, reason)))  # type: ignore[arg-type]
+        elif shown_text and len(shown_text) > chars:
             name = f"{block.name}:\n" if isinstance(block, Document) else ""
-            blocks.append(Text(text=name + _cut(said, max(chars, 0))))
+            blocks.append(Text(text=name + _cut(shown_text, max(chars, 0))))
         else:
             blocks.append(block)
-        chars, size = chars - len(said or ""), size - data * (data <= size)
+        chars, size = chars - len(shown_text or ""), size - data * (data <= size)
     is_whole = len(result.text) <= max_chars
     text = result.text if is_whole else _cut(result.text, max_chars)
     return result.model_copy(update={"text": text, "is_json": result.is_json and is_whole, "blocks": tuple(blocks)})

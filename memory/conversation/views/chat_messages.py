@@ -54,15 +54,22 @@ def chat_messages_of(
 ) -> list[ChatMessage]:
     """Return the messages that a turn added: consecutive blocks of one role, with one prompt or one tool result.
 
-    Blocks that were removed are left out, and so are messages of which none is left, or only blocks of unknown kinds:
-    adapters store in them what nobody said. The others keep their numbers.
+    Removed blocks are left out, and so are messages without remaining blocks, or with blocks of unknown kinds only, in
+    which adapters store data of their own. The other messages keep their numbers.
     """
     answered_at = turn.created_at if run is None else run.ended_at or run.started_at or run.created_at
-    where, gone = enumerate(places(join(turn.prompt, turn.output))), turn.removed_numbers
+    numbered_places, removed = enumerate(places(join(turn.prompt, turn.output))), turn.removed_numbers
     parts = [
-        (at, [(place, block) for block, (number, place) in zip(part, where, strict=False) if number not in gone])
-        for at, found in ((turn.created_at, prompt), (answered_at, output))
-        for part in _parts(found)
+        (
+            time,
+            [
+                (place, block)
+                for block, (number, place) in zip(part, numbered_places, strict=False)
+                if number not in removed
+            ],
+        )
+        for time, blocks in ((turn.created_at, prompt), (answered_at, output))
+        for part in _parts(blocks)
     ]
     return [
         ChatMessage(
@@ -71,13 +78,13 @@ def chat_messages_of(
             number=number,
             role=part[0][1].role,
             text="".join(_text(block) for _, block in part),
-            at=at,
+            at=time,
             turn_status=turn.status,
             run_id=turn.run_id,
             blocks=tuple(block for _, block in part),
             places=join(place for place, _ in part),
         )
-        for number, (at, part) in enumerate(parts)
+        for number, (time, part) in enumerate(parts)
         if not all(isinstance(block, Unknown) for _, block in part)
     ]
 
@@ -93,7 +100,7 @@ def _parts(blocks: Iterable[AnyBlock]) -> list[list[AnyBlock]]:
     for block in blocks:
         is_single = isinstance(block, System | User | ToolResult)
         last = parts[-1] if parts else []
-        if not last or last[0].role != block.role or (is_single and any(type(block) is type(each) for each in last)):
+        if not last or last[0].role != block.role or (is_single and any(type(block) is type(item) for item in last)):
             parts.append([block])
         else:
             last.append(block)
@@ -107,10 +114,10 @@ def parse_place(place: str) -> tuple[int, Spans]:
         InvalidInputError: it is no place.
     """
     index, *parts = place.split("~")
-    found = [re.fullmatch(r"(.+)\.([0-9]{1,18})-([0-9]{1,18})", part) for part in parts]
-    if not (found and all(found) and re.fullmatch("[0-9]{1,18}", index)):
+    matches = [re.fullmatch(r"(.+)\.([0-9]{1,18})-([0-9]{1,18})", part) for part in parts]
+    if not (matches and all(matches) and re.fullmatch("[0-9]{1,18}", index)):
         raise InvalidInputError("place", shown(place), "pass the place of a message, unchanged")
-    return int(index), tuple(Span(each[1], int(each[2]), int(each[3])) for each in found if each)
+    return int(index), tuple(Span(match[1], int(match[2]), int(match[3])) for match in matches if match)
 
 
 def parse_message_cursor(cursor: str) -> tuple[int, int]:
@@ -119,7 +126,7 @@ def parse_message_cursor(cursor: str) -> tuple[int, int]:
     Raises:
         InvalidInputError: it is not a cursor.
     """
-    found = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", cursor)
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", cursor)
+    if match is None:
         raise InvalidInputError("before", shown(cursor), "pass the cursor of the page before, unchanged")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])

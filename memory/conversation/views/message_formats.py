@@ -52,25 +52,25 @@ class Messages(list[Any]):
         """How many blocks of each kind the messages do not have, since the format has no place for them."""
 
 
-def functions_of(format: str, what: Literal["write", "read"]) -> Callable[[Sequence[Any]], Any]:
+def functions_of(format: str, function_name: Literal["write", "read"]) -> Callable[[Sequence[Any]], Any]:
     """Return a format's function, imported at first use.
 
     Raises:
         InvalidInputError: there is no such format.
         ConfigError: it needs a package that is not installed, or an adapter that this version does not have.
     """
-    found = FORMATS.get(format) if isinstance(format, str) else None
-    if found is None:
+    message_format = FORMATS.get(format) if isinstance(format, str) else None
+    if message_format is None:
         raise InvalidInputError("format", shown(format), f"must be one of {', '.join(get_args(MessageFormat))}")
     try:
-        module = import_module(found.module)
+        module = import_module(message_format.module)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("turnwise."):
             raise
         raise ConfigError(
             "format", format, "this turnwise has no adapter for it: convert the messages first"
         ) from error
-    return cast(Callable[[Sequence[Any]], Any], getattr(module, getattr(found, what)))
+    return cast(Callable[[Sequence[Any]], Any], getattr(module, getattr(message_format, function_name)))
 
 
 def to_messages(blocks: Iterable[Block], format: MessageFormat) -> Messages:

@@ -83,7 +83,7 @@ def turn_html(turn: Any) -> str:
     try:
         rows: Sequence[Sequence[str]] = [(block.role, block.kind, _read(block)) for block in turn.new_blocks]
     except Exception as error:  # noqa: BLE001 - see above
-        rows = [("", "", _why(error))]
+        rows = [("", "", _reason(error))]
     return _table(title, ("role", "kind", "content"), rows)
 
 
@@ -101,10 +101,10 @@ def _read(item: Any, path: str = "") -> str:
             return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S") if value else ""
         return _text(value)
     except Exception as error:  # noqa: BLE001 - see above
-        return _why(error)
+        return _reason(error)
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -124,7 +124,7 @@ def _text(value: Any) -> str:
         case Mapping():
             text = json.dumps(value, ensure_ascii=False, default=str) if value else ""
         case tuple() | list():
-            text = ("\n" if any(isinstance(each, Block) for each in value) else ", ").join(map(_text, value))
+            text = ("\n" if any(isinstance(item, Block) for item in value) else ", ").join(map(_text, value))
         case _:
             text = str(value)
     return text
@@ -148,5 +148,5 @@ def _row(tag: str, texts: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    cut = text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]} … {len(text) - MOST_CHARS:,} more characters"
-    return escape(plain(cut), quote=True)
+    shortened = text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]} … {len(text) - MOST_CHARS:,} more characters"
+    return escape(plain(shortened), quote=True)

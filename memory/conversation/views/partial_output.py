@@ -11,7 +11,7 @@ from turnwise.memory.conversation.events import Event, ModelCallStarted, RunComp
 from turnwise.memory.conversation.output_type import object_text
 from turnwise.memory.values.growing_text import GrowingText
 
-_EACH, _PART = 4_096, 16
+_SHORT_CHARS, _GROWTH = 4_096, 16
 """An object is read after each piece of its text up to so many characters, then whenever the text has grown by this
 part of its length, so that reading a long one takes time in proportion to its length."""
 
@@ -39,25 +39,25 @@ class Partials:
                     self._text.add(event.text)
                 case RunCompleted():
                     self._text = GrowingText(object_text(event.text))
-            if self._is_due(event) and (found := self._found()) not in (None, self._last):
-                self._last = found
-                yield found
+            if self._is_due(event) and (partial := self._read_object()) not in (None, self._last):
+                self._last = partial
+                yield partial
 
     def _is_due(self, event: Event) -> bool:
         is_end = isinstance(event, RunCompleted) or (isinstance(event, TextDelta) and event.final)
         if not is_end and not (isinstance(event, TextDelta) and len(self._text) >= self._due):
             return False
         size = len(self._text)
-        self._due = size + (size // _PART if size >= _EACH else 0)
+        self._due = size + (size // _GROWTH if size >= _SHORT_CHARS else 0)
         return True
 
-    def _found(self) -> dict[str, Any] | None:
+    def _read_object(self) -> dict[str, Any] | None:
         text = str(self._text)
         begin = text.find("{")
         if begin < 0:
             return None
         try:
-            found = pydantic_core.from_json(text[begin:].rstrip("` \n"), allow_partial="trailing-strings")
+            value = pydantic_core.from_json(text[begin:].rstrip("` \n"), allow_partial="trailing-strings")
         except ValueError:  # other words follow the object
             return self._last
-        return found if isinstance(found, dict) else None
+        return value if isinstance(value, dict) else None

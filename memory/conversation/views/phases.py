@@ -69,22 +69,22 @@ class Phases:
     def _entered(self, event: AnyEvent) -> list[Phase]:
         """Return the phases that the run enters with this event, in order; the current one may be among them."""
         if isinstance(event, TextDelta):
-            return self._said((Text(text=event.text),))
+            return self._phases_of_text((Text(text=event.text),))
         if isinstance(event, ModelCallEnded):
-            return self._said(event.blocks) or self._planned()
+            return self._phases_of_text(event.blocks) or self._planned()
         if isinstance(event, RunCompleted):
-            return [*(self._said(event.blocks) or self._planned()), "completed"]
+            return [*(self._phases_of_text(event.blocks) or self._planned()), "completed"]
         if isinstance(event, RunCancelled) and event.leads_to:
             return []  # the run that has its prompts goes on
         if isinstance(event, RunEnded):
-            return [*self._said(event.blocks), "cancelled" if isinstance(event, RunCancelled) else "failed"]
+            return [*self._phases_of_text(event.blocks), "cancelled" if isinstance(event, RunCancelled) else "failed"]
         return [phase for kind, phase in _ENTERED.items() if isinstance(event, kind)]
 
     def _planned(self) -> list[Phase]:
         """Return the phase before a model says something, unless it is saying it already."""
         return [] if self.phase in ("planning", "synthesizing") else ["planning"]
 
-    def _said(self, blocks: Iterable[Block]) -> list[Phase]:
+    def _phases_of_text(self, blocks: Iterable[Block]) -> list[Phase]:
         has_text = any(isinstance(block, Text) and block.text for block in blocks)
         return [*self._planned(), "synthesizing"] if has_text else []
 

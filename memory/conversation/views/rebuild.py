@@ -44,9 +44,9 @@ class Rebuilt:
         if isinstance(event, SessionReverted):
             raise TranscriptError(f"{_name(event)}: the store lost turns that these events tell")
         if isinstance(event, TurnsCleared):
-            self._before = _given(event)
+            self._before = _input_of(event)
         elif isinstance(event, TurnImported):
-            before = self._before if event.input is None else _given(event)
+            before = self._before if event.input is None else _input_of(event)
             self._before = [*before, *event.blocks]
         elif isinstance(event, RunStarted):
             self._begin(event)
@@ -58,7 +58,7 @@ class Rebuilt:
                 self._before = self.blocks
             self._ledger = None
         elif isinstance(event, Continuing):
-            self._input = self._input if event.input is None else _given(event)
+            self._input = self._input if event.input is None else _input_of(event)
         else:
             self._ledger.apply(event)
 
@@ -70,12 +70,12 @@ class Rebuilt:
     def _begin(self, event: RunStarted) -> None:
         if not event.blocks:
             raise TranscriptError(f"{_name(event)} has no prompts: begin with the events of a later run")
-        self._input = [*self._before, *event.blocks] if event.input is None else _given(event)
+        self._input = [*self._before, *event.blocks] if event.input is None else _input_of(event)
         self._ledger, self._run_id = Ledger(), event.run_id
 
 
 def rebuild(events: Iterable[Event]) -> list[AnyBlock]:
-    """Return the conversation that a session's events tell, as after the last of them: the blocks of its newest turn.
+    """Return the conversation of a session after the last of these events: the blocks of its newest turn.
 
     Needs no conversation store: the events of `history_store=` have the blocks. `encode` makes a provider's request of
     the result, and `messages_of` messages. For each prefix of the events, the result equals the session at that time.
@@ -94,7 +94,7 @@ def rebuild(events: Iterable[Event]) -> list[AnyBlock]:
     return blocks
 
 
-def _given(event: Continuing) -> list[Block]:
+def _input_of(event: Continuing) -> list[Block]:
     if event.input and not event.input_blocks:
         raise TranscriptError(
             f"{_name(event)} has no input_blocks: read the event again, from the session or its history"

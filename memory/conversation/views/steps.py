@@ -96,8 +96,8 @@ def steps_of(events: Iterable[Event]) -> list[Step]:
                     )
                 )
             case StepEnded() if event.step in open_steps:
-                at = open_steps.pop(event.step)
-                steps[at] = replace(steps[at], seconds=event.seconds, is_error=event.is_error)
+                index = open_steps.pop(event.step)
+                steps[index] = replace(steps[index], seconds=event.seconds, is_error=event.is_error)
             case RunEnded() if event.span and before:
                 reason = getattr(event, "stop_reason", None)
                 steps.append(

@@ -37,10 +37,14 @@ _law = collector(LAWS)
 async def check_an_activation_returns_the_state_of_the_session(store: SessionStore) -> None:
     """It returns the raised epoch, the last turn that has ended, and the open turns and runs in order."""
     await store.create(a_session())
-    found = await store.activate(SessionKey("s"))
-    equal(found.session.epoch, 1, "the epoch of the first activation")
-    equal((found.head, found.open_turns, found.open_runs), (None, (), ()), "the turns and runs of a new session")
-    owner = Owner(store, found.session)
+    activation = await store.activate(SessionKey("s"))
+    equal(activation.session.epoch, 1, "the epoch of the first activation")
+    equal(
+        (activation.head, activation.open_turns, activation.open_runs),
+        (None, (), ()),
+        "the turns and runs of a new session",
+    )
+    owner = Owner(store, activation.session)
     states: list[RunState] = ["awaiting_approval", "running", "queued"]
     statuses: list[TurnStatus] = ["completed", "failed", "running", "running", "queued", "pending"]
     turns = [a_turn(index, status=status) for index, status in enumerate(statuses)]
@@ -48,22 +52,24 @@ async def check_an_activation_returns_the_state_of_the_session(store: SessionSto
     for run in (a_run("done", 0, "completed"), a_run("bad", 1, "failed"), runs[2], runs[0], runs[1]):
         await owner.commit(new_run=run)
     await owner.commit(turns=turns[::-1])
-    found = await store.activate(SessionKey("s"))
+    activation = await store.activate(SessionKey("s"))
     equal(
-        found.session.revision > owner.session.revision + 1, True, "whether an activation raises the revision by more"
+        activation.session.revision > owner.session.revision + 1,
+        True,
+        "whether an activation raises the revision by more",
     )
-    expected = replace(owner.session, epoch=2, revision=found.session.revision)
-    equal(found.session, expected, "the session of the second activation")
-    equal(await store.get(SessionKey("s")), found.session, "the session after it")
-    equal(found.head, turns[1], "the last turn that has ended")
-    equal(found.open_turns, tuple(turns[2:]), "open turns")
-    equal(found.open_runs, tuple(runs), "open runs")
+    expected = replace(owner.session, epoch=2, revision=activation.session.revision)
+    equal(activation.session, expected, "the session of the second activation")
+    equal(await store.get(SessionKey("s")), activation.session, "the session after it")
+    equal(activation.head, turns[1], "the last turn that has ended")
+    equal(activation.open_turns, tuple(turns[2:]), "open turns")
+    equal(activation.open_runs, tuple(runs), "open runs")
     for ended in ("completed", "cancelled", "failed", "interrupted"):
-        owner = Owner(store, found.session)
+        owner = Owner(store, activation.session)
         await owner.commit(turns=[a_turn(9, status=ended)], runs=[replace(runs[0], state=ended)])
-        found = await store.activate(SessionKey("s"))
+        activation = await store.activate(SessionKey("s"))
         equal(
-            (found.head, found.open_runs),
+            (activation.head, activation.open_runs),
             (a_turn(9, status=ended), tuple(runs[1:])),
             f"the state after a run was {ended}",
         )
@@ -73,10 +79,10 @@ async def check_an_activation_returns_the_state_of_the_session(store: SessionSto
 async def check_epochs_count_up_by_one(store: SessionStore, other: SessionStore) -> None:
     """Also when many activate at once. Nothing but an activation raises the epoch."""
     await store.create(a_session())
-    found = await asyncio.gather(*((store, other)[at % 2].activate(SessionKey("s")) for at in range(10)))
-    epochs = sorted(activation.session.epoch for activation in found)
+    activations = await asyncio.gather(*((store, other)[index % 2].activate(SessionKey("s")) for index in range(10)))
+    epochs = sorted(activation.session.epoch for activation in activations)
     equal(epochs, list(range(1, 11)), "epochs of ten activations")
-    last = Owner(store, max((activation.session for activation in found), key=lambda session: session.epoch))
+    last = Owner(store, max((activation.session for activation in activations), key=lambda session: session.epoch))
     await store.commit(SessionKey("s"), last.session.epoch, last.prepare(session=replace(last.session, epoch=7)))
     equal((await store.get(SessionKey("s"))).epoch, last.session.epoch, "the epoch after a commit")
 
@@ -89,20 +95,20 @@ async def check_an_activation_with_a_revision_takes_a_session_from_nobody(
     owner = await own(store)
     await owner.commit("x")
     before = await store.get(SessionKey("s"))
-    found = (await other.activate(SessionKey("s"), revision=before.revision, jump=7)).session
-    equal(found, replace(before, epoch=2, revision=before.revision + 7), "the activated session")
-    for revision in (0, before.revision, found.revision + 1):
+    activated = (await other.activate(SessionKey("s"), revision=before.revision, jump=7)).session
+    equal(activated, replace(before, epoch=2, revision=before.revision + 7), "the activated session")
+    for revision in (0, before.revision, activated.revision + 1):
         await refuses(
             SessionFencedError, store.activate(SessionKey("s"), revision=revision), f"an activation of {revision}"
         )
-    equal(await store.get(SessionKey("s")), found, "the session after refused activations")
+    equal(await store.get(SessionKey("s")), activated, "the session after refused activations")
     await refuses(SessionNotFoundError, store.activate(SessionKey("none"), revision=1), "an activation of no session")
-    both = await asyncio.gather(
-        *((store, other)[at % 2].activate(SessionKey("s"), revision=found.revision) for at in range(10)),
+    outcomes = await asyncio.gather(
+        *((store, other)[index % 2].activate(SessionKey("s"), revision=activated.revision) for index in range(10)),
         return_exceptions=True,
     )
-    owners = [each for each in both if not isinstance(each, BaseException)]
-    is_fenced = [isinstance(each, SessionFencedError) for each in both]
+    owners = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    is_fenced = [isinstance(outcome, SessionFencedError) for outcome in outcomes]
     equal((len(owners), sum(is_fenced)), (1, 9), "owners and refusals of ten activations at once")
     equal(await store.get(SessionKey("s")), owners[0].session, "the session of the one that was first")
 
@@ -149,9 +155,11 @@ async def check_a_stale_owner_is_refused(store: SessionStore, other: SessionStor
 async def check_a_commit_for_another_state_is_refused(store: SessionStore) -> None:
     """A commit for an earlier or a later state of the session writes nothing, as the store may have been restored."""
     owner = await eventful(store)
-    whole = of_everything(owner)
-    without_blocks = replace(whole, session=replace(whole.session, log_size=owner.session.log_size), blocks=())
-    for commit in (whole, without_blocks):
+    full_commit = of_everything(owner)
+    without_blocks = replace(
+        full_commit, session=replace(full_commit.session, log_size=owner.session.log_size), blocks=()
+    )
+    for commit in (full_commit, without_blocks):
         moved = {
             "a commit that is missing": replace(commit.session, revision=commit.session.revision + 1),
             "a commit that is one too many": replace(commit.session, revision=commit.session.revision - 1),
@@ -159,13 +167,13 @@ async def check_a_commit_for_another_state_is_refused(store: SessionStore) -> No
             "a block that is one too many": replace(commit.session, log_size=commit.session.log_size - 1),
             "another log": replace(commit.session, log="999999999999999999"),
         }
-        for what, session in moved.items():
+        for difference, session in moved.items():
             async with unchanged(store, "s"):
                 await refuses(
-                    SessionFencedError, store.commit(SessionKey("s"), 1, replace(commit, session=session)), what
+                    SessionFencedError, store.commit(SessionKey("s"), 1, replace(commit, session=session)), difference
                 )
     await refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
-    await store.commit(SessionKey("s"), 1, whole)
+    await store.commit(SessionKey("s"), 1, full_commit)
 
 
 @_law
@@ -184,14 +192,18 @@ async def check_a_commit_changes_no_other_session(store: SessionStore) -> None:
 async def check_a_log_is_never_used_again(store: SessionStore, other: SessionStore) -> None:
     """Also after deletions. Sessions that one process creates are listed in the order of their creation."""
     logs: list[str] = []
-    for at in range(20):
-        created = await (store, other)[at % 2].create(a_session())
+    for index in range(20):
+        created = await (store, other)[index % 2].create(a_session())
         logs.append(created.log)
         await store.delete(SessionKey("s"))
     equal(len(set(logs)), len(logs), "different logs")
-    for at in range(10):
-        await (store, other)[at % 2].create(a_session(f"s{at}"))
-    equal([session.session_id for session in await store.query()], [f"s{at}" for at in reversed(range(10))], "the list")
+    for index in range(10):
+        await (store, other)[index % 2].create(a_session(f"s{index}"))
+    equal(
+        [session.session_id for session in await store.query()],
+        [f"s{index}" for index in reversed(range(10))],
+        "the list",
+    )
 
 
 @_law
@@ -262,19 +274,19 @@ async def check_a_key_is_stored_once(store: SessionStore) -> None:
 async def check_stored_blocks_and_events_are_not_overwritten(store: SessionStore) -> None:
     """A commit whose blocks or events have taken positions or numbers is refused. So is a repeated one."""
     owner = await eventful(store)
-    whole = of_everything(owner)
+    full_commit = of_everything(owner)
     late = replace(owner.session, log_size=1)
-    for what, commit in [
-        ("a block", replace(whole, session=replace(whole.session, log_size=3))),
-        ("an event", replace(whole, events=[an_event(3), an_event(4)])),
-        ("a forgotten event with a key", replace(whole, events=[an_event(1), an_event(4)])),
+    for subject, commit in [
+        ("a block", replace(full_commit, session=replace(full_commit.session, log_size=3))),
+        ("an event", replace(full_commit, events=[an_event(3), an_event(4)])),
+        ("a forgotten event with a key", replace(full_commit, events=[an_event(1), an_event(4)])),
         ("the first block", Owner(store, late).prepare("x", turns=[a_turn(9)])),
     ]:
         async with unchanged(store, "s"):
-            await refuses(StoreError, store.commit(SessionKey("s"), 1, commit), f"{what} that is stored already")
-    await store.commit(SessionKey("s"), 1, whole)
+            await refuses(StoreError, store.commit(SessionKey("s"), 1, commit), f"{subject} that is stored already")
+    await store.commit(SessionKey("s"), 1, full_commit)
     async with unchanged(store, "s"):
-        await refuses(StoreError, store.commit(SessionKey("s"), 1, whole), "the same commit again")
+        await refuses(StoreError, store.commit(SessionKey("s"), 1, full_commit), "the same commit again")
 
 
 @_law
@@ -289,9 +301,9 @@ async def check_a_cancelled_commit_is_stored_whole_or_not_at_all(store: SessionS
         task.cancel()
         await asyncio.wait([task])
         activated = (await store.activate(SessionKey("s"))).session
-        found = await state_of(store, "s")
+        state = await state_of(store, "s")
         stored = replace(commit.session, epoch=2, revision=activated.revision)
         outcomes = ([activated, *before[1:]], [stored, *state_after(commit)[1:]])
-        if found not in outcomes:
-            raise AssertionError(f"a cancelled commit left {found!r}, expected one of {outcomes!r}")
+        if state not in outcomes:
+            raise AssertionError(f"a cancelled commit left {state!r}, expected one of {outcomes!r}")
         await store.delete(SessionKey("s"))

@@ -42,19 +42,19 @@ class _Broken(Sequence[Any]):
         yield from self._values
         raise ValueError("a law has broken this list")
 
-    def __getitem__(self, at: Any) -> Any:
-        return list(self)[at]
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
 
 
 @_law
 async def check_a_commit_that_fails_leaves_nothing_behind(store: SessionStore) -> None:
     """Whichever part of it cannot be read to its end. The owner goes on."""
     owner = await eventful(store)
-    whole = replace(of_everything(owner), cleared_blocks=[(0, "cleared")])
+    full_commit = replace(of_everything(owner), cleared_blocks=[(0, "cleared")])
     for part in ("blocks", "turns", "dropped_turns", "runs", "events", "cleared_blocks"):
         async with unchanged(store, "s"):
-            parts: dict[str, Any] = {part: _Broken(getattr(whole, part))}
-            broken = replace(whole, **parts)
+            parts: dict[str, Any] = {part: _Broken(getattr(full_commit, part))}
+            broken = replace(full_commit, **parts)
             await refuses(Exception, store.commit(SessionKey("s"), 1, broken), f"a commit with broken {part}")
     await owner.commit("c")
 
@@ -64,9 +64,9 @@ async def check_other_verbs_that_fail_leave_nothing_behind(store: SessionStore) 
     """Verbs that are refused late: a fork of blocks that are missing, an id that exists, one that does not."""
     owner = await eventful(store)
     log, fork = owner.session.log, a_session("fork")
-    gone = a_turn(0, input=(Span(log, 0, 1), Span(log, 1, 9)))
+    missing = a_turn(0, input=(Span(log, 0, 1), Span(log, 1, 9)))
     async with unchanged(store, "s"):
-        await refuses(CorruptRecordError, store.create(fork, gone), "a fork of missing blocks")
+        await refuses(CorruptRecordError, store.create(fork, missing), "a fork of missing blocks")
         await refuses(SessionExistsError, store.create(a_session("s"), a_turn(0)), "a session that exists")
         for verb in (store.activate, store.state, store.delete):
             await refuses(SessionNotFoundError, verb(SessionKey("fork")), f"{verb.__name__} of what does not exist")
@@ -81,11 +81,11 @@ async def check_the_state_is_what_an_activation_starts_from(store: SessionStore)
     owner = await eventful(store)
     await owner.commit(turns=[a_turn(0, status="completed"), a_turn(2, status="queued")])
     async with unchanged(store, "s"):
-        found = await store.state(SessionKey("s"))
-    equal(found.session, owner.session, "the session")
+        state = await store.state(SessionKey("s"))
+    equal(state.session, owner.session, "the session")
     activated = await store.activate(SessionKey("s"))
-    equal(found.head, activated.head, "the last turn that has ended")
-    equal((found.open_turns, found.open_runs), (activated.open_turns, activated.open_runs), "what is open")
+    equal(state.head, activated.head, "the last turn that has ended")
+    equal((state.open_turns, state.open_runs), (activated.open_turns, activated.open_runs), "what is open")
 
 
 @_law

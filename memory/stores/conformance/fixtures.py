@@ -68,9 +68,9 @@ class Owner:
 
     def prepare(self, *texts: str, **parts: Any) -> Commit:
         """Return a commit that appends the texts as blocks."""
-        own = self.session
-        place = {"log_size": own.log_size + len(texts), "revision": own.revision + 1}
-        return Commit(session=replace(parts.pop("session", own), **place), blocks=texts, **parts)
+        session = self.session
+        counters = {"log_size": session.log_size + len(texts), "revision": session.revision + 1}
+        return Commit(session=replace(parts.pop("session", session), **counters), blocks=texts, **parts)
 
     async def commit(self, *texts: str, **parts: Any) -> Span:
         """Append the texts as blocks and return their positions."""
@@ -88,13 +88,13 @@ async def own(store: SessionStore, session_id: str = "s", turn: TurnRecord | Non
 
 async def held(store: SessionStore, span: Span) -> list[str]:
     """Return the blocks of a span, with `missing` for each that the store does not have."""
-    found: list[str] = []
-    for at in range(span.start, span.stop):
+    blocks: list[str] = []
+    for position in range(span.start, span.stop):
         try:
-            found += await store.blocks([Span(span.log, at, at + 1)])
+            blocks += await store.blocks([Span(span.log, position, position + 1)])
         except CorruptRecordError:
-            found.append("missing")
-    return found
+            blocks.append("missing")
+    return blocks
 
 
 async def state_of(store: SessionStore, session: str | SessionKey) -> list[object]:

@@ -43,11 +43,15 @@ async def check_a_fork_starts_with_its_turn(store: SessionStore) -> None:
     span = await owner.commit("a", "b", "c")
     async with unchanged(store, "s"):
         fork = await _fork(store, "fork", Span(span.log, 0, 1), Span(span.log, 2, 3), Span(span.log, 1, 2), index=4)
-        found, (turn,) = await store.activate(SessionKey("fork")), await store.turns(SessionKey("fork"))
-        equal((found.session, found.head), (replace(fork, epoch=1, revision=found.session.revision), turn), "the fork")
+        activation, (turn,) = await store.activate(SessionKey("fork")), await store.turns(SessionKey("fork"))
+        equal(
+            (activation.session, activation.head),
+            (replace(fork, epoch=1, revision=activation.session.revision), turn),
+            "the fork",
+        )
         equal((turn.index, turn.parent, fork.parent), (4, "s#4", "s#4"), "where it comes from")
         equal(await store.blocks(join(turn.input, turn.output)), ["a", "c", "b"], "what it spans")
-        new = await Owner(store, found.session).commit("d")
+        new = await Owner(store, activation.session).commit("d")
         equal(new.log == span.log, False, "whether it writes to the other's log")
         equal(await store.blocks([new]), ["d"], "what it appended")
     await store.delete(SessionKey("fork"))
@@ -64,10 +68,15 @@ async def check_the_blocks_of_a_fork_outlive_its_parent(store: SessionStore) -> 
     await _fork(store, "two", Span(log, 4, 6))
     far = await Owner(store, (await store.activate(SessionKey("two"))).session).commit("x", "y")
     await _fork(store, "of two", Span(log, 4, 5), Span(far.log, 1, 2))
-    for deleted, kept, far_kept in [("s", "bdef", "xy"), ("one", "ef", "xy"), ("two", "e", "y"), ("of two", "", "")]:
+    for deleted, remaining, far_kept in [
+        ("s", "bdef", "xy"),
+        ("one", "ef", "xy"),
+        ("two", "e", "y"),
+        ("of two", "", ""),
+    ]:
         await store.delete(SessionKey(deleted))
-        for span, letters, left in [(Span(log, 0, 8), "abcdefgh", kept), (far, "xy", far_kept)]:
-            expected = [letter if letter in left else "missing" for letter in letters]
+        for span, letters, held_letters in [(Span(log, 0, 8), "abcdefgh", remaining), (far, "xy", far_kept)]:
+            expected = [letter if letter in held_letters else "missing" for letter in letters]
             equal(await held(store, span), expected, f"{letters!r} when {deleted!r} is deleted")
 
 
@@ -76,19 +85,19 @@ async def check_carried_and_summarised_blocks_of_a_fork_outlive_its_parent(store
     """The blocks of `carried` and `also` stay until the last fork that names them is deleted; `carried` comes back."""
     owner = await own(store)
     log = (await owner.commit(*"abcdefgh")).log
-    one = a_turn(0, status="completed", input=(Span(log, 0, 1),), carried=(Span(log, 4, 5), Span(log, 2, 3)))
-    two = a_turn(0, status="completed", input=(Span(log, 0, 1),))
-    await store.create(a_session("one"), one, (Span(log, 6, 7), Span(log, 4, 6)))
-    await store.create(a_session("two"), two, also=(Span(log, 5, 7), Span(log, 5, 6), Span(log, 2, 2)))
-    await store.create(a_session("three"), replace(two, carried=(Span(log, 2, 3),)))
+    first = a_turn(0, status="completed", input=(Span(log, 0, 1),), carried=(Span(log, 4, 5), Span(log, 2, 3)))
+    second = a_turn(0, status="completed", input=(Span(log, 0, 1),))
+    await store.create(a_session("one"), first, (Span(log, 6, 7), Span(log, 4, 6)))
+    await store.create(a_session("two"), second, also=(Span(log, 5, 7), Span(log, 5, 6), Span(log, 2, 2)))
+    await store.create(a_session("three"), replace(second, carried=(Span(log, 2, 3),)))
     await store.create(a_session("of nothing"), a_turn(0))
     await store.create(a_session("no fork"), also=(Span(log, 7, 9),))
-    for session_id, carried in (("one", one.carried), ("two", ()), ("three", (Span(log, 2, 3),))):
+    for session_id, carried in (("one", first.carried), ("two", ()), ("three", (Span(log, 2, 3),))):
         (turn,), head = await store.turns(SessionKey(session_id)), (await store.activate(SessionKey(session_id))).head
         equal((turn.carried, head and head.carried), (carried, carried), f"what the turn of {session_id!r} carries")
-    for deleted, kept in [("s", "acefg"), ("one", "acfg"), ("three", "afg"), ("two", "")]:
+    for deleted, remaining in [("s", "acefg"), ("one", "acfg"), ("three", "afg"), ("two", "")]:
         await store.delete(SessionKey(deleted))
-        expected = [letter if letter in kept else "missing" for letter in "abcdefgh"]
+        expected = [letter if letter in remaining else "missing" for letter in "abcdefgh"]
         equal(await held(store, Span(log, 0, 8)), expected, f"the blocks when {deleted!r} is deleted")
 
 
@@ -104,8 +113,12 @@ async def check_a_fork_of_missing_blocks_is_refused(store: SessionStore) -> None
     for spans in ([Span(log, 1, 2)], [Span(log, 0, 1), Span(log, 0, 2)], [Span(log, 0, 1)] * 2 + [Span(log, 1, 2)]):
         await refuses(CorruptRecordError, _fork(store, "fork", *spans), f"a fork of {spans}")
         await refuses(SessionNotFoundError, store.get(SessionKey("fork")), "the fork")
-    good, gone = a_turn(0, input=(Span(log, 0, 1),)), (Span(log, 0, 2),)
-    for turn, also in ((replace(good, carried=gone), ()), (good, gone), (replace(good, carried=good.input), gone)):
+    valid, missing = a_turn(0, input=(Span(log, 0, 1),)), (Span(log, 0, 2),)
+    for turn, also in (
+        (replace(valid, carried=missing), ()),
+        (valid, missing),
+        (replace(valid, carried=valid.input), missing),
+    ):
         fork = store.create(a_session("fork"), turn, also)
         await refuses(CorruptRecordError, fork, f"a fork that carries {turn.carried} and names {also}")
         await refuses(SessionNotFoundError, store.get(SessionKey("fork")), "the fork")
@@ -119,12 +132,12 @@ async def check_a_fork_of_missing_blocks_is_refused(store: SessionStore) -> None
 @_law
 async def check_a_fork_and_a_deletion_at_once_are_in_some_order(store: SessionStore, other: SessionStore) -> None:
     """A fork that is not refused has all its blocks, even if its parent is deleted at the same time."""
-    for at in range(20):
+    for round_number in range(20):
         owner = await own(store, "s")
         span = await owner.commit("a", "b")
         delete = asyncio.ensure_future(store.delete(SessionKey("s")))
-        await asyncio.sleep(at * 0.0002)  # so that the fork comes at different points of the deletion
-        fork, _ = await asyncio.gather(_fork(other, f"fork{at}", span), delete, return_exceptions=True)
+        await asyncio.sleep(round_number * 0.0002)  # so that the fork comes at different points of the deletion
+        fork, _ = await asyncio.gather(_fork(other, f"fork{round_number}", span), delete, return_exceptions=True)
         refused = isinstance(fork, CorruptRecordError)
         if isinstance(fork, BaseException) and not refused:
             raise fork
@@ -149,9 +162,13 @@ async def check_a_deletion_deletes_everything(store: SessionStore) -> None:
     equal(created.log == owner.session.log, False, "whether a log is given twice")
     empty = [created, ["missing"] * 2, [], [], []]
     equal(await state_of(store, "s"), empty, "a session created under a deleted one's id")
-    found = await store.activate(SessionKey("s"))
-    equal((found.head, found.open_turns, found.open_runs, found.session.epoch), (None, (), (), 1), "its activation")
-    new = Owner(store, found.session)
+    activation = await store.activate(SessionKey("s"))
+    equal(
+        (activation.head, activation.open_turns, activation.open_runs, activation.session.epoch),
+        (None, (), (), 1),
+        "its activation",
+    )
+    new = Owner(store, activation.session)
     await store.commit(SessionKey("s"), 1, of_everything(new, run_id="r0", idempotency_key="k0", event_key="e1"))
 
 

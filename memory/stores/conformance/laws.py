@@ -37,20 +37,20 @@ async def check_laws(laws: Iterable[Law], make: Callable[[str], Closeable]) -> N
 
 async def check_law(law: Law, make: Callable[[], Closeable]) -> None:
     """Check one law on as many objects as it has parameters, and close them."""
-    made = [make() for _ in inspect.signature(law).parameters]
+    instances = [make() for _ in inspect.signature(law).parameters]
     try:
-        await law(*made)
+        await law(*instances)
     except BaseException:
-        for each in made:
+        for instance in instances:
             with suppress(Exception):  # a broken law says more than that its object cannot be closed
-                await _close(each)
+                await _close(instance)
         raise
-    for each in made:
-        await _close(each)
+    for instance in instances:
+        await _close(instance)
 
 
-async def _close(each: Closeable) -> None:
-    closing = each.close()
+async def _close(instance: Closeable) -> None:
+    closing = instance.close()
     if closing is not None:
         await closing
 
@@ -64,8 +64,8 @@ def collector(laws: list[Law]) -> Callable[[Law], Law]:
             try:
                 await check(*objects)
             except Exception as error:
-                why = str(error) if isinstance(error, AssertionError) else repr(error)
-                raise AssertionError(f"{check.__name__}: {why}") from error
+                reason = str(error) if isinstance(error, AssertionError) else repr(error)
+                raise AssertionError(f"{check.__name__}: {reason}") from error
 
         laws.append(named)
         return named
@@ -73,20 +73,20 @@ def collector(laws: list[Law]) -> Callable[[Law], Law]:
     return collect
 
 
-def equal(found: object, expected: object, what: str) -> None:
+def equal(actual: object, expected: object, subject: str) -> None:
     """Raise AssertionError unless both are equal."""
-    if found != expected:
-        raise AssertionError(f"{what}: found {found!r}, expected {expected!r}")
+    if actual != expected:
+        raise AssertionError(f"{subject}: found {actual!r}, expected {expected!r}")
 
 
-async def refuses(kind: type[Error], verb: Awaitable[object], what: str) -> Error:
+async def refuses(kind: type[Error], verb: Awaitable[object], subject: str) -> Error:
     """Return the error of this kind that the verb raises.
 
     Raises:
         AssertionError: the verb returns.
     """
     try:
-        found = await verb
+        result = await verb
     except kind as error:
         return error
-    raise AssertionError(f"{what}: found {found!r}, expected {kind.__name__}")
+    raise AssertionError(f"{subject}: found {result!r}, expected {kind.__name__}")

@@ -28,14 +28,14 @@ KEY = SessionKey("s")
 
 
 async def _check_pages(
-    list_: Callable[..., Awaitable[list[Item]]], given: Sequence[Item], number: Callable[[Item], int], before: int
+    list_: Callable[..., Awaitable[list[Item]]], items: Sequence[Item], number: Callable[[Item], int], before: int
 ) -> None:
-    equal(await list_(KEY), given, "all, by number")
-    for after in sorted({before, *map(number, given), *(number(item) + 1 for item in given)}):
-        behind = [item for item in given if number(item) > after]
-        for limit in range(1, len(given) + 2):
-            found = await list_(KEY, after=after, limit=limit)
-            equal(found, behind[:limit], f"up to {limit} with a number above {after}")
+    equal(await list_(KEY), items, "all, by number")
+    for after in sorted({before, *map(number, items), *(number(item) + 1 for item in items)}):
+        behind = [item for item in items if number(item) > after]
+        for limit in range(1, len(items) + 2):
+            page = await list_(KEY, after=after, limit=limit)
+            equal(page, behind[:limit], f"up to {limit} with a number above {after}")
     for limit in (0, -1):
         await refuses(InvalidInputError, list_(KEY, limit=limit), f"a limit of {limit}")
 
@@ -57,8 +57,8 @@ async def check_runs_come_in_pages(store: SessionStore) -> None:
     """By turn index, above `after`, at most `limit`; acceptance 30 and 44."""
     owner = await own(store)
     runs = [a_run(run_id, index) for run_id, index in zip("edcba", (0, 2, 3, 10, 11), strict=True)]
-    for at in (3, 0, 4, 1, 2):
-        await owner.commit(new_run=runs[at])
+    for index in (3, 0, 4, 1, 2):
+        await owner.commit(new_run=runs[index])
     await _check_pages(store.runs, runs, lambda run: run.turn_index, -1)
 
 
@@ -104,13 +104,13 @@ async def check_sessions_are_listed_newest_first(store: SessionStore) -> None:
     equal(await _listed(store), list(orders["created_at"]), "the order if none is said")
     for order_by, order in orders.items():
         for limit in range(1, 10):
-            found = await _listed(store, limit, order_by=order_by)
-            equal(found, list(order), f"all by {order_by} in pages of {limit}")
+            listed = await _listed(store, limit, order_by=order_by)
+            equal(listed, list(order), f"all by {order_by} in pages of {limit}")
     page = await store.query(limit=3)
     await store.create(a_session("newer", created_at=2e9))
     await store.delete(SessionKey("h"))
-    found = [session.session_id for session in await store.query(cursor=page.cursor)]
-    equal(found, list("dcabg"), "the pages behind a cursor, when sessions came and went")
+    listed = [session.session_id for session in await store.query(cursor=page.cursor)]
+    equal(listed, list("dcabg"), "the pages behind a cursor, when sessions came and went")
     for limit in (0, -1):
         await refuses(InvalidInputError, store.query(limit=limit), f"a limit of {limit}")
 
@@ -120,8 +120,10 @@ async def check_pages_of_large_sessions_are_shorter(store: SessionStore) -> None
     """A page has about `PAGE_BYTES`, and the others follow: with metadata of 300 KB each, at most five sessions."""
     metadata = freeze({"notes": "x" * 300_000})
     names = [f"s{number}" for number in range(11)]
-    for at, name in enumerate(names, start=1):
-        await store.create(a_session(name, created_at=float(at), updated_at=float(at), ttl_s=1.0, metadata=metadata))
+    for index, name in enumerate(names, start=1):
+        await store.create(
+            a_session(name, created_at=float(index), updated_at=float(index), ttl_s=1.0, metadata=metadata)
+        )
     reads: list[tuple[list[str], Callable[..., Awaitable[Page[SessionRecord]]]]] = [
         (names[::-1], store.query),
         (names, functools.partial(store.expired, 1e9)),
@@ -182,14 +184,14 @@ async def check_usage_is_summed_up(store: SessionStore) -> None:
         equal(repr(await store.usage(**filters)), repr(expected), f"usage of {filters}")
 
     await check(Usage())
-    for at, name in enumerate(IDS):
+    for index, name in enumerate(IDS):
         for agent, calls in ((name, 1000**2), ("agent", 1000)):
-            values: dict[str, Any] = {"user_id": name, "agent": agent, "usage": Usage(calls=calls * at)}
-            await store.create(a_session(f"{at} {calls}", **values))
-    for at, name in enumerate(IDS):
-        await check(Usage(calls=1001000 * at), user_id=name)
-        await check(Usage(calls=1000000 * at), agent=name)
-        await check(Usage(calls=1000 * at), user_id=name, agent="agent")
+            values: dict[str, Any] = {"user_id": name, "agent": agent, "usage": Usage(calls=calls * index)}
+            await store.create(a_session(f"{index} {calls}", **values))
+    for index, name in enumerate(IDS):
+        await check(Usage(calls=1001000 * index), user_id=name)
+        await check(Usage(calls=1000000 * index), agent=name)
+        await check(Usage(calls=1000 * index), user_id=name, agent="agent")
     await check(Usage(calls=1000 * sum(range(len(IDS)))), agent="agent")
     await check(Usage(calls=1001000 * sum(range(len(IDS)))))
     for filters in ({"user_id": "user"}, {"user_id": ""}, {"agent": ""}, {"user_id": "user-1", "agent": "user-10"}):
@@ -201,10 +203,10 @@ async def check_usage_is_that_of_the_last_commit(store: SessionStore) -> None:
     """Sums and records have it exactly. The usage of a deleted session does not count."""
     first, second = await own(store, "first"), await own(store, "second", user_id="u", usage=Usage(calls=1))
     spent = replace(USAGE, seconds=0.25, cost=2.0**-40)
-    for at in (1, 2):
+    for number in (1, 2):
         await first.commit(session=replace(first.session, usage=first.session.usage + spent))
         await second.commit()
-        equal(await store.get(SessionKey("first")), first.session, f"the session after commit {at}")
+        equal(await store.get(SessionKey("first")), first.session, f"the session after commit {number}")
         equal((await store.query()).items[1].usage, first.session.usage, "its usage in a list")
     equal(repr(await store.usage()), repr(spent + spent + Usage(calls=1)), "usage of all")
     equal((await store.activate(SessionKey("first"))).session.usage, spent + spent, "usage after an activation")
@@ -220,9 +222,9 @@ async def check_a_broken_cursor_is_refused(store: SessionStore) -> None:
     """Whatever is wrong with it, the call raises InvalidInputError."""
     for name in "abc":
         await store.create(a_session(name))
-    good = (await store.query(limit=1)).cursor or ""
+    valid_cursor = (await store.query(limit=1)).cursor or ""
     broken = ["", "x", ":", "1.0:", ":1", "nan:1", "inf:1", "1.0:1.5", "1.0:" + "9" * 30, "\0", "'"]
-    for cursor in (*broken, good + "x", "x" + good):
+    for cursor in (*broken, valid_cursor + "x", "x" + valid_cursor):
         await refuses(InvalidInputError, store.query(cursor=cursor), f"cursor {cursor!r}")
         await refuses(InvalidInputError, store.unsettled(cursor=cursor), f"cursor {cursor!r} of unsettled ones")
         await refuses(InvalidInputError, store.expired(0.0, cursor=cursor), f"cursor {cursor!r} of expired ones")
@@ -231,28 +233,28 @@ async def check_a_broken_cursor_is_refused(store: SessionStore) -> None:
 # Sessions that need a process, and expired sessions
 
 
-async def _all_pages(list_: Callable[..., Awaitable[Page[Item]]], expected: Sequence[Item], what: str) -> None:
+async def _all_pages(list_: Callable[..., Awaitable[Page[Item]]], expected: Sequence[Item], subject: str) -> None:
     """Check that pages of every size have the expected items, in order."""
     for limit in range(1, len(expected) + 2):
-        found: list[Item] = []
+        items: list[Item] = []
         cursor = None
         while True:
             page = await list_(cursor=cursor, limit=limit)
-            found += page
+            items += page
             if page.cursor is None:
                 break
-            equal(len(page), limit, f"{what} of a page that has a cursor")
+            equal(len(page), limit, f"{subject} of a page that has a cursor")
             cursor = page.cursor
-        equal(found, expected, f"{what} in pages of {limit}")
+        equal(items, expected, f"{subject} in pages of {limit}")
     for limit in (0, -1):
-        await refuses(InvalidInputError, list_(limit=limit), f"{what} with a limit of {limit}")
+        await refuses(InvalidInputError, list_(limit=limit), f"{subject} with a limit of {limit}")
 
 
 @_law
 async def check_sessions_with_unsettled_runs_are_listed(store: SessionStore) -> None:
     """Once each, in order of creation, while a run is queued or running. Waiting for approval does not count."""
     await _all_pages(store.unsettled, [], "of no sessions")
-    given: dict[str, list[RunState]] = {
+    states_of_sessions: dict[str, list[RunState]] = {
         "z": ["completed", "running"],
         "b": ["queued", "running", "queued"],
         "none": [],
@@ -262,8 +264,10 @@ async def check_sessions_with_unsettled_runs_are_listed(store: SessionStore) -> 
         "c": ["running"],
     }
     owners = {}
-    for at, (name, states) in enumerate(given.items()):
-        owner = owners[name] = await own(store, name, created_at=float((at * 3) % 7), updated_at=float((at * 5) % 7))
+    for position, (name, states) in enumerate(states_of_sessions.items()):
+        owner = owners[name] = await own(
+            store, name, created_at=float((position * 3) % 7), updated_at=float((position * 5) % 7)
+        )
         for index, state in enumerate(states):
             await owner.commit(new_run=a_run(f"{name}{index}", index, state, session_id=name))
     await _all_pages(store.unsettled, list(map(SessionKey, "zbac")), "unsettled ones")

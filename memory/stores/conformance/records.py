@@ -71,17 +71,17 @@ async def check_carried_spans_of_a_turn_come_back(store: SessionStore) -> None:
     await owner.commit(turns=plain)
     await owner.commit(new_run=a_run("r", 1))
     await owner.commit(new_run=a_run("q", 2, "queued"))
-    for at in range(len(lists) + 1):
-        expected = [lists[(at + index) % len(lists)] for index in range(len(plain))]
+    for shift in range(len(lists) + 1):
+        expected = [lists[(shift + index) % len(lists)] for index in range(len(plain))]
         await owner.commit(turns=[replace(turn, carried=new) for turn, new in zip(plain, expected, strict=True)])
-        found = await store.activate(SessionKey("s"))
-        owner = Owner(store, found.session)
-        for what, turns in (
+        activation = await store.activate(SessionKey("s"))
+        owner = Owner(store, activation.session)
+        for subject, turns in (
             ("turns", await store.turns(SessionKey("s"))),
-            ("an activation", [*([found.head] if found.head else []), *found.open_turns]),
+            ("an activation", [*([activation.head] if activation.head else []), *activation.open_turns]),
         ):
-            equal(turns, plain, f"the turns of {what}")
-            equal([turn.carried for turn in turns], expected, f"what they carry, of {what}")
+            equal(turns, plain, f"the turns of {subject}")
+            equal([turn.carried for turn in turns], expected, f"what they carry, of {subject}")
     await owner.commit(turns=plain[:2])
     equal([turn.carried for turn in await store.turns(SessionKey("s"))], [(), (), *lists[2:]], "what is left of it")
 
@@ -92,8 +92,8 @@ async def check_turns_are_dropped(store: SessionStore) -> None:
     owner = await own(store)
     await owner.commit(turns=[a_turn(index) for index in range(5)])
     await owner.commit(dropped_turns=[1, 3, 99], turns=[a_turn(3, status="queued"), a_turn(7)])
-    left = [a_turn(0), a_turn(2), a_turn(3, status="queued"), a_turn(4), a_turn(7)]
-    equal(await store.turns(SessionKey("s")), left, "turns that are left")
+    remaining = [a_turn(0), a_turn(2), a_turn(3, status="queued"), a_turn(4), a_turn(7)]
+    equal(await store.turns(SessionKey("s")), remaining, "turns that are left")
 
 
 @_law
@@ -104,10 +104,12 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
     spent = {"usage": USAGE, "stop_reason": TEXT, "code": "step_limit", "calls": NESTED, "resumes": 3}
     texts = {"why": TEXT, "labels": freeze({TEXT: TEXT, "": ""}), "idempotency_key": "k'\"\\%", "fingerprint": "f" * 64}
     texts |= {"parent": "p'\"\\%", "engine": "e'\"\\%", "successor": "s'\"\\%\\ü"}
-    asked: dict[str, Any] = {"model": "m'%\"\\ü", "params": NESTED, "output": NESTED}
-    asked |= {"instructions": TEXT, "tools": NESTED, "trace": freeze({"traceparent": "00-1-2-01", "parent": "3"})}
+    request: dict[str, Any] = {"model": "m'%\"\\ü", "params": NESTED, "output": NESTED}
+    request |= {"instructions": TEXT, "tools": NESTED, "trace": freeze({"traceparent": "00-1-2-01", "parent": "3"})}
     runs = {
-        "r'%\"\\ü": a_run("r'%\"\\ü", 2, "failed", **times, **texts, **spent, **asked, first_seq=2**40, memory="read"),
+        "r'%\"\\ü": a_run(
+            "r'%\"\\ü", 2, "failed", **times, **texts, **spent, **request, first_seq=2**40, memory="read"
+        ),
         "plain": a_run("plain", 3, model="m", params=NESTED[TEXT][0], output=freeze({"name": TEXT, "schema": {}})),
         "equipped": a_run("equipped", 4, instructions=TEXT, tools=NESTED[TEXT][0]),
         "empty": a_run(
@@ -118,17 +120,17 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
     }
     for run in runs.values():
         await owner.commit(new_run=run)
-    for at, state in enumerate((None, *get_args(RunState))):
+    for index, state in enumerate((None, *get_args(RunState))):
         if state:
             new = {
-                "usage": Usage(calls=at),
+                "usage": Usage(calls=index),
                 "stop_reason": state,
                 "code": "budget",
                 "successor": "other run",
-                "resumes": at,
+                "resumes": index,
                 "calls": NESTED[TEXT][0],
             }
-            changes = new if at % 2 else dict.fromkeys(new) | {"resumes": 0, "calls": FrozenDict()}
+            changes = new if index % 2 else dict.fromkeys(new) | {"resumes": 0, "calls": FrozenDict()}
             changes |= {"state": state, "first_seq": 77, "started_at": 2.5, "ended_at": None, "why": f"{state} {TEXT}"}
             runs["plain"] = replace(runs["plain"], **changes)
             await owner.commit(runs=[runs["plain"]])
@@ -145,7 +147,7 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
 @_law
 async def check_every_event_comes_back(store: SessionStore) -> None:
     """Of all kinds that are stored and of unknown ones, with all fields but the blocks, which the session's log has."""
-    made: dict[str, Any] = {"summary": (2**40, 2**41), "usage": USAGE}
+    compaction_fields: dict[str, Any] = {"summary": (2**40, 2**41), "usage": USAGE}
     parts: dict[str, dict[str, Any]] = {
         "model_call_ended": {"call": 0, "seconds": 0.1 + 0.2, "stop_reason": TEXT, "usage": USAGE},
         "tool_started": {"call_id": TEXT, "name": ""},
@@ -168,7 +170,7 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
         "input_replaced": {"input": (("", 0, 2**40),)},
         "run_failed": {"why": "", "code": TEXT},
         "run_interrupted": {"why": "'\"\\%"},
-        "window_compacted": {"strategy": TEXT, "tokens_before": 2**40, "tokens_after": 0, **made},
+        "window_compacted": {"strategy": TEXT, "tokens_before": 2**40, "tokens_after": 0, **compaction_fields},
         "compaction_failed": {"strategy": "", "attempt": 1, "of": 2**40, "why": TEXT, "usage": USAGE},
     }
     every: dict[str, Any] = {"turn_index": 7, "run_id": "r'%\"\\ü"}
@@ -196,11 +198,11 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
 async def check_events_are_forgotten(store: SessionStore) -> None:
     """Up to and including a number, in this session only. Events with a key stay and can be read by it."""
     owner, another = await own(store), await own(store, "another")
-    others = [an_event(seq, session_id="another") for seq in (1, 2, 3)]
-    await another.commit(events=others)
+    events_of_another = [an_event(seq, session_id="another") for seq in (1, 2, 3)]
+    await another.commit(events=events_of_another)
     events = {seq: an_event(seq, key) for seq, key in {1: "e1", 2: None, 3: None, 5: "", 6: None, 2**40: None}.items()}
     await owner.commit(events=list(events.values()))
-    for upto, left in [
+    for upto, remaining in [
         (0, [*events]),
         (1, [*events]),
         (2, [1, 3, 5, 6, 2**40]),
@@ -208,52 +210,56 @@ async def check_events_are_forgotten(store: SessionStore) -> None:
         (6, [1, 5, 2**40]),
     ]:
         await owner.commit(forget_events=upto)
-        equal(await store.events(SessionKey("s")), [events[seq] for seq in left], f"what is left up to {upto}")
-        equal(await store.events(SessionKey("s"), after=1, limit=2), [events[seq] for seq in left[1:3]], "a page of it")
+        equal(await store.events(SessionKey("s")), [events[seq] for seq in remaining], f"what is left up to {upto}")
+        equal(
+            await store.events(SessionKey("s"), after=1, limit=2),
+            [events[seq] for seq in remaining[1:3]],
+            "a page of it",
+        )
     for seq, key in ((1, "e1"), (5, "")):
         equal(await store.event_of_key(SessionKey("s"), key), events[seq], "a forgotten event by its key")
-    again = [an_event(2), an_event(3, "e3"), an_event(2**40)]
-    await owner.commit(forget_events=2**41, events=again)
+    new_events = [an_event(2), an_event(3, "e3"), an_event(2**40)]
+    await owner.commit(forget_events=2**41, events=new_events)
     equal(
         await store.events(SessionKey("s")),
-        [events[1], *again[:2], events[5], again[2]],
+        [events[1], *new_events[:2], events[5], new_events[2]],
         "the events of the commit that forgets",
     )
     async with unchanged(store, "s"):
-        taken = owner.prepare(forget_events=2**41, events=[an_event(7, "e1")])
-        await refuses(DuplicateKeyError, store.commit(SessionKey("s"), 1, taken), "the key of a forgotten event")
-    equal(await store.events(SessionKey("another")), others, "the other session's events")
+        duplicate = owner.prepare(forget_events=2**41, events=[an_event(7, "e1")])
+        await refuses(DuplicateKeyError, store.commit(SessionKey("s"), 1, duplicate), "the key of a forgotten event")
+    equal(await store.events(SessionKey("another")), events_of_another, "the other session's events")
 
 
 @_law
 async def check_events_of_turns_are_forgotten(store: SessionStore) -> None:
     """Those of turns up to an index, in this session only. Events with a key, and those of no turn, stay."""
     owner, another = await own(store), await own(store, "another")
-    others = [an_event(1, session_id="another", turn_index=0)]
-    await another.commit(events=others)
+    events_of_another = [an_event(1, session_id="another", turn_index=0)]
+    await another.commit(events=events_of_another)
     about = {1: (None, None), 2: (None, 0), 3: ("e3", 0), 4: (None, 1), 5: (None, 12)}
     events = {seq: an_event(seq, key, turn_index=index) for seq, (key, index) in about.items()}
     await owner.commit(events=list(events.values()))
-    for upto, left in [(-1, [*events]), (0, [1, 3, 4, 5]), (2, [1, 3, 5]), (2**40, [1, 3])]:
+    for upto, remaining in [(-1, [*events]), (0, [1, 3, 4, 5]), (2, [1, 3, 5]), (2**40, [1, 3])]:
         await owner.commit(forget_turns=upto)
-        equal(await store.events(SessionKey("s")), [events[seq] for seq in left], f"what is left up to {upto}")
+        equal(await store.events(SessionKey("s")), [events[seq] for seq in remaining], f"what is left up to {upto}")
     new = an_event(6, turn_index=0)
     await owner.commit(forget_turns=5, events=[new])
     equal(await store.events(SessionKey("s")), [events[1], events[3], new], "the events of the commit that forgets")
-    equal(await store.events(SessionKey("another")), others, "the other session's events")
+    equal(await store.events(SessionKey("another")), events_of_another, "the other session's events")
 
 
 @_law
 async def check_blocks_are_cleared_unless_a_fork_uses_them(store: SessionStore) -> None:
     """Their texts are replaced at their places, in this session's log only."""
     owner, another = await own(store), await own(store, "another")
-    span, other = await owner.commit("a", "b", "c", "d"), await another.commit("A", "B")
+    span, other_span = await owner.commit("a", "b", "c", "d"), await another.commit("A", "B")
     turn = a_turn(0, prompt=(Span(span.log, 1, 2),), input=(Span(span.log, 2, 3),))
     await store.create(a_session("fork", parent="s#0"), turn)
-    await owner.commit("e", cleared_blocks=[(at, f"cleared {at}") for at in range(4)])
-    whole = Span(span.log, 0, 5)
-    equal(await store.blocks([whole]), ["cleared 0", "b", "c", "cleared 3", "e"], "the log after it")
-    equal(await store.blocks([other]), ["A", "B"], "the other session's log")
+    await owner.commit("e", cleared_blocks=[(position, f"cleared {position}") for position in range(4)])
+    log_span = Span(span.log, 0, 5)
+    equal(await store.blocks([log_span]), ["cleared 0", "b", "c", "cleared 3", "e"], "the log after it")
+    equal(await store.blocks([other_span]), ["A", "B"], "the other session's log")
     async with unchanged(store, "s"):
         stale = owner.prepare(cleared_blocks=[(4, "cleared 4")])
         await refuses(SessionFencedError, store.commit(SessionKey("s"), 7, stale), "a commit of another epoch")
@@ -292,14 +298,14 @@ async def check_lists_of_callers_are_not_shared(store: SessionStore) -> None:
     commit = owner.prepare(turns=turns, new_run=run, events=events, dropped_turns=dropped)
     await store.commit(SessionKey("s"), 1, replace(commit, session=replace(commit.session, log_size=1), blocks=blocks))
     before = await state_of(store, "s")
-    found: list[list[Any]] = [
+    returned: list[list[Any]] = [
         await store.turns(SessionKey("s")),
         await store.runs(SessionKey("s")),
         await store.events(SessionKey("s")),
     ]
-    session, turn, stored_run, event = await store.get(SessionKey("s")), *(part[0] for part in found)
-    given: list[list[Any]] = [blocks, turns, dropped, events]
-    for mutable in (*given, *found, await store.blocks([Span(session.log, 0, 1)])):
+    session, turn, stored_run, event = await store.get(SessionKey("s")), *(part[0] for part in returned)
+    passed: list[list[Any]] = [blocks, turns, dropped, events]
+    for mutable in (*passed, *returned, await store.blocks([Span(session.log, 0, 1)])):
         mutable.clear()
     for record, name in ((session, "user_id"), (turn, "status"), (stored_run, "state"), (event, "at")):
         _refuses_change(setattr, record, name, "x")

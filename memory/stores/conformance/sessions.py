@@ -42,13 +42,13 @@ async def check_a_session_comes_back_as_it_was_created(store: SessionStore) -> N
     times: dict[str, Any] = {"created_at": 1763700000.123456, "updated_at": 0.1 + 0.2}
     owner = {"user_id": "ü'%\"\\", "agent": "a", "parent": "p#3"}
     memory: dict[str, Any] = {"memory": "read", "saved": 2, "ttl_s": 0.1 + 0.2}
-    asked: dict[str, Any] = {"model": "m'%\"\\ü", "engine": "e'%\"\\ü", "params": NESTED, "title": "t'%\"\\ü\0"}
-    full = a_session(metadata=NESTED, status="ended", next_index=4, usage=USAGE, **times, **owner, **memory, **asked)
+    request: dict[str, Any] = {"model": "m'%\"\\ü", "engine": "e'%\"\\ü", "params": NESTED, "title": "t'%\"\\ü\0"}
+    full = a_session(metadata=NESTED, status="ended", next_index=4, usage=USAGE, **times, **owner, **memory, **request)
     logs = set()
-    for given in (full, a_session("default")):
-        created = await store.create(given)
-        equal(created, replace(given, log=created.log), "what create returned")
-        equal(await store.get(given.key), created, "what get returned")
+    for session in (full, a_session("default")):
+        created = await store.create(session)
+        equal(created, replace(session, log=created.log), "what create returned")
+        equal(await store.get(session.key), created, "what get returned")
         logs.add(created.log)
     equal(len(logs), 2, "logs of two sessions")
 
@@ -120,8 +120,8 @@ async def check_a_missing_session_or_run_is_named(store: SessionStore) -> None:
         commit = Commit(session=a_session(missing), blocks=())
         await refuses(SessionFencedError, store.commit(SessionKey(missing), 0, commit), f"commit to {missing!r}")
     for missing in ("run-10", "run-", "RUN-1", "run_1", "%"):
-        found = await refuses(RunNotFoundError, store.run(missing), f"run {missing!r}")
-        equal(found.run_id, missing, "the id in the error of run")
+        refusal = await refuses(RunNotFoundError, store.run(missing), f"run {missing!r}")
+        equal(refusal.run_id, missing, "the id in the error of run")
     equal(await store.run_of_key(SessionKey("user-1"), "key"), None, "a run of no key")
     equal(await store.event_of_key(SessionKey("user-1"), "key"), None, "an event of no key")
     equal(await store.count(), 1, "sessions")
@@ -130,8 +130,8 @@ async def check_a_missing_session_or_run_is_named(store: SessionStore) -> None:
 @_law
 async def check_first_use_at_once_loses_nothing(store: SessionStore, other: SessionStore) -> None:
     """Two stores make their tables at the same time, each for many callers; acceptance 45."""
-    names = [f"s{at}" for at in range(20)]
-    stores = {name: (store, other)[at % 2] for at, name in enumerate(names)}
+    names = [f"s{index}" for index in range(20)]
+    stores = {name: (store, other)[index % 2] for index, name in enumerate(names)}
     created = await asyncio.gather(*(stores[name].create(a_session(name)) for name in names))
     equal(len({session.log for session in created}), 20, "logs")
     for reader in (store, other):
@@ -142,12 +142,12 @@ async def check_first_use_at_once_loses_nothing(store: SessionStore, other: Sess
 @_law
 async def check_one_of_many_creates_a_session(store: SessionStore, other: SessionStore) -> None:
     """If many create one id at once, one succeeds and the others get SessionExistsError; acceptance 45."""
-    given = [a_session(agent=f"a{at}") for at in range(10)]
-    creates = [(store, other)[at % 2].create(session) for at, session in enumerate(given)]
-    found = await asyncio.gather(*creates, return_exceptions=True)
-    won = [session for session in found if isinstance(session, SessionRecord)]
-    lost = [error for error in found if isinstance(error, SessionExistsError)]
-    equal((len(won), len(lost)), (1, 9), f"winners and losers of {found}")
+    sessions = [a_session(agent=f"a{index}") for index in range(10)]
+    creates = [(store, other)[index % 2].create(session) for index, session in enumerate(sessions)]
+    outcomes = await asyncio.gather(*creates, return_exceptions=True)
+    won = [session for session in outcomes if isinstance(session, SessionRecord)]
+    errors = [error for error in outcomes if isinstance(error, SessionExistsError)]
+    equal((len(won), len(errors)), (1, 9), f"winners and losers of {outcomes}")
     equal([await store.get(SessionKey("s")), await other.get(SessionKey("s"))], won * 2, "the session")
 
 
@@ -155,25 +155,25 @@ async def check_one_of_many_creates_a_session(store: SessionStore, other: Sessio
 async def check_commits_at_once_lose_nothing(store: SessionStore, other: SessionStore) -> None:
     """Many sessions are written through two stores, and each store reads what the other wrote; acceptance 45."""
 
-    async def write(at: int) -> Owner:
-        owner = await own((store, other)[at % 2], f"s{at}")
+    async def write(session_number: int) -> Owner:
+        owner = await own((store, other)[session_number % 2], f"s{session_number}")
         for number in range(5):
             await owner.commit(
-                f"{at}.{number}",
+                f"{session_number}.{number}",
                 turns=[a_turn(number)],
-                new_run=a_run(f"r{at}.{number}", number, session_id=f"s{at}"),
-                events=[an_event(number + 1, f"e{number}", f"s{at}")],
+                new_run=a_run(f"r{session_number}.{number}", number, session_id=f"s{session_number}"),
+                events=[an_event(number + 1, f"e{number}", f"s{session_number}")],
             )
         return owner
 
-    for at, owner in enumerate(await asyncio.gather(*map(write, range(8)))):
+    for session_number, owner in enumerate(await asyncio.gather(*map(write, range(8)))):
         numbers = range(5)
-        blocks: list[object] = [f"{at}.{number}" for number in numbers]
-        runs = [a_run(f"r{at}.{number}", number, session_id=f"s{at}") for number in numbers]
-        events = [an_event(number + 1, f"e{number}", f"s{at}") for number in numbers]
-        whole = [owner.session, [*blocks, *["missing"] * 2], [a_turn(number) for number in numbers], runs, events]
+        blocks: list[object] = [f"{session_number}.{number}" for number in numbers]
+        runs = [a_run(f"r{session_number}.{number}", number, session_id=f"s{session_number}") for number in numbers]
+        events = [an_event(number + 1, f"e{number}", f"s{session_number}") for number in numbers]
+        expected = [owner.session, [*blocks, *["missing"] * 2], [a_turn(number) for number in numbers], runs, events]
         for reader in (store, other):
-            equal(await state_of(reader, f"s{at}"), whole, f"session s{at}")
+            equal(await state_of(reader, f"s{session_number}"), expected, f"session s{session_number}")
 
 
 @_law
@@ -186,7 +186,7 @@ async def check_a_closed_store_raises_store_closed_error(store: SessionStore) ->
     for verb in (store.get, store.activate, store.turns, store.runs, store.events, store.delete):
         await refuses(StoreClosedError, verb(SessionKey("s")), f"{verb.__name__} of a closed store")
     await refuses(StoreClosedError, store.run("r"), "run of a closed store")
-    for what, call in {
+    for verb_name, call in {
         "create": store.create(a_session("new")),
         "commit": store.commit(SessionKey("s"), 1, commit),
         "blocks": store.blocks([span]),
@@ -201,4 +201,4 @@ async def check_a_closed_store_raises_store_closed_error(store: SessionStore) ->
         "unsettled": store.unsettled(),
         "expired": store.expired(0.0),
     }.items():
-        await refuses(StoreClosedError, call, f"{what} of a closed store")
+        await refuses(StoreClosedError, call, f"{verb_name} of a closed store")

@@ -90,8 +90,8 @@ class UserKey:
         try:
             return _text(self._cipher.decrypt(nonce, rest, self._about(place)))
         except (InvalidTag, ValueError) as error:
-            why = "it was changed after its encryption, or moved here from another place"
-            raise CorruptRecordError(place.record, why) from error
+            reason = "it was changed after its encryption, or moved here from another place"
+            raise CorruptRecordError(place.record, reason) from error
 
     def _about(self, place: Place) -> bytes:
         return json.dumps([self._user_id, place.kind, *place.bound]).encode()
@@ -108,8 +108,8 @@ class KeyRing:
         try:
             import cryptography  # noqa: F401 - checks that it is installed
         except ImportError as error:
-            why = "the package cryptography is missing: pip install turnwise[encryption]"
-            raise ConfigError("encryption", encryption, why) from error
+            reason = "the package cryptography is missing: pip install turnwise[encryption]"
+            raise ConfigError("encryption", encryption, reason) from error
         self._encryption = encryption
         self._cached: dict[str, tuple[float, UserKey]] = {}
         """By user id: the end of its use, by the monotonic clock, and the key. Oldest first."""
@@ -133,13 +133,13 @@ class KeyRing:
             key = None
         except Exception as error:
             # The message of the error is left out, since it may have secrets.
-            why = f"the key of user {user_id!r} could not be fetched ({type(error).__name__}): try again"
-            raise StoreError(why) from error
+            reason = f"the key of user {user_id!r} could not be fetched ({type(error).__name__}): try again"
+            raise StoreError(reason) from error
         if key is None:
             raise KeyMissingError(user_id)
         if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-            what = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
-            raise ConfigError(f"the key of user {user_id!r}", what, f"must be {KEY_BYTES} bytes")
+            shown_key = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+            raise ConfigError(f"the key of user {user_id!r}", shown_key, f"must be {KEY_BYTES} bytes")
         user_key = UserKey(user_id, key)
         if self._encryption.cache_s:
             self._cached[user_id] = (now_s + self._encryption.cache_s, user_key)
@@ -153,7 +153,7 @@ class Unsealing:
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
-        self._known: dict[str, UserKey] = {}
+        self._user_keys: dict[str, UserKey] = {}
 
     async def open(self, place: Place, sealed: object) -> str:
         """Return the decrypted text.
@@ -167,12 +167,12 @@ class Unsealing:
             raise NotEncryptedError(place.record)
         name, _, body = sealed.removeprefix(PREFIX).partition(":")
         try:
-            user_id, whole = _text(_unbase64(name)), _unbase64(body)
+            user_id, sealed_text = _text(_unbase64(name)), _unbase64(body)
         except (binascii.Error, ValueError) as error:
             raise CorruptRecordError(place.record, "it was cut off, or changed after its encryption") from error
-        if user_id not in self._known:
-            self._known[user_id] = await self._keys.of(user_id)
-        return self._known[user_id].open(place, whole)
+        if user_id not in self._user_keys:
+            self._user_keys[user_id] = await self._keys.of(user_id)
+        return self._user_keys[user_id].open(place, sealed_text)
 
 
 def _derived(key: bytes, use: str) -> bytes:

@@ -49,8 +49,8 @@ def check_events(events: list[AnyEvent]) -> list[AnyEvent]:
     return events
 
 
-def block_place(log: str, at: int) -> Place:
-    return Place("block", f"{log}:{at}", (log, at))
+def block_place(log: str, position: int) -> Place:
+    return Place("block", f"{log}:{position}", (log, position))
 
 
 def _session_place(session: SessionRecord) -> Place:
@@ -106,10 +106,10 @@ async def open_turn(texts: Unsealing, session: SessionKey, turn: TurnRecord) -> 
 
 def seal_run(key: UserKey, run: RunRecord) -> RunRecord:
     """Return the encrypted run. It has two encrypted parts, because commits change only one of them."""
-    asked = [run.labels, run.fingerprint, run.params, run.output, run.instructions, run.tools]
+    request = [run.labels, run.fingerprint, run.params, run.output, run.instructions, run.tools]
     return replace(
         run,
-        labels=_seal(key, _labels_place(run), asked),
+        labels=_seal(key, _labels_place(run), request),
         fingerprint=None,
         params=FrozenDict(),
         output=None,
@@ -122,9 +122,9 @@ def seal_run(key: UserKey, run: RunRecord) -> RunRecord:
 
 
 async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
-    asked = await _open(texts, _labels_place(run), run.labels)
-    labels, fingerprint, params, output, instructions, tools = asked
-    calls, why, stop_reason = await _open(texts, _run_place(run), run.calls)
+    request = await _open(texts, _labels_place(run), run.labels)
+    labels, fingerprint, params, output, instructions, tools = request
+    calls, reason, stop_reason = await _open(texts, _run_place(run), run.calls)
     return replace(
         run,
         labels=freeze(labels),
@@ -134,7 +134,7 @@ async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
         instructions=instructions,
         tools=freeze(tools),
         calls=freeze(calls),
-        why=why,
+        why=reason,
         stop_reason=stop_reason,
     )
 
@@ -176,12 +176,14 @@ async def open_events(texts: Unsealing, session: SessionKey, events: Iterable[Ev
 def seal_commit(key: UserKey, of: SessionKey, commit: Commit) -> Commit:
     session = commit.session
     first = session.log_size - len(commit.blocks)
-    places = (block_place(session.log, at) for at in range(first, session.log_size))
+    places = (block_place(session.log, position) for position in range(first, session.log_size))
     return replace(
         commit,
         session=seal_session(key, session),
         blocks=[key.seal(place, block) for place, block in zip(places, commit.blocks, strict=True)],
-        cleared_blocks=[(at, key.seal(block_place(session.log, at), block)) for at, block in commit.cleared_blocks],
+        cleared_blocks=[
+            (position, key.seal(block_place(session.log, position), block)) for position, block in commit.cleared_blocks
+        ],
         turns=[seal_turn(key, of, turn) for turn in commit.turns],
         new_run=commit.new_run and seal_run(key, commit.new_run),
         runs=[seal_run(key, run) for run in commit.runs],

@@ -89,15 +89,17 @@ class EncryptedStore(Shared):
                 raise SessionFencedError(key.session_id, sealed.session.epoch)
             opened = await self._opened(key, sealed)
             try:
-                found = await self._inner.activate(key, revision=sealed.session.revision, jump=jump)
+                sealed_activation = await self._inner.activate(key, revision=sealed.session.revision, jump=jump)
             except SessionFencedError:
                 if revision is not None:
                     raise
                 continue  # it has changed meanwhile
-            if found.session.log != sealed.session.log:
-                return await self._opened(key, found)  # it is another session of this id
-            epoch, revision = found.session.epoch, found.session.revision
-            return replace(opened, session=replace(opened.session, epoch=epoch, revision=revision), now=found.now)
+            if sealed_activation.session.log != sealed.session.log:
+                return await self._opened(key, sealed_activation)  # it is another session of this id
+            epoch, revision = sealed_activation.session.epoch, sealed_activation.session.revision
+            return replace(
+                opened, session=replace(opened.session, epoch=epoch, revision=revision), now=sealed_activation.now
+            )
 
     async def state(self, key: SessionKey) -> Activation:
         return await self._opened(key, await self._inner.state(key))
@@ -117,32 +119,32 @@ class EncryptedStore(Shared):
         await self._inner.commit(key, epoch, seal_commit(secret, key, commit))
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
-        places = (block_place(log, at) for log, start, stop in spans for at in range(start, stop))
-        found, texts = await self._inner.blocks(spans), self._texts()
-        return [await texts.open(place, block) for block, place in zip(found, places, strict=False)]
+        places = (block_place(log, position) for log, start, stop in spans for position in range(start, stop))
+        sealed_blocks, texts = await self._inner.blocks(spans), self._texts()
+        return [await texts.open(place, block) for block, place in zip(sealed_blocks, places, strict=False)]
 
     async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
-        found, texts = await self._inner.turns(key, after=after, limit=limit), self._texts()
-        return [await open_turn(texts, key, turn) for turn in found]
+        turns, texts = await self._inner.turns(key, after=after, limit=limit), self._texts()
+        return [await open_turn(texts, key, turn) for turn in turns]
 
     async def run(self, run_id: str) -> RunRecord:
         return await open_run(self._texts(), await self._inner.run(run_id))
 
     async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:
-        found = await self._inner.run_of_key(key, idempotency_key)
-        return found and await open_run(self._texts(), found)
+        run = await self._inner.run_of_key(key, idempotency_key)
+        return run and await open_run(self._texts(), run)
 
     async def runs(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
-        found, texts = await self._inner.runs(key, after=after, limit=limit), self._texts()
-        return [await open_run(texts, run) for run in found]
+        runs, texts = await self._inner.runs(key, after=after, limit=limit), self._texts()
+        return [await open_run(texts, run) for run in runs]
 
     async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        found = await self._inner.events(key, after=after, limit=limit)
-        return await open_events(self._texts(), key, found)
+        events = await self._inner.events(key, after=after, limit=limit)
+        return await open_events(self._texts(), key, events)
 
     async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
-        found = await self._inner.event_of_key(key, event_key)
-        return found and await open_event(self._texts(), key, found)
+        event = await self._inner.event_of_key(key, event_key)
+        return event and await open_event(self._texts(), key, event)
 
     async def query(
         self,

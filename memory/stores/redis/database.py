@@ -74,7 +74,7 @@ class RedisDatabase(Shared):
         self._prefix = prefix
         self._name = redact(url)
         self._client = _client(url, self._name, timeout_s, connections)
-        self._known = {name: self._client.register_script(script) for name, script in self.scripts.items()}
+        self._scripts = {name: self._client.register_script(script) for name, script in self.scripts.items()}
         self._thread = LoopThread(self._name)
         self._ray: RayId | None = None
         self._is_named = False
@@ -141,11 +141,11 @@ class RedisDatabase(Shared):
                 await self._name_connections()
             encoded = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in args]
             try:
-                return await self._known[name](keys=keys, args=encoded)
+                return await self._scripts[name](keys=keys, args=encoded)
             except NotConnected:
                 if not again:
                     raise
-            return await self._known[name](keys=keys, args=encoded)
+            return await self._scripts[name](keys=keys, args=encoded)
 
         with self._translated():
             return await self._thread.run(call)
@@ -160,10 +160,10 @@ class RedisDatabase(Shared):
         except (UnicodeEncodeError, UnicodeDecodeError) as error:  # its attributes hold the whole text
             raise StoreError(f"store {self._name}: a text cannot be stored or read: {error.reason}") from None
         except (RedisError, OSError, ValueError) as error:
-            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            if corrupt := re.match(r"CORRUPT (\S+ \S+) (.*)", why):
+            message = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            if corrupt := re.match(r"CORRUPT (\S+ \S+) (.*)", message):
                 raise CorruptRecordError(corrupt[1], corrupt[2]) from error
-            raise StoreError(f"store {self._name}: {why}; {_remedy(error, self._name)}") from error
+            raise StoreError(f"store {self._name}: {message}; {_remedy(error, self._name)}") from error
 
 
 def _remedy(error: Exception, url: str) -> str:
@@ -173,9 +173,9 @@ def _remedy(error: Exception, url: str) -> str:
     cluster = (exceptions.AskError, exceptions.ClusterDownError, exceptions.ClusterCrossSlotError)
     if isinstance(error, cluster):
         return "it is a node of a Redis Cluster, and its keys may be on others: use a Redis that is no cluster"
-    why = str(error)
+    message = str(error)
     for word, remedy in _OF_ANSWER.items():
-        if word in why:
+        if word in message:
             return remedy
     if not isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
         return "it answered so: is it Redis 6.2 or later, and has nobody else written to these keys?"
@@ -197,7 +197,7 @@ _OF_ANSWER = {
     "max number of clients": "it has as many connections as it takes: raise its maxclients, or lower connections",
     "WRONGTYPE": "something else has written to this key: restore it from a backup, or use another prefix",
 }
-"""What to do, by a word of Redis's answer. Only who gets no answer has not reached it."""
+"""The remedy, by a word of Redis's answer. Without an answer, Redis was not reached."""
 
 
 def encode(text: str) -> bytes:

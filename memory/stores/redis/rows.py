@@ -29,8 +29,8 @@ def decode_event_text(key: str, session: SessionKey, text: bytes) -> AnyEvent:
 
     def decode() -> AnyEvent:
         head, body = text[PLACE_DIGITS:].decode().split("\n", 1)
-        kind, at, turn_index, run_id, event_key = json.loads(head)
-        place: dict[str, Any] = {**session._asdict(), "seq": int(text[:PLACE_DIGITS]), "at": at}
+        kind, time, turn_index, run_id, event_key = json.loads(head)
+        place: dict[str, Any] = {**session._asdict(), "seq": int(text[:PLACE_DIGITS]), "at": time}
         return decode_event(kind, body, {**place, "turn_index": turn_index, "run_id": run_id, "key": event_key})
 
     return decoded(key, decode)
@@ -51,14 +51,14 @@ def place_of(number: int) -> str:
     return f"{number:0{PLACE_DIGITS}d}"
 
 
-def finite(time_s: float, what: str) -> str:
+def finite(time_s: float, subject: str) -> str:
     """Return a time as text that parses to the same number.
 
     Raises:
         StoreError: the time is not finite, so it cannot be sorted.
     """
     if not math.isfinite(time_s):
-        raise StoreError(f"{what} is {time_s}, which is no time; nothing was written")
+        raise StoreError(f"{subject} is {time_s}, which is no time; nothing was written")
     return repr(float(time_s))
 
 
@@ -80,11 +80,11 @@ def pack_usage(usage: Usage) -> bytes:
 
 def unpack_usage(packed: bytes) -> Usage:
     """Return the usage from packed numbers. Missing numbers are 0."""
-    found: dict[str, Any] = {}
-    for at, field in enumerate(fields(Usage)):
-        scaled = int.from_bytes(packed[_BYTES * at : _BYTES * (at + 1)], signed=True)
-        found[field.name] = scaled >> _BITS if isinstance(field.default, int) else scaled / 2**_BITS
-    return Usage(**found)
+    values: dict[str, Any] = {}
+    for index, field in enumerate(fields(Usage)):
+        scaled = int.from_bytes(packed[_BYTES * index : _BYTES * (index + 1)], signed=True)
+        values[field.name] = scaled >> _BITS if isinstance(field.default, int) else scaled / 2**_BITS
+    return Usage(**values)
 
 
 def _packed(name: str, value: float) -> bytes:

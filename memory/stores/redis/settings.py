@@ -31,8 +31,8 @@ class SettingsCheck:
         if self.is_done:  # a concurrent call was first
             return
         self.is_done = True
-        for why in _faults(settings):
-            _log.warning("store %s may lose what it has acknowledged: %s", self._name, why)
+        for fault in _faults(settings):
+            _log.warning("store %s may lose what it has acknowledged: %s", self._name, fault)
 
 
 def _faults(settings: dict[str, str]) -> list[str]:

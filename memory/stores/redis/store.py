@@ -104,7 +104,7 @@ class RedisStore(RedisDatabase):
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
         with self._translated():
             args = [
-                *(_name(session.key), record_text(session, _BORN), record_text(session, _CHANGES), session.epoch),
+                *(_name(session.key), record_text(session, _CREATION), record_text(session, _CHANGES), session.epoch),
                 *(session.status, session.revision, session.log_size),
                 *(" ".join(_places(session)), pack_usage(session.usage)),
                 *(finite(session.created_at, "created_at"), *_times(session)),
@@ -139,7 +139,7 @@ class RedisStore(RedisDatabase):
 
     async def state(self, key: SessionKey) -> Activation:
         shown, head, open_turns, open_runs, now = await self._do("state", [_name(key)], key, again=True)
-        number = _shown(shown[0])
+        number = _decoded(shown[0])
         turns = [self._turn(number, text) for text in (*head, *open_turns)]
         return Activation(
             session=self._session(shown),
@@ -160,8 +160,8 @@ class RedisStore(RedisDatabase):
                 *(pack_usage(session.usage), *_times(session)),
                 place_of(commit.forget_events) if commit.forget_events else "",
                 commit.forget_turns,
-                *_rows([(at, block) for at, block in commit.cleared_blocks]),
-                *_rows([(at, block) for at, block in enumerate(commit.blocks, first)]),
+                *_rows([(position, block) for position, block in commit.cleared_blocks]),
+                *_rows([(position, block) for position, block in enumerate(commit.blocks, first)]),
                 *_rows([(place_of(index),) for index in commit.dropped_turns]),
                 *_rows([_turn_row(turn) for turn in commit.turns]),
                 *_rows([_new_run_row(new)] if new else []),
@@ -172,15 +172,18 @@ class RedisStore(RedisDatabase):
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         args = _rows([(encode(log), start, stop) for log, start, stop in spans])
-        (found,) = await self._do("blocks", args, again=True)
+        (blocks,) = await self._do("blocks", args, again=True)
         places = (
-            (log, at) for log, start, stop in spans for at in range(start, stop)
+            (log, position) for log, start, stop in spans for position in range(start, stop)
         )  # of the first ones: see `blocks`
-        return [decoded(f"block {log}:{at}", block.decode) for block, (log, at) in zip(found, places, strict=False)]
+        return [
+            decoded(f"block {log}:{position}", block.decode)
+            for block, (log, position) in zip(blocks, places, strict=False)
+        ]
 
     async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
-        number, found = await self._page(key, after, limit, ":turns")
-        return [self._turn(number, text) for text in found]
+        number, texts = await self._page(key, after, limit, ":turns")
+        return [self._turn(number, text) for text in texts]
 
     async def run(self, run_id: str) -> RunRecord:
         try:
@@ -188,24 +191,24 @@ class RedisStore(RedisDatabase):
         except SessionNotFoundError:
             raise RunNotFoundError(run_id, "the store") from None
         if name is None:
-            raise CorruptRecordError(self._key(_shown(number)), "the session of a run is missing")
-        return self._run_record(_shown(number), self._session_key(number, name), text)
+            raise CorruptRecordError(self._key(_decoded(number)), "the session of a run is missing")
+        return self._run_record(_decoded(number), self._session_key(number, name), text)
 
     async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:
-        number, *found = await self._of_key(key, _key("k", idempotency_key), ":runs")
-        return self._run_record(_shown(number), key, found[0]) if found else None
+        number, *texts = await self._of_key(key, _key("k", idempotency_key), ":runs")
+        return self._run_record(_decoded(number), key, texts[0]) if texts else None
 
     async def runs(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
-        number, found = await self._page(key, after, limit, ":runs")
-        return [self._run_record(number, key, text) for text in found]
+        number, texts = await self._page(key, after, limit, ":runs")
+        return [self._run_record(number, key, text) for text in texts]
 
     async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        number, found = await self._page(key, after, limit, ":events", ":keyed")
-        return [self._event(number, key, text) for text in found]
+        number, texts = await self._page(key, after, limit, ":events", ":keyed")
+        return [self._event(number, key, text) for text in texts]
 
     async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
-        number, *found = await self._of_key(key, _key("e", event_key), ":keyed")
-        return self._event(_shown(number), key, found[0]) if found else None
+        number, *texts = await self._of_key(key, _key("e", event_key), ":keyed")
+        return self._event(_decoded(number), key, texts[0]) if texts else None
 
     async def query(
         self,
@@ -217,7 +220,7 @@ class RedisStore(RedisDatabase):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
-        behind = ("", "") if cursor is None else _behind(cursor)
+        behind = ("", "") if cursor is None else _page_start(cursor)
         first: list[Argument] = [order_by.removesuffix("_at"), _place(user_id, agent)]
         args = [*first, min(check_limit(limit), _MANY) + 1, *behind, *_statuses(status)]
         shown, is_cut = await self._do("query", args, again=True)
@@ -234,16 +237,16 @@ class RedisStore(RedisDatabase):
         return unpack_usage(packed)
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
-        after = "" if cursor is None else _behind(cursor)[1]
+        after = "" if cursor is None else _page_start(cursor)[1]
         (shown,) = await self._do("unsettled", [after, min(check_limit(limit), _MANY) + 1], again=True)
         for number, name in shown:
             if name is None:
-                raise CorruptRecordError(self._key(_shown(number)), "missing")
+                raise CorruptRecordError(self._key(_decoded(number)), "missing")
         more = cursor_of(0.0, int(shown[limit - 1][0])) if len(shown) > limit else None
-        return Page(tuple(self._session_key(*each) for each in shown[:limit]), more)
+        return Page(tuple(self._session_key(*row) for row in shown[:limit]), more)
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
-        after = "" if cursor is None else _behind(cursor)[1]
+        after = "" if cursor is None else _page_start(cursor)[1]
         args: list[Argument] = [repr(float(now)), after, min(check_limit(limit), _MANY) + 1]
         shown, is_cut = await self._do("expired", args, again=True)
         return self._sessions(shown, len(shown) - 1 if is_cut else limit)
@@ -270,24 +273,24 @@ class RedisStore(RedisDatabase):
             with self._translated():
                 await self._thread.run(lambda: self._check(self._client))
         word: bytes
-        found: list[Any]
-        word, *found = await self._run(verb, [self._base], args, again=again)
+        values: list[Any]
+        word, *values = await self._run(verb, [self._base], args, again=again)
         if word:
-            raise self._error(word.decode(), list(map(_shown, found)), key.session_id, epoch)
-        return found
+            raise self._error(word.decode(), list(map(_decoded, values)), key.session_id, epoch)
+        return values
 
-    def _error(self, word: str, found: list[str], session_id: str, epoch: int | None) -> TurnwiseError:
+    def _error(self, word: str, values: list[str], session_id: str, epoch: int | None) -> TurnwiseError:
         errors: dict[str, Callable[[], TurnwiseError]] = {
-            "version": lambda: SchemaVersionError(self._name, found[0], int(VERSION)),
-            "corrupt": lambda: CorruptRecordError(*found),
-            "gone": lambda: CorruptRecordError(f"block {found[0]}:{found[1]}", "missing"),
-            "duplicate": lambda: DuplicateKeyError(session_id, found[0]),
+            "version": lambda: SchemaVersionError(self._name, values[0], int(VERSION)),
+            "corrupt": lambda: CorruptRecordError(*values),
+            "gone": lambda: CorruptRecordError(f"block {values[0]}:{values[1]}", "missing"),
+            "duplicate": lambda: DuplicateKeyError(session_id, values[0]),
             "taken": lambda: StoreError(
-                f"session {session_id!r} has {found[0]} {int(found[1])} already; nothing was written"
+                f"session {session_id!r} has {values[0]} {int(values[1])} already; nothing was written"
             ),
             "exists": lambda: SessionExistsError(session_id),
             "missing": lambda: SessionNotFoundError(session_id),
-            "fenced": lambda: SessionFencedError(session_id, int(found[0]) if found else epoch),
+            "fenced": lambda: SessionFencedError(session_id, int(values[0]) if values else epoch),
         }
         return errors[word]()
 
@@ -295,9 +298,9 @@ class RedisStore(RedisDatabase):
         """Return a session's number, and up to `limit` entries of these sets above the number `after`, in order."""
         place = "" if after < 0 else place_of(min(after, 10**PLACE_DIGITS - 1))
         args: list[Argument] = [_name(key), place, min(check_limit(limit), _MANY), *sets]
-        number, upto, *found = await self._do("page", args, key, again=True)
-        texts = sorted(text for part in found for text in part if not upto or text <= upto)
-        return _shown(number), texts[:limit]
+        number, upto, *entries = await self._do("page", args, key, again=True)
+        texts = sorted(text for part in entries for text in part if not upto or text <= upto)
+        return _decoded(number), texts[:limit]
 
     async def _of_key(self, key: SessionKey, name: str, set_: str) -> list[bytes]:
         return await self._do("of_key", [_name(key), encode(name), set_], key, again=True)
@@ -305,44 +308,44 @@ class RedisStore(RedisDatabase):
     def _sessions(self, shown: list[Any], limit: int) -> Page[SessionRecord]:
         sessions: list[SessionRecord] = []
         unreadable: list[SessionKey] = []
-        for each in shown[:limit]:
+        for row in shown[:limit]:
             try:
-                sessions.append(self._session(each))
+                sessions.append(self._session(row))
             except CorruptRecordError:
-                if each[4] is None:
+                if row[4] is None:
                     raise  # without an id the session cannot be reported
-                unreadable.append(self._session_key(each[0], each[4]))
+                unreadable.append(self._session_key(row[0], row[4]))
         last = shown[limit - 1] if len(shown) > limit else None
         more = cursor_of(float(last[6]) if len(last) > 6 else 0.0, int(last[0])) if last else None  # noqa: PLR2004
         return Page(tuple(sessions), more, tuple(unreadable))
 
     def _session(self, shown: list[bytes | None]) -> SessionRecord:
-        number = _shown(shown[0] or b"")
-        _, born, row, epoch, name, revision = shown[:6]
+        number = _decoded(shown[0] or b"")
+        _, creation, row, epoch, name, revision = shown[:6]
         revision = b"0" if revision is None else revision
         key = self._key(number)
         if name is None or not (_is_number(epoch) and _is_number(revision)):
             raise CorruptRecordError(key, "its epoch, its revision or its id is missing")
-        others: dict[str, Any] = {"epoch": int(epoch), "revision": int(revision), "log": number}
-        return decode_record(SessionRecord, key, born, row, **others)
+        columns: dict[str, Any] = {"epoch": int(epoch), "revision": int(revision), "log": number}
+        return decode_record(SessionRecord, key, creation, row, **columns)
 
     def _turn(self, number: str, text: bytes) -> TurnRecord:
         return decode_record(TurnRecord, self._key(number, ":turns", text), text[PLACE_DIGITS + 1 :])
 
     def _run_record(self, number: str, key: SessionKey, text: bytes) -> RunRecord:
-        where = self._key(number, ":runs", text)
-        return decode_record(RunRecord, where, text[PLACE_DIGITS + 1 :], **key._asdict())
+        record_key = self._key(number, ":runs", text)
+        return decode_record(RunRecord, record_key, text[PLACE_DIGITS + 1 :], **key._asdict())
 
     def _event(self, number: str, key: SessionKey, text: bytes) -> AnyEvent:
         return decode_event_text(self._key(number, ":events", text), key, text)
 
     def _session_key(self, number: bytes, name: bytes) -> SessionKey:
-        return decoded(f"id of {self._key(_shown(number))}", lambda: SessionKey(*json.loads(name)))
+        return decoded(f"id of {self._key(_decoded(number))}", lambda: SessionKey(*json.loads(name)))
 
     def _key(self, number: str, part: str = "", text: bytes = b"") -> str:
         """Return the key of a session or of a part of it, and the beginning of an entry, for messages."""
-        where = f"{self._base}:{number}{part}"
-        return f"{where} {text[:PLACE_DIGITS].decode(errors='replace')}" if part else where
+        key = f"{self._base}:{number}{part}"
+        return f"{key} {text[:PLACE_DIGITS].decode(errors='replace')}" if part else key
 
 
 def _name(key: SessionKey) -> bytes:
@@ -354,14 +357,14 @@ _MANY = 2**31
 """A limit above any possible number of results."""
 
 # The log, the epoch and the revision are stored outside the JSON text: scripts use them.
-_BORN = set(FIXED) - {"log", "epoch"}
+_CREATION = set(FIXED) - {"log", "epoch"}
 _CHANGES = set(SESSION_CHANGES) - {"revision"}
 
 _TURN = {field.name for field in fields(TurnRecord)}
 _RUN = {field.name for field in fields(RunRecord)} - {"session_id", "user_id"}
 
 
-def _shown(part: bytes) -> str:
+def _decoded(part: bytes) -> str:
     """Return a part of an error, which may be a name that was damaged."""
     try:
         return part.decode(errors="surrogatepass")
@@ -424,7 +427,7 @@ def _statuses(status: SessionStatus | None) -> tuple[str, ...]:
     return get_args(SessionStatus) if status is None else (status,)
 
 
-def _behind(cursor: str) -> tuple[str, str]:
+def _page_start(cursor: str) -> tuple[str, str]:
     """Return the time of a cursor, and the member after which the page starts."""
     time_s, order = parse_cursor(cursor)
     return repr(time_s), f"{max(order, 0):016d}"

@@ -21,7 +21,7 @@ from turnwise.memory.stores.sql.statements import Row, Statements
 
 
 @dataclass(frozen=True)
-class Asked:
+class CommitRows:
     """A requested commit, converted to rows."""
 
     of: SessionKey
@@ -31,7 +31,7 @@ class Asked:
     key: int
     """The key of the session's row, which is also the name of its log."""
     session: Row
-    others: tuple[list[Row], ...]
+    other_rows: tuple[list[Row], ...]
     """The other rows to write, by kind, in the order in which the kinds are written."""
 
 
@@ -62,25 +62,28 @@ class CommitWriter:
         self._is_sqlite = dialect.name == "sqlite"
         self._has_pipeline = not self._is_sqlite and driver.Pipeline.is_supported()
 
-    def asked(self, of: SessionKey, epoch: int, commit: Commit) -> Asked:
+    def rows_of(self, of: SessionKey, epoch: int, commit: Commit) -> CommitRows:
         """Return the commit as rows for `write`. Call it before the transaction, so that no other transaction waits."""
         key = log_key(commit.session.log)
         kinds: tuple[Iterable[dict[str, Any]], ...] = (
-            ({"log": key, "at": at, "body": body} for at, body in enumerate(commit.blocks, commit.log_size_before)),
+            (
+                {"log": key, "at": position, "body": body}
+                for position, body in enumerate(commit.blocks, commit.log_size_before)
+            ),
             ({"b_session": key, "b_idx": index} for index in commit.dropped_turns),
             (turn_row(key, turn) for turn in commit.turns),
             (run_row(key, commit.new_run),) if commit.new_run else (),
             (changed_run_row(key, run) for run in commit.runs),
             ({"b_session": key, "b_upto": commit.forget_events},) if commit.forget_events else (),
             ({"b_session": key, "b_upto": commit.forget_turns},) if commit.forget_turns >= 0 else (),
-            ({"b_log": key, "b_at": at, "b_body": body} for at, body in commit.cleared_blocks),
+            ({"b_log": key, "b_at": position, "b_body": body} for position, body in commit.cleared_blocks),
             (event_row(key, event) for event in commit.events),
         )
         session = self._put_session.bind(changed_session_row(of, epoch, commit))
-        others = tuple([kind.bind(row) for row in rows] for kind, rows in zip(self._kinds, kinds, strict=True))
-        return Asked(of, epoch, time.monotonic(), key, session, others)
+        other_rows = tuple([kind.bind(row) for row in rows] for kind, rows in zip(self._kinds, kinds, strict=True))
+        return CommitRows(of, epoch, time.monotonic(), key, session, other_rows)
 
-    def write(self, cursor: Any, group: Sequence[Asked]) -> list[Exception | None]:
+    def write(self, cursor: Any, group: Sequence[CommitRows]) -> list[Exception | None]:
         """Write the commits of the group that can be written. Return for each its error, or None if it was written.
 
         Raises:
@@ -89,10 +92,10 @@ class CommitWriter:
         if len(group) == 1 and not self._has_pipeline:
             self._write_one(cursor, group[0])
             return [None]
-        order = sorted(range(len(group)), key=lambda at: group[at].key)
+        order = sorted(range(len(group)), key=lambda index: group[index].key)
         outcomes: list[Exception | None] = [None] * len(group)
         try:
-            self._write_together(cursor, [group[at] for at in order])
+            self._write_together(cursor, [group[index] for index in order])
         except Exception:
             if not _is_done(cursor.connection.rollback):
                 raise
@@ -103,17 +106,17 @@ class CommitWriter:
             begin_writing(cursor.connection, self._lock_timeout_s)
         else:
             cursor.connection.wait_briefly(cursor)
-        for at in order:
-            outcomes[at] = attempt(cursor.execute, partial(self._write_one, cursor, group[at]))
+        for index in order:
+            outcomes[index] = attempt(cursor.execute, partial(self._write_one, cursor, group[index]))
         return outcomes
 
-    def _write_together(self, cursor: Any, group: Sequence[Asked]) -> None:
+    def _write_together(self, cursor: Any, group: Sequence[CommitRows]) -> None:
         sessions = cursor.connection.cursor()
         with self._pipeline(cursor):
             if not self._is_sqlite:
                 cursor.connection.wait_briefly(cursor)
-            self._put_session.write(sessions, [asked.session for asked in group])
-            self._write_rest(cursor, group)
+            self._put_session.write(sessions, [commit.session for commit in group])
+            self._write_other_rows(cursor, group)
         if sessions.rowcount != len(group):
             raise SessionFencedError(group[0].of.session_id, group[0].epoch)  # or another commit of the group
 
@@ -122,19 +125,19 @@ class CommitWriter:
         """Return whether a commit was refused because another transaction holds its session's row."""
         return getattr(outcome, "sqlstate", None) == "55P03"
 
-    def _write_one(self, cursor: Any, asked: Asked) -> None:
-        self._write_session(cursor, asked)
-        self._write_rest(cursor, [asked])
+    def _write_one(self, cursor: Any, commit: CommitRows) -> None:
+        self._write_session(cursor, commit)
+        self._write_other_rows(cursor, [commit])
 
-    def _write_session(self, cursor: Any, asked: Asked) -> None:
-        if not self._put_session.write(cursor, [asked.session]):
-            raise SessionFencedError(asked.of.session_id, asked.epoch)
+    def _write_session(self, cursor: Any, commit: CommitRows) -> None:
+        if not self._put_session.write(cursor, [commit.session]):
+            raise SessionFencedError(commit.of.session_id, commit.epoch)
 
-    def _write_rest(self, cursor: Any, group: Sequence[Asked]) -> None:
+    def _write_other_rows(self, cursor: Any, group: Sequence[CommitRows]) -> None:
         """Write all rows but the session rows, kind by kind. The order of sessions within a kind does not matter."""
-        for kind, rows in zip(self._kinds, zip(*(asked.others for asked in group), strict=True), strict=True):
-            if every := list(chain.from_iterable(rows)):
-                kind.write(cursor, every)
+        for kind, rows in zip(self._kinds, zip(*(commit.other_rows for commit in group), strict=True), strict=True):
+            if all_rows := list(chain.from_iterable(rows)):
+                kind.write(cursor, all_rows)
 
     def _pipeline(self, cursor: Any) -> AbstractContextManager[object]:
         return cursor.connection.pipeline() if self._has_pipeline else nullcontext()

@@ -109,14 +109,14 @@ class SQLDatabase(Shared):
                 pool_pre_ping=not sqlite,  # one more round trip, so that no call fails after a restart of the server
             )
         except ModuleNotFoundError as error:
-            why = f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
-            raise StoreURLError(self._name, why) from error
+            reason = f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
+            raise StoreURLError(self._name, reason) from error
         self._is_read_only = is_read_only(parsed)
         self._file = SQLiteFile(self._engine, self._name, lock_timeout_s, self._is_read_only) if sqlite else None
         self._ray: RayId | None = None
         self._owner: SQLiteOwner | None = None
         if not sqlite:
-            _bound_waits(self._engine, lock_timeout_s, self._called)
+            _limit_waits(self._engine, lock_timeout_s, self._called)
         self._lock_timeout_s = lock_timeout_s
         self._reader = self._engine.execution_options(turnwise_read=True)
         self._snapshots = self._reader if sqlite else self._engine.execution_options(isolation_level="REPEATABLE READ")
@@ -156,11 +156,11 @@ class SQLDatabase(Shared):
         """See `Shared`. A PostgreSQL role sees only its own connections."""
         if self.is_local or self._ray is None:
             return []
-        named = sa.text(
+        connection_names = sa.text(
             "SELECT DISTINCT application_name FROM pg_catalog.pg_stat_activity"
             " WHERE datname = current_database() AND application_name LIKE :label"
         )
-        names = await self._read(lambda connection: connection.scalars(named, {"label": f"{LABEL}%"}).all())
+        names = await self._read(lambda connection: connection.scalars(connection_names, {"label": f"{LABEL}%"}).all())
         return rivals_among(names, self._ray)
 
     def _called(self) -> str:
@@ -211,11 +211,11 @@ class SQLDatabase(Shared):
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x7475726E)))
 
     async def _on_thread(self, work: Callable[[], Result]) -> Result:
-        asked = time.monotonic()
+        since = time.monotonic()
 
         def call() -> Result:
             with self._translated():
-                if late := self._late(asked):
+                if late := self._late(since):
                     raise late
                 try:
                     return self._checked(work)
@@ -228,14 +228,14 @@ class SQLDatabase(Shared):
             raise StoreClosedError(self._name)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    def _late(self, asked: float) -> StoreError | None:
+    def _late(self, since: float) -> StoreError | None:
         """Return the error for work requested so long ago (monotonic clock) that it must not begin; None if it may."""
-        waited_s = time.monotonic() - asked
+        waited_s = time.monotonic() - since
         if waited_s <= self._lock_timeout_s:
             return None
-        why = f"the call did not begin within {self._lock_timeout_s:g} s, because earlier calls took that long"
+        reason = f"the call did not begin within {self._lock_timeout_s:g} s, because earlier calls took that long"
         remedy = "try again; is it overloaded?" if self.is_local else "is it reachable, and not overloaded?"
-        return StoreError(f"store {self._name}: {why}; {remedy}")
+        return StoreError(f"store {self._name}: {reason}; {remedy}")
 
     def _checked(self, work: Callable[[], Result]) -> Result:
         """Create missing tables, run `work`, check that the SQLite file is still in place, and return the result."""
@@ -364,44 +364,44 @@ class SQLDatabase(Shared):
             if self._file:
                 self._file.remember(connection)
             exists = sa.inspect(connection).has_table(_meta.name)
-            found = self._version(connection) if exists else None
-        if found is None or found in map(str, self._schema.migrations):
+            version = self._version(connection) if exists else None
+        if version is None or version in map(str, self._schema.migrations):
             if self._is_read_only:
-                what = "do not exist" if found is None else f"have version {found}"
-                why = f"its tables {what}: open it once without read_only=True, which creates or migrates them"
-                raise StoreError(f"store {self._name}: {why}")
+                state = "do not exist" if version is None else f"have version {version}"
+                reason = f"its tables {state}: open it once without read_only=True, which creates or migrates them"
+                raise StoreError(f"store {self._name}: {reason}")
             with transaction(self._engine) as connection:
                 self._lock(connection)
                 driver: Any = connection.connection.dbapi_connection
                 with nullcontext() if self._file else driver.unhurried():  # a migration has no time limit
-                    found = self._update(connection)
-        if found != str(self._schema.version):
-            raise SchemaVersionError(self._name, found, self._schema.version)
+                    version = self._update(connection)
+        if version != str(self._schema.version):
+            raise SchemaVersionError(self._name, version, self._schema.version)
         self._ready = True
 
     def _update(self, connection: sa.Connection) -> str:
         """Create or migrate the tables as far as possible; return the version that they have then."""
         _meta.create(connection, checkfirst=True)
-        found = self._version(connection)  # read again: another process may have migrated meanwhile
-        if found is None:
+        version = self._version(connection)  # read again: another process may have migrated meanwhile
+        if version is None:
             if not self._schema.tables.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
-                why = "the row is missing although the tables exist"
-                raise CorruptRecordError(f"{self._schema.name} of {self._name}", why)
-            for index in (each for table in self._schema.tables.tables.values() for each in table.indexes):
+                reason = "the row is missing although the tables exist"
+                raise CorruptRecordError(f"{self._schema.name} of {self._name}", reason)
+            for index in (index for table in self._schema.tables.tables.values() for index in table.indexes):
                 if WHERE in index.info:
                     index.kwargs[f"{connection.dialect.name}_where"] = index.info[WHERE]
             for table in self._schema.tables.tables.values() if self._file else ():
                 if len(table.primary_key.columns) > 1:
                     table.kwargs["sqlite_with_rowid"] = False  # else each row writes to an index besides
             self._schema.tables.create_all(connection)
-            found = str(self._schema.version)
-            connection.execute(sa.insert(_meta).values(name=self._schema.name, value=found))
-        while found.isdecimal() and (statements := self._schema.migrations.get(int(found))):
+            version = str(self._schema.version)
+            connection.execute(sa.insert(_meta).values(name=self._schema.name, value=version))
+        while version.isdecimal() and (statements := self._schema.migrations.get(int(version))):
             for statement in statements:
                 connection.exec_driver_sql(statement)
-            found = str(int(found) + 1)
-            connection.execute(sa.update(_meta).where(_meta.c.name == self._schema.name).values(value=found))
-        return found
+            version = str(int(version) + 1)
+            connection.execute(sa.update(_meta).where(_meta.c.name == self._schema.name).values(value=version))
+        return version
 
     def _version(self, connection: sa.Connection) -> str | None:
         return connection.scalar(sa.select(_meta.c.value).where(_meta.c.name == self._schema.name))
@@ -415,14 +415,14 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
     fails too, and its error would say no more than that there is no connection.
     """
     with engine.connect() as connection:
-        begun = connection.begin()
+        started = connection.begin()
         try:
             yield connection
         except BaseException:
             with suppress(exc.SQLAlchemyError):
-                begun.rollback()
+                started.rollback()
             raise
-        begun.commit()
+        started.commit()
 
 
 def insert_into(table: sa.Table, dialect: sa.Dialect) -> Any:
@@ -453,7 +453,7 @@ def _parse_url(url: str, name: str) -> sa.URL:
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
 
-def _bound_waits(engine: sa.Engine, timeout_s: float, called: Callable[[], str]) -> None:
+def _limit_waits(engine: sa.Engine, timeout_s: float, called: Callable[[], str]) -> None:
     from turnwise.memory.stores.sql.postgres_connection import PostgresConnection  # needs a driver
 
     @sa.event.listens_for(engine, "do_connect")

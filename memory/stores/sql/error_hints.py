@@ -59,8 +59,8 @@ def remedy(error: object) -> str:
         return _OPTION
     if "FATAL:" in str(error) and not state:
         state = next((code for words, code in _OF_CONNECTING.items() if words in str(error)), "")
-    known = _OF_SQLITE.get(primary) or _OF_POSTGRES.get(state) or _OF_POSTGRES_CLASS.get(state[:2])
-    return known or (_REFUSED if primary or state or not _is_of_connection(error) else _UNREACHED)
+    advice = _OF_SQLITE.get(primary) or _OF_POSTGRES.get(state) or _OF_POSTGRES_CLASS.get(state[:2])
+    return advice or (_REFUSED if primary or state or not _is_of_connection(error) else _UNREACHED)
 
 
 def _is_of_connection(error: object) -> bool:
@@ -89,11 +89,11 @@ def without_text(error: BaseException | None) -> BaseException:
     kind = type(error) if isinstance(error, Exception) else Exception
     state = getattr(error, "sqlstate", None) or ""
     if is_undecodable(error):
-        why = "a text in it is not UTF-8"
+        message = "a text in it is not UTF-8"
     elif state.startswith(_QUOTING):
         diagnosed = getattr(error, "diag", None)
         about = f"{getattr(diagnosed, 'table_name', None) or ''} {getattr(diagnosed, 'constraint_name', None) or ''}"
-        why = f"{kind.__name__} {about.strip()}".strip()
+        message = f"{kind.__name__} {about.strip()}".strip()
     else:
-        why = next(iter(str(error).strip().splitlines()), kind.__name__)
-    return kind(why)
+        message = next(iter(str(error).strip().splitlines()), kind.__name__)
+    return kind(message)

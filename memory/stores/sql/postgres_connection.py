@@ -80,12 +80,12 @@ class PostgresConnection(psycopg.Connection[Any]):
         try:
             _check_encoding(connection.info)
             ms = int(timeout_s * 1000)
-            found = connection.execute(_SETTINGS, {"once": str(ms), "twice": str(2 * ms)}).fetchall()
+            rows = connection.execute(_SETTINGS, {"once": str(ms), "twice": str(2 * ms)}).fetchall()
             connection.commit()
         except BaseException:
             connection.close()
             raise
-        allowed_ms = {name: int(setting) if chosen is None else ms for name, setting, chosen in found}
+        allowed_ms = {name: int(setting) if own_setting is None else ms for name, setting, own_setting in rows}
         statement_ms = allowed_ms["statement_timeout"]
         connection.brief_ms = min(BRIEF_MS, allowed_ms["lock_timeout"] or BRIEF_MS)
         connection.silence_s = PATIENCE * statement_ms / 1000 if statement_ms else None
@@ -119,12 +119,12 @@ class PostgresConnection(psycopg.Connection[Any]):
         connection before it has sent all statements.
         """
         try:
-            wanted = next(gen)
+            wait_state = next(gen)
             while True:
-                ready = yield wanted
+                ready = yield wait_state
                 if ready & Ready.R:
                     self._ahead = self._peek() or self._ahead
-                wanted = gen.send(ready)
+                wait_state = gen.send(ready)
         except StopIteration as end:
             answer: Answer = end.value
             return answer
@@ -159,5 +159,5 @@ class PostgresConnection(psycopg.Connection[Any]):
 def _check_encoding(info: psycopg.ConnectionInfo) -> None:
     encoding = info.parameter_status("server_encoding")
     if encoding != "UTF8":
-        why = f"PostgreSQL database {info.dbname!r} has the encoding {encoding}, which cannot store all text"
-        raise StoreError(f"{why}: create one with CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0")
+        reason = f"PostgreSQL database {info.dbname!r} has the encoding {encoding}, which cannot store all text"
+        raise StoreError(f"{reason}: create one with CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0")

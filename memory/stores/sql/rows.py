@@ -46,16 +46,16 @@ _SESSION_TEXTS = {"metadata", "title", "params"}
 
 def _values(row: Any, names: Iterable[str], texts: set[str]) -> dict[str, Any]:
     """Return the columns with these names as JSON values, without those that are NULL."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in names:
         value = getattr(row, name)
         if value is UNDECODABLE:
             raise UnfitError("it is not UTF-8 text")
         if value is not None:
-            found[name] = pydantic_core.from_json(value) if name in texts else value
-    if "usage" in found:
-        found["usage"] = {_LONG.get(name, name): number for name, number in dict(found["usage"]).items()}
-    return found
+            values[name] = pydantic_core.from_json(value) if name in texts else value
+    if "usage" in values:
+        values["usage"] = {_LONG.get(name, name): number for name, number in dict(values["usage"]).items()}
+    return values
 
 
 _SHORT = {
@@ -259,8 +259,8 @@ def event_row(key: int, event: Event, *, blocks: bool = False) -> dict[str, Any]
 
 def read_event(row: Iterable[Any], session: SessionKey) -> AnyEvent:
     """Return the event of a row, which has the columns of an events table in their order."""
-    _, seq, at, turn_index, run_id, key, kind, body = row  # access by name would take longer than decoding the body
-    place = {**session._asdict(), "seq": seq, "at": at, "turn_index": turn_index, "run_id": run_id, "key": key}
+    _, seq, time, turn_index, run_id, key, kind, body = row  # access by name would take longer than decoding the body
+    place = {**session._asdict(), "seq": seq, "at": time, "turn_index": turn_index, "run_id": run_id, "key": key}
     return decoded_event(kind, body, place)
 
 

@@ -43,7 +43,7 @@ class SecureDeleteDatabase(SQLDatabase):
         self._settings: dict[str, Any] = {"url": url, "lock_timeout_s": lock_timeout_s, "connections": connections}
         self._is_sqlite = self._engine.dialect.name == "sqlite"
         if self._is_sqlite:
-            sa.event.listen(self._engine, "connect", _overwrite_what_is_deleted)
+            sa.event.listen(self._engine, "connect", _turn_on_secure_delete)
 
     async def scrub(self) -> None:
         """Rewrite a SQLite file, so that it contains nothing that was deleted. O(size of the file).
@@ -91,9 +91,9 @@ class SecureDeleteDatabase(SQLDatabase):
             return done
         finally:
             if any(done):
-                await self._leave_nothing_deleted()
+                await self._empty_log_after_deletion()
 
-    async def _leave_nothing_deleted(self) -> None:
+    async def _empty_log_after_deletion(self) -> None:
         """Empty SQLite's log after a deletion. Raises nothing: the deletion is done, and an error may be at hand."""
         if self._is_sqlite:
             with suppress(StoreError):  # whatever it is, the next call meets it
@@ -135,14 +135,16 @@ class SecureDeleteDatabase(SQLDatabase):
 def _pages_in(log: Path) -> set[int]:
     """Return the numbers of the pages in a SQLite log. Outdated pages may be among them, which does no harm."""
     try:
-        written = log.read_bytes()
+        log_bytes = log.read_bytes()
     except FileNotFoundError:
         return set()
-    if len(written) < _LOG_HEADER:
+    if len(log_bytes) < _LOG_HEADER:
         return set()
-    size = int.from_bytes(written[8:12], "big") + _FRAME_HEADER
-    return {int.from_bytes(written[at : at + 4], "big") for at in range(_LOG_HEADER, len(written), size)}
+    size = int.from_bytes(log_bytes[8:12], "big") + _FRAME_HEADER
+    return {
+        int.from_bytes(log_bytes[offset : offset + 4], "big") for offset in range(_LOG_HEADER, len(log_bytes), size)
+    }
 
 
-def _overwrite_what_is_deleted(connection: Any, _: object) -> None:
+def _turn_on_secure_delete(connection: Any, _: object) -> None:
     connection.execute("PRAGMA secure_delete = ON")

@@ -53,9 +53,9 @@ class SQLiteFile:
         """
         for path, inode in self._inodes.items():
             if (inode_now := _inode(path)) != inode:
-                what = "deleted" if inode_now is None else "replaced"
+                change = "deleted" if inode_now is None else "replaced"
                 name, remedy = _SIDES.get(path.rpartition("-")[2], _MAIN)
-                raise StoreError(f"store {self._name}: {name} was {what} while it was open: {remedy}")
+                raise StoreError(f"store {self._name}: {name} was {change} while it was open: {remedy}")
 
 
 _LOST = "stop the processes that use the database; commits that are not in its file by then are lost"
@@ -101,10 +101,10 @@ def begin_writing(connection: sqlite3.Connection, timeout_s: float) -> None:
 
 def _inode(path: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)  # noqa: PTH116 - faster than Path.stat, and each transaction looks
+        status = os.stat(path)  # noqa: PTH116 - faster than Path.stat, and each transaction looks
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _configure(engine: sa.Engine, lock_timeout_s: float, is_read_only: bool) -> None:

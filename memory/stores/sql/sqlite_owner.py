@@ -45,10 +45,10 @@ class SQLiteOwner:
         self._process = os.getpid()
         self._connection: sqlite3.Connection | None = None
         began = time.monotonic()
-        while (holder := self._try()) is not None:
+        while (holder := self._try_lock()) is not None:
             waited_s = time.monotonic() - began
             if waited_s > ENDING_S or (waited_s > PATIENCE_S and _is_reached(holder)):
-                raise ConfigError("store", name, _why(holder))
+                raise ConfigError("store", name, _reason(holder))
             time.sleep(LOOK_S)
 
     def release(self) -> None:
@@ -57,7 +57,7 @@ class SQLiteOwner:
             self._connection.close()
         self._connection = None
 
-    def _try(self) -> RayId | None:
+    def _try_lock(self) -> RayId | None:
         """Take a share of the lock; return None if that succeeded, otherwise the Ray cluster that holds the lock.
 
         Its ids are empty if the holder is unknown.
@@ -73,8 +73,10 @@ class SQLiteOwner:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
                 return RayId("", "")
             check_folder(self._path, self._name)
-            why = f"the lock file {self._path} cannot be written ({error})"
-            raise StoreError(f"store {self._name}: {why}; make it writable, or open it with read_only=True") from error
+            reason = f"the lock file {self._path} cannot be written ({error})"
+            raise StoreError(
+                f"store {self._name}: {reason}; make it writable, or open it with read_only=True"
+            ) from error
         if holder == self._ray:
             self._connection = connection
             return None
@@ -99,12 +101,12 @@ def running_owner(file: Path) -> RayId | None:
         return None
     connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=PATIENCE_S)
     try:
-        found = connection.execute("SELECT address, session FROM owner").fetchone()
+        row = connection.execute("SELECT address, session FROM owner").fetchone()
     except sqlite3.Error:  # it is being written, or is no lock of turnwise's
         return None
     finally:
         connection.close()
-    owner = RayId(*found) if found else None
+    owner = RayId(*row) if row else None
     return owner if owner and _is_reached(owner) else None
 
 
@@ -139,10 +141,12 @@ def _is_reached(ray: RayId) -> bool:
     return True
 
 
-def _why(holder: RayId) -> str:
-    who = f"the Ray cluster at {holder.address} has it open" if holder.address else "an unknown process holds its lock"
+def _reason(holder: RayId) -> str:
+    holder_text = (
+        f"the Ray cluster at {holder.address} has it open" if holder.address else "an unknown process holds its lock"
+    )
     name = f"set {naming(holder.address)}" if holder.address else "name it by RAY_ADDRESS"
     return (
-        f"{who}, and two clusters would interrupt each other's runs: let all programs use one: run"
+        f"{holder_text}, and two clusters would interrupt each other's runs: let all programs use one: run"
         f" `ray start --head` before them, or {name}; only to read, open it with read_only=True; or use PostgreSQL"
     )

@@ -44,7 +44,7 @@ from turnwise.memory.stores.base import (
 )
 from turnwise.memory.stores.group_commit import GroupCommit
 from turnwise.memory.stores.sql import schema
-from turnwise.memory.stores.sql.commits import Asked, CommitWriter, attempt
+from turnwise.memory.stores.sql.commits import CommitRows, CommitWriter, attempt
 from turnwise.memory.stores.sql.rows import (
     log_key,
     read_event,
@@ -64,7 +64,7 @@ from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
 Result = TypeVar("Result")
 
-Item = TypeVar("Item", "Asked", "_Job")
+Item = TypeVar("Item", "CommitRows", "_Job")
 
 Select = Callable[[sa.Connection, dict[str, Any]], Any]
 """Returns the rows of a statement with these values, to be closed."""
@@ -121,8 +121,8 @@ class SQLStore(SecureDeleteDatabase):
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
         self._sql = statements_of(self._engine.dialect)
         self._commits = CommitWriter(self._sql, self._engine.dialect, lock_timeout_s)
-        self._group = GroupCommit[Asked](self._threads, self._commit_group)
-        self._along = GroupCommit[_Job](self._threads, self._do_jobs)
+        self._group = GroupCommit[CommitRows](self._threads, self._commit_group)
+        self._verb_group = GroupCommit[_Job](self._threads, self._do_jobs)
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         check_session_names(session)
@@ -143,12 +143,12 @@ class SQLStore(SecureDeleteDatabase):
                 self._sql.put_turn(connection, [turn_row(key, turn)])
             return replace(session, log=str(key))
 
-        return await self._write_along(create)
+        return await self._write_grouped(create)
 
     def _insert(self, connection: sa.Connection, session: SessionRecord) -> int | None:
         """Insert the session and return its key; None if the id or the key is taken."""
-        found: int | None = self._sql.insert_session(connection, session_row(new_key(), session)).scalar_one_or_none()
-        return found
+        row_key: int | None = self._sql.insert_session(connection, session_row(new_key(), session)).scalar_one_or_none()
+        return row_key
 
     async def now(self) -> float:
         return await self._read(lambda connection: _time(self._sql.now(connection, {}).scalar_one()))
@@ -161,12 +161,12 @@ class SQLStore(SecureDeleteDatabase):
             raised = {**key._asdict(), "revision_before": revision, "jump": jump or new_jump()}
             row = self._sql.raise_epoch(connection, raised).one_or_none()
             if row is None:
-                if revision is not None and (other := self._sql.session(connection, raised).one_or_none()):
-                    raise SessionFencedError(key.session_id, other.epoch)
+                if revision is not None and (current := self._sql.session(connection, raised).one_or_none()):
+                    raise SessionFencedError(key.session_id, current.epoch)
                 raise SessionNotFoundError(key.session_id)
             return self._state(connection, row, row.now)
 
-        return await self._write_along(activate)
+        return await self._write_grouped(activate)
 
     async def state(self, key: SessionKey) -> Activation:
         def state(connection: sa.Connection) -> Activation:
@@ -183,12 +183,12 @@ class SQLStore(SecureDeleteDatabase):
         return Activation(
             session=read_session(row),
             head=read_turn(head, key) if head else None,
-            open_turns=tuple(read_turn(found, key) for found in self._sql.open_turns(connection, of_row)),
-            open_runs=tuple(read_run(found, key) for found in self._sql.open_runs(connection, of_row)),
+            open_turns=tuple(read_turn(turn_row, key) for turn_row in self._sql.open_turns(connection, of_row)),
+            open_runs=tuple(read_run(run_row, key) for run_row in self._sql.open_runs(connection, of_row)),
             now=_time(now),
         )
 
-    async def _write_along(self, work: Callable[[sa.Connection], Result]) -> Result:
+    async def _write_grouped(self, work: Callable[[sa.Connection], Result]) -> Result:
         """Run `work` in a transaction and return its result. On SQLite, waiting work shares a transaction.
 
         Thousands of sessions may be opened at once, and a SQLite file has one writer. On PostgreSQL, each work gets its
@@ -200,7 +200,7 @@ class SQLStore(SecureDeleteDatabase):
         if self._closed:
             raise StoreClosedError(self._name)
         job = _Job(work, time.monotonic())
-        outcome = await self._along.do(job, job)
+        outcome = await self._verb_group.do(job, job)
         with self._translated():
             if outcome is not None:
                 raise outcome
@@ -209,16 +209,16 @@ class SQLStore(SecureDeleteDatabase):
 
     def _do_jobs(self, jobs: Sequence[_Job]) -> list[Exception | None]:
         late: list[Exception | None] = [self._late(job.since) for job in jobs]
-        if not (left := _of_time(jobs, late)):
+        if not (in_time := _of_time(jobs, late)):
             return late
         done: Iterator[Exception | None]
         try:
-            done = iter(self._do_together(left))
+            done = iter(self._do_together(in_time))
         except Exception:
-            if len(left) == 1 or not left[0].is_begun or left[-1].is_decided:
+            if len(in_time) == 1 or not in_time[0].is_begun or in_time[-1].is_decided:
                 raise  # of the last, COMMIT has failed: it is unknown what is stored, so nothing is done again
-            done = map(self._do_alone, left)  # nothing was stored, and it is unknown whose error this is
-        return [why or next(done) for why in late]
+            done = map(self._do_alone, in_time)  # nothing was stored, and it is unknown whose error this is
+        return [error or next(done) for error in late]
 
     def _do_together(self, jobs: Sequence[_Job]) -> list[Exception | None]:
         if len(jobs) == 1:
@@ -236,14 +236,14 @@ class SQLStore(SecureDeleteDatabase):
         try:
             with self._translated():
                 commit = checked_commit(commit)
-                asked = self._commits.asked(key, epoch, commit)
+                request = self._commits.rows_of(key, epoch, commit)
                 if self._closed:
                     raise StoreClosedError(self._name)
-                outcome = await self._group.do(asked, asked.key)  # grouped with other waiting commits
-                while self._commits.is_locked(outcome) and self._late(asked.since) is None:
+                outcome = await self._group.do(request, request.key)  # grouped with other waiting commits
+                while self._commits.is_locked(outcome) and self._late(request.since) is None:
                     # Retried apart from the other commits and in short attempts, so that it blocks no connection.
                     await asyncio.sleep(LOCKED_PAUSE_S)
-                    write = partial(self._commits.write, group=[asked])
+                    write = partial(self._commits.write, group=[request])
                     (outcome,) = await self._on_thread(partial(self._transact, write))
                 if outcome is not None:
                     raise outcome
@@ -256,37 +256,37 @@ class SQLStore(SecureDeleteDatabase):
                     raise DuplicateKeyError(key.session_id, stored) from error
             raise
         if commit.cleared_blocks:
-            await self._leave_nothing_deleted()
+            await self._empty_log_after_deletion()
 
-    def _commit_group(self, group: Sequence[Asked]) -> list[Exception | None]:
-        late: list[Exception | None] = [self._late(asked.since) for asked in group]
-        if not (left := _of_time(group, late)):
+    def _commit_group(self, group: Sequence[CommitRows]) -> list[Exception | None]:
+        late: list[Exception | None] = [self._late(request.since) for request in group]
+        if not (in_time := _of_time(group, late)):
             return late
         if self._writer is None or not self._ready:  # a connection that is open creates no missing file
             self._check_before()
-        done = iter(self._transact(partial(self._commits.write, group=left)))
+        done = iter(self._transact(partial(self._commits.write, group=in_time)))
         self._check_after()
-        return [why or next(done) for why in late]
+        return [error or next(done) for error in late]
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         def read(connection: sa.Connection) -> list[str]:
             bodies: list[str] = []
             size = 0
             for span in spans:
-                at = span.start
+                position = span.start
                 with closing(self._sql.blocks.rows(connection, _bounds(span))) as rows:
-                    for found, body in rows:
-                        if found != at:
+                    for block_position, body in rows:
+                        if block_position != position:
                             break
                         if body is UNDECODABLE:
-                            raise CorruptRecordError(f"block {span.log}:{at}", "it is not UTF-8 text")
+                            raise CorruptRecordError(f"block {span.log}:{position}", "it is not UTF-8 text")
                         bodies.append(body)
-                        at += 1
+                        position += 1
                         size += BLOCK_BYTES + len(body)
                         if size > PAGE_BYTES:
                             return bodies
-                if at < span.stop:
-                    raise CorruptRecordError(f"block {span.log}:{at}", "missing")
+                if position < span.stop:
+                    raise CorruptRecordError(f"block {span.log}:{position}", "missing")
             return bodies
 
         return await self._read(read)
@@ -377,8 +377,8 @@ class SQLStore(SecureDeleteDatabase):
             turns = connection.execute(sa.delete(schema.turns).where(schema.turns.c.session == row_key)).rowcount
             for table in (schema.borrowed, schema.runs, schema.events):
                 connection.execute(sa.delete(table).where(table.c.session == row_key))
-            for one in logs:
-                self._release(connection, one)
+            for log_number in logs:
+                self._release(connection, log_number)
             return (turns,)  # which is true, also for none
 
         ((turns,),) = await self._erase(delete)
@@ -394,13 +394,13 @@ class SQLStore(SecureDeleteDatabase):
         if connection.scalar(sa.select(sessions.key).where(sessions.key == log)):
             return
         used = connection.execute(sa.select(borrowed.start, borrowed.stop).where(borrowed.log == log))
-        ends = connection.execute(
+        bounds = connection.execute(
             sa.select(sa.func.min(blocks.at), sa.func.max(blocks.at)).where(blocks.log == log)
         ).one()
-        if ends[0] is None:
+        if bounds[0] is None:
             return
-        whole = Span(str(log), ends[0], ends[1] + 1)
-        for _, start, stop in subtract((whole,), (Span(str(log), *row) for row in used)):
+        log_span = Span(str(log), bounds[0], bounds[1] + 1)
+        for _, start, stop in subtract((log_span,), (Span(str(log), *row) for row in used)):
             connection.execute(sa.delete(schema.blocks).where(blocks.log == log, blocks.at >= start, blocks.at < stop))
 
     def _session(self, connection: sa.Connection, key: SessionKey) -> SessionRecord:
@@ -409,9 +409,9 @@ class SQLStore(SecureDeleteDatabase):
             raise SessionNotFoundError(key.session_id)
         return read_session(row)
 
-    async def _find(self, select: Statement, wanted: dict[str, Any], key: SessionKey) -> sa.Row[Any] | None:
+    async def _find(self, select: Statement, values: dict[str, Any], key: SessionKey) -> sa.Row[Any] | None:
         def read(connection: sa.Connection) -> sa.Row[Any] | None:
-            row = select(connection, wanted).one_or_none()
+            row = select(connection, values).one_or_none()
             if row is None:
                 self._session(connection, key)
             return row
@@ -423,10 +423,10 @@ class SQLStore(SecureDeleteDatabase):
     ) -> list[Result]:
         def read(connection: sa.Connection) -> list[Result]:
             bounds = {**key._asdict(), "after": after, "limit": check_limit(limit)}
-            found = read_first(select(connection, bounds), parse)
-            if not found:
+            results = read_first(select(connection, bounds), parse)
+            if not results:
                 self._session(connection, key)
-            return found
+            return results
 
         return await self._read(read)
 
@@ -459,13 +459,13 @@ def _bounds(span: Span) -> dict[str, int]:
 
 
 def _filters(user_id: str | None, agent: str | None, status: str | None = None) -> list[sa.ColumnElement[bool]]:
-    wanted = {"user_id": user_id, "agent": agent, "status": status}
-    return [schema.sessions.c[name] == value for name, value in wanted.items() if value is not None]
+    values = {"user_id": user_id, "agent": agent, "status": status}
+    return [schema.sessions.c[name] == value for name, value in values.items() if value is not None]
 
 
-def _of_time(asked: Sequence[Item], late: Sequence[Exception | None]) -> list[Item]:
+def _of_time(items: Sequence[Item], late: Sequence[Exception | None]) -> list[Item]:
     """Return the items that were not requested too long ago."""
-    return [each for each, why in zip(asked, late, strict=True) if why is None]
+    return [item for item, error in zip(items, late, strict=True) if error is None]
 
 
 def _do_all(jobs: Sequence[_Job], connection: sa.Connection) -> list[Exception | None]:

@@ -29,11 +29,9 @@ def main() -> None:
 
         with SessionManager("memory://clerks", engine=AgentsSDKEngine(make)) as manager:
             run = manager.open("hotel", user_id="sarah").run("Pay the hotel.")
-            request = next(event for event in run.events() if event.kind == "approval_requested")
-            print(f"waits for {request.name}({dict(request.input)})")
-            manager.execution(run.run_id, user_id="sarah").approve(
-                request.call_id
-            )  # from any process, after any restart
+            call = next(event for event in run.events() if event.kind == "approval_requested")
+            print(f"waits for {call.name}({dict(call.input)})")
+            manager.execution(run.run_id, user_id="sarah").approve(call.call_id)  # from any process, after any restart
             print(run.wait().text)
 
 

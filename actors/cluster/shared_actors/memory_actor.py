@@ -125,13 +125,16 @@ class MemoryHost:
         verb, args, kwargs, *waits = pickle.loads(request)
         waits_s: float | None = waits[0] if waits else None
         try:
-            async with asyncio.timeout(waits_s):
+            async with asyncio.timeout(waits_s) as limit:
                 with nullcontext() if waits_s is None else putting_off_after(INDEXING_SHARE * waits_s):
                     answer = await getattr(self, f"do_{verb}")(*args, **kwargs)
         except TurnwiseError as error:
             answer = Refused(error)
         except Exception as error:  # noqa: BLE001 - whatever a memory raises, its caller has to know
-            answer = Refused(LongTermMemoryError(f"{type(error).__name__}: {error}"))
+            reason = f"{type(error).__name__}: {error}"
+            if limit.expired():
+                reason = f"the memory has not answered within {waits_s:g} s"
+            answer = Refused(LongTermMemoryError(reason))
         return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
 
     async def do_listen(self, name: str) -> str | None:

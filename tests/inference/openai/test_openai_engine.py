@@ -529,13 +529,13 @@ def test_an_unreachable_server_is_an_error_that_names_it() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("hang", "sent nothing within timeout_s=0.1, retries included"),
-        ("stall", "sent nothing for timeout_s=0.1 within"),
+        ("hang", "sent nothing within timeout_s=0.5, retries included"),
+        ("stall", "sent nothing for timeout_s=0.5 within"),
     ],
 )
 def test_silence_is_an_error_after_the_timeout(provider: LocalProvider, model: str, reason: str, api: str) -> None:
     begins: dict[str, Any] = {"first_byte_s": 30.0} if model == "stall" else {}
-    error, _ = failure(engine_of(provider, model, api=api, timeout_s=0.1, max_retries=0, **begins))
+    error, _ = failure(engine_of(provider, model, api=api, timeout_s=0.5, max_retries=0, **begins))
     assert re.search(reason, str(error))
     (record,) = provider.requests
     assert record.ended.wait(30)

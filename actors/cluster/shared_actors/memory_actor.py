@@ -124,8 +124,9 @@ class MemoryHost:
         """
         verb, args, kwargs, *waits = pickle.loads(request)
         waits_s: float | None = waits[0] if waits else None
+        limit = asyncio.timeout(waits_s)
         try:
-            async with asyncio.timeout(waits_s) as limit:
+            async with limit:
                 with nullcontext() if waits_s is None else putting_off_after(INDEXING_SHARE * waits_s):
                     answer = await getattr(self, f"do_{verb}")(*args, **kwargs)
         except TurnwiseError as error:

@@ -138,6 +138,7 @@ async def test_a_recall_is_cancelled_when_its_caller_waits_no_longer() -> None:
     host._opened = memory
     answer = pickle.loads(await host.call(pickle.dumps(("recall", (ADA, "tea"), {}, 0.01))))
     assert isinstance(answer, Refused) and cancelled.is_set()
+    assert "has not answered within 0.01 s" in str(answer.error)
     assert [item.text for item in pickle.loads(await host.call(pickle.dumps(("recall", (BOB, "tea"), {}, 60.0))))] == [
         "tea"
     ]

@@ -168,7 +168,7 @@ def test_a_client_of_many_turns_holds_no_more_than_its_bound(monkeypatch: pytest
         cluster.talk("chat")
         most_bytes = max(most_bytes, cluster.held_bytes)
 
-    assert growth(step) < 200 * STRETCH, "at most 200 bytes for each turn, where a turn that is held takes more"
+    assert growth(step) < 50 * STRETCH, "at most 50 bytes for each turn"
     assert 12_000 < most_bytes <= 1 << 15
 
 

@@ -43,7 +43,7 @@ import remembering
 import serving
 import window
 from engines import process_of
-from harness import Samples, Table, counted_calls, end_process, prompt_of, retire
+from harness import ProcessorTime, Samples, Table, counted_calls, end_process, prompt_of, retire
 from turnwise import (
     EchoEngine,
     ExecutionHandle,
@@ -299,7 +299,7 @@ class Bench:
                 ray.get(self.bare.call.remote())
 
     def turns(self) -> None:
-        """Measure a durable turn, compared with a bare call."""
+        """Measure a durable turn, compared with a bare call: the time that it takes, and the processor time."""
         calls, turns, alone, rows, rounds, prompt = Samples(), Samples(), Samples(), Samples(), 20, prompt_of(200)
         path = self.folder / "rows.db"
         with (
@@ -314,25 +314,36 @@ class Bench:
                 self.call(Samples(), 10)
                 session.run(prompt).wait()
             runner.run(self._turns_of(core, prompt, rounds, Samples()))
+            caller, session_pid, bare_pid = os.getpid(), process_of(session.info()), ray.get(self.bare.pid.remote())
+            of_calls, of_turns, count = ProcessorTime(), ProcessorTime(), rounds * self.scale.rounds
             for _ in range(self.scale.rounds):
-                self.call(calls, rounds)
-                for _ in range(rounds):
-                    with turns.timed():
-                        session.run(prompt).wait()
+                with of_calls.measured(caller, bare_pid):
+                    self.call(calls, rounds)
+                with of_turns.measured(caller, session_pid):
+                    for _ in range(rounds):
+                        with turns.timed():
+                            session.run(prompt).wait()
                 runner.run(self._turns_of(core, prompt, rounds, alone))
                 for _ in range(rounds):
                     with rows.timed():
                         write_rows(connection, prompt)
             runner.run(core.ownership.leave())
             runner.run(store.close())
-            with counted_calls() as count:
+            with counted_calls() as actor_calls:
                 for _ in range(rounds):
                     session.run(prompt).wait()
             retire(session)
         self.call_s = calls.median
         self.table.line("bare call of an empty async actor", calls, "floor")
         self.table.judge("durable turn: run + wait, on SQLite", turns.median / calls.median, 2.5, samples=turns)
-        self.table.line("  actor calls a turn, counted in this process", result=f"{count[0] / rounds:g}")
+        call_ms, turn_ms = (sum(taken.values()) / count * 1000 for taken in (of_calls, of_turns))
+        parts = (
+            f"caller {of_turns[caller] / count * 1000:.2f} ms, session {of_turns[session_pid] / count * 1000:.2f} ms"
+        )
+        self.table.line("  processor time of a bare call, in both processes", result=f"{call_ms:.2f} ms, floor")
+        self.table.line("  processor time of a turn, in both processes", result=f"{turn_ms:.2f} ms: {parts}")
+        self.table.judge("  to that of a bare call", turn_ms / call_ms, 3.5)
+        self.table.line("  actor calls a turn, counted in this process", result=f"{actor_calls[0] / rounds:g}")
         self.table.line(
             "  its session core alone, in one process", alone, f"{alone.median / turns.median:.0%} of the turn"
         )

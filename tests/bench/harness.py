@@ -1,5 +1,6 @@
 """Helpers of the bench: samples, the table, and ending processes."""
 
+import os
 import random
 import statistics
 import time
@@ -35,6 +36,24 @@ class Samples(list[float]):
     def percentile(self, percent: int) -> float:
         """Return this percentile of the samples; the largest sample if there are few."""
         return sorted(self)[min(len(self) - 1, len(self) * percent // 100)]
+
+
+class ProcessorTime(dict[int, float]):
+    """The processor time of processes in seconds, by process id: of all threads, in the program and in the kernel."""
+
+    @contextmanager
+    def measured(self, *pids: int) -> Iterator[None]:
+        """Add what these processes take during the block."""
+        before = [processor_s(pid) for pid in pids]
+        yield
+        for pid, seconds in zip(pids, before, strict=True):
+            self[pid] = self.get(pid, 0.0) + processor_s(pid) - seconds
+
+
+def processor_s(pid: int) -> float:
+    """Return how many seconds of processor time a process has taken, in steps of the kernel's ticks of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Table:

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from turnwise.actors.client.request_batching import RequestBatcher
 from turnwise.actors.client.shared.portal import Portal
-from turnwise.actors.cluster import reach as reaching
+from turnwise.actors.cluster import local_calls, reach as reaching
 from turnwise.actors.cluster.ray_runtime import interruptible
 from turnwise.actors.cluster.reach import Reach
 
@@ -25,14 +25,17 @@ Result = TypeVar("Result")
 async def call(actor: Any, request: bytes, reach: Reach, *, is_shared: bool, is_repeated: bool = True) -> bytes:
     """Send a request to an actor and return its answer. Cancelling the wait cancels nothing on the cluster.
 
-    If the actor hosts many sessions (`is_shared`), simultaneous calls from one event loop are sent to it as one. If the
-    actor dies, Ray repeats the call (`is_repeated`), or the call fails.
+    If the call may be repeated (`is_repeated`), it goes over the actor's socket if there is one on this machine, else
+    by Ray, which repeats it if the actor dies. Otherwise it goes by Ray and fails then. By Ray, simultaneous calls from
+    one event loop to an actor of many sessions (`is_shared`) are sent as one.
 
     Raises:
         GetTimeoutError: the caller's own time is over.
         NoProcessError: see `Reach`.
         RayError: what Ray raises.
     """
+    if is_repeated and (local_answer := await local_calls.ask(actor, request, reach)) is not None:
+        return local_answer
     if is_shared and is_repeated:
         answer = RequestBatcher.of(actor).ask(request)
     else:

@@ -30,6 +30,8 @@ class Presence:
     """Whether an actor has a process, as far as Ray knows."""
 
     is_up: bool
+    pid: int
+    """The id of the process."""
     why: str
     """The actor's name, its state, and why its last process ended, for an error."""
 
@@ -94,13 +96,13 @@ def _ask_ray(actor_id: str) -> Presence:
     try:
         record = ray._private.state.actors(actor_id)  # noqa: SLF001 - the public way needs the dashboard
     except Exception as error:  # noqa: BLE001 - it raises classes of several kinds where Ray itself is away
-        return Presence(False, f"Ray does not say where actor {actor_id} is ({type(error).__name__}: {error})")
+        return Presence(False, 0, f"Ray does not say where actor {actor_id} is ({type(error).__name__}: {error})")
     if not record:
-        return Presence(False, f"Ray knows no actor {actor_id}")
+        return Presence(False, 0, f"Ray knows no actor {actor_id}")
     state, cause = record["State"], " ".join(str(record["DeathCause"] or "").split())[:_CAUSE]
     reason = f"Ray's actor {record['Name'] or actor_id} is {state}"
     reason += f" after {record['NumRestarts']} restarts" if record["NumRestarts"] else ""
-    return Presence(state == "ALIVE", f"{reason} ({cause})" if cause else reason)
+    return Presence(state == "ALIVE", record["Pid"], f"{reason} ({cause})" if cause else reason)
 
 
 def answer(actor: Any, ref: Any, reach: Reach) -> Any:

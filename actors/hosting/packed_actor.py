@@ -19,6 +19,7 @@ from turnwise.actors.cluster.actor_names import actor_name, find_actor
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.gc_tuning import collect_rarely
 from turnwise.actors.cluster.kept_settings import Kept, read_settings
+from turnwise.actors.cluster.local_calls import listen
 from turnwise.actors.cluster.logs import LogSettings
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.reach import NoProcessError, reached
@@ -73,6 +74,7 @@ class PackedActor:
         self._actor_id = str(context.get_actor_id())
         self._leave = Shutdown(partial(drop_overrides, assignment.namespace, self._actor_id))
         self._host: PackedHost | None = None
+        self._listening: asyncio.Task[asyncio.Server | None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # raised within Ray
@@ -147,6 +149,7 @@ class PackedActor:
     async def _loaded(self) -> PackedHost:
         if self._host is None:
             self._host = await self._loading.host()
+            self._listening = self._listening or asyncio.create_task(listen(self._host.call))
         return self._host
 
     async def _load(self) -> PackedHost:

@@ -17,6 +17,7 @@ import ray
 
 from turnwise.actors.cluster.gc_tuning import collect_rarely
 from turnwise.actors.cluster.kept_settings import Kept, read_settings
+from turnwise.actors.cluster.local_calls import listen
 from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overrides, save_override
 from turnwise.actors.hosting.loading import Loading, StartsInRay
 from turnwise.actors.hosting.shutdown import Shutdown, where
@@ -61,6 +62,7 @@ class SessionActor:
             leave=self._leave,
         )
         self._host: DedicatedHost | None = None
+        self._listening: asyncio.Task[asyncio.Server | None] | None = None
         if is_back:
             # The lost process may have left runs to resume or turns to save, which must not wait for the next call.
             self._leave.actor.recover_after_restart.remote()
@@ -84,7 +86,7 @@ class SessionActor:
 
     async def _recover(self) -> None:
         await self._loading.pause()
-        host = self._host = await self._loading.host()
+        host = await self._loaded()
         await host.open()
         await self._loading.settle()
         await host.recover()
@@ -93,10 +95,15 @@ class SessionActor:
         """See `DedicatedHost.call`."""
         if (host := self._host) is None:
             try:
-                host = self._host = await self._loading.host()
+                host = await self._loaded()
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
                 return self._loading.refusal(request, error)
         return await host.call(request)
+
+    async def _loaded(self) -> DedicatedHost:
+        self._host = await self._loading.host()
+        self._listening = self._listening or asyncio.create_task(listen(self._host.call))
+        return self._host
 
     def _forget(self) -> Future[None] | None:
         """Drop the session's engine override, unless its next process needs it; return the future of that, or None."""

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -14,6 +15,7 @@ import ray
 
 from engines import process_of
 from turnwise import Session
+from turnwise.actors.cluster import local_calls
 from verdicts import Goal
 
 WIDTH = 50
@@ -97,18 +99,43 @@ class Table:
         self.goals.append({"name": name, "value": value, "unit": unit, "bound": bound, "goal": goal, "met": met})
 
 
-@contextmanager
-def counted_calls() -> Iterator[list[int]]:
-    """Count the actor calls that this process submits, by any handle, in the only item of the yielded list."""
-    count = [0]
-    submit: Callable[..., Any] = ray.actor.ActorHandle._actor_method_call
+@dataclass
+class Calls:
+    """How many requests of this process actors have answered."""
 
-    def counting(*args: Any, **kwargs: Any) -> Any:
-        count[0] += 1
+    local: int = 0
+    """Over a socket."""
+    by_ray: int = 0
+    """How many calls by Ray it has submitted, by any handle."""
+
+
+@contextmanager
+def counted_calls() -> Iterator[Calls]:
+    """Count this process's calls of actors while the context is open."""
+    calls = Calls()
+    submit: Callable[..., Any] = ray.actor.ActorHandle._actor_method_call
+    ask, ask_blocking = local_calls.ask, local_calls.ask_blocking
+
+    async def counting(*args: Any) -> bytes | None:
+        answer = await ask(*args)
+        calls.local += answer is not None
+        return answer
+
+    def counting_blocking(*args: Any) -> bytes | None:
+        answer = ask_blocking(*args)
+        calls.local += answer is not None
+        return answer
+
+    def counting_by_ray(*args: Any, **kwargs: Any) -> Any:
+        calls.by_ray += 1
         return submit(*args, **kwargs)
 
-    with mock.patch.object(ray.actor.ActorHandle, "_actor_method_call", counting):
-        yield count
+    with (
+        mock.patch.object(ray.actor.ActorHandle, "_actor_method_call", counting_by_ray),
+        mock.patch.object(local_calls, "ask", counting),
+        mock.patch.object(local_calls, "ask_blocking", counting_blocking),
+    ):
+        yield calls
 
 
 def prompt_of(chars: int, seed: int = 0) -> str:

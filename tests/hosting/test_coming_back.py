@@ -19,7 +19,7 @@ from turnwise.errors import SessionLostError, StoreError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.growing_pauses import JITTER
 
-UP, AWAY = Presence(True, "it is ALIVE"), Presence(False, "Ray's actor a is RESTARTING")
+UP, AWAY = Presence(True, 1, "it is ALIVE"), Presence(False, 0, "Ray's actor a is RESTARTING")
 
 
 def given_up_at(reach: Reach, now: float, presence: Presence) -> float:

@@ -22,6 +22,7 @@ from memory_engines import SteeredEmbedding
 from memory_manager import WAIT_S, Chroma, House, answering, say, sections, told
 from scale import share
 from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.cluster import local_calls
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, MemoryDegraded, MemoryFailed
@@ -286,19 +287,18 @@ async def test_recalls_go_over_a_socket_and_by_ray_while_the_memorys_process_is_
     async def recall() -> None:
         assert [item.id for item in await remote.recall(scope, "What is my walrus called?")] == ["1"]
 
-    async def recall_until_connected(connected_before: object = None) -> object:
-        """Recall until that goes over a new connection; return it."""
-        line = remote._links[asyncio.get_running_loop()]
-        while line.connection() is None or line._connection is connected_before:
+    async def recall_over_the_socket() -> int:
+        """Recall until that goes over the socket; return the id of the process that answers."""
+        while True:
             await recall()
+            connections = local_calls._BY_LOOP[asyncio.get_running_loop()]._kept.values()
+            if pids := [connection.peer_pid for connection in connections if connection.is_open]:
+                return pids[0]
             await asyncio.sleep(0.05)
-        return line._connection
 
-    await recall()
-    first = await recall_until_connected()
+    first = await recall_over_the_socket()
     await asyncio.to_thread(house.kill, memory)
     await asyncio.gather(*(recall() for _ in range(20)))
-    await recall_until_connected(first)
+    assert await recall_over_the_socket() != first
     await asyncio.gather(*(recall() for _ in range(20)))
-    await remote.close()
     await remote.close()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 from turnwise.actors.client.shared.portal import Portal
-from turnwise.actors.cluster import reach as reaching
+from turnwise.actors.cluster import local_calls, reach as reaching
 from turnwise.actors.cluster.reach import Reach
 
 Arguments = ParamSpec("Arguments")
@@ -19,13 +19,15 @@ Result = TypeVar("Result")
 
 
 def call(actor: Any, request: bytes, reach: Reach, *, is_shared: bool, is_repeated: bool = True) -> bytes:
-    """Send a request to an actor and return its answer. This thread waits for Ray itself, by no event loop.
+    """Send a request to an actor and return its answer. This thread waits itself, without an event loop.
 
     Raises:
         GetTimeoutError: the caller's own time is over.
         NoProcessError: see `Reach`.
         RayError: what Ray raises.
     """
+    if is_repeated and (local_answer := local_calls.ask_blocking(actor, request, reach)) is not None:
+        return local_answer
     packed: bytes = reaching.answer(actor, reaching.calls_of(actor, is_repeated=is_repeated).remote(request), reach)
     return packed
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 from collections.abc import Collection, Hashable, Sequence
 from contextlib import nullcontext
@@ -12,8 +11,8 @@ from typing import Any, Protocol, Unpack, cast, runtime_checkable
 
 from turnwise.actors.cluster.gc_tuning import collect_rarely
 from turnwise.actors.cluster.kept_settings import Kept, read_settings
+from turnwise.actors.cluster.local_calls import listen
 from turnwise.actors.cluster.shared_actors.batcher import Batcher
-from turnwise.actors.cluster.shared_actors.unix_socket import path_of, serve
 from turnwise.actors.cluster.wire import Refused
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.text_model import EngineModel
@@ -112,8 +111,7 @@ class MemoryHost:
         """What a memory that is not `Batched` is being given, by user."""
         self._erasing: dict[Hashable, asyncio.Task[Erasure]] = {}
         """What is being erased: who asks for the same again waits for the same."""
-        self._listening: asyncio.Task[str | None] | None = None
-        self._server: asyncio.Server | None = None
+        self._listening: asyncio.Task[asyncio.Server | None] | None = None
         self._recalls = Batcher(self._recall_many, patience_s=PATIENCE_S)
         self._writes = Batcher(self._write_many)
 
@@ -122,6 +120,7 @@ class MemoryHost:
 
         A request may say for how many seconds its caller waits. It is cancelled then, and what it does on threads ends.
         """
+        self._listening = self._listening or asyncio.create_task(listen(self.call))
         verb, args, kwargs, *waits = pickle.loads(request)
         waits_s: float | None = waits[0] if waits else None
         limit = asyncio.timeout(waits_s)
@@ -137,23 +136,6 @@ class MemoryHost:
                 reason = f"the memory has not answered within {waits_s:g} s"
             answer = Refused(LongTermMemoryError(reason))
         return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
-
-    async def do_listen(self, name: str) -> str | None:
-        """Answer requests over a Unix socket as well; return its path, or None if there can be none here."""
-        if self._listening is None:
-            self._listening = asyncio.create_task(self._listen(name))
-        return await asyncio.shield(self._listening)
-
-    async def _listen(self, name: str) -> str | None:
-        try:
-            path = path_of(name)
-            # When the raylet has died, this process is no longer reachable as an actor: another may have its name.
-            raylet = os.getppid()
-            self._server = await serve(path, self.call, may_answer=lambda: os.getppid() == raylet)
-        except OSError as error:
-            log_failure("listening on a Unix socket", error, "; all recalls come by Ray")
-            return None
-        return str(path)
 
     async def do_warm(self) -> None:
         await asyncio.gather(self._memory(), asyncio.to_thread(frequency.load))

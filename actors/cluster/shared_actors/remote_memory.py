@@ -6,22 +6,18 @@ import asyncio
 import pickle
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any, TypeVar, Unpack, cast
-from weakref import WeakKeyDictionary
 
 import ray
 from ray import cloudpickle
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
+from turnwise.actors.cluster import local_calls
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.cluster.kept_settings import ActorSettings
 from turnwise.actors.cluster.nodes import ANYWHERE, here
-from turnwise.actors.cluster.ray_runtime import this_ray
-from turnwise.actors.cluster.shared_actors.unix_socket import Connection
+from turnwise.actors.cluster.reach import Reach
 from turnwise.actors.cluster.wire import Refused
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
@@ -51,17 +47,14 @@ MAX_CALLS = 1000
 FAILURES, REST_S = 3, 5.0
 """After so many failures in a row, a memory is not called for so many seconds."""
 
-LOOK_S = 5.0
-"""How often a caller tries to reach the actor's socket at most, in seconds."""
-
 Answer = TypeVar("Answer")
 
 
 class RemoteMemory:
     """A long-term memory in an actor of its own: the same settings are the same actor, for all of a namespace.
 
-    Each verb is one Ray call, bounded in time; a recall by a process on the actor's machine goes over a Unix socket,
-    once that is open. After repeated failures the memory gets no requests for some seconds, so that no run waits for
+    Each verb is one Ray call, bounded in time; a recall by a process on the actor's machine goes over its socket (see
+    `local_calls`). After repeated failures the memory gets no requests for some seconds, so that no run waits for
     it; the caller keeps what it could not save.
 
     The actor of a memory in files stays on the node of the manager that made it. If that node is lost, each verb raises
@@ -105,7 +98,6 @@ class RemoteMemory:
     def _set_up(self) -> None:
         self._may_make = not self._is_local  # else only who has the files may
         self._actor: Any = None
-        self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, _Link] = WeakKeyDictionary()
         self._failures = 0
         self._rests_until = 0.0
 
@@ -203,9 +195,7 @@ class RemoteMemory:
         self._actor.call.remote(pickle.dumps(("warm", (), {})))
 
     async def close(self) -> None:
-        """Close this event loop's connection. The actor stays, since it serves others too."""
-        if link := self._links.pop(asyncio.get_running_loop(), None):
-            await link.close()
+        """Do nothing: the actor serves others too."""
 
     async def _ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         if (left_s := self._rests_until - time.monotonic()) > 0:
@@ -238,19 +228,11 @@ class RemoteMemory:
             raise LongTermMemoryError(f"{self.name}: its process cannot be reached ({error})") from error
 
     async def _recall(self, request: bytes) -> Any:
-        link = self._links.setdefault(asyncio.get_running_loop(), _Link(self._listen))
-        if connection := link.connection():
-            try:
-                return pickle.loads(await connection.ask(request))
-            except ConnectionError:  # its process has ended: Ray starts another, and says so if it cannot
-                pass
+        if self._actor is not None:
+            answer = await local_calls.ask(self._actor, request, Reach(time.monotonic()))
+            if answer is not None:
+                return pickle.loads(answer)
         return await self._call(request)
-
-    async def _listen(self) -> str | None:
-        """Have the actor listen on a socket; return its path, None if it cannot."""
-        name = blake2b(repr((this_ray(), self._namespace, self.actor_name)).encode(), digest_size=12).hexdigest()
-        request = pickle.dumps(("listen", (name,), {}), pickle.HIGHEST_PROTOCOL)
-        return cast("str | None", await self._bounded(self._call(request), self._recall_s))
 
     async def _call(self, request: bytes) -> Any:
         while True:
@@ -284,45 +266,6 @@ class RemoteMemory:
             max_concurrency=MAX_CALLS,
             **(here() if self._is_local else ANYWHERE),
         )
-
-
-class _Link:
-    """The connection of one event loop to the process of a memory's actor, if that is on the same machine.
-
-    It is opened behind the first recall, which nobody holds up for it, and again if it was lost, `LOOK_S` apart.
-
-    Args:
-        listen: returns the path of the socket.
-    """
-
-    def __init__(self, listen: Callable[[], Awaitable[str | None]]) -> None:
-        self._listen = listen
-        self._connection: Connection | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._again_at = 0.0
-
-    def connection(self) -> Connection | None:
-        """Return the connection; None while there is none."""
-        if self._connection is not None and self._connection.is_open:
-            return self._connection
-        if time.monotonic() >= self._again_at and (self._opening is None or self._opening.done()):
-            self._again_at = time.monotonic() + LOOK_S
-            self._opening = asyncio.create_task(self._open())
-        return None
-
-    async def _open(self) -> None:
-        # Without it recalls go by Ray, which also says what is wrong with an actor.
-        with suppress(OSError, LongTermMemoryError):
-            if path := await self._listen():
-                self._connection = await Connection.open(Path(path))
-
-    async def close(self) -> None:
-        """Close the connection; calls under way are repeated by Ray."""
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait({self._opening})
-        if self._connection is not None:
-            self._connection.close()
 
 
 def equip(
@@ -406,4 +349,4 @@ _FILES_LOST = "the node with its files is lost: open a manager with it where the
 _RECALLS = ("recall", "recall_with_profile")
 _GIVEN_UP = (*_RECALLS, "remember", "list_items")
 """What the actor ends when its caller waits no longer. What deletes or changes an item goes on."""
-_PER_PROCESS = ("_actor", "_links", "_may_make", "_failures", "_rests_until")
+_PER_PROCESS = ("_actor", "_may_make", "_failures", "_rests_until")

@@ -92,7 +92,7 @@ async def turns(site: Site, hosts: int, seconds: float, callers: int = CALLERS, 
             "rate": len(done) / lasted,
             "p50_s": done[len(done) // 2],
             "p99_s": done[len(done) * 99 // 100],
-            "calls": calls[0] / len(done),
+            "calls": (calls.local + calls.by_ray) / len(done),
         }
         if kills:
             result |= {"kill_every_s": KILL_EVERY_S, "interrupted": len(errors), "turns": len(done)}

@@ -235,6 +235,8 @@ class DirectActor:
         self.host._opening = asyncio.create_task(asyncio.sleep(0, memory))
         self.has_answered = asyncio.Event()
 
+    _actor_id = b"an actor that listens on no socket"
+
     async def remote(self, request: bytes) -> bytes:
         answer = await self.host.call(request)
         self.has_answered.set()
@@ -247,11 +249,6 @@ async def shared(facts: InMemoryItems) -> tuple[RemoteMemory, DirectActor]:
     await memory.remember(Scope(user_id="ada"), [MemoryItem(id="1", text="Ada sails", type=MemoryType.FACTS)])
     remote = RemoteMemory(Parrot(), namespace="here")
     remote._actor = DirectActor(memory)
-
-    async def nowhere() -> None:
-        """Say that the actor listens on no socket, so that every call goes to `remote._actor`."""
-
-    remote._listen = nowhere  # type: ignore[method-assign]
     return remote, remote._actor
 
 

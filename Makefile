@@ -120,15 +120,15 @@ lint: $(TESTING) ## format, lint, types
 
 .PHONY: docs
 docs: $(TESTING) ## build the docs site into site/; a warning or a broken link is an error
-	PYTHONPATH=tests/support $(BIN)/python tests/support/docs_site.py
+	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/docs_site.py
 
 .PHONY: blocking
 blocking: $(TESTING) ## make the blocking family, actors/client/blocking, from the asynchronous one
-	$(BIN)/python tests/support/blocking_family.py
+	$(BIN)/python tests/support/pages/blocking_family.py
 
 .PHONY: reference
 reference: $(TESTING) ## make the pages of docs/reference from the code
-	PYTHONPATH=tests/support $(BIN)/python tests/support/reference_pages.py
+	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/reference_pages.py
 
 .PHONY: check
 check: lint docs programs ## lint, docs, and house rules, what is in the wheel, what the README and the docs show
@@ -211,7 +211,7 @@ scale: $(TESTING) ## measure packed turns, simulate more of them, and write docs
 
 .PHONY: bench-memory
 bench-memory: $(TESTING) ## measure what long-term memory finds in conversations: make bench-memory DATA=file
-	PYTHONPATH=tests/support $(BIN)/python tests/bench/recall.py $(DATA) $(ARGS)
+	PYTHONPATH=tests/support:tests/bench $(BIN)/python -m long_term.recall $(DATA) $(ARGS)
 
 .PHONY: crowd
 crowd: $(TESTING) ## let 200 users chat, save and recall at once for ten minutes; shorter: make crowd ARGS="--seconds 20 --users 40"

@@ -21,17 +21,17 @@ from hypothesis import settings
 from lanes import TAKEN, mark_of, may_need_ray, take
 
 from engines import ScriptedEngine
-from fork_server import workers_by_fork
-from programs import link_programs
+from processes.fork_server import workers_by_fork
+from processes.programs import link_programs
 from scale import share
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.testing.faulty_url import register
 from virtual_time import play
 
 if TYPE_CHECKING:
-    from postgres_server import PostgresServer
-    from redis_server import RedisServer
-    from snippets import SnippetRunner
+    from pages.snippets import SnippetRunner
+    from servers.postgres_server import PostgresServer
+    from servers.redis_server import RedisServer
 
 # Ray reads this when it is imported, and hands it to the processes that it starts: no statistics leave the machine.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -243,7 +243,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator["PostgresServer"]:
     """A PostgreSQL that tests may stop: they leave it up."""
-    from postgres_server import PostgresServer
+    from servers.postgres_server import PostgresServer
 
     with tempfile.TemporaryDirectory(prefix="turnwise-") as folder:
         server = PostgresServer(Path(folder))
@@ -256,7 +256,7 @@ def postgres_server() -> Iterator["PostgresServer"]:
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator["RedisServer"]:
     """A Redis of the tests' own."""
-    from redis_server import RedisServer
+    from servers.redis_server import RedisServer
 
     with tempfile.TemporaryDirectory(prefix="turnwise-") as folder:
         server = RedisServer(Path(folder), appendonly="no")
@@ -270,7 +270,7 @@ def redis_server() -> Iterator["RedisServer"]:
 @pytest.fixture(scope="session")
 def snippets() -> Iterator["SnippetRunner"]:
     """Runs code blocks of the documentation: on one Ray, and in one process."""
-    from snippets import SnippetRunner, snippet_environment
+    from pages.snippets import SnippetRunner, snippet_environment
 
     with snippet_environment() as env:
         runner = SnippetRunner(env)
@@ -324,7 +324,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator["Callable[..., RedisServer]"]:
     """Starts servers of Redis that a test may kill."""
-    from redis_server import RedisServer
+    from servers.redis_server import RedisServer
 
     servers = []
 

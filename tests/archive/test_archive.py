@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forks import Fork
+from processes.forks import Fork
 from scale import share
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from open_stores import closing, own
+from stored.open_stores import closing, own
 from turnwise.actors.client import expiry as live_expiry
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager

@@ -80,7 +80,7 @@ async def compare(table: Table, name: str, engine: Any, alone: Alone, turns: int
 async def agents_sdk(table: Table, turns: int) -> None:
     from agents import Agent, RunConfig, Runner, function_tool
 
-    from agents_sdk_models import InstantModel
+    from frameworks.agents_sdk_models import InstantModel
     from turnwise.adapters import AgentsSDKEngine
 
     @function_tool(name_override="weather")
@@ -103,7 +103,7 @@ async def agents_sdk(table: Table, turns: int) -> None:
 async def langgraph(table: Table, turns: int) -> None:
     from langchain_core.messages import HumanMessage
 
-    from langgraph_models import bench_graph
+    from frameworks.langgraph_models import bench_graph
     from turnwise.adapters import LangGraphEngine
 
     graph, history = bench_graph().compile(), list[Any]()
@@ -114,7 +114,7 @@ async def langgraph(table: Table, turns: int) -> None:
             if mode == "values":
                 history[:] = values["messages"]  # type: ignore[index]
 
-    await compare(table, "langgraph", LangGraphEngine("langgraph_models:bench_graph"), alone, turns)
+    await compare(table, "langgraph", LangGraphEngine("frameworks.langgraph_models:bench_graph"), alone, turns)
 
 
 async def pydantic_ai(table: Table, turns: int) -> None:
@@ -161,7 +161,7 @@ async def cancel(table: Table, cancels: int) -> None:
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    from langgraph_models import OpenAIChat, agent
+    from frameworks.langgraph_models import OpenAIChat, agent
     from turnwise.adapters import AgentsSDKEngine, AnthropicEngine, LangGraphEngine, PydanticAIEngine
 
     def anthropic(url: str) -> Any:

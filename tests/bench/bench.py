@@ -37,13 +37,12 @@ import ray
 import sqlalchemy as sa
 
 import cancelling
-import forgetting
 import packing
-import remembering
 import serving
 import window
 from engines import process_of
 from harness import ProcessorTime, Samples, Table, counted_calls, end_process, prompt_of, retire
+from long_term import forgetting, remembering
 from turnwise import (
     EchoEngine,
     ExecutionHandle,

@@ -27,7 +27,7 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 import ray
 
 from harness import Samples
-from remembering import vector_memory
+from long_term.remembering import vector_memory
 from turnwise import AsyncSession, AsyncSessionManager, Packed, Turn
 from turnwise.engines import RunContext, SessionView
 from turnwise.memory.conversation.blocks import AnyBlock, Recalled, Text

@@ -23,7 +23,7 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 LENGTH = 180
-WORDS = (Path(__file__).parent / "messages.json").read_text(encoding="utf-8").split()
+WORDS = (Path(__file__).parent / "long_term/messages.json").read_text(encoding="utf-8").split()
 
 
 def saver_of(name: str, file: Path) -> AbstractContextManager[Any]:

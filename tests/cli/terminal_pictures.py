@@ -26,7 +26,7 @@ from rich.console import Console  # noqa: E402
 from rich.style import Style  # noqa: E402
 from rich.text import Text  # noqa: E402
 
-from terminal import CTRL_C, Terminal, turnwise  # noqa: E402
+from processes.terminal import CTRL_C, Terminal, turnwise  # noqa: E402
 from turnwise.actors.client.blocking.manager import SessionManager  # noqa: E402
 from turnwise.actors.cluster.placement import Packed  # noqa: E402
 from turnwise.actors.inference.openai.engine import OpenAIEngine  # noqa: E402

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from late_ray import without_late_start
-from terminal import CTRL_C, CTRL_D, Terminal, turnwise
+from processes.late_ray import without_late_start
+from processes.terminal import CTRL_C, CTRL_D, Terminal, turnwise
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from late_ray import without_late_start
-from terminal import turnwise
+from processes.late_ray import without_late_start
+from processes.terminal import turnwise
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.memory.stores.sharing import naming
 from turnwise.testing import LocalProvider

@@ -14,7 +14,7 @@ import pytest
 from filled import filled, pay, turnwise
 
 from engines import ScriptedEngine as Echo
-from late_ray import without_late_start
+from processes.late_ray import without_late_start
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.testing.scripted_engine import ScriptedEngine

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engines import ScriptedEngine
-from terminal import CTRL_C, Terminal, turnwise
+from processes.terminal import CTRL_C, Terminal, turnwise
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 

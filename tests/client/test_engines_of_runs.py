@@ -11,10 +11,10 @@ import pytest
 from test_packed_host import Asking, Named
 from test_tool_loop import Stage
 
-from packed_hosts import Hosting, OpenResources, answer_of, refused
+from memories.session_memories import Book
+from processes.packed_hosts import Hosting, OpenResources, answer_of, refused
 from scale import share
 from schedules import DawdlingStore, explore
-from session_memories import Book
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import EngineWanted, SessionRef
 from turnwise.actors.hosting import verbs

@@ -20,8 +20,8 @@ from hypothesis import given, settings, strategies as st
 from pydantic_core.core_schema import CoreSchema, any_schema
 
 from engines import ScriptedEngine
-from local_realm import PORTAL, LocalRealm, calls_within_this_process
 from scale import share
+from servers.local_realm import PORTAL, LocalRealm, calls_within_this_process
 from turnwise.actors.client import session_memory
 from turnwise.actors.client.blocking import session_memory as blocking_session_memory
 from turnwise.actors.client.blocking.execution import ExecutionHandle

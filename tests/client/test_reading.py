@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
-from packed_hosts import answer_of
+from processes.packed_hosts import answer_of
 from scale import share
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import PackedOutcome, SessionRef

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine, UnpicklableThere, process_of
 from scale import share
 from schedules import texts
+from stored.audit import check_session
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session

@@ -17,7 +17,7 @@ import httpx2
 import openai
 import pytest
 
-from forks import Fork
+from processes.forks import Fork
 from turnwise import Dedicated, EchoEngine, OpenAIEngine, Packed, Trim
 from turnwise.adapters import AgentsSDKEngine, AnthropicEngine, LangGraphEngine, PydanticAIEngine
 from turnwise.conformance import check_engine, laws_of, placements, plugin, report, reports
@@ -312,7 +312,7 @@ def agents_sdk_engine(url: str) -> Any:
 
 
 def langgraph_graph(url: str) -> Any:
-    from langgraph_models import OpenAIChat, agent
+    from frameworks.langgraph_models import OpenAIChat, agent
 
     return agent(OpenAIChat(base_url=url))
 

@@ -12,7 +12,7 @@ from console_engine import Engine
 from console_server import NAMESPACE, Console
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, WebSocket, expect, sync_playwright
 
-from programs import path_to
+from processes.programs import path_to
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 

@@ -18,7 +18,7 @@ from console_engine import TALKS, DemoEngine  # noqa: E402
 from console_server import NAMESPACE, Console  # noqa: E402
 from playwright.sync_api import Page, expect, sync_playwright  # noqa: E402
 
-from programs import path_to  # noqa: E402
+from processes.programs import path_to  # noqa: E402
 from turnwise.actors.client.blocking.manager import SessionManager  # noqa: E402
 from turnwise.actors.cluster.placement import Packed  # noqa: E402
 from turnwise.memory.longterm.lexical import LexicalMemory  # noqa: E402

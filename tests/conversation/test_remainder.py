@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent_world import check_request
 from scale import share
+from tools.agent_world import check_request
 from turnwise.errors import InvalidRequestError
 from turnwise.memory.conversation.blocks import (
     Block,

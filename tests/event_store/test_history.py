@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from open_stores import run_with
+from stored.open_stores import run_with
 from turnwise.actors.session.state.run_events import turn_key
 from turnwise.errors import (
     ConfigError,

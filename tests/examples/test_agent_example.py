@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from example_program import run_example
+from processes.example_program import run_example
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

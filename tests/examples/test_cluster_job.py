@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from example_program import play_example
+from processes.example_program import play_example
 
 
 def test_the_job_talks_in_postgresql(ray_address: str, database: str, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from example_program import run_example
 from hr_policy_chat import (
     ABOUT_HER,
     BEAST,
@@ -31,6 +30,7 @@ from hr_policy_chat import (
     Story,
     traces,
 )
+from processes.example_program import run_example
 from turnwise.memory.conversation.blocks import Block, Text, User
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record

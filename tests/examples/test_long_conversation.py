@@ -5,8 +5,8 @@ from types import ModuleType
 
 import pytest
 
-from example_program import run_example
 from long_conversation import FACTS, conversation
+from processes.example_program import run_example
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

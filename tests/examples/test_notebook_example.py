@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from example_program import EXAMPLES
+from processes.example_program import EXAMPLES
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(200), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

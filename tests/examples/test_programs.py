@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from example_program import EXAMPLES, play_example, started_example
-from snippets import SnippetRunner
+from pages.snippets import SnippetRunner
+from processes.example_program import EXAMPLES, play_example, started_example
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -22,25 +22,25 @@ WORDS = " ".join(f"word{number}" for number in range(40))
 
 
 EXPECTED = {
-    "adapters_anthropic.py": [
+    "adapters/anthropic_model.py": [
         "It is 55 m deep. (thinking, tool_use, tool_result, thinking, text; ",
         " tokens were cached)",
     ],
-    "adapters_langgraph_store.py": ["refused: thread 'sarah'", "You said: Do whales", "You said: And dolphins?"],
-    "adapters_pydantic_ai.py": ["pay waits", "It is paid. (tool_use, tool_result, text)", "4 messages"],
-    "adapters_front_ends.py": ['"type":"start"', '"delta":"Hi there!"', "[DONE]", "after a reconnect"],
+    "adapters/langgraph_store.py": ["refused: thread 'sarah'", "You said: Do whales", "You said: And dolphins?"],
+    "adapters/pydantic_ai_agent.py": ["pay waits", "It is paid. (tool_use, tool_result, text)", "4 messages"],
+    "adapters/front_ends.py": ['"type":"start"', '"delta":"Hi there!"', "[DONE]", "after a reconnect"],
     "custom_engine.py": ["12 tokens, stopped by length", "kept: True", "and the next turn: 'the "],
     "custom_memory.py": ["keeps the laws", "card ...1111", "card ...0004", "4111 1111 1111 1111"],
     "custom_store.py": ["keeps the laws", "create plans", "commit plans completed", "delete plans"],
     "custom_strategy.py": ["keeps the laws in 300 random", "Plan a week", "What about day 11?", "Is it done?"],
-    "adapters_mcp.py": ["It comes tomorrow.", "model\norder\nmodel"],
-    "adapters_agents_sdk.py": ["waits for pay({'euros': 700})", "The hotel is paid."],
-    "adapters_agents_sdk_session.py": ["You said: Do whales", "refused: session 'sarah' is busy", "'assistant'"],
-    "adapters_langgraph_memory.py": ["sarah: I know: []", "sarah: I know: ['I eat no meat.']", "tom: I know: []"],
-    "adapters_mcp_server.py": ["'recall'", "'text': 'Hello!'", "Sarah eats no meat.", "'turns': 1"],
-    "adapters_message_lists.py": ["And tomorrow?", "'tool', 'assistant'", "tool_use', 'tool_result", "refused: "],
-    "adapters_pydantic_ai_history.py": ["'It is in Paris.'", "6 messages, and 4 in the branch"],
-    "adapters_langgraph.py": ["waits for interrupt({'pay': 'the hotel', 'euros': 700})", "The hotel is paid."],
+    "adapters/mcp_tools.py": ["It comes tomorrow.", "model\norder\nmodel"],
+    "adapters/agents_sdk_agent.py": ["waits for pay({'euros': 700})", "The hotel is paid."],
+    "adapters/agents_sdk_session.py": ["You said: Do whales", "refused: session 'sarah' is busy", "'assistant'"],
+    "adapters/langgraph_memory.py": ["sarah: I know: []", "sarah: I know: ['I eat no meat.']", "tom: I know: []"],
+    "adapters/mcp_server.py": ["'recall'", "'text': 'Hello!'", "Sarah eats no meat.", "'turns': 1"],
+    "adapters/message_lists.py": ["And tomorrow?", "'tool', 'assistant'", "tool_use', 'tool_result", "refused: "],
+    "adapters/pydantic_ai_history.py": ["'It is in Paris.'", "6 messages, and 4 in the branch"],
+    "adapters/langgraph_graph.py": ["waits for interrupt({'pay': 'the hotel', 'euros': 700})", "The hotel is paid."],
 }
 """What examples print, in order."""
 
@@ -144,25 +144,27 @@ def follow(client: httpx.Client, run: str, after: int = 0, most: int = 10_000) -
 INSTALLED = {"turnwise", "ray", "rich", "fastapi", "uvicorn", "httpx2", "mcp"}
 """What `pip install turnwise[http,mcp]` and `ray[serve]` bring, as far as examples import it."""
 
+NAMES = sorted(file.relative_to(EXAMPLES).as_posix() for file in EXAMPLES.rglob("*.py"))
+
 FRAMEWORKS = {"agents", "langchain_core", "langgraph", "openai", "pydantic_ai"}
 """What examples of adapters import, which say so."""
 
 
-@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("adapters_*.py")), ids=lambda file: file.name)
-def test_an_example_of_an_adapter_has_at_most_40_lines_and_is_run(file: Path) -> None:
-    assert len(file.read_text(encoding="utf-8").splitlines()) <= 40
-    assert file.name in EXPECTED
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("adapters/")])
+def test_an_example_of_an_adapter_has_at_most_40_lines_and_is_run(name: str) -> None:
+    assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 40
+    assert name in EXPECTED
 
 
-@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.name)
-def test_an_example_is_one_file_that_says_first_what_it_shows_and_what_to_install(file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_one_file_that_says_first_what_it_shows_and_what_to_install(name: str) -> None:
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
     first = text.splitlines()[0]
     assert first.startswith('"""') and first.endswith(".") and len(first) > 40
     assert "    pip install " in text
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in imports if isinstance(node, ast.ImportFrom)}
-    available = INSTALLED | FRAMEWORKS if file.name.startswith("adapters_") else INSTALLED
+    available = INSTALLED | FRAMEWORKS if name.startswith("adapters/") else INSTALLED
     assert {name.partition(".")[0] for name in names} <= available | sys.stdlib_module_names
-    assert f"`{file.name}`" in (EXAMPLES.parent / "docs/examples.md").read_text(encoding="utf-8")
+    assert f"`{name}`" in (EXAMPLES.parent / "docs/examples.md").read_text(encoding="utf-8")

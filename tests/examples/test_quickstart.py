@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clean_install import clean_install, hidden_modules
-from example_program import HIDDEN, run_example
-from late_ray import without_late_start
+from processes.clean_install import clean_install, hidden_modules
+from processes.example_program import HIDDEN, run_example
+from processes.late_ray import without_late_start
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

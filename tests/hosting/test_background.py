@@ -10,9 +10,9 @@ import pytest
 from test_packed_host import Patient
 
 from engines import ScriptedEngine
-from packed_hosts import Hosting, OpenResources
+from memories.session_memories import Book, MemoryStage
+from processes.packed_hosts import Hosting, OpenResources
 from schedules import SESSION
-from session_memories import Book, MemoryStage
 from turnwise.actors.cluster.shared_actors.batcher import Batcher
 from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
 from turnwise.actors.cluster.wire import SessionRef

@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from vector_memories import free_port
+from memories.vector_memories import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -64,7 +64,7 @@ def checks(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     folder = tmp_path_factory.mktemp("cluster")
     command = [
         sys.executable,
-        str(Path(__file__).parents[1] / "support/local_cluster.py"),
+        str(Path(__file__).parents[1] / "support/processes/local_cluster.py"),
         postgres.format("cluster_{}"),
         str(folder),
     ]

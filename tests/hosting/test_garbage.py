@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from packed_hosts import Hosting
+from processes.packed_hosts import Hosting
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import EngineBuilder

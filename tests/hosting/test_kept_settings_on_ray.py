@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from large_settings import Holder, end_all, named_in
+from processes.large_settings import Holder, end_all, named_in
 from turnwise.actors.cluster import kept_settings
 from turnwise.actors.cluster.kept_settings import PART_BYTES, ActorSettings, sweep_settings
 from turnwise.actors.hosting.engine_overrides import EngineOverride, drop_overrides, find_overrides, save_override

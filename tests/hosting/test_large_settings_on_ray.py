@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from test_agents_on_ray import until
 
-import large_settings
 from engines import ScriptedEngine, process_of
-from large_settings import RESUMED, Deadly, Librarian, end_all, handbook, text_of
+from processes import large_settings
+from processes.large_settings import RESUMED, Deadly, Librarian, end_all, handbook, text_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.manager import AsyncSessionManager

@@ -25,8 +25,8 @@ from turnwise.testing.killers import Doing, Killer
 from turnwise.testing.workload import Workload
 
 if TYPE_CHECKING:
-    from postgres_server import PostgresServer
-    from redis_server import RedisServer
+    from servers.postgres_server import PostgresServer
+    from servers.redis_server import RedisServer
 
 Outages = Mapping[str, Callable[[], None]]
 

@@ -19,7 +19,7 @@ import pytest
 from test_outages import AwayStore
 
 from engines import ScriptedEngine
-from forks import Fork
+from processes.forks import Fork
 from scale import share
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from packed_hosts import Hosting, refused
+from processes.packed_hosts import Hosting, refused
 from scale import share
 from schedules import DawdlingStore, explore
 from turnwise.actors.cluster.placement import Dedicated, Packed

@@ -11,7 +11,7 @@ import pytest
 from test_agents_on_ray import until
 from test_sessions_on_ray import kill
 
-from memory_engines import Mirror
+from memories.memory_engines import Mirror
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.gc_tuning import THRESHOLDS
 from turnwise.memory.longterm.items.sql import SQLItems

@@ -17,7 +17,7 @@ from turnwise.errors import SessionNotFoundError, SessionRevertedError
 from turnwise.testing.acknowledged import prompts_of
 
 if TYPE_CHECKING:
-    from redis_server import RedisServer
+    from servers.redis_server import RedisServer
 
 WAIT_S = 120.0
 

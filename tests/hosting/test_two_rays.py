@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
-from open_stores import run_with
+from stored.open_stores import run_with
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager

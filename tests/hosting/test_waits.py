@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from engines import Asking
-from packed_hosts import Hosting, OpenResources, answer_of, refused
+from processes.packed_hosts import Hosting, OpenResources, answer_of, refused
 from turnwise.actors.client.blocking import session_host, steps
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.session import Session

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from markdown_blocks import Block, blocks_of
-from served import run_all, served
+from pages.markdown_blocks import Block, blocks_of
+from servers.served import run_all, served
 from turnwise.cli import app
 from turnwise.http.auth import BearerTokens
 from turnwise.http.config import load

@@ -13,9 +13,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from holds import HOLDS, LOOP_S, STORE_S, HoldsEngine, measure_this_loop, slowness
 from scale import share
-from threaded_service import served
+from servers.holds import HOLDS, LOOP_S, STORE_S, HoldsEngine, measure_this_loop, slowness
+from servers.threaded_service import served
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.http import BearerTokens, HttpSettings, create_app

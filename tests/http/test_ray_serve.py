@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from served import Follower, served, start
+from servers.served import Follower, served, start
 from turnwise.errors import ConfigError
 from turnwise.http.config import load
 from turnwise.testing.local_provider.server import LocalProvider

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from http_service import in_process
+from servers.http_service import in_process
 
 pytestmark = pytest.mark.ray
 

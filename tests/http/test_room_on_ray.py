@@ -12,7 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from http_service import ANN, TOKENS, manager_of
+from servers.http_service import ANN, TOKENS, manager_of
 from turnwise.http import HttpSettings, create_app
 from turnwise.testing import LocalProvider
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from served import Follower, start
+from servers.served import Follower, start
 from turnwise.testing import LocalProvider
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from mcp import Client
 
-from http_service import ANN, TOKENS, on_server
+from servers.http_service import ANN, TOKENS, on_server
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.cluster.placement import Packed

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from test_sessions_on_ray import audit, kill, python
 
-import agent_tools
-from agent_tools import charge, driver, fail, far_away, note, pause, pay, prompt, search, stubborn, whoami
 from engines import SlowlyBuilt, process_of
+from tools import agent_tools
+from tools.agent_tools import charge, driver, fail, far_away, note, pause, pay, prompt, search, stubborn, whoami
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
@@ -367,7 +367,7 @@ def test_a_killed_run_without_resume_is_interrupted_and_keeps_its_results(bench:
 
 ASK = """
 import pickle, sys, ray
-from agent_tools import prompt
+from tools.agent_tools import prompt
 from turnwise import SessionManager
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 engine, config = pickle.loads(bytes.fromhex(sys.argv[4]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from open_stores import closing
+from stored.open_stores import closing
 from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
 from turnwise.memory.longterm.base import MemoryItem, ProfiledRecall, Scope, limits_categories
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from open_stores import closing
-from session_memories import Book
+from memories.session_memories import Book
+from stored.open_stores import closing
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.session_memory import SessionMemoryAccess
 from turnwise.errors import InvalidInputError, NoMemoryError, ReadOnlyMemoryError

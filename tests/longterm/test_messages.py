@@ -10,8 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
-import fact_set
-from messages import KINDS, WORDS, Conversation, Kind, half_of, messages_of, misspelt
+from long_term import fact_set
+from long_term.messages import KINDS, WORDS, Conversation, Kind, half_of, messages_of, misspelt
 from turnwise.memory.longterm.base import MemoryItem
 
 FUNCTION_WORDS = {*WORDS["function words"], "s", "up", "get", "gets", "go", "goes", "not", "no", "out", "user"}
@@ -58,7 +58,7 @@ def test_a_follow_up_does_not_name_the_subject_of_the_previous_prompt(seed: int)
 
 
 def test_questions_about_meaning_share_no_content_word_with_their_answers() -> None:
-    pairs = json.loads((Path(__file__).parents[1] / "bench/paraphrases.json").read_text(encoding="utf-8"))
+    pairs = json.loads((Path(__file__).parents[1] / "bench/long_term/paraphrases.json").read_text(encoding="utf-8"))
     assert len(pairs) >= 60
     for pair in pairs:
         item, question = (

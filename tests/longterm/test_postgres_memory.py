@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from ray import cloudpickle
 
-from open_stores import closing
+from stored.open_stores import closing
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import MemoryItem, Scope, is_local, trouble_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from open_stores import closing
+from stored.open_stores import closing
 from turnwise.errors import ConfigError, InvalidMemoryError, StoreError, StoreURLError
 from turnwise.memory.longterm.base import MemoryItem, Scope, is_local, trouble_of
 from turnwise.memory.longterm.fact_table import FactTable

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from memories.vector_memories import FlakyEmbedding, bytes_in, constant, free_port, item
 from scale import share
 from turnwise.errors import ConfigError, InvalidMemoryError, StoreError
 from turnwise.memory.longterm import conformance as contract
@@ -27,7 +28,6 @@ from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.values.ids import new_id
 from turnwise.testing.embedding import HashEmbedding
-from vector_memories import FlakyEmbedding, bytes_in, constant, free_port, item
 
 pytestmark = pytest.mark.usefixtures("restless")
 

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from memory_engines import Plan
-from memory_manager import WAIT_S, House, answering, files_with, say, sections
+from memories.memory_engines import Plan
+from memories.memory_manager import WAIT_S, House, answering, files_with, say, sections
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.errors import RunCancelledError, SessionNotFoundError
 from turnwise.memory.conversation.events import TextDelta

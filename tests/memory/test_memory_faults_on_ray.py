@@ -18,8 +18,8 @@ import pytest
 from test_agents_on_ray import until
 from test_sessions_on_ray import kill
 
-from memory_engines import SteeredEmbedding
-from memory_manager import WAIT_S, Chroma, House, answering, say, sections, told
+from memories.memory_engines import SteeredEmbedding
+from memories.memory_manager import WAIT_S, Chroma, House, answering, say, sections, told
 from scale import share
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.cluster import local_calls

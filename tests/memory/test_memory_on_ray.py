@@ -23,8 +23,8 @@ from test_output import says
 from test_sessions_on_ray import kill
 
 from engine_calls import engine_at
-from memory_engines import BrokenMemory, Mirror, SlowMemory
-from memory_manager import answering
+from memories.memory_engines import BrokenMemory, Mirror, SlowMemory
+from memories.memory_manager import answering
 from quirks import QuirkServer, Reply
 from scale import share
 from turnwise.actors.client.blocking.manager import SessionManager

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from agent_tools import prompt
-from memory_engines import Plan
-from memory_manager import SECTION, WAIT_S, House, answering, results, say, sections
+from memories.memory_engines import Plan
+from memories.memory_manager import SECTION, WAIT_S, House, answering, results, say, sections
+from tools.agent_tools import prompt
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.cluster.placement import Packed

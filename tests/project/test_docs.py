@@ -12,12 +12,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from playwright.sync_api import Route, expect, sync_playwright
 
-import docs_site
-from markdown_blocks import Block, blocks_of
-from names_in_tables import problems
-from programs import path_to
-from served import run_all
-from snippets import (
+from pages import docs_site
+from pages.markdown_blocks import Block, blocks_of
+from pages.names_in_tables import problems
+from pages.snippets import (
     ROOT,
     SERVICE,
     SnippetRunner,
@@ -27,6 +25,8 @@ from snippets import (
     commands_of,
     service_of,
 )
+from processes.programs import path_to
+from servers.served import run_all
 
 pytestmark = pytest.mark.ray
 
@@ -149,7 +149,8 @@ def test_each_concept_has_a_diagram(page: Path) -> None:
 
 
 def test_each_example_is_listed() -> None:
-    file_names = {path.name for path in (ROOT / "examples").iterdir() if path.is_file()}
+    examples = ROOT / "examples"
+    file_names = {path.relative_to(examples).as_posix() for path in examples.rglob("*.*") if path.suffix != ".pyc"}
     page = (DOCS / "examples.md").read_text(encoding="utf-8")
     assert not [name for name in sorted(file_names) if f"`{name}`" not in page]
 

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +20,8 @@ from typing import Any
 
 import pytest
 
-import blocking_family
-import reference_pages
 import turnwise
+from pages import blocking_family, reference_pages
 from turnwise import (
     adapters,
     blocks,
@@ -179,6 +179,16 @@ def test_each_room_says_what_is_in_it_and_from_where_to_import(floor: str) -> No
         assert re.search(r"\b[Ii]mport", doc), (
             f"{place}: say who may import from it, or from where its names are imported"
         )
+
+
+def test_no_room_has_more_than_20_files() -> None:
+    rooms = Counter(
+        file.parent.relative_to(ROOT).as_posix()
+        for floor in ("actors", "memory", "strategies", "src", "tests", "examples")
+        for file in (ROOT / floor).rglob("*")
+        if file.is_file() and file.suffix != ".pyc"
+    )
+    assert {room: files for room, files in rooms.items() if files > 20} == {}
 
 
 def test_chains_of_inheritance_grow_no_longer() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from markdown_blocks import Block, blocks_of
-from snippets import (
+from pages.markdown_blocks import Block, blocks_of
+from pages.snippets import (
     ROOT,
     SERVICE,
     SnippetRunner,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from lanes import TESTS
 
-from programs import ESSENTIAL, INSTALLED
+from processes.programs import ESSENTIAL, INSTALLED
 
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
 SUDO = '#!/bin/sh\n[ "$1" = -n ] && exit {allowed}\necho sudo >> "$LOG"\nexec "$@"\n'
@@ -96,7 +96,7 @@ def test_make_test_goes_on_without_them_but_not_in_ci(tmp_path: Path, in_ci: str
 
 @pytest.mark.parametrize(("in_ci", "word"), [("", "skipped"), ("1", "FAILED")])
 def test_without_a_browser_one_line_at_the_end_says_so(tmp_path: Path, in_ci: str, word: str) -> None:
-    text = "from programs import path_to\n\n\n"
+    text = "from processes.programs import path_to\n\n\n"
     for name in ("one", "two"):
         text += f"def test_{name}() -> None:\n    path_to('chromium')\n\n\n"
     (tmp_path / "test_pages.py").write_text(text)

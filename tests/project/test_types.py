@@ -8,8 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from markdown_blocks import blocks_of
-from reference_pages import public_modules
+from pages.markdown_blocks import blocks_of
+from pages.reference_pages import public_modules
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

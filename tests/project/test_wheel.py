@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clean_install import build_wheel
+from processes.clean_install import build_wheel
 from scale import share
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
+from frameworks.strict_servers import StrictServer
 from quirks import JSON, QuirkServer
-from strict_servers import StrictServer
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.blocks import Block, Image, Recalled, Summary, ToolResult, ToolUse, User

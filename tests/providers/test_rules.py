@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
-from anthropic_types import check_types
+from frameworks.anthropic_types import check_types
 from turnwise.errors import InvalidRequestError, UnsupportedBlockError
 from turnwise.memory.conversation.blocks import (
     Block,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from anthropic_types import check_types
 from engine_calls import answer, engine_of
+from frameworks.anthropic_types import check_types
 from turnwise.adapters.anthropic.engine import AnthropicEngine
 from turnwise.errors import InvalidPromptError, InvalidRequestError
 from turnwise.memory.conversation.blocks import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from memory_engines import Mirror
+from memories.memory_engines import Mirror
 from turnwise import LexicalMemory, MemoryConfig, OpenAIEngine, SessionConfig, SessionManager, memory_tools
 from turnwise.cli import app
 from turnwise.errors import InvalidInputError

@@ -30,7 +30,7 @@ from siege_engine import SiegeEngine
 from siege_ledger import Ledger
 from siege_stores import STORES, Store
 
-from large_settings import orphan
+from processes.large_settings import orphan
 from turnwise import AsyncSessionManager, Dedicated, LexicalMemory, NotFoundError, Packed, SessionConfig, TurnwiseError
 from turnwise.errors import RunEndedError
 from turnwise.stores import SQLItems

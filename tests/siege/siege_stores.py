@@ -17,8 +17,8 @@ import psycopg
 from psycopg import sql
 from siege_engine import TOKEN
 
-from postgres_server import PostgresServer
-from redis_server import RedisServer
+from servers.postgres_server import PostgresServer
+from servers.redis_server import RedisServer
 
 TABLES = ("sessions", "borrowed", "blocks", "turns", "runs", "events")
 

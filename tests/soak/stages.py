@@ -18,9 +18,9 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from large_settings import orphan
-from local_cluster import HEALTH, NODE
-from postgres_server import PostgresServer
+from processes.large_settings import orphan
+from processes.local_cluster import HEALTH, NODE
+from servers.postgres_server import PostgresServer
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.tools.registry import ToolRegistry

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from engines import ScriptedEngine
-from open_stores import closing, run_with
+from stored.open_stores import closing, run_with
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.session.core import SessionCore

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from test_failed_verbs import ITEMS, ON_SQL, USER
 
-from open_stores import closing
+from stored.open_stores import closing
 from turnwise.adapters import TurnwiseSaver, TurnwiseStore
 from turnwise.adapters.langgraph.items import Batch
 from turnwise.errors import StoreError

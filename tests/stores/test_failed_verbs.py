@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from test_group_commit import busy
 
-from open_stores import closing
-from redis_server import RedisServer
+from servers.redis_server import RedisServer
+from stored.open_stores import closing
 from turnwise.adapters.langgraph.checkpoints import Commit as CheckpointCommit, Row, Space
 from turnwise.adapters.langgraph.checkpoints_sql import SQLCheckpoints
 from turnwise.adapters.langgraph.items import Batch

@@ -16,9 +16,9 @@ import pytest
 import sqlalchemy as sa
 from test_sql_store import stored_turns, using, whole_turn
 
-from forks import Fork
-from open_stores import closing, own
+from processes.forks import Fork
 from scale import share
+from stored.open_stores import closing, own
 from turnwise.errors import (
     DuplicateKeyError,
     SessionExistsError,

@@ -11,8 +11,8 @@ import pytest
 from langgraph.store.base import InvalidNamespaceError
 from test_failed_verbs import an_item
 
-from item_verbs import count
-from open_stores import closing
+from memories.item_verbs import count
+from stored.open_stores import closing
 from turnwise.adapters import TurnwiseSaver, TurnwiseStore
 from turnwise.errors import InvalidInputError, InvalidMemoryError, NameRefusedError, StoreError
 from turnwise.memory.conversation.sessions import SessionKey

@@ -17,11 +17,11 @@ import sqlalchemy as sa
 from test_sql_store import stored_turns, using, whole_turn
 
 from engines import ScriptedEngine
-from forks import Fork
-from open_stores import own
-from packed_hosts import OpenResources
-from postgres_server import PostgresServer
+from processes.forks import Fork
+from processes.packed_hosts import OpenResources
 from scale import share
+from servers.postgres_server import PostgresServer
+from stored.open_stores import own
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost

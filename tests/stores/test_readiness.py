@@ -12,9 +12,9 @@ from test_failed_verbs import ON_SQL
 from test_outages import limit_pages
 from test_sql_store import whole_turn
 
-from forks import Fork
-from open_stores import closing
-from redis_server import RedisServer
+from processes.forks import Fork
+from servers.redis_server import RedisServer
+from stored.open_stores import closing
 from turnwise.errors import StoreClosedError, StoreError
 from turnwise.http.health import Readiness
 from turnwise.http.service import Service

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from open_stores import closing, run_with
-from redis_server import Line, RedisServer
 from scale import share
+from servers.redis_server import Line, RedisServer
+from stored.open_stores import closing, run_with
 from turnwise.errors import (
     ConfigError,
     CorruptRecordError,

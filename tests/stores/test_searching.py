@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from open_stores import closing
+from stored.open_stores import closing
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord

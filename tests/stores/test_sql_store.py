@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from forks import Fork
-from open_stores import closing, own, run_with
+from processes.forks import Fork
 from scale import share
+from stored.open_stores import closing, own, run_with
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore

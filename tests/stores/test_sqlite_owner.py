@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from forks import Fork
+from processes.forks import Fork
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.stores.sharing import RayId
 from turnwise.memory.stores.sql import sqlite_owner

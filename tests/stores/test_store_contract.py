@@ -10,7 +10,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from open_stores import closing
+from stored.open_stores import closing
 from turnwise.errors import SchemaVersionError, StoreError
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord

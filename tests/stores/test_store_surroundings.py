@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from test_sql_store import stored_turns, whole_turn
 
-from open_stores import own
-from redis_server import RedisServer
+from servers.redis_server import RedisServer
+from stored.open_stores import own
 from turnwise.errors import SessionFencedError, SessionNotFoundError, StoreError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.sql import SQLHistory

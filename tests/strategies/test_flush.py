@@ -25,7 +25,7 @@ from turnwise.strategies.ranges import Range
 from turnwise.strategies.strategy import decide
 from turnwise.strategies.trim import Trim
 from turnwise.strategies.window import TokenBudget, Window
-from window_conversations import (
+from windows.conversations import (
     YES,
     Memory,
     exchange,

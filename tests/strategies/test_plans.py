@@ -24,7 +24,7 @@ from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.summary_task import SummaryTask
 from turnwise.strategies.trim import Trim
 from turnwise.strategies.window import TokenBudget, Window
-from window_conversations import (
+from windows.conversations import (
     FULL,
     Engine,
     Memory,

@@ -40,7 +40,7 @@ from turnwise.strategies.summary_task import SummaryTask
 from turnwise.strategies.trim import Trim
 from turnwise.strategies.window import TokenBudget
 from turnwise.testing.local_provider.message_rules import check_anthropic, check_chat, check_responses
-from window_conversations import (
+from windows.conversations import (
     Engine,
     Memory,
     exchange,

@@ -19,8 +19,8 @@ import pytest
 from test_agents_on_ray import is_alive, results, until
 from test_sessions_on_ray import kill, python
 
-from agent_tools import prompt
 from engines import ScriptedEngine, process_of
+from tools.agent_tools import prompt
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.manager import AsyncSessionManager
@@ -51,7 +51,7 @@ from turnwise.strategies.summary_task import PROMPT
 from turnwise.strategies.trim import Trim
 from turnwise.testing import LocalProvider
 from turnwise.testing.local_provider.replies import text_of, words
-from window_bench import (
+from windows.bench import (
     CALL,
     COUNTER,
     LIMIT,
@@ -78,7 +78,7 @@ from window_bench import (
     talk_until_due,
     tokens_taken,
 )
-from window_models import Gate, Notebook, OnlyTheNewest, dig
+from windows.models import Gate, Notebook, OnlyTheNewest, dig
 
 """What a request may take, in bytes: some eight exchanges."""
 
@@ -698,7 +698,7 @@ def test_the_next_run_has_the_strategy_of_a_later_manager(bench: Bench) -> None:
 def test_a_strategy_that_cannot_be_imported_is_refused(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = "from window_models import OnlyTheNewest\n\n\nclass Mine(OnlyTheNewest):\n    pass\n"
+    source = "from windows.models import OnlyTheNewest\n\n\nclass Mine(OnlyTheNewest):\n    pass\n"
     (tmp_path / "only_here.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     import only_here  # type: ignore[import-not-found]

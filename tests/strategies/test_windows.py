@@ -21,7 +21,7 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.strategies.conformance_conversations import random_case
 from turnwise.strategies.ranges import Range, gaps, merge, overlap
 from turnwise.strategies.window import Window
-from window_conversations import (
+from windows.conversations import (
     HELLO,
     YES,
     CountingCache,

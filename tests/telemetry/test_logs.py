@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from late_ray import without_late_start
+from processes.late_ray import without_late_start
 from turnwise.actors.cluster.logs import JsonFormatter, LogSettings
 from turnwise.testing import LocalProvider
 

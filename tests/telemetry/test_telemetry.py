@@ -38,7 +38,7 @@ from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.telemetry import METRICS, Telemetry
 from turnwise.testing import LocalProvider, tool_script
-from window_stage import SavesOnly
+from windows.stage import SavesOnly
 
 ROOT = Path(__file__).parents[2]
 EXPORTER, READER = InMemorySpanExporter(), InMemoryMetricReader()

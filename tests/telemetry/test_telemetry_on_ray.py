@@ -15,8 +15,8 @@ from opentelemetry import context, trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from engines import process_of
-from otlp_collector import Collector, export_to, wait
-from traced_tools import away, here
+from servers.otlp_collector import Collector, export_to, wait
+from tools.traced_tools import away, here
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.openai.engine import OpenAIEngine

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from item_verbs import count
-from open_stores import closing
+from memories.item_verbs import count
+from stored.open_stores import closing
 from turnwise.errors import ConfigError, CorruptRecordError, InvalidInputError, StoreClosedError, WorkingMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import ItemStore

@@ -39,9 +39,9 @@ from agents.mcp import MCPServerStdio
 from agents.testing import ScriptedModel, assistant_message, function_call
 from ray import cloudpickle
 
-from agent_world import check_request, next_request
-from agents_sdk_models import Steps
+from frameworks.agents_sdk_models import Steps
 from schedules import SESSION, inline
+from tools.agent_world import check_request, next_request
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.actors.inference.tools.loop import LOST

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from anthropic_types import check_request
 from engine_calls import SESSION, Recorder, answer, failure, run, turn
+from frameworks.anthropic_types import check_request
 from quirks import JSON, QuirkServer
 from schedules import inline
 from turnwise.actors.inference.openai.runner import OpenAIRunner

@@ -13,7 +13,7 @@ from ag_ui.core import Event as AgUiEvent
 from pydantic import TypeAdapter
 from test_projection import ASK, LOOK, PAY, RUN, Log
 
-from front_end_readers import AgUiThread, UiMessage, plain
+from frameworks.front_end_readers import AgUiThread, UiMessage, plain
 from scale import share
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.shared.event_page import EventPage

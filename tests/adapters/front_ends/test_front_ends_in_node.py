@@ -16,9 +16,9 @@ import pytest
 from test_agents_on_ray import obey
 from test_front_ends import ENCODERS, encoded, random_run, read
 
-from agent_tools import prompt
-from front_end_readers import AgUiThread, UiMessage
-from http_service import ANN, TOKENS, manager_of, on_server
+from frameworks.front_end_readers import AgUiThread, UiMessage
+from servers.http_service import ANN, TOKENS, manager_of, on_server
+from tools.agent_tools import prompt
 from turnwise.adapters import Frame
 from turnwise.http import create_app
 from turnwise.testing import LocalProvider

@@ -12,8 +12,8 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from typing_extensions import TypedDict
 
-from langgraph_models import ScriptedChat, State
-from langgraph_stage import Stage, output
+from frameworks.langgraph_models import ScriptedChat, State
+from frameworks.langgraph_stage import Stage, output
 from turnwise.adapters import LangGraphEngine
 from turnwise.memory.conversation.events import TextDelta
 

@@ -17,13 +17,13 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
 
-from langgraph_models import ScriptedChat, State, agent, calls, script
-from langgraph_stage import Stage, copied, output
+from frameworks.langgraph_models import ScriptedChat, State, agent, calls, script
+from frameworks.langgraph_stage import Stage, copied, output
+from stored.watched_store import WatchedStore
 from turnwise.actors.inference.tools.loop import LOST
 from turnwise.adapters import LangGraphEngine, TurnwiseSaver
 from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse
 from turnwise.memory.stores.in_memory import InMemoryStore
-from watched_store import WatchedStore
 
 NAMES = ["a", "b", "c"]
 

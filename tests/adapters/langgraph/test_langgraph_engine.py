@@ -19,9 +19,10 @@ from pydantic import BaseModel
 from ray import cloudpickle
 from typing_extensions import TypedDict
 
-from langgraph_models import OpenAIChat, ScriptedChat, State, agent, calls, said_by_tools, script
-from langgraph_stage import Stage, copied, output
+from frameworks.langgraph_models import OpenAIChat, ScriptedChat, State, agent, calls, said_by_tools, script
+from frameworks.langgraph_stage import Stage, copied, output
 from schedules import SESSION
+from stored.watched_store import WatchedStore
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.inference.engine import Closable, SessionView, check_taken
 from turnwise.actors.inference.text_model import EngineModel
@@ -34,7 +35,6 @@ from turnwise.memory.conversation.events import TextDelta, ToolEnded
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider, tool_script
-from watched_store import WatchedStore
 
 
 @pytest.fixture
@@ -441,7 +441,9 @@ async def made_async() -> Any:
     return build_graph().compile()
 
 
-@pytest.mark.parametrize("graph", [build_graph, made_async, "langgraph_models:ready", "langgraph_models:make"])
+@pytest.mark.parametrize(
+    "graph", [build_graph, made_async, "frameworks.langgraph_models:ready", "frameworks.langgraph_models:make"]
+)
 async def test_a_graph_can_be_made_where_the_session_runs(graph: Any) -> None:
     assert output(await Stage(LangGraphEngine(graph)).run())[-1].kind == "text"
 
@@ -468,7 +470,9 @@ async def test_a_compiled_graph_travels_as_it_was_compiled() -> None:
     assert output(await stage.outcome())[-1] == Text(text="got True")
 
 
-@pytest.mark.parametrize("graph", ["no_such_module:graph", "langgraph_models:nothing", "langgraph_models:NUMBER"])
+@pytest.mark.parametrize(
+    "graph", ["no_such_module:graph", "frameworks.langgraph_models:nothing", "frameworks.langgraph_models:NUMBER"]
+)
 async def test_a_place_without_a_graph_fails_the_run(graph: str) -> None:
     outcome = await Stage(LangGraphEngine(graph)).run()
     assert outcome.run.state == "failed" and graph in str(outcome.run.why)

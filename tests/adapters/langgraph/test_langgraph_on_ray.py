@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engines import process_of
-from langgraph_models import graph_that_asks
+from frameworks.langgraph_models import graph_that_asks
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import city_mcp
+from frameworks import city_mcp
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.openai.engine import OpenAIEngine

@@ -23,9 +23,8 @@ import pytest
 from mcp import StdioServerParameters
 from ray import cloudpickle
 
-import city_mcp
-import rough_mcp
-from tool_calls import answer, call, context, error, use
+from frameworks import city_mcp, rough_mcp
+from tools.tool_calls import answer, call, context, error, use
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
 from turnwise.adapters import McpHttp, McpStdio, mcp_documents, mcp_tools

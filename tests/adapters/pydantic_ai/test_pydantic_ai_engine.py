@@ -20,11 +20,12 @@ from pydantic_ai.providers.google import GoogleProvider
 from pydantic_ai.usage import UsageLimits
 from ray import cloudpickle
 
-import gemini
-from agent_world import check_request, next_request
 from engine_calls import SESSION
-from gemini import GeminiServer
+from frameworks import gemini
+from frameworks.gemini import GeminiServer
 from schedules import inline
+from stored.watched_store import WatchedStore
+from tools.agent_world import check_request, next_request
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.adapters import PydanticAIEngine
@@ -36,7 +37,6 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider, tool_script
 from turnwise.testing.local_provider.anthropic_messages import sign
-from watched_store import WatchedStore
 
 DONE: list[str] = []
 """What the tools of a test did."""

@@ -36,7 +36,7 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RequestUsage
 
-from agent_world import check_request
+from tools.agent_world import check_request
 from turnwise import Packed, SessionManager
 from turnwise.adapters import MessageHistory, from_pydantic_ai, to_pydantic_ai
 from turnwise.engines import NoAnswer

@@ -14,9 +14,9 @@ from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from langgraph_models import OpenAIChat, agent
+from frameworks.langgraph_models import OpenAIChat, agent
+from frameworks.strict_servers import StrictServer
 from quirks import QuirkServer
-from strict_servers import StrictServer
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.adapters import AgentsSDKEngine, LangGraphEngine, PydanticAIEngine

@@ -26,8 +26,8 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from test_langgraph_engine import reviewed
 
-import langgraph_stage
-from langgraph_models import OpenAIChat, agent
+from frameworks import langgraph_stage
+from frameworks.langgraph_models import OpenAIChat, agent
 from turnwise.adapters import AgentsSDKEngine, LangGraphEngine, PydanticAIEngine
 from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import ApprovalRequested

@@ -14,7 +14,7 @@ from pydantic_ai import Agent
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 
-from langgraph_models import agent
+from frameworks.langgraph_models import agent
 from schedules import inline
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore

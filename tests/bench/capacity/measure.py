@@ -32,7 +32,7 @@ from ray.cluster_utils import Cluster
 
 from harness import counted_calls
 from packing import hosts_of, in_batches, one_turn, pss_of, retire
-from postgres_server import PostgresServer
+from servers.postgres_server import PostgresServer
 from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed
 from turnwise.errors import TurnwiseError
 

@@ -89,7 +89,9 @@ class Memory(Protocol):
 
 def embedding() -> Callable[[Sequence[str]], Any]:
     """Return what makes vectors: all-MiniLM-L6-v2, with the weights in the folder that the bench has named."""
-    model: Callable[[Sequence[str]], Any] = importlib.import_module("minilm").MiniLM(Path(os.environ["MINILM"]))
+    model: Callable[[Sequence[str]], Any] = importlib.import_module("long_term.minilm").MiniLM(
+        Path(os.environ["MINILM"])
+    )
     return model
 
 

@@ -43,8 +43,8 @@ ONE_THREAD: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS":
 
 async def material(_: Peer, data: str | None, sample: int | None) -> dict[str, Any]:
     """Return texts and questions. A process of turnwise makes them: the others do not have its bench of recall."""
-    messages: Any = importlib.import_module("messages")
-    meaning = importlib.import_module("recall").paraphrases()
+    messages: Any = importlib.import_module("long_term.messages")
+    meaning = importlib.import_module("long_term.recall").paraphrases()
     questions = [("meaning", message) for message in messages.messages_of([meaning], "bare", sample=sample)]
     conversations = [meaning]
     if data:

@@ -21,21 +21,21 @@ from typing import Any
 from peers.peer import Model, Peer
 
 MAKERS: Mapping[str, tuple[str, str]] = {
-    "turnwise, dedicated": ("peers.of_turnwise", "dedicated"),
-    "turnwise, packed": ("peers.of_turnwise", "packed"),
-    "LangGraph": ("peers.of_langgraph", "LangGraph"),
-    "OpenAI Agents SDK": ("peers.of_agents", "Agents"),
-    "Pydantic AI": ("peers.of_pydantic_ai", "PydanticAI"),
-    "Google ADK": ("peers.of_adk", "ADK"),
+    "turnwise, dedicated": ("peers.libraries.turnwise", "dedicated"),
+    "turnwise, packed": ("peers.libraries.turnwise", "packed"),
+    "LangGraph": ("peers.libraries.langgraph", "LangGraph"),
+    "OpenAI Agents SDK": ("peers.libraries.agents", "Agents"),
+    "Pydantic AI": ("peers.libraries.pydantic_ai", "PydanticAI"),
+    "Google ADK": ("peers.libraries.adk", "ADK"),
 }
 """Where each peer is."""
 
 MEMORIES: Mapping[str, tuple[str, str]] = {
-    "turnwise VectorMemory": ("peers.of_turnwise", "Remembering"),
-    "turnwise VectorMemory, no vectors": ("peers.of_turnwise", "words"),
-    "Chroma": ("peers.of_chroma", "Chroma"),
-    "LangGraph SqliteStore": ("peers.of_langgraph", "Store"),
-    "mem0": ("peers.of_mem0", "Mem0"),
+    "turnwise VectorMemory": ("peers.libraries.turnwise", "Remembering"),
+    "turnwise VectorMemory, no vectors": ("peers.libraries.turnwise", "words"),
+    "Chroma": ("peers.libraries.chroma", "Chroma"),
+    "LangGraph SqliteStore": ("peers.libraries.langgraph", "Store"),
+    "mem0": ("peers.libraries.mem0", "Mem0"),
 }
 """Where each long-term memory is; for `peers.recall`."""
 

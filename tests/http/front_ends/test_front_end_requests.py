@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from ag_ui.core import RunAgentInput
 
-from local_realm import LocalRealm, calls_within_this_process
+from servers.local_realm import LocalRealm, calls_within_this_process
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.run_options import RunOptions

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from test_agents_on_ray import obey
 
-from agent_tools import prompt
-from front_end_readers import AgUiThread, UiMessage
-from http_service import ANN, BOB, TOKENS, manager_of, on_server
+from frameworks.front_end_readers import AgUiThread, UiMessage
+from servers.http_service import ANN, BOB, TOKENS, manager_of, on_server
+from tools.agent_tools import prompt
 from turnwise.http import create_app
 from turnwise.testing import LocalProvider
 

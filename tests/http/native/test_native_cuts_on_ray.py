@@ -11,9 +11,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from asgi_stream import streamed
-from http_service import ANN, TOKENS, WAIT_S, Frames, frames, manager_of, on_server
 from scale import share
+from servers.asgi_stream import streamed
+from servers.http_service import ANN, TOKENS, WAIT_S, Frames, frames, manager_of, on_server
 from turnwise.http import create_app
 
 pytestmark = pytest.mark.ray

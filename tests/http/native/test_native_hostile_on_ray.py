@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from http_service import BOB, in_process
+from servers.http_service import BOB, in_process
 
 pytestmark = pytest.mark.ray
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from test_agents_on_ray import obey
 
-from agent_tools import prompt
-from http_service import ANN, BOB, TOKENS, frames_of, in_process, manager_of
+from servers.http_service import ANN, BOB, TOKENS, frames_of, in_process, manager_of
+from tools.agent_tools import prompt
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.http import create_app

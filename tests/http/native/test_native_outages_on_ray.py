@@ -10,7 +10,7 @@ import pytest
 from test_outages import limit_pages
 from test_readiness import fill_up
 
-from http_service import manager_of
+from servers.http_service import manager_of
 from turnwise.actors.cluster.placement import Packed
 from turnwise.http import create_app
 from turnwise.memory.stores.sql.store import SQLStore

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from http_service import WAIT_S, Frames, frames, frames_of, manager_of, on_server, served
+from servers.http_service import WAIT_S, Frames, frames, frames_of, manager_of, on_server, served
 from turnwise.http import create_app
 
 pytestmark = pytest.mark.ray

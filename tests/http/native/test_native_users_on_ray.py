@@ -10,8 +10,8 @@ import httpx
 import pytest
 from test_agents_on_ray import obey
 
-from agent_tools import prompt
-from http_service import BOB, in_process
+from servers.http_service import BOB, in_process
+from tools.agent_tools import prompt
 from turnwise.testing import LocalProvider
 
 pytestmark = pytest.mark.ray

@@ -21,7 +21,7 @@ from agents import (
 from openai.types.conversations import Conversation, ConversationItem, ConversationItemList
 from pydantic import TypeAdapter
 
-from threaded_service import Served, served
+from servers.threaded_service import Served, served
 from turnwise.actors.cluster.placement import Packed
 from turnwise.engines import OpenAIEngine
 from turnwise.http import BearerTokens, HttpSettings

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from test_agents_on_ray import obey
 
-from agent_tools import prompt
-from http_service import ANN, TOKENS, manager_of, on_server
+from servers.http_service import ANN, TOKENS, manager_of, on_server
+from tools.agent_tools import prompt
 from turnwise.http import create_app
 from turnwise.testing import LocalProvider
 

@@ -17,8 +17,8 @@ import pytest
 from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
 from pydantic import BaseModel
 
-from agent_tools import pay
-from http_service import TOKENS, WAIT_S, on_server
+from servers.http_service import TOKENS, WAIT_S, on_server
+from tools.agent_tools import pay
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.openai.engine import OpenAIEngine

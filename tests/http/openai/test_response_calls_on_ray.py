@@ -19,9 +19,9 @@ import pytest
 from openai.types.responses import Response, ResponseItem
 from pydantic import TypeAdapter
 
-import served as processes
-from city_tools import look, pay
-from threaded_service import Served, served
+from servers import served as processes
+from servers.threaded_service import Served, served
+from tools.city_tools import look, pay
 from turnwise.actors.cluster.placement import Packed
 from turnwise.engines import OpenAIEngine, ToolRegistry
 from turnwise.http import BearerTokens

@@ -24,7 +24,7 @@ from openai.types.responses import (
 )
 from pydantic import BaseModel, TypeAdapter
 
-from threaded_service import Served, served
+from servers.threaded_service import Served, served
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.cluster.placement import Packed
 from turnwise.engines import OpenAIEngine

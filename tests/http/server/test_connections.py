@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from filled import filled
 
-from served import half_open, patient, with_files
+from servers.served import half_open, patient, with_files
 from turnwise.cli import console, mcp
 from turnwise.http.config import load
 from turnwise.http.server import connections, processes

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from served import Follower, command_of, half_open, run_all, served, start
+from servers.served import Follower, command_of, half_open, run_all, served, start
 from turnwise.testing.local_provider.server import LocalProvider
 
 pytestmark = pytest.mark.ray

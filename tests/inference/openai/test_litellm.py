@@ -18,10 +18,9 @@ import pytest
 from pydantic import BaseModel
 from test_strict_servers import converse, engine as engine_of_strict, script
 
-from agent_tools import whoami
-from audit import check_session
 from engine_calls import answer, failure
-from litellm_proxy import KEY, LiteLLM
+from frameworks.litellm_proxy import KEY, LiteLLM
+from frameworks.strict_servers import STRICT, StrictServer
 from quirks import (
     EVENTS,
     HI,
@@ -38,7 +37,8 @@ from quirks import (
     function,
     message,
 )
-from strict_servers import STRICT, StrictServer
+from stored.audit import check_session
+from tools.agent_tools import whoami
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.signature import output_record

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import pytest
 
-from audit import check_session
+from frameworks.strict_servers import STRICT, Answer, StrictServer
 from quirks import JSON, QuirkServer
-from strict_servers import STRICT, Answer, StrictServer
+from stored.audit import check_session
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig

@@ -15,7 +15,7 @@ from ray import cloudpickle
 from test_tool_loop import Scripted, Stage, results, use
 
 import turnwise
-from memory_engines import BrokenMemory
+from memories.memory_engines import BrokenMemory
 from turnwise.actors.inference.completion import CompletionContext
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.inference.openai.engine import OpenAIEngine

@@ -20,7 +20,7 @@ import pytest
 from ray import cloudpickle
 from test_tools import Place, find, later, plain, plain_tool
 
-from tool_calls import LONG_S, answer, call, context, error, until, use
+from tools.tool_calls import LONG_S, answer, call, context, error, until, use
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.registry import ToolOutcome, ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool, tool

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from schedules import SESSION, inline
+from stored.watched_store import WatchedStore
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.inference.tools.loop import LOST, ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -25,7 +26,6 @@ from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.conversation.views.steps import steps_of
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.strategies.strategy import OverflowStrategy
-from watched_store import WatchedStore
 
 pytestmark = pytest.mark.virtual_time
 

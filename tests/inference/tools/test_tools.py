@@ -18,7 +18,7 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 from ray import cloudpickle
 
-from tool_calls import answer, call, error, use
+from tools.tool_calls import answer, call, error, use
 from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import external_tool, tool

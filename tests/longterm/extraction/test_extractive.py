@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from extraction_models import EVER, USER, Model, fact, texts, told
-from item_verbs import count
+from memories.extraction_models import EVER, USER, Model, fact, texts, told
+from memories.item_verbs import count
 from scale import on_stores_in_turn, share
 from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError
 from turnwise.memory.conversation.blocks import AnyBlock, System, Text, ToolResult, ToolUse, User

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from extraction_models import USER, Model, fact, texts, told
+from memories.extraction_models import USER, Model, fact, texts, told
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extraction_models import USER, Model, fact, texts, told
+from memories.extraction_models import USER, Model, fact, texts, told
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from extraction_models import USER, Model, fact, texts, told
+from memories.extraction_models import USER, Model, fact, texts, told
 from turnwise.memory.conversation.blocks import Block, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.grounding import quoted_in

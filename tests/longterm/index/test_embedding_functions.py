@@ -16,8 +16,8 @@ import pytest
 from chromadb.utils.embedding_functions import OpenAIEmbeddingFunction
 from ray import cloudpickle
 
-from open_stores import closing
 from quirks import QuirkServer
+from stored.open_stores import closing
 from turnwise.actors.cluster.identity import identity
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.base import MemoryItem, Scope, trouble_of

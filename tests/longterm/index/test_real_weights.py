@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from minilm import installed
+from long_term.minilm import installed
 from turnwise.memories import MemoryItem, Scope, VectorMemory
 
 ANN = Scope(user_id="ann")

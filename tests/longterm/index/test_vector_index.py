@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memories.vector_memories import FlakyEmbedding, chroma_server, constant, free_port, item
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.index import conformance as contract
@@ -22,7 +23,6 @@ from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.values.ids import new_id
 from turnwise.testing.embedding import HashEmbedding
-from vector_memories import FlakyEmbedding, chroma_server, constant, free_port, item
 
 
 @pytest.fixture(scope="module")

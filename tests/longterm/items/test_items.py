@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from item_verbs import count, purge, sweep
-from open_stores import run_with
+from memories.item_verbs import count, purge, sweep
+from stored.open_stores import run_with
 from turnwise.errors import ConfigError, CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from memories.vector_memories import bytes_in, item
 from turnwise.errors import CorruptRecordError, InvalidMemoryError, StoreClosedError, StoreURLError
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
@@ -20,7 +21,6 @@ from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.recall.user_index import find, index_of
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.sql.touched_pages import noting
-from vector_memories import bytes_in, item
 
 ANN = Scope(user_id="ann")
 

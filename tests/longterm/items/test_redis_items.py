@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from item_verbs import count, purge, sweep, touch
-from open_stores import run_with
-from redis_server import Line, RedisServer
+from memories.item_verbs import count, purge, sweep, touch
 from scale import share
+from servers.redis_server import Line, RedisServer
+from stored.open_stores import run_with
 from turnwise.errors import (
     ConfigError,
     CorruptRecordError,

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from flat_stores import (
+from stored.flat_stores import (
     CREATED,
     SARAH,
     UPDATED,

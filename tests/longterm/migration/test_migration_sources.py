@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from flat_stores import (
+from stored.flat_stores import (
     SARAH,
     facts_in,
     lines_of,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from memories.vector_memories import FlakyEmbedding
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.longterm.base import MemoryItem, Scope, trouble_of
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
@@ -17,7 +18,6 @@ from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.recall.similarity import Similarity
 from turnwise.memory.longterm.retention.retention import Retention
 from turnwise.memory.longterm.types import MemoryType
-from vector_memories import FlakyEmbedding
 
 ANN = Scope(user_id="ann")
 FACTS = ("Ann is allergic to peanuts", "Ann plays the cello", "Ann lives in Ghent", "Ann has two sons")

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, strategies as st
 from rapidfuzz import process
 
+from memories.vector_memories import item
 from turnwise.errors import StoreError
 from turnwise.memory.background import check_awaited, on_thread, putting_off_after
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source, trouble_of
@@ -30,7 +31,6 @@ from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.similarity import BATCH, Similarity
 from turnwise.memory.longterm.recall.user_index import UserIndex, arrivals_of, find, index_of
 from turnwise.memory.longterm.vector import VectorMemory
-from vector_memories import item
 
 ANN, BOB = Scope(user_id="ann"), Scope(user_id="bob")
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from memories.vector_memories import item
 from turnwise.memory.longterm.base import Source
 from turnwise.memory.longterm.items.rows import Revision, Row
 from turnwise.memory.longterm.recall.analyzer import words
 from turnwise.memory.longterm.recall.passages import vectors_of
 from turnwise.memory.longterm.recall.ranking import FACTS
 from turnwise.memory.longterm.recall.user_index import UserIndex, find
-from vector_memories import item
 
 
 @given(st.data())

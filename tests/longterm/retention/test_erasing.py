@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from extraction_models import Model, told
+from memories.extraction_models import Model, told
+from memories.vector_memories import FlakyEmbedding, bytes_in, item
 from scale import share
 from turnwise.errors import InvalidInputError
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
@@ -32,7 +33,6 @@ from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.values.ids import new_id
 from turnwise.testing.embedding import HashEmbedding
-from vector_memories import FlakyEmbedding, bytes_in, item
 
 pytestmark = pytest.mark.usefixtures("restless")
 

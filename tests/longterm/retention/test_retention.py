@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from extraction_models import Model, fact, told
-from item_verbs import count
+from memories.extraction_models import Model, fact, told
+from memories.item_verbs import count
+from memories.vector_memories import item
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.longterm.base import Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
@@ -26,7 +27,6 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.values.ids import new_id
 from turnwise.testing.embedding import HashEmbedding
-from vector_memories import item
 
 pytestmark = pytest.mark.usefixtures("restless")
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
+from memories.session_memories import Book, MemoryStage
 from schedules import SESSION
-from session_memories import Book, MemoryStage
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import LongTermMemoryError, SessionBusyError, SessionChangedError, StoreError, TurnNotFoundError
 from turnwise.memory.conversation.blocks import CLEARED, decode, encode
@@ -31,7 +31,7 @@ from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
 from turnwise.testing.faulty_engine import FaultyEngine
 from turnwise.testing.world import World
-from window_stage import Summarizer, chat, opened, prompts, said, summarize
+from windows.stage import Summarizer, chat, opened, prompts, said, summarize
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
-from open_stores import closing
+from stored.open_stores import closing
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.longterm.retention.deletion import Erasure

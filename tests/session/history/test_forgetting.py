@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from test_saving import later
 
-from agent_world import check_request
+from memories.session_memories import Book, MemoryStage
 from schedules import SESSION
-from session_memories import Book, MemoryStage
+from tools.agent_world import check_request
 from turnwise.actors.cluster.shared_actors.remote_memory import equip
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig
@@ -38,7 +38,7 @@ from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.trim import Trim
-from window_stage import WINDOW, Summarizer, Talker, said, summarize
+from windows.stage import WINDOW, Summarizer, Talker, said, summarize
 
 pytestmark = pytest.mark.virtual_time
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
+from memories.session_memories import Book, MemoryStage
 from schedules import SESSION
-from session_memories import Book, MemoryStage
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore

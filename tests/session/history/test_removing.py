@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from agent_world import check_request
-from audit import check_session
 from engines import ScriptedEngine
+from memories.session_memories import MemoryStage
 from schedules import SESSION, inline
-from session_memories import MemoryStage
+from stored.audit import check_session
+from tools.agent_world import check_request
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, InvalidPromptError, SessionBusyError, TurnNotFoundError
@@ -33,7 +33,7 @@ from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
 from turnwise.testing.faulty_engine import FaultyEngine
 from turnwise.testing.world import World
-from window_stage import Summarizer, chat, events_of, opened, prompts, said, summarize
+from windows.stage import Summarizer, chat, events_of, opened, prompts, said, summarize
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from agent_world import PROCESS, AgentWorld, check_request
-from audit import check_session
 from scale import share
 from schedules import SESSION, explore, pause
+from stored.audit import check_session
+from tools.agent_world import PROCESS, AgentWorld, check_request
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig

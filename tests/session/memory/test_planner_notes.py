@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from extraction_models import USER, Model, fact, texts, told
-from session_memories import Book, MemoryStage
+from memories.extraction_models import USER, Model, fact, texts, told
+from memories.session_memories import Book, MemoryStage
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.errors import ConfigError, StoreError

@@ -32,7 +32,7 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.memory.values.ids import new_id
-from window_stage import Talker
+from windows.stage import Talker
 
 ADA = Scope(user_id="ada", session_id=SESSION, agent="clerk")
 _FACTS, _LIKES, _RULES, _SKILL = MemoryType.FACTS, MemoryType.PREFERENCES, MemoryType.INSTRUCTIONS, MemoryType.SKILL

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from test_tool_loop import Scripted, use
 
-from agent_world import check_request
 from schedules import SESSION, inline
+from tools.agent_world import check_request
 from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
 from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -33,7 +33,7 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.trim import Trim
-from window_stage import WINDOW, SavesOnly, Talker, said
+from windows.stage import WINDOW, SavesOnly, Talker, said
 
 pytestmark = pytest.mark.virtual_time
 

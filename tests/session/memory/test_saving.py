@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from memories.session_memories import Book, MemoryStage
 from schedules import SESSION
-from session_memories import Book, MemoryStage
 from turnwise.actors.inference.tools.memory_tools import memory_tools, notes_tools
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
@@ -39,7 +39,7 @@ from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.trim import Trim
-from window_stage import WINDOW, Talker
+from windows.stage import WINDOW, Talker
 
 pytestmark = pytest.mark.virtual_time
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from audit import check_session
 from engines import ScriptedEngine
 from scale import share
 from schedules import SESSION, inline, texts
+from stored.audit import check_session
 from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.inference.tools.loop import ToolLoop

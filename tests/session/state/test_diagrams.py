@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import get_args
 
-from markdown_blocks import blocks_of
+from pages.markdown_blocks import blocks_of
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from agent_world import FLAWED, REFUSED, UNTAKEN, AgentWorld, check_request, next_request
-from audit import check_session, turns_of
 from scale import share
 from schedules import SESSION, spread
+from stored.audit import check_session, turns_of
+from tools.agent_world import FLAWED, REFUSED, UNTAKEN, AgentWorld, check_request, next_request
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
     CallDecidedError,

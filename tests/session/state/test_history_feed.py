@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from audit import check_session, events_of
 from engines import ScriptedEngine
 from schedules import SESSION
+from stored.audit import check_session, events_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.session.core import SessionCore

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
-from holds import HOLDS, LOOP_S, measure_this_loop, slowness
-from open_stores import closing
 from schedules import SESSION
+from servers.holds import HOLDS, LOOP_S, measure_this_loop, slowness
+from stored.open_stores import closing
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.hosting.verb import Reader

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from session_memories import Book
+from memories.session_memories import Book
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from audit import check_session
 from scale import share
 from schedules import SESSION, World, explore, spread, texts
+from stored.audit import check_session
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psycopg
 import pytest
 
-from audit import check_session
-from packed_hosts import Hosting
+from processes.packed_hosts import Hosting
 from scale import share
 from schedules import World, spread, texts
+from stored.audit import check_session
 from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting import verbs
@@ -47,7 +47,7 @@ from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 
 if TYPE_CHECKING:
-    from redis_server import RedisServer
+    from servers.redis_server import RedisServer
 
 
 class Restorable(Protocol):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine
 from schedules import SESSION, texts
+from stored.audit import check_session
 from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.inference.engine import EngineBuilder, RunContext
 from turnwise.actors.session.config import SessionConfig

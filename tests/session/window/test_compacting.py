@@ -34,7 +34,7 @@ from turnwise.strategies.delete_oldest import DeleteOldest
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.trim import Trim
-from window_stage import (
+from windows.stage import (
     WINDOW,
     Notebook,
     Summarizer,

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from agent_world import AgentWorld, check_request, next_request
-from audit import check_session, turns_of
 from scale import share
 from schedules import SESSION, pause, spread
+from stored.audit import check_session, turns_of
+from tools.agent_world import AgentWorld, check_request, next_request
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
@@ -40,7 +40,7 @@ from turnwise.strategies.delete_oldest import DeleteOldest
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.trim import Trim
-from window_stage import SavesOnly
+from windows.stage import SavesOnly
 
 LIVES = share(1000, 50)
 

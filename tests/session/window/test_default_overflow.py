@@ -22,7 +22,7 @@ from turnwise.strategies.strategy import acts
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.trim import Trim
 from turnwise.strategies.window import TokenBudget, Window
-from window_stage import Talker, chat, events_of, opened, said
+from windows.stage import Talker, chat, events_of, opened, said
 
 pytestmark = pytest.mark.virtual_time
 

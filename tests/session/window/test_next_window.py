@@ -31,7 +31,7 @@ from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.keep_last import KeepLast
 from turnwise.strategies.plan import refusals
 from turnwise.strategies.trim import Trim
-from window_stage import WINDOW, Notebook, Summarizer, events_of, opened, said, summarize
+from windows.stage import WINDOW, Notebook, Summarizer, events_of, opened, said, summarize
 
 pytestmark = pytest.mark.virtual_time
 

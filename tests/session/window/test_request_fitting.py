@@ -42,7 +42,7 @@ from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.trim import Trim
 from turnwise.strategies.window import TokenBudget, Window
-from window_stage import (
+from windows.stage import (
     Notebook,
     Summarizer,
     Talker,

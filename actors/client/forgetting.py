@@ -55,7 +55,7 @@ async def _delete(client: ClusterClient, store: AsyncStoreReads, ref: SessionRef
     try:
         if client.is_live(ref):
             try:
-                await host.end()  # else a run that is active would refuse the deletion
+                await host.end()  # an active run would make `delete` refuse
                 return await host.delete(
                     memory=False, verify=False
                 )  # `forget` erases the user's memories, and verifies

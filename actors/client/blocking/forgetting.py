@@ -56,7 +56,7 @@ def _delete(client: ClusterClient, store: StoreReads, ref: SessionRef) -> Forgot
     try:
         if client.is_live(ref):
             try:
-                host.end()  # else a run that is active would refuse the deletion
+                host.end()  # an active run would make `delete` refuse
                 return host.delete(memory=False, verify=False)  # `forget` erases the user's memories, and verifies
             except (KeyMissingError, CorruptRecordError):
                 pass  # its process cannot read it; deleting it from the store needs no reading

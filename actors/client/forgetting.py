@@ -50,16 +50,18 @@ async def forget(client: ClusterClient, store: AsyncStoreReads, user_id: str, *,
 
 
 async def _delete(client: ClusterClient, store: AsyncStoreReads, ref: SessionRef) -> Forgotten:
-    """Delete a session: by its process if it is live, else from the store, which refuses any later process."""
+    """Delete a session: by its process if it is live, else from the store, in which a later process finds none."""
     host = AsyncSessionHost(client, ref)
     try:
         if client.is_live(ref):
             try:
-                await host.end()
-                return await host.delete(memory=False, verify=False)
+                await host.end()  # an active run would make `delete` refuse
+                return await host.delete(
+                    memory=False, verify=False
+                )  # `forget` erases the user's memories, and verifies
             except (KeyMissingError, CorruptRecordError):
                 pass  # its process cannot read it; deleting it from the store needs no reading
-        if history := client.stores[1]:
+        if history := client.history_store:
             await steps.run(client.portal, history.delete, ref.key)
         turns: int = await store.ask("delete", ref.key)
     except SessionNotFoundError:

@@ -288,7 +288,7 @@ class AsyncSessionManager:
             if is_created:
                 return self._session(session)
         if agent not in (None, session.agent):
-            raise SessionOwnerError(session_id, "agent", agent)
+            raise SessionOwnerError(session_id, agent)
         if if_exists != "keep":
             session = await self._update_existing(session, title, names, engine, if_exists)
         return self._session(session)
@@ -594,7 +594,7 @@ class AsyncSessionManager:
         await self._start.done()
         session = None if session_id is None else await self._store.get(session_id, user_id or DEFAULT_USER)
         if session and agent not in (None, session.agent):
-            raise SessionOwnerError(session.session_id, "agent", agent)
+            raise SessionOwnerError(session.session_id, agent)
         query, key, now = (
             {"user_id": user_id, "agent": agent},
             session.key if session else None,

@@ -40,7 +40,7 @@ class AsyncOnce:
     ) -> tuple[ClusterClient, SessionRecord]:
         """Create a session; return it and its client."""
         client = await self._connected()
-        store = client.stores[0]
+        store = client.session_store
         if time.monotonic() - self._swept_at > ONCE_SWEEP_S:
             self._swept_at = time.monotonic()
             await sweep(client, store, None, memory=False)
@@ -56,7 +56,7 @@ class AsyncOnce:
             return None
         client = await self._connected()
         try:
-            run = await steps.run(client.portal, client.stores[0].run, run_id)
+            run = await steps.run(client.portal, client.session_store.run, run_id)
         except NotFoundError:
             return None
         return (client, run) if run.user_id == user_id else None

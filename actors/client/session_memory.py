@@ -252,7 +252,7 @@ class AsyncSessionMemory:
         return await self._host.ask(verbs.replace_notes(plain_json("content", content, MAX_JSON_BYTES)))
 
     async def clear_notes(self) -> bool:
-        """Reset the working memory to the initial text of its format; return whether it had been changed."""
+        """Reset the working memory to the initial text of its format; return whether a text was stored."""
         return await self._host.ask(verbs.clear_notes())
 
     async def merge_notes(self, content: Any) -> str:

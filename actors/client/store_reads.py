@@ -38,7 +38,7 @@ class AsyncStoreReads:
     def store(self) -> SessionStore:
         """The manager's store, opened at first use; after the manager is closed, it stays the closed one."""
         if self._store is None:
-            self._store = self._client.stores[0]
+            self._store = self._client.session_store
         return self._store
 
     async def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:

@@ -155,7 +155,7 @@ class AsyncEventFeed:
                 return
 
     async def _sessions(self, cursor: str | None) -> Any:
-        portal, store = self._client.portal, self._client.stores[0]
+        portal, store = self._client.portal, self._client.session_store
         if self._session is None:
             query = {**self._query, "order_by": "updated_at", "cursor": cursor, "limit": SESSIONS_PAGE}
             return await steps.run(portal, store.query, **query)

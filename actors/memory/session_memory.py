@@ -86,8 +86,7 @@ class SessionMemoryAccess:
     ) -> list[MemoryItem]:
         """See `MemoryAccess.recall`. The best items of all memories come first, then the second best, and so on.
 
-        Items with a score of 0, which a memory returns for any query, come after all others. Each item names its
-        memory.
+        Items with a score of 0 come last. Each item names its memory.
         """
         if not self._slots:
             raise self._no_memory()

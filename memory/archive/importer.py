@@ -1,4 +1,7 @@
-"""Imports a session from an archive, page by page, in its own epoch."""
+"""Imports a session from an archive, page by page.
+
+The import has an epoch of its own: a process that opens the session meanwhile fences it off.
+"""
 
 from __future__ import annotations
 
@@ -43,26 +46,28 @@ class SessionImport:
         self._blocks: list[str] = []
         self._turns: list[TurnRecord] = []
         self._events: list[Event] = []
-        self._size = 0
+        self._block_count = 0
         """How many blocks were read."""
         self._order = Order()
         self._references = References()
-        self._is_open = True
-        """Whether the next line may be a block."""
+        self._has_all_blocks = False
+        """Whether a line of another kind has come, as the `end` line at the latest: no block follows it."""
         self._base: Spans = ()
-        """The spans that a turn after the last one would continue."""
-        self._owned = Seen()
-        self._owners: list[tuple[Span, int]] = []
-        """The blocks that each turn added, with the turn's line."""
+        """The `base` of the last turn: what the next turn continues."""
+        self._added = Seen()
+        """The blocks that turns have added."""
+        self._added_by_line: list[tuple[Span, int]] = []
+        """The same, with the number of the turn's line."""
         self._status: dict[int, tuple[str, str | None]] = {}
         """By index: the turn's status, and the id of its run in the archive."""
         self._run_ids: set[str] = set()
-        self._keys: set[str] = set()
+        self._idempotency_keys: set[str] = set()
         self._event_keys: set[str] = set()
         self._event_blocks = 0
-        """How many positions of blocks the events have named."""
-        self._turn = self._run = -1
-        self._seq = 0
+        """How many blocks the events say that they stored."""
+        self._last_turn = self._last_run_turn = -1
+        """The indexes of the last turn, and of the turn of the last run."""
+        self._last_seq = 0
 
     async def begin(self) -> None:
         """Create the session.
@@ -79,28 +84,30 @@ class SessionImport:
         Raises:
             ArchiveError: it is wrong, or contradicts the lines before it.
         """
-        if line.kind == "block":
-            self._blocks.append(self._block(line))
-            self._size += 1
-        elif self._is_open:
-            self._is_open = False
-            if self._size != self._session.log_size:
-                line.refuse(f"the session has {self._session.log_size} blocks, and the archive {self._size}")
-            if circle := await self._references.circle():
-                raise ArchiveError(circle, "a summary replaces itself, directly or through other summaries")
-            for number, spans in self._references:
-                if reason := await self._order.check(spans):
-                    raise ArchiveError(
-                        number, f"the blocks that a summary replaces cannot be sent to a model: {reason}"
-                    )
-        if line.kind == "turn":
-            self._turns.append(await self._turn_of(line))
-        elif line.kind == "run":
-            await self._commit(new_run=self._run_of(line))
-        elif line.kind == "event":
-            self._events.append(self._event(line))
+        if line.kind != "block" and not self._has_all_blocks:
+            self._has_all_blocks = True
+            await self._check_all_blocks(line)
+        match line.kind:
+            case "block":
+                self._blocks.append(self._block(line))
+                self._block_count += 1
+            case "turn":
+                self._turns.append(await self._turn_of(line))
+            case "run":
+                await self._commit(new_run=self._run_of(line))
+            case "event":
+                self._events.append(self._event(line))
         if max(len(self._blocks), len(self._turns), len(self._events)) >= PAGE:
             await self._commit()
+
+    async def _check_all_blocks(self, line: Line) -> None:
+        if self._block_count != self._session.log_size:
+            line.refuse(f"the session has {self._session.log_size} blocks, and the archive {self._block_count}")
+        if circle := await self._references.circle():
+            raise ArchiveError(circle, "a summary replaces itself, directly or through other summaries")
+        for number, spans in self._references:
+            if reason := await self._order.check(spans):
+                raise ArchiveError(number, f"the blocks that a summary replaces cannot be sent to a model: {reason}")
 
     async def finish(self, line: Line) -> SessionRecord:
         """Commit the remaining lines and the session's final row; return the row.
@@ -108,7 +115,7 @@ class SessionImport:
         Raises:
             ArchiveError: a turn added only one part of a pair: see `Order`.
         """
-        if problem := await self._order.check_pairs(sorted(self._owners)):
+        if problem := await self._order.check_pairs(sorted(self._added_by_line)):
             number, reason = problem
             raise ArchiveError(number or line.number, reason)
         await self._commit()
@@ -122,7 +129,7 @@ class SessionImport:
         """Delete what was stored, even if another process has opened the session; nothing if it no longer exists."""
         try:
             session = await self._store.get(self._row.key)
-            if self._row.log and session.log == self._row.log:
+            if self._row.log and session.log == self._row.log:  # it has no log until `begin` created it
                 await self._store.delete(session.key, epoch=session.epoch, log=session.log)
         except (SessionNotFoundError, SessionFencedError):
             return
@@ -131,7 +138,7 @@ class SessionImport:
         row = self._row.committed(log_size=self._row.log_size + len(self._blocks))
         parts = Commit(session=row, blocks=self._blocks, turns=self._turns, new_run=new_run, events=self._events)
         await self._store.commit(row.key, row.epoch, parts)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # so that other tasks run: a store in memory never waits
         self._row, self._blocks, self._turns, self._events = row, [], [], []
 
     def _block(self, line: Line) -> str:
@@ -139,7 +146,7 @@ class SessionImport:
         self._order.add(block)
         if isinstance(block, Summary):
             block = move_summary(block, lambda span: self._place(line, span, self._session.log_size))
-            self._references.add(self._size, block, line.number)
+            self._references.add(self._block_count, block, line.number)
         return encode(block)
 
     def _place(self, line: Line, span: Span, size: int) -> Span:
@@ -150,28 +157,29 @@ class SessionImport:
 
     async def _turn_of(self, line: Line) -> TurnRecord:
         turn = line.record(TurnRecord)
-        if not self._turn < turn.index < self._session.next_index:
+        if not self._last_turn < turn.index < self._session.next_index:
             line.refuse(
-                f"turn {turn.index} follows turn {self._turn}, and new turns begin at {self._session.next_index}"
+                f"turn {turn.index} follows turn {self._last_turn}, and new turns begin at {self._session.next_index}"
             )
         if turn.status in ("queued", "running"):
             line.refuse(f"turn {turn.index} is {turn.status}, and an archive has no open runs")
-        if self._status.get(self._turn, ("",))[0] == "pending":
-            line.refuse(f"turn {turn.index} follows turn {self._turn}, which is pending")
-        self._turn = turn.index
+        last_status, _ = self._status.get(self._last_turn, ("", None))
+        if last_status == "pending":
+            line.refuse(f"turn {turn.index} follows turn {self._last_turn}, which is pending")
+        self._last_turn = turn.index
         self._status[turn.index] = turn.status, turn.run_id
-        parent = turn.parent
+        parent = turn.parent  # session_id#index
         if parent and parent.rpartition("#")[0] == self._archived_key.session_id:
             parent = f"{self._session.session_id}#{parent.rpartition('#')[2]}"
         turn = replace(turn, parent=parent, run_id=self._run_id(turn.run_id))
-        turn = move_turn(turn, lambda span: self._place(line, span, self._size))
+        turn = move_turn(turn, lambda span: self._place(line, span, self._block_count))
         check_turn(line, turn)
         if not self._order.is_prompt((*turn.prompt, *turn.appended)):
             line.refuse(f"turn {turn.index} has a prompt with blocks that only a run adds")
         for span in join(turn.prompt, turn.output):
-            if self._owned.take(span) != [span]:
+            if self._added.take(span) != [span]:  # a part of it was there
                 line.refuse(f"turn {turn.index} added a block that another turn added")
-            self._owners.append((span, line.number))
+            self._added_by_line.append((span, line.number))
         if turn.status == "pending" and overlap(turn.prompt, self._base):
             line.refuse(f"turn {turn.index} has a prompt that is also in the turn before")
         self._base = turn.base
@@ -182,33 +190,36 @@ class SessionImport:
 
     def _run_of(self, line: Line) -> RunRecord:
         run = line.record(RunRecord, **self._session.key._asdict())
-        if not self._run < run.turn_index < self._session.next_index:
-            line.refuse(f"the run of turn {run.turn_index} follows the run of turn {self._run}")
+        if not self._last_run_turn < run.turn_index < self._session.next_index:
+            line.refuse(f"the run of turn {run.turn_index} follows the run of turn {self._last_run_turn}")
         if run.is_open:
             line.refuse(f"run {run.run_id!r} is {run.state}, and an archive has no open runs")
         check_run(line, run, self._status.get(run.turn_index), self._session.seq)
         check_new(line, "run", run.run_id, self._run_ids)
-        check_new(line, "idempotency key", run.idempotency_key, self._keys)
-        self._run = run.turn_index
+        check_new(line, "idempotency key", run.idempotency_key, self._idempotency_keys)
+        self._last_run_turn = run.turn_index
         return replace(run, run_id=self._run_id(run.run_id) or "", successor=self._run_id(run.successor))
 
     def _event(self, line: Line) -> Event:
         event = line.event(self._session.key)
-        if not self._seq < event.seq <= self._session.seq:
-            line.refuse(f"event {event.seq} follows event {self._seq}, and the session's last is {self._session.seq}")
+        if not self._last_seq < event.seq <= self._session.seq:
+            line.refuse(
+                f"event {event.seq} follows event {self._last_seq}, and the session's last is {self._session.seq}"
+            )
         check_event(line, event)
         check_new(line, "event key", event.key, self._event_keys)
-        if any(not 0 <= start <= stop <= self._size for start, stop in places_of(event)):
+        if any(not 0 <= start <= stop <= self._block_count for start, stop in places_of(event)):
             line.refuse(f"event {event.seq} names blocks that do not exist")
         for places in inputs_of(event):
-            if any(log or not 0 <= start <= stop for log, start, stop in places) or _size(places) > self._size:
+            if any(log or not 0 <= start <= stop for log, start, stop in places) or _count(places) > self._block_count:
                 line.refuse(f"event {event.seq} names blocks that do not exist, or blocks twice")
-            if max((stop for _, _, stop in places), default=0) > self._size:
+            if max((stop for _, _, stop in places), default=0) > self._block_count:
                 line.refuse(f"event {event.seq} names blocks that do not exist")
         self._event_blocks += sum(stop - start for start, stop in places_of(event))
-        if self._event_blocks > 4 * self._size:
+        # Each block is stored by one event. Events that named blocks again and again would take much memory when read.
+        if self._event_blocks > 4 * self._block_count:
             line.refuse("its events name more than four times as many blocks as there are")
-        self._seq = event.seq
+        self._last_seq = event.seq
         run_ids = {name: self._run_id(getattr(event, name)) for name in RUN_IDS if hasattr(event, name)}
         return event.model_copy(update=run_ids)
 
@@ -220,5 +231,5 @@ class SessionImport:
         return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
 
-def _size(places: Places) -> int:
+def _count(places: Places) -> int:
     return sum(stop - start for _, start, stop in places)

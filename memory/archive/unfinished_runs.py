@@ -57,14 +57,14 @@ async def interrupt(store: SessionStore, session: SessionRecord, places: Places)
 def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> None:
     session = ends.session
     output = [decode(text) for text in texts]
-    spots = [Span(LOG, index, index + 1) for span in turn.output for index in range(span.start, span.stop)]
-    spots_of = {id(block): spot for block, spot in zip(output, spots, strict=True)}
+    positions = [Span(LOG, index, index + 1) for span in turn.output for index in range(span.start, span.stop)]
+    position_of = {id(block): position for block, position in zip(output, positions, strict=True)}
     repaired = repair(output, why=WHY, interrupted=True)
     first, size = session.log_size, session.log_size
     spans = []
     for block in repaired:
-        if spot := spots_of.get(id(block)):
-            spans.append(spot)
+        if position := position_of.get(id(block)):
+            spans.append(position)
             continue
         ends.blocks.append(encode(block))
         spans.append(Span(LOG, size, size + 1))

@@ -1,6 +1,7 @@
-"""`MemoryAccess`: the protocol by which a session's tools and programs use its memories.
+"""`MemoryAccess`: the protocol by which the tools and engines of a session's runs use its memories.
 
-`SessionMemoryAccess` implements it. `pin` and `recall_apart`, which only programs may use, are methods of that class.
+`SessionMemoryAccess` implements it. Programs use that class through `session.memory`; only they may call its further
+methods, `pin` and `recall_apart`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from turnwise.memory.stores.base import Page
 MEMORY_TOOLS = frozenset(
     {"save_memory", "recall_memories", "update_memory", "delete_memory", "read_notes", "replace_notes", "add_to_notes"}
 )
-"""Tools by which a model uses the memories. Their arguments and results are not saved to long-term memory."""
+"""Tools by which a model uses the memories. Their calls are not saved to long-term memory: see `turn_item`."""
 
 
 class MemoryAccess(Protocol):
-    """Saves, recalls, changes and deletes for one session, and keeps its notes.
+    """Saves, recalls, changes and deletes for one session, and keeps its notes: the text of the working memory.
 
-    User, session and agent come from the session and are not arguments, so no call reaches another user's memory. An
-    acknowledged change stays, however the run ends. Call the methods on the session's event loop.
+    User, session and agent come from the session and are not arguments, so no call reaches another user's memory.
+    When a method has returned, its change stays, even if the run is cancelled or fails. Call the methods on the
+    session's event loop.
 
     Every method may raise, in addition to the errors that it lists:
         LongTermMemoryError: a long-term memory failed; the change may or may not have been made.
@@ -50,8 +52,8 @@ class MemoryAccess(Protocol):
             name: the proper name of its subject; `aliases` are other names of the same subject. A query with one of
                 them ranks the item first.
             expires_at: the time from which it is not recalled, in seconds since the epoch; never if left out.
-            id: the item's id, which makes the call idempotent: an item that the user has or had with this id is not
-                changed. A new id if left out.
+            id: the item's id, which makes the call idempotent: if the user has an item with this id, or had one that
+                was deleted, nothing is saved. A new id if left out.
 
         Raises:
             InvalidMemoryError: it cannot be kept.
@@ -64,8 +66,8 @@ class MemoryAccess(Protocol):
     ) -> list[MemoryItem]:
         """Return up to `limit` items that are relevant to the query, the best first. See `LongTermMemory.recall`.
 
-        Items with a score of 0, which a memory returns for any query, come after those of all memories that have more.
-        A memory that fails is left out; LongTermMemoryError is raised if all do.
+        A memory may return items with a score of 0 for any query; they come last, after the other items of all
+        memories. A memory that fails is left out; LongTermMemoryError is raised if all fail.
         """
 
     async def list_items(
@@ -111,15 +113,15 @@ class MemoryAccess(Protocol):
         """Replace the text of the working memory; return the new text. See `WorkingMemory.replace`.
 
         Raises:
-            WorkingMemoryError: it would not be of the form, or too long; it stays as it was.
+            WorkingMemoryError: the new text would not fit the format, or be too long; nothing was changed.
         """
 
     async def clear_notes(self) -> bool:
-        """Reset the working memory to the initial text of its format; return whether it had been changed."""
+        """Reset the working memory to the initial text of its format; return whether a text was stored."""
 
     async def merge_notes(self, content: Any) -> str:
         """Merge the content into the working memory as its format defines; return the new text.
 
         Raises:
-            WorkingMemoryError: it would not be of the form, or too long; it stays as it was.
+            WorkingMemoryError: the new text would not fit the format, or be too long; nothing was changed.
         """

@@ -21,31 +21,31 @@ def arranged(blocks: Iterable[Block], rules: Rules) -> list[Message]:
 
     - Where the user must begin or end, and the assistant does, a text of the user is added. So a conversation may begin
       with the assistant's greeting.
-    - A tool result that came later than in the message after its call moves into that message.
+    - A tool result belongs in the message after its call; one that came later is moved there.
     - Thoughts and citations to which neither a text nor a call belongs are left out.
 
-    A conversation that needs none of this does not change. Missing blocks (see `check`) are not added.
+    A conversation that needs none of this does not change. A call without a result gets none: see `validation.check`.
     """
     messages = messages_of(blocks)
     if late := _late_results(messages):
         messages = messages_of(_with_results_moved(messages, late))
-    idle = [_sends_no_content(message, rules) for message in messages]
-    if any(idle):
-        pairs = zip(messages, idle, strict=True)
+    only_thoughts = [_has_only_thoughts(message, rules) for message in messages]
+    if any(only_thoughts):
+        pairs = zip(messages, only_thoughts, strict=True)
         messages = messages_of(
             block
-            for message, is_idle in pairs
+            for message, is_left_out in pairs
             for block in message.blocks
-            if not (is_idle and _is_thought_or_citation(block))
+            if not (is_left_out and _is_thought_or_citation(block))
         )
-    sides = [message.role for message in messages if any(map(rules.sends, message.blocks))]
-    first = [_user_message(BEGIN)] if rules.user_begins and sides[:1] == ["assistant"] else []
-    last = [_user_message(CONTINUE)] if rules.user_ends and sides[-1:] == ["assistant"] else []
+    roles = [message.role for message in messages if any(map(rules.sends, message.blocks))]
+    first = [_user_message(BEGIN)] if rules.user_begins and roles[:1] == ["assistant"] else []
+    last = [_user_message(CONTINUE)] if rules.user_ends and roles[-1:] == ["assistant"] else []
     return [*first, *messages, *last]
 
 
 def prompted(blocks: Sequence[Block], rules: Rules) -> Sequence[Block]:
-    """Return the blocks, with a text of the user behind them if nothing of them is sent, such as of a system prompt."""
+    """Return the blocks, with a text of the user behind them if they make no message, as only a system prompt does."""
     is_sent = any(rules.sends(block) and not _is_thought_or_citation(block) for block in blocks)
     return blocks if is_sent else [*blocks, User(text=CONTINUE)]
 
@@ -56,11 +56,14 @@ def between_prompts(blocks: Sequence[Block], *, is_answered: bool = False) -> li
     For agents of other packages, whose models may be of any provider: each takes such a conversation.
 
     Args:
-        is_answered: whether an answer to the conversation has begun, which the end belongs to.
+        is_answered: whether the blocks end with the beginning of an answer that goes on: then nothing follows them.
     """
-    sides = [block.role == "assistant" for block in blocks if not isinstance(block, System) and ANTHROPIC.sends(block)]
-    first = [User(text=BEGIN)] if sides[:1] == [True] else []
-    last = [User(text=CONTINUE)] if sides[-1:] == [True] and not is_answered else []
+    # By the rules of Anthropic, which is strictest about the user's place.
+    are_assistants = [
+        block.role == "assistant" for block in blocks if not isinstance(block, System) and ANTHROPIC.sends(block)
+    ]
+    first = [User(text=BEGIN)] if are_assistants[:1] == [True] else []
+    last = [User(text=CONTINUE)] if are_assistants[-1:] == [True] and not is_answered else []
     return [*first, *blocks, *last]
 
 
@@ -72,19 +75,22 @@ def _is_thought_or_citation(block: Block) -> bool:
     return isinstance(block, Thinking | Citations)
 
 
-def _sends_no_content(message: Message, rules: Rules) -> bool:
-    """Return whether nothing of the assistant's message is sent but, perhaps, thoughts."""
+def _has_only_thoughts(message: Message, rules: Rules) -> bool:
+    """Return whether it is the assistant's, with thoughts or citations, and nothing else of it is sent."""
     is_said = any(rules.sends(block) and not _is_thought_or_citation(block) for block in message.blocks)
     return message.role == "assistant" and not is_said and any(map(_is_thought_or_citation, message.blocks))
 
 
 def _late_results(messages: Sequence[Message]) -> dict[int, int]:
-    """Return the index of the message behind its call for each result that is in a later one, by the result's id()."""
+    """Return the results that are not in the message after their call.
+
+    They are given by `id()` of the block, with the index of the message in which they belong.
+    """
     pairs: CallPairs[int] = CallPairs()
     late: dict[int, int] = {}
     for index, message in enumerate(messages):
         for block in message.blocks:
-            call_index = pairs.read(block, index)
+            call_index = pairs.read(block, index)  # where the call is, if the block is a result
             if call_index is not None and call_index < index - 1:
                 late[id(block)] = call_index + 1
     return late

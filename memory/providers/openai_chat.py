@@ -49,8 +49,9 @@ SUMMARY = "[summary of the conversation so far]\n"
 """The text before a summary, so that the model does not mistake it for a prompt."""
 
 
-ATTACHED = ("reasoning_details", "thinking_blocks")
-"""Fields in which OpenRouter and LiteLLM attach lists to thoughts, which are sent back in the same fields."""
+THOUGHT_FIELDS = ("reasoning_details", "thinking_blocks")
+"""Fields in which OpenRouter and LiteLLM attach lists to thoughts. The engine packs them into the thoughts' signatures,
+and they are sent back in the same fields."""
 
 PARAGRAPH = "\n\n"
 """The separator between texts that are sent as one."""
@@ -92,20 +93,24 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
         else:
             results = [block for block in message.blocks if isinstance(block, ToolResult)]
             messages += [_tool_message(block, profile) for block in results]
-            shown = [part for result in results for part in _attached(result, profile)]
+            media = [part for result in results for part in _media_parts(result, profile)]
             prompts = prompts_apart(block for block in message.blocks if not isinstance(block, ToolResult))
-            user_parts = [part for part in (shown, *(list(map(_part, prompt)) for prompt in prompts)) if part]
-            if user_parts and results and profile.answers_results:
+            parts_by_message = [parts for parts in (media, *(list(map(_part, prompt)) for prompt in prompts)) if parts]
+            if parts_by_message and results and profile.answers_results:
+                # If a prompt follows the results, the answer to them never came.
                 filler = INTERRUPTED.strip() if prompts else CONTINUED
                 messages.append({"role": "assistant", "content": filler})
-            messages += map(
-                _user_message, [list(chain(*user_parts))] if user_parts and profile.alternates else user_parts
-            )
+            if parts_by_message and profile.alternates:
+                parts_by_message = [list(chain(*parts_by_message))]
+            messages += map(_user_message, parts_by_message)
     return messages
 
 
 def _is_read(block: Block) -> bool:
-    """Return whether the block has a part in the messages: also thoughts and citations, which not each server gets."""
+    """Return whether the messages depend on the block.
+
+    Thoughts are sent to some servers only; citations are not sent, but say how texts are joined: see `text_of`.
+    """
     return CHAT.sends(block) or isinstance(block, Thinking | Citations)
 
 
@@ -122,7 +127,7 @@ def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
     blocks: list[Block] = []
     for index, message in enumerate(messages):
         try:
-            blocks += _blocks(message)
+            blocks += _read_message(message)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise EngineError(f"messages[{index}] cannot be read: {error!r}") from error
     return blocks
@@ -167,10 +172,10 @@ def _assistant_message(blocks: Sequence[Block], profile: Profile, *, has_thought
     """
     message: dict[str, Any] = {"role": "assistant", "content": text_of(blocks) or None}
     thoughts = [block for block in blocks if isinstance(block, Thinking)]
-    for name in ATTACHED:
-        unpacked = [unpack_attached(thought.signature, profile.name, name) for thought in thoughts]
-        if attached := [part for parts in unpacked for part in parts or ()]:
-            message[name] = attached
+    for name in THOUGHT_FIELDS:
+        lists = [unpack_attached(thought.signature, profile.name, name) for thought in thoughts]
+        if returned := [entry for entries in lists for entry in entries or ()]:
+            message[name] = returned
     if calls := [_call(block, profile) for block in blocks if isinstance(block, ToolUse)]:
         message["tool_calls"] = calls
         if profile.has_content:
@@ -183,7 +188,7 @@ def _assistant_message(blocks: Sequence[Block], profile: Profile, *, has_thought
 
 
 def text_of(blocks: Sequence[Block]) -> str:
-    """Return the assistant's texts as one, with a blank line between texts, unless they are pieces of a cited one."""
+    """Return the assistant's texts as one. Blank lines are between them, unless citations cut one text into them."""
     texts = [block.text + INTERRUPTED * block.interrupted for block in blocks if isinstance(block, Text)]
     is_cited = any(isinstance(block, Citations) for block in blocks)
     return ("" if is_cited else PARAGRAPH).join(texts)
@@ -193,6 +198,7 @@ _UNSIGNED = {"google": {"thought_signature": "skip_thought_signature_validator"}
 """The placeholder in Google's documentation for the signature of a call that another model made."""
 
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+"""The ids of calls that Mistral's API accepts."""
 
 
 def _id(call_id: str, profile: Profile) -> str:
@@ -228,7 +234,7 @@ def _part_text(block: Content) -> str:
     return text
 
 
-def _attached(result: ToolResult, profile: Profile) -> Iterator[dict[str, Any]]:
+def _media_parts(result: ToolResult, profile: Profile) -> Iterator[dict[str, Any]]:
     """Yield the parts of the result that a tool's message cannot have, each after a text that says what it is."""
     for block in filter(_is_shown, result.attachments):
         label = f"[{described(block)} of the result of call {_id(result.call_id, profile)}]"
@@ -240,31 +246,31 @@ def _is_shown(block: Image | Document) -> bool:
     return isinstance(block, Image) or CHAT.form(block) == "data"
 
 
-def _blocks(message: Mapping[str, Any]) -> list[Block]:
+def _read_message(message: Mapping[str, Any]) -> list[Block]:
     content = message.get("content")
     match message["role"]:
         case "system" | "developer":
-            return [System(text=_text(content))]
+            return [System(text=_read_text(content))]
         case "user":
-            return [User(text=content)] if isinstance(content, str) else [_prompt(part) for part in content or ()]
+            return [User(text=content)] if isinstance(content, str) else [_read_part(part) for part in content or ()]
         case "assistant":
-            text = _text(content)
+            text = _read_text(content)
             is_cut = text.endswith(INTERRUPTED)
             texts: list[Block] = [Text(text=text.removesuffix(INTERRUPTED), interrupted=is_cut)] if text else []
-            return texts + [_use(call) for call in message.get("tool_calls") or ()]
+            return texts + [_read_call(call) for call in message.get("tool_calls") or ()]
         case "tool":
-            text = _text(content)
+            text = _read_text(content)
             failed = text.startswith(ERROR)
             return [ToolResult(call_id=message["tool_call_id"], text=text.removeprefix(ERROR), is_error=failed)]
         case role:
             raise ValueError(f"unknown role {role!r}")
 
 
-def _text(content: Any) -> str:
+def _read_text(content: Any) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 
-def _prompt(part: Mapping[str, Any]) -> Block:
+def _read_part(part: Mapping[str, Any]) -> Block:
     match part["type"]:
         case "text":
             return User(text=part["text"])
@@ -288,7 +294,7 @@ def _split_data_uri(uri: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _use(call: Mapping[str, Any]) -> ToolUse:
+def _read_call(call: Mapping[str, Any]) -> ToolUse:
     function = call["function"]
     arguments = pydantic_core.from_json(function["arguments"] or "{}")
     return ToolUse(call_id=call["id"], name=function["name"], input=arguments)

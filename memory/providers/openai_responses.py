@@ -98,24 +98,24 @@ def encode(
         UnsupportedBlockError: the API accepts an image or document in none of its forms.
     """
     items: list[dict[str, Any]] = []
-    thought_of: set[str] = set()
+    sent_ids: set[str] = set()
     known_blocks = (block for block in blocks if rules.sends(block) or isinstance(block, Citations))
     for message in fit(arranged(known_blocks, rules), rules):
         if message.role == "user":
             items += _user_items(message.blocks, apart=apart)
         elif output := _assistant_items(message.blocks):
-            items += _with_reasoning(output, _reasoning(message.blocks, thought_of, model))
+            items += _with_reasoning(output, _reasoning(message.blocks, sent_ids, model))
     return system_of(blocks) or None, items
 
 
-def _reasoning(blocks: Sequence[Block], thought_of: set[str], model: str) -> list[tuple[int, dict[str, Any]]]:
-    """Return the reasoning items and their places, without ids in `thought_of`; add their ids to it."""
+def _reasoning(blocks: Sequence[Block], sent_ids: set[str], model: str) -> list[tuple[int, dict[str, Any]]]:
+    """Return the reasoning items that are not in `sent_ids`, with their places, and add their ids to it."""
     items: list[tuple[int, dict[str, Any]]] = []
     for block in blocks:
         reasoning = unpack_reasoning(block.signature) if isinstance(block, Thinking) else None
-        if reasoning is None or reasoning.id in thought_of or (model and reasoning.model not in ("", model)):
+        if reasoning is None or reasoning.id in sent_ids or (model and reasoning.model not in ("", model)):
             continue
-        thought_of.add(reasoning.id)
+        sent_ids.add(reasoning.id)
         texts = _thought_parts(block.text, reasoning.parts) if isinstance(block, Thinking) else []
         summary = [{"type": "summary_text", "text": text} for text in texts]
         item = {

@@ -25,14 +25,15 @@ class _Waiting(Generic[Work]):
     work: Work
     key: Hashable
     loop: asyncio.AbstractEventLoop
-    done: asyncio.Future[Outcome]
+    outcome: asyncio.Future[Outcome]
 
 
 class GroupCommit(Generic[Work]):
     """Runs work in groups on a thread pool, as soon as a thread is free.
 
-    A group is all the work that waits when a thread becomes free, so a single piece of work starts at once. A group has
-    at most one piece of work per key, in order of arrival. `do` may be called from many event loops.
+    A group is the work that waits when a thread becomes free, in order of arrival, so a single piece of work starts at
+    once. A group has at most `MAX_GROUP` pieces of work, and of those with the same key only the first, for work that
+    one transaction must not mix, such as two commits of a session. `do` may be called from many event loops.
 
     Args:
         threads: the pool that runs the groups. It may do other work too.
@@ -49,21 +50,23 @@ class GroupCommit(Generic[Work]):
         """Jobs that were submitted to the pool and have not taken their group yet."""
 
     async def do(self, work: Work, key: Hashable) -> Outcome:
-        """Return the outcome of the work. The work of a cancelled call may be done or not; others are not affected.
+        """Return the outcome of the work, which is the error if it failed: that is not raised.
+
+        The work of a cancelled call may be done or not; others are not affected.
 
         Raises:
             RuntimeError: the threads were shut down.
         """
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Outcome] = loop.create_future()
+        outcome: asyncio.Future[Outcome] = loop.create_future()
         with self._lock:
-            self._waiting.append(_Waiting(work, key, loop, done))
+            self._waiting.append(_Waiting(work, key, loop, outcome))
             try:
                 self._call_threads()
             except RuntimeError:
                 self._waiting.pop()
                 raise
-        return await done
+        return await outcome
 
     def _call_threads(self) -> None:
         """Submit as many jobs as the waiting work needs. The caller holds the lock."""
@@ -71,32 +74,37 @@ class GroupCommit(Generic[Work]):
             self._threads.submit(self._do_group)
             self._scheduled += 1
 
+    def _has_called_threads(self) -> bool:
+        """Do `_call_threads`; return False if the pool is shut down: the work that came before is still to be done."""
+        try:
+            self._call_threads()
+        except RuntimeError:
+            return False
+        return True
+
     def _do_group(self) -> None:
         with self._lock:
             self._scheduled -= 1
-        is_alone = True
-        while is_alone:
+        must_do_rest = True
+        while must_do_rest:
             with self._lock:
                 group = self._next_group()
-                try:
-                    self._call_threads()
-                    is_alone = False
-                except RuntimeError:  # the pool is shut down: work that came before is still done
-                    is_alone = bool(self._waiting)
-            if not group:
-                continue
-            try:
-                outcomes = self._carry_out([request.work for request in group])
-            except BaseException as error:  # noqa: BLE001 - the callers of `do` raise it
-                outcomes = [error] * len(group)
-            _set_outcomes(group, outcomes)
+                must_do_rest = not self._has_called_threads()
+            if group:
+                _set_outcomes(group, self._outcomes_of(group))
+
+    def _outcomes_of(self, group: Sequence[_Waiting[Work]]) -> Sequence[Outcome]:
+        try:
+            return self._carry_out([request.work for request in group])
+        except BaseException as error:  # noqa: BLE001 - `do` returns it to each caller
+            return [error] * len(group)
 
     def _next_group(self) -> list[_Waiting[Work]]:
         group: dict[Hashable, _Waiting[Work]] = {}
         delayed: deque[_Waiting[Work]] = deque()
         while self._waiting and len(group) < MAX_GROUP:
             request = self._waiting.popleft()
-            if request.done.cancelled():
+            if request.outcome.cancelled():
                 continue
             if request.key in group:
                 delayed.append(request)
@@ -110,13 +118,13 @@ def _set_outcomes(group: Iterable[_Waiting[Any]], outcomes: Iterable[Outcome]) -
     """Set the outcome of each piece of work, with one call per event loop for all callers that wait on it."""
     waiting: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Outcome], Outcome]]] = {}
     for request, outcome in zip(group, outcomes, strict=True):
-        waiting.setdefault(request.loop, []).append((request.done, outcome))
+        waiting.setdefault(request.loop, []).append((request.outcome, outcome))
     for loop, outcomes_of_loop in waiting.items():
         with suppress(RuntimeError):  # the loop was closed, so no caller waits on it
             loop.call_soon_threadsafe(_set_results, outcomes_of_loop)
 
 
 def _set_results(outcomes: Iterable[tuple[asyncio.Future[Outcome], Outcome]]) -> None:
-    for done, outcome in outcomes:
-        if not done.done():
-            done.set_result(outcome)
+    for future, outcome in outcomes:
+        if not future.done():
+            future.set_result(outcome)

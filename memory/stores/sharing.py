@@ -18,7 +18,7 @@ class RayId:
     """Identity of a Ray cluster, also of one that a single process has started."""
 
     address: str
-    """Of its head."""
+    """The address of its head."""
     session: str
     """Ray's own session name, unique to the cluster."""
 
@@ -43,7 +43,7 @@ def variables_of(address: str) -> dict[str, str]:
 
 
 def naming(address: str) -> str:
-    """Return these variables as a shell takes them."""
+    """Return the variables of `variables_of` as a shell takes them."""
     return " ".join(f"{name}={value}" for name, value in variables_of(address).items())
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-_MODELS = {
+# A starred group is only a line of names.
+_MODELS_BY_WINDOW = {
     4_096: ("gpt-3.5-turbo-0301", "gpt-3.5-turbo-0613"),
     8_192: ("gpt-4",),
     16_385: ("gpt-3.5-turbo", "gpt-3.5-turbo-16k"),
@@ -36,21 +37,21 @@ _MODELS = {
     1_047_576: ("gpt-4.1", "gpt-4.1-mini", "gpt-4.1-nano"),
 }
 
-_WINDOWS = {model: window for window, models in _MODELS.items() for model in models}
+_WINDOWS = {model: window for window, models in _MODELS_BY_WINDOW.items() for model in models}
 
 _SNAPSHOT = re.compile(r"-(\d{4}-\d\d-\d\d|[01]\d{3})$")
 """The date at the end of a model's name."""
 
 
 def window_of(model: str) -> int | None:
-    """Return the most tokens of a request to this model together with its answer; None if unknown.
+    """Return how many tokens a request to this model and its answer may have together; None if unknown.
 
-    It is never more than the model accepts as input. If a model reserves a part of its window for answers, such as
-    gpt-5, it is the rest of the window, so requests stay smaller than necessary.
+    A model such as gpt-5 reserves a part of its window for the answer. For such a model this is the rest, the most that
+    it accepts as input. So requests stay smaller than necessary, and are never too long.
 
-    Known names are `gpt-4o`, `gpt-4o-2024-08-06`, `openai/gpt-4o` and `ft:gpt-4o:...`. Names with another provider's
-    prefix are unknown, since that provider may serve the model with a smaller window. Other names that only begin like
-    a known name are unknown too.
+    Known names are `gpt-4o`, `gpt-4o-2024-08-06`, `ft:gpt-4o:...` and `openai/gpt-4o`, also behind a gateway's name as
+    in `openrouter/openai/gpt-4o`. Names with another provider's prefix are unknown, since that provider may serve the
+    model with a smaller window. Other names that only begin like a known name are unknown too.
     """
     provider, _, name = model.rpartition("/")
     if provider.rpartition("/")[2] not in ("", "openai"):

@@ -20,7 +20,7 @@ class Form(Protocol):
         """Return the initial text."""
 
     def replace(self, content: Any) -> str:
-        """Return the content as text, if it is valid as the whole note."""
+        """Return the content as text, if it is valid as the whole text."""
 
     def merge(self, before: str, content: Any) -> str:
         """Return the text with the content merged into it, if the result is valid."""
@@ -58,6 +58,7 @@ class Markdown:
         return self._check(FreeText().merge(before, content))
 
     def _check(self, text: str) -> str:
+        # `in` consumes the iterator up to the heading that it finds, so the next one must come after it.
         headings = iter(_headings(text))
         if missing := [heading for heading in _headings(self.template) if heading not in headings]:
             raise ValueError(f"the heading {missing[0]!r} of the template is missing or out of order")
@@ -72,8 +73,8 @@ def _headings(text: str) -> Iterator[str]:
 class JsonForm:
     """A JSON object that fits a schema. Content is an object or its JSON text, and is merged by `merge_json`.
 
-    Only the merged object must fit the schema, so content may be a part of it. With a pydantic model, the note has the
-    fields that were set, as the model dumps them.
+    Only the resulting object must fit the schema, so content that is merged may be a part of it. With a pydantic model,
+    the text has the fields that were set, as the model dumps them.
 
     Args:
         schema: a pydantic model, or a JSON schema.
@@ -132,11 +133,13 @@ def merge_json(before: Any, content: Any) -> Any:
         return merged
     if isinstance(content, list):
         joined = [*before, *content] if isinstance(before, list) else content
-        return list({json.dumps(value, sort_keys=True): value for value in joined}.values())
+        by_json = {json.dumps(value, sort_keys=True): value for value in joined}  # objects and lists have no hash
+        return list(by_json.values())
     return content
 
 
 def _object(content: Any) -> dict[str, Any]:
+    """Return the content, an object or its JSON text, as an object of its own that is JSON."""
     try:
         value = json.loads(content) if isinstance(content, str) else json.loads(json.dumps(content, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -151,6 +154,7 @@ def _written(value: Any) -> str:
 
 
 def _check_schema(schema: Mapping[str, Any]) -> None:
+    # Imported here, since it takes long, and only JSON schemas need it.
     from jsonschema import SchemaError  # type: ignore[import-untyped]
     from jsonschema.validators import validator_for  # type: ignore[import-untyped]
 

@@ -99,7 +99,7 @@ class WorkingMemory:
         return await self._change(scope, lambda before: self._form.merge(before, content))
 
     async def clear(self, scope: Scope) -> bool:
-        """Reset the text to the format's initial text; return whether it had been changed."""
+        """Reset the text to the format's initial text; return whether a text was stored."""
         owner = self._owner(scope)
         return bool(await self._store.delete(Scope(user_id=owner.user_id), [_id(owner)]))
 

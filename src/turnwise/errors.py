@@ -47,7 +47,7 @@ TurnwiseError
 │   │   ├── OutputRefusedError   the model refused to answer
 │   │   └── OutputCutError     the answer was cut off at its maximum length
 │   └── RunInterruptedError
-├── EngineError                why a run failed: the engine or its provider
+├── EngineError                raised in the engine; a caller of wait() gets a RunFailedError that says why
 │   ├── InvalidRequestError    the provider would refuse the conversation
 │   │   └── UnsupportedBlockError
 │   ├── RequestRefusedError    the provider refused the conversation's content
@@ -59,7 +59,7 @@ TurnwiseError
 ├── ToolError                  what a tool raises to tell the model something
 ├── ToolServerError            a server of tools (MCP) cannot be reached or understood
 ├── WindowOverflowError        the next request does not fit into the model's window
-│   └── TurnOverflowError      the newest turn alone does not fit
+│   └── TurnOverflowError      the newest turn does not fit, not even without a summary
 ├── StrategyError              an overflow strategy broke a law; nothing was changed
 ├── SummaryRefusedError        the model's answer cannot be used as a summary; nothing was changed
 ├── LongTermMemoryError        a long-term memory failed
@@ -134,12 +134,16 @@ class TurnwiseError(Exception):
             setattr(self, name, value)
 
     def __init_subclass__(cls) -> None:
+        """Make the class's own annotations, in order, its fields; without any it has those of its base.
+
+        They replace those of the base, so a class that adds a field annotates all of them.
+        """
         hints = inspect.get_annotations(cls)
         if names := tuple(name for name, hint in hints.items() if "ClassVar" not in str(hint)):
             cls.fields = names
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By its fields, since an OSError keeps only three of its arguments.
+        # By its fields: `WaitTimeoutError` is an OSError, too, whose `args` do not keep all arguments.
         return _error_of, (type(self), {name: getattr(self, name) for name in self.fields}), vars(self)
 
     def __str__(self) -> str:
@@ -297,21 +301,21 @@ class SessionExistsError(TurnwiseError):
 class SessionOwnerError(TurnwiseError):
     """The session belongs to another agent."""
 
-    message = "session {session_id!r} belongs to another {kind} than {given!r}: choose another session id"
+    message = "session {session_id!r} belongs to another agent than {agent!r}: choose another session id"
     session_id: str
-    kind: str
-    given: str
+    agent: str
+    """The agent that the caller named."""
 
 
 class SessionChangedError(TurnwiseError):
-    """A session changed between a read of it and what depends on that: an export, or a save of a message history."""
+    """A session changed after it was read: during an export, or before a change that was to be made to that state."""
 
     message = "session {session_id!r} changed since it was read: read, or export, it again when it has no active run"
     session_id: str
 
 
 class TurnsChangedError(SessionChangedError):
-    """Turns were added or cleared since the history was read that messages are to follow; nothing was stored."""
+    """Turns were added or cleared since the caller read the history that its messages continue; nothing was stored."""
 
     message = (
         "the newest turn of session {session_id!r} is {newest} and not {after}, which was read (-1 is none): "
@@ -329,7 +333,7 @@ class SessionBusyError(TurnwiseError):
 
     message = (
         "session {session_id!r} is busy with run {run_id!r}: wait for it, cancel it, "
-        "or pass if_busy='enqueue', 'interrupt' or 'rollback'"
+        "or pass if_busy='enqueue' or another value than 'reject'"
     )
     session_id: str
     run_id: str
@@ -418,7 +422,7 @@ class ThreadNotFoundError(NotFoundError):
 
 
 class CheckpointNotFoundError(NotFoundError):
-    """A checkpoint cannot continue one that is not there; nothing was stored."""
+    """The checkpoint that is to be continued, or written to, does not exist; nothing was stored."""
 
     message = (
         "thread {thread_id!r} has no checkpoint {checkpoint_id!r} in namespace {checkpoint_ns!r}, so nothing was "
@@ -437,7 +441,7 @@ class ThreadExistsError(TurnwiseError):
 
 
 class CheckpointInUseError(TurnwiseError):
-    """A checkpoint of the run is what a later one is rebuilt from, so the run's were not deleted."""
+    """A later checkpoint is rebuilt from one of the run, so the checkpoints of its namespace were not deleted."""
 
     message = (
         "thread {thread_id!r}: checkpoint {needed_by!r} is rebuilt from {checkpoint_id!r} of run {run_id!r}, so "
@@ -551,11 +555,18 @@ class RunInterruptedError(RunEndedError):
 
 
 class EngineError(TurnwiseError):
-    """An engine failed, or its provider refused a request; `why` says what happened and what to do."""
+    """An engine failed, or its provider refused a request; `why` says what happened and what to do.
+
+    The run then fails: a caller that waits for it gets a `RunFailedError` or one of its subclasses, such as
+    `RunLimitError` for `LimitError`.
+    """
 
 
 class InvalidRequestError(EngineError):
-    """A conversation that the provider would refuse, found before it was sent; `kind` is one of `rules.Kind`."""
+    """A conversation that the provider would refuse, found before it was sent; `kind` says what is wrong with it.
+
+    The kinds are those of `turnwise.memory.providers.validation.Kind`.
+    """
 
     message = "{provider} would refuse messages[{index}], block {block} ({kind}): {why}"
     provider: str
@@ -573,8 +584,8 @@ class RequestRefusedError(EngineError):
     """The provider refused the content of the conversation, and would refuse it again.
 
     A tool loop first repeats the request without the pictures and files that tools returned. The run fails with the
-    code `refused`. Later requests of the session have a text instead of the pictures and files that no model has
-    answered yet, or, if there are none, instead of all pictures and files.
+    code `refused`. In later requests of the session, a text replaces each picture and file that came after the last
+    answer, or each one if none did. If the run had recorded output, nothing is replaced.
     """
 
 
@@ -637,7 +648,7 @@ class ToolServerError(TurnwiseError):
 
 
 class WindowOverflowError(TurnwiseError):
-    """The newest turn does not fit into the model's window, even if all earlier turns are left out.
+    """The newest turn does not fit into the model's window together with the system prompt, the tools and the summary.
 
     All fields are in tokens: `overhead` is the size of the system prompt and tools, `summary` of the summary of earlier
     turns, `newest` of the newest turn.
@@ -656,7 +667,7 @@ class WindowOverflowError(TurnwiseError):
 
 
 class TurnOverflowError(WindowOverflowError):
-    """The newest turn does not fit into the model's window alone, so that no request can have it.
+    """The newest turn does not fit into the model's window, not even without a summary, so no request can have it.
 
     All fields but `turn_id`, which is `session#index`, are those of `WindowOverflowError`.
     """
@@ -675,7 +686,7 @@ class TurnOverflowError(WindowOverflowError):
 
 
 class StrategyError(TurnwiseError):
-    """An overflow strategy returned a plan that breaks a law, or raised; `law` names which."""
+    """An overflow strategy's plan breaks a law, which `law` names. A strategy that raises breaks the law `decides`."""
 
     message = "strategy {strategy} breaks the law {law!r}: {why}; its plan was not carried out"
     strategy: str
@@ -692,7 +703,7 @@ class SummaryRefusedError(TurnwiseError):
 
 
 class LongTermMemoryError(TurnwiseError):
-    """Long-term memories failed; `why` names each with its error. Items that were not saved stay where they were."""
+    """Long-term memories failed; `why` names each with its error. The conversation is still whole in its session."""
 
     message = "long-term memory failed: {why}"
     why: str
@@ -866,15 +877,23 @@ class DuplicateKeyError(StoreError):
 
 
 class HistoryConflictError(StoreError):
-    """Another event has this number, or this key (`key` is None if the number conflicts); nothing was written."""
+    """Another event has this key, or, if `key` is None, this number; nothing was written."""
 
     message = (
-        "the history of session {session_id!r} has another event under number {seq}, key {key!r}, "
+        "the history of session {session_id!r} has another event under the key {key!r} of event {seq}, "
         "and nothing was written: append each event once"
     )
     session_id: str
     seq: int
     key: str | None
+
+    def __str__(self) -> str:
+        if self.key is not None:
+            return super().__str__()
+        return (
+            f"the history of session {self.session_id!r} has another event under number {self.seq}, "
+            "and nothing was written: append each event once"
+        )
 
 
 class SessionFencedError(StoreError):

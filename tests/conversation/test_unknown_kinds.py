@@ -15,7 +15,7 @@ from turnwise.memory.conversation.events import AnyEvent, Event, TextDelta, Unkn
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord
-from turnwise.memory.stores.redis.rows import decode_event_text, encode_event, place_of
+from turnwise.memory.stores.redis.rows import decode_event_text, encode_event, padded
 from turnwise.memory.stores.sql.rows import event_row, read_event
 from turnwise.memory.values.frozen_json import freeze
 
@@ -32,7 +32,7 @@ def by_sql(event: Event) -> tuple[Event, object]:
 
 def by_redis(event: Event) -> tuple[Event, object]:
     text = encode_event(event)
-    return decode_event_text("k", SessionKey("s"), (place_of(event.seq) + text).encode()), text
+    return decode_event_text("k", SessionKey("s"), (padded(event.seq) + text).encode()), text
 
 
 def by_archive(event: Event) -> tuple[Event, object]:

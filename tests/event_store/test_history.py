@@ -125,8 +125,17 @@ async def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
 def test_appended_events_can_be_read_after_reopening(url: str) -> None:
     using(url, lambda history: history.append(SessionKey("s"), events_of("s", 2000)))
     assert using(url, lambda history: history.events(SessionKey("s"), limit=5000)) == events_of("s", 2000)
-    with pytest.raises(HistoryConflictError, match=r"^the history of session 's' has another event under number 1,"):
+    with pytest.raises(
+        HistoryConflictError, match=r"^the history of session 's' has another event under number 1, and"
+    ):
         using(url, lambda history: history.append(SessionKey("s"), events_of("s", 1)))
+
+
+def test_a_conflict_names_the_key_only_if_the_key_conflicts() -> None:
+    assert "number 4" in str(HistoryConflictError("s", 4, None)) and "key" not in str(
+        HistoryConflictError("s", 4, None)
+    )
+    assert "under the key 'e1' of event 4," in str(HistoryConflictError("s", 4, "e1"))
 
 
 def edit(path: Path, statement: str) -> None:

@@ -134,6 +134,6 @@ def test_callers_without_authentication_share_the_streams_of_the_service() -> No
     caller: Any = Caller(service, None, None)  # type: ignore[arg-type]
     with ExitStack() as rooms:
         for _ in range(3):
-            rooms.enter_context(caller.room(is_needed=True))
+            rooms.enter_context(caller.reserve_stream(is_needed=True))
         with pytest.raises(TooManyStreams, match="3 streams"):
-            caller.room(is_needed=True)
+            caller.reserve_stream(is_needed=True)

@@ -53,7 +53,7 @@ async def test_a_request_beyond_the_stream_limit_starts_no_run(ray_session: None
             app = create_app(manager, auth=TOKENS, settings=HttpSettings(max_streams_per_user=1))
             await manager.open("chat", user_id="ann", engine="agent")
             async with client_of(app) as client:
-                async with app.state.service.stream("ann"):
+                with app.state.service.count_stream("ann"):
                     for path, body, headers in REQUESTS:
                         response = await client.post(path, json=body, headers=headers)
                         assert response.status_code == 429 and response.headers["retry-after"] == "1", (path, body)

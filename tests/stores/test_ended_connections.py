@@ -82,7 +82,7 @@ def reads_of_sessions(store: Any) -> Mapping[str, Callable[[], Awaitable[object]
 
 
 def empty_batch() -> Batch:
-    return Batch(now=1.0, gets=[("n.", "a")], searches=(), namespaces=True, puts={})
+    return Batch(now=1.0, gets=[("n.", "a")], searches=(), lists_namespaces=True, puts={})
 
 
 READS: Mapping[str, Callable[[Any], Mapping[str, Callable[[], Awaitable[object]]]]] = {

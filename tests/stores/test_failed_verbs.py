@@ -134,7 +134,7 @@ async def of_graph_items(store: Any) -> Verbs:
 
     def batch(now: float, **puts: Any) -> Batch:
         named_puts = {("n.", name): value for name, value in puts.items()}
-        return Batch(now=now, gets=(), searches=(), namespaces=False, puts=named_puts)
+        return Batch(now=now, gets=(), searches=(), lists_namespaces=False, puts=named_puts)
 
     await store.write(batch(1.0, a=row(None, None), b=row(5.0, 6.0), c=row(50.0, 51.0), d=row(60.0, 61.0)))
     return {

@@ -51,16 +51,16 @@ def forget(client: ClusterClient, store: StoreReads, user_id: str, *, verify: bo
 
 
 def _delete(client: ClusterClient, store: StoreReads, ref: SessionRef) -> Forgotten:
-    """Delete a session: by its process if it is live, else from the store, which refuses any later process."""
+    """Delete a session: by its process if it is live, else from the store, in which a later process finds none."""
     host = SessionHost(client, ref)
     try:
         if client.is_live(ref):
             try:
-                host.end()
-                return host.delete(memory=False, verify=False)
+                host.end()  # an active run would make `delete` refuse
+                return host.delete(memory=False, verify=False)  # `forget` erases the user's memories, and verifies
             except (KeyMissingError, CorruptRecordError):
                 pass  # its process cannot read it; deleting it from the store needs no reading
-        if history := client.stores[1]:
+        if history := client.history_store:
             steps.run(client.portal, history.delete, ref.key)
         turns: int = store.ask("delete", ref.key)
     except SessionNotFoundError:

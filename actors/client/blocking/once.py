@@ -41,7 +41,7 @@ class Once:
     ) -> tuple[ClusterClient, SessionRecord]:
         """Create a session; return it and its client."""
         client = self._connected()
-        store = client.stores[0]
+        store = client.session_store
         if time.monotonic() - self._swept_at > ONCE_SWEEP_S:
             self._swept_at = time.monotonic()
             sweep(client, store, None, memory=False)
@@ -57,7 +57,7 @@ class Once:
             return None
         client = self._connected()
         try:
-            run = steps.run(client.portal, client.stores[0].run, run_id)
+            run = steps.run(client.portal, client.session_store.run, run_id)
         except NotFoundError:
             return None
         return (client, run) if run.user_id == user_id else None

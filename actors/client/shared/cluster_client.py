@@ -180,6 +180,16 @@ class ClusterClient:
                 self._stores = self.open_store(), self.open_history()
             return self._stores
 
+    @property
+    def session_store(self) -> SessionStore:
+        """This process's session store."""
+        return self.stores[0]
+
+    @property
+    def history_store(self) -> HistoryStore | None:
+        """This process's history store; None without one."""
+        return self.stores[1]
+
     async def close(self) -> None:
         """Close the store and the history store. A later read opens them again."""
         with self._lock:

@@ -12,7 +12,7 @@ from turnwise.actors.inference.openai.fields import (
     definition,
     grown,
     items,
-    names,
+    mentions,
     part,
     piece,
     string,
@@ -27,7 +27,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking,
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.endpoints import lessons_of, pack_attached
-from turnwise.memory.providers.openai_chat import ATTACHED, encode
+from turnwise.memory.providers.openai_chat import THOUGHT_FIELDS, encode
 from turnwise.memory.providers.validation import CHAT, check
 from turnwise.memory.values.growing_text import GrowingText, whole_json
 
@@ -43,7 +43,10 @@ _OTHER_LIMIT = {"max_completion_tokens": "max_tokens", "max_tokens": "max_comple
 
 
 class ChatAPI:
-    """Makes requests for completions. The profile says how the server differs from OpenAI's."""
+    """Implements `API` of runner.py, which documents the methods, by requests for completions.
+
+    The profile says how the server differs from OpenAI's.
+    """
 
     rules = CHAT
     key_setting = "api_key= or OPENAI_API_KEY"
@@ -80,9 +83,9 @@ class ChatAPI:
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
         check(arranged(blocks, self.rules), self.rules)
-        return {"messages": encode(blocks, self.settings.profile), **self.fields, **self._formed(form)}
+        return {"messages": encode(blocks, self.settings.profile), **self.fields, **self._answer_fields(form)}
 
-    def _formed(self, form: Form | None) -> dict[str, Any]:
+    def _answer_fields(self, form: Form | None) -> dict[str, Any]:
         """Return the fields that request an answer in this form."""
         if form and form.tool:
             fields = self.fields
@@ -95,23 +98,23 @@ class ChatAPI:
     def _declared(self, tool: ToolDefinition) -> dict[str, Any]:
         return {"type": "function", "function": definition(tool, self.settings.profile.unknown_keywords)}
 
-    def adapt(self, refused: str, form: Form | None) -> bool:
+    def adapt(self, message: str, form: Form | None) -> bool:
         refused_fields = self.settings.refused
         own = [name for name in ("stream_options", self._limit_field) if name in self.fields]
         own += ["tool_choice"] if form and choose_tool(self.fields, form) else []
         for field in own:
-            if field not in (self.settings.engine.extra or ()) and names(refused, field):
+            if field not in (self.settings.engine.extra or ()) and mentions(message, field):
                 is_new = field not in refused_fields
                 refused_fields.add(field)
                 return is_new
-        new = (lessons_of(refused) or set(form.refused_as(refused) if form else ())) - refused_fields
+        new = (lessons_of(message) or set(form.refused_as(message) if form else ())) - refused_fields
         refused_fields.update(new)
         return bool(new)
 
     def blamed(self, error: openai.APIStatusError) -> tuple[str | None, str | None]:
         return error.code, error.param
 
-    def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
+    def without_thoughts(self, request: Mapping[str, Any], message: str) -> Mapping[str, Any] | None:
         return None
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
@@ -180,7 +183,7 @@ class ChatAnswer:
         self.end()
         blocks: list[AnyBlock] = []
         lists = self._details.items(), self._signed.items()
-        attached = {name: entries for name, entries in zip(ATTACHED, lists, strict=True) if entries}
+        attached = {name: entries for name, entries in zip(THOUGHT_FIELDS, lists, strict=True) if entries}
         signature = pack_attached(self._provider, **attached) if attached else None
         if self._thoughts or signature:
             blocks.append(Thinking(text=str(self._thoughts), signature=signature))

@@ -34,7 +34,7 @@ def broken_off(error: Any) -> BrokenOffError:
     return BrokenOffError(text[:500], str(code) if code else None)
 
 
-def names(text: str, field: str) -> bool:
+def mentions(text: str, field: str) -> bool:
     """Return whether a text contains the name of a request's field, as a whole word."""
     return re.search(rf"(?<!\w){re.escape(field)}(?!\w)", text) is not None
 

@@ -7,10 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from turnwise.actors.inference.openai.fields import (
-    definition,
-    names,
-)
+from turnwise.actors.inference.openai.fields import definition, mentions
 from turnwise.actors.inference.openai.request import RequestSettings
 from turnwise.actors.inference.openai.responses_answer import ResponsesAnswer
 from turnwise.actors.inference.openai.structured_output import Form, choose_tool
@@ -28,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class ResponsesAPI:
-    """Makes requests for responses. Encrypted reasoning is sent back, unchanged, to the model that made it."""
+    """Implements `API` of runner.py, which documents the methods, by requests for responses.
+
+    Encrypted reasoning is sent back, unchanged, to the model that made it.
+    """
 
     rules = RESPONSES
     key_setting = "api_key= or OPENAI_API_KEY"
@@ -48,55 +48,54 @@ class ResponsesAPI:
         fields = settings.fields(own, "max_output_tokens", map(_declared, settings.tools))
         for name, value in settings.params.items():
             outer, inner = _INNER.get(name, (name, ""))
-            value = _FORMS[name](value) if name in _FORMS else value  # noqa: PLW2901
+            value = _CONVERTERS[name](value) if name in _CONVERTERS else value  # noqa: PLW2901
             fields[outer] = {**fields.get(outer, {}), inner: value} if inner else value
         return settings.of_step(fields)
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
-        check(arranged(blocks, self.rules), self.rules)
+        check(arranged(blocks, self.rules), self.rules)  # `encode` makes ids fit, so their length is not checked
         profile = self.settings.profile
         rules = replace(self.rules, id_limit=sys.maxsize) if profile.has_long_ids else self.rules
         instructions, items_sent = encode(blocks, self.settings.model, rules, apart=not profile.alternates)
-        fields: dict[str, Any] = {"input": items_sent, **self.fields, **self._formed(form)}
+        fields: dict[str, Any] = {"input": items_sent, **self.fields, **self._answer_fields(form)}
         if instructions:
             fields["instructions"] = instructions
         return fields
 
-    def _formed(self, form: Form | None) -> dict[str, Any]:
+    def _answer_fields(self, form: Form | None) -> dict[str, Any]:
         """Return the fields that request an answer in this form."""
         fields = self.fields
         if form and form.tool:
             tools = [*fields.get("tools", ()), _declared(form.definition)]
             return {"tools": tools, **{name: _flat(choice) for name, choice in choose_tool(fields, form).items()}}
-        kind: dict[str, Any] = {}
+        text_format: dict[str, Any] = {}
         if form and form.json_schema:
-            kind = {"type": "json_schema", **form.json_schema}
+            text_format = {"type": "json_schema", **form.json_schema}
         elif form and form.way == "json_object":
-            kind = {"type": "json_object"}
-        return {"text": {**fields.get("text", {}), "format": kind}} if kind else {}
+            text_format = {"type": "json_object"}
+        return {"text": {**fields.get("text", {}), "format": text_format}} if text_format else {}
 
-    def adapt(self, refused: str, form: Form | None) -> bool:
+    def adapt(self, message: str, form: Form | None) -> bool:
         refused_fields = self.settings.refused
-        if new := lessons_of(refused) - refused_fields:
+        if new := lessons_of(message) - refused_fields:
             refused_fields.update(new)
             return True
         # OpenAI's models without reasoning refuse `include` with a message that does not name the field.
-        is_include = names(refused, "include") or "encrypted content" in refused.lower()
-        is_choice = form and choose_tool(self.fields, form) and names(refused, "tool_choice")
-        fields = [name for name, is_named in {"include": is_include, "tool_choice": is_choice}.items() if is_named]
-        fields = [
-            name for name in fields if name not in (self.settings.engine.extra or ()) and name not in refused_fields
-        ]
+        refuses_include = mentions(message, "include") or "encrypted content" in message.lower()
+        refuses_choice = form and choose_tool(self.fields, form) and mentions(message, "tool_choice")
+        refusals = {"include": refuses_include, "tool_choice": refuses_choice}
+        known = {*(self.settings.engine.extra or ()), *refused_fields}
+        fields = [name for name, is_refused in refusals.items() if is_refused and name not in known]
         if not fields and form:
-            fields = form.refused_as(refused)
+            fields = form.refused_as(message)
         refused_fields.update(fields)
         return bool(fields)
 
     def blamed(self, error: openai.APIStatusError) -> tuple[str | None, str | None]:
         return error.code, error.param
 
-    def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
-        if "encrypted" not in refused:
+    def without_thoughts(self, request: Mapping[str, Any], message: str) -> Mapping[str, Any] | None:
+        if "encrypted" not in message:
             return None
         remaining = [item for item in request["input"] if item["type"] != "reasoning"]
         return None if len(remaining) == len(request["input"]) else {**request, "input": remaining}
@@ -118,8 +117,9 @@ def _flat(choice: Any) -> Any:
     return choice if isinstance(choice, str) else {"type": "function", **choice["function"]}
 
 
-def _format(form: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": form["type"], **form.get("json_schema", {})}
+def _text_format(response_format: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a `response_format` of Chat Completions, which nests the schema, in the format of this API."""
+    return {"type": response_format["type"], **response_format.get("json_schema", {})}
 
 
 _INNER = {
@@ -129,5 +129,5 @@ _INNER = {
 }
 """Parameters that are sent inside another field: the field, and the name in it."""
 
-_FORMS: Mapping[str, Callable[[Any], Any]] = {"tool_choice": _flat, "response_format": _format}
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {"tool_choice": _flat, "response_format": _text_format}
 """Converters for parameters that have another format in this API."""

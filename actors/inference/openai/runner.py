@@ -145,7 +145,7 @@ class API(Protocol):
             InvalidRequestError: the provider would refuse the blocks.
         """
 
-    def adapt(self, refused: str, form: Form | None) -> bool:
+    def adapt(self, message: str, form: Form | None) -> bool:
         """Remember what the server refused, as its message says: an optional field, or the form of the answer.
 
         Return whether something new was learnt. If so, the request can be built again, without it, and sent again.
@@ -154,8 +154,8 @@ class API(Protocol):
     def blamed(self, error: Any) -> tuple[str | None, str | None]:
         """Return the code of a refusal, and the field of the request that it blames; None for what it does not say."""
 
-    def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
-        """Return the request without thoughts, if it was refused because of them; else None."""
+    def without_thoughts(self, request: Mapping[str, Any], message: str) -> Mapping[str, Any] | None:
+        """Return the request without thoughts, if it was refused because of them, as the message says; else None."""
 
     async def open(self, client: Any, request: Mapping[str, Any]) -> Stream:
         """Send the request, and return the stream of the answer. Raises the client's errors."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from turnwise.actors.inference.openai.fields import names
+from turnwise.actors.inference.openai.fields import mentions
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolUse
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType
@@ -90,7 +90,7 @@ class Form:
             return []
         if self.way == "json_object":
             return ["json_object"]
-        if "invalid schema" in message.lower() or names(message, "strict"):  # only this schema is refused
+        if "invalid schema" in message.lower() or mentions(message, "strict"):  # only this schema is refused
             return [_key(self.way, self.schema)]
         return ["strict", "json_schema"]
 

@@ -1,4 +1,7 @@
-"""Checks whether a user's words support a fact, or may only be quoted. A model's claim alone is never enough."""
+"""Checks whether a user's words support a fact, or are to be stored as a quotation instead.
+
+A model's claim alone is never enough.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from functools import lru_cache
 
 from turnwise.memory.longterm.extraction import evidence
@@ -27,7 +31,7 @@ class Verdict:
 
     statement: UserStatement
     place: tuple[int, int]
-    """The number of the user's statement, and the position in it."""
+    """The number of the statement, and the position in it. The assistant's statements are numbered after the user's."""
     quote: str | None = None
     """The user's words to store instead of the fact; None if they support the fact."""
     question: str = ""
@@ -71,6 +75,7 @@ def judge(candidate: Candidate, messages: ExtractionInput, limits: Limits) -> Ve
     A candidate is supported if a sentence of the quoted evidence supports it, see `evidence`, and the text around that
     sentence does not mark it as a question, as quoted, as fiction or as taken back.
     """
+    # A wide character counts as two, since Chinese, Japanese and Korean say the same with fewer characters.
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in candidate.text[: limits.min_chars])
     if len(candidate.text) + wide < limits.min_chars:
         return Refusal.TOO_SHORT
@@ -84,15 +89,17 @@ def judge(candidate: Candidate, messages: ExtractionInput, limits: Limits) -> Ve
 
 
 def judge_sourced(candidate: Candidate, messages: ExtractionInput, limits: Limits) -> Verdict | None:
-    """Return the quotation of what the assistant said from a tool's result; None if no result bears the words out.
+    """Return the quotation of what the assistant said on the basis of a tool's result; None if no result bears it out.
 
     A result bears a sentence out if it has all of its numbers, and half of its other words.
     """
-    quoted = flat(candidate.evidence)
-    for number, stated in enumerate(messages.stated if words(quoted) else ()):
+    evidence_text = flat(candidate.evidence)
+    if not words(evidence_text):
+        return None
+    for number, stated in enumerate(messages.stated, len(messages.statements)):
         statement = stated.statement
-        for position in _places(statement.text, quoted):
-            begin, end = _sentences(statement, position, position + len(quoted))
+        for position in _places(statement.text, evidence_text):
+            begin, end = _sentences(statement, position, position + len(evidence_text))
             quote = statement.quote(statement.sentences[begin][0], statement.sentences[end - 1][1])
             if len(quote) > QUOTED * limits.max_chars:
                 continue
@@ -100,7 +107,7 @@ def judge_sourced(candidate: Candidate, messages: ExtractionInput, limits: Limit
             quote_stems = subjects(quote)
             for tool, result_words, stems in reversed(stated.results):
                 if quote_stems and numbers <= result_words and 2 * len(quote_stems & stems) >= len(quote_stems):
-                    return Verdict(statement, (len(messages.statements) + number, position), quote, tool=tool)
+                    return Verdict(statement, (number, position), quote, tool=tool)
     return None
 
 
@@ -126,19 +133,21 @@ def _has(text: str, part: str) -> bool:
 def _judge_evidence(candidate: Candidate, messages: ExtractionInput, max_chars: int) -> Verdict | Refusal:
     refusal = Refusal.NO_EVIDENCE
     quotation: Verdict | None = None
-    quoted = flat(candidate.evidence)
-    claimed = subjects(candidate.text)
-    claimed = claimed - NEUTRAL or claimed
-    for number, statement in enumerate(messages.statements if words(quoted) else ()):
-        for position in _places(statement.text, quoted):
+    evidence_text = flat(candidate.evidence)
+    if not words(evidence_text):
+        return refusal
+    stems = subjects(candidate.text)
+    claimed = (stems - NEUTRAL) or stems
+    for number, statement in enumerate(messages.statements):
+        for position in _places(statement.text, evidence_text):
             verdict = _verdict(candidate, claimed, statement, (number, position))
             if isinstance(verdict, Refusal):
                 refusal = verdict
-            elif verdict is not None:
+            elif isinstance(verdict, Verdict):
                 return verdict
             elif quotation is None:
                 quotation = _quotation(candidate, statement, (number, position), max_chars)
-                if quotation is None:  # a part of a long quotation may mean something else
+                if quotation is None:  # it is too long to be quoted whole, and a part may mean something else
                     refusal = Refusal.UNSUPPORTED
     return quotation or refusal
 
@@ -149,12 +158,19 @@ QUOTED = 4
 """The maximum length of a quotation, as a multiple of `Limits.max_chars`."""
 
 
+class _Partly(Enum):
+    """The words support the candidate only partly, so they may be quoted."""
+
+    MAY_QUOTE = 1
+
+
 def _verdict(
     candidate: Candidate, claimed: frozenset[str], statement: UserStatement, place: tuple[int, int]
-) -> Verdict | Refusal | None:
-    """Return a verdict if the words at this place support the candidate, and a refusal if they do not.
+) -> Verdict | Refusal | _Partly:
+    """Return whether the words at this place support the candidate, or do so partly, or why they do not.
 
-    Returns None if they support it only partly, so that they may be quoted.
+    Args:
+        claimed: the stems of the candidate's words.
     """
     kind = MemoryType(candidate.type)
     _, start = place
@@ -166,6 +182,7 @@ def _verdict(
     claim = flat(candidate.text)
     if not clause_stems or any(word in claim for clause in stating for word in clause.other_users):
         return Refusal.NOT_ABOUT_THE_USER
+    # Only the first clause of a statement answers the question before it.
     question_stems = statement.question_stems if first == 0 else frozenset[str]()
     agrees = bool(question_stems and statement.clauses[0].may_support(kind) and statement.clauses[0].about & YES)
     if agrees and _is_agreed(statement, claim):
@@ -173,12 +190,15 @@ def _verdict(
     begin, end = _sentences(statement, start, stop)
     if any(_is_supported(statement, number, claim, kind) for number in range(begin, min(end, begin + _SENTENCES))):
         return Verdict(statement, place)
-    answers = claimed & question_stems
-    is_near = claimed & clause_stems or (answers and (agrees or 2 * len(answers) >= len(claimed)))
-    # A translation shares no words.
-    quoted = statement.text[start : min(stop, start + _LANGUAGE_CHARS)]
-    is_near = is_near or _language(claim[:_LANGUAGE_CHARS]) != _language(quoted)
-    return None if is_near else Refusal.UNSUPPORTED
+    # The words of the question count, too, if the statement agrees, or if they are half of the claimed words.
+    answered_stems = claimed & question_stems
+    if claimed & clause_stems or (answered_stems and (agrees or 2 * len(answered_stems) >= len(claimed))):
+        return _Partly.MAY_QUOTE
+    # A translation shares no words with the statement, so nothing can be compared.
+    statement_part = statement.text[start : min(stop, start + _LANGUAGE_CHARS)]
+    if _language(claim[:_LANGUAGE_CHARS]) != _language(statement_part):
+        return _Partly.MAY_QUOTE
+    return Refusal.UNSUPPORTED
 
 
 _LANGUAGE_CHARS = 200
@@ -198,7 +218,8 @@ def _quotation(
     """Return a quotation of the sentences at this place, with the question that they answer; None if too long."""
     _, start = place
     begin, end = _sentences(statement, start, start + len(flat(candidate.evidence)))
-    quote, question = _quote(statement, begin, end, max_chars), statement.question if begin == 0 else ""
+    quote = _quote(statement, begin, end, max_chars)
+    question = statement.question if begin == 0 else ""
     return Verdict(statement, place, quote, question) if max(len(quote), len(question)) <= max_chars else None
 
 
@@ -232,8 +253,10 @@ def _is_asserted(statement: UserStatement, number: int) -> bool:
     before = statement.text[:start]
     if before.count('"') % 2 or before.count("```") % 2:
         return False
+    # A mark inside the sentence, as in "I write novels", is compared with the claim; one elsewhere may be about it.
     if any(not start <= place < stop for place in statement.made_up):
         return False
+    # What an earlier sentence announces or quotes may go on until here.
     earlier = (statement.text[begin:end].rstrip() for begin, end in statement.sentences[:number])
     if any(text.endswith(":") or text.lstrip().startswith((">", "|")) for text in earlier):
         return False
@@ -253,16 +276,16 @@ def _quote(statement: UserStatement, begin: int, end: int, max_chars: int) -> st
     return statement.quote(statement.sentences[first][0], stop)
 
 
-def _places(flat: str, quoted: str) -> Iterator[int]:
+def _places(text: str, quoted: str) -> Iterator[int]:
     """Yield the first places of the quoted words in a text, except those inside a word."""
     position = -1
     for _ in range(_MAX_PLACES):
-        position = flat.find(quoted, position + 1)
+        position = text.find(quoted, position + 1)
         if position < 0:
             return
         stop = position + len(quoted)
         if not (
-            _joined(flat[max(position - 1, 0) : position], quoted[0]) or _joined(quoted[-1], flat[stop : stop + 1])
+            _joined(text[max(position - 1, 0) : position], quoted[0]) or _joined(quoted[-1], text[stop : stop + 1])
         ):
             yield position
 

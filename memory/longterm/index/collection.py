@@ -74,7 +74,7 @@ class VectorCollection:
         return vectors
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete the vectors of these keys, and of items of these, of all embedding functions.
+        """See `Vectors.delete`.
 
         Chroma only marks a vector in its index as deleted, so a random vector replaces it first. That takes some
         milliseconds for each vector, so delete few at a time.
@@ -97,7 +97,7 @@ class VectorCollection:
     def overwrite(self, keys: Collection[str]) -> int:
         """Overwrite deleted data in Chroma's files, after Chroma has written the files of its index.
 
-        Returns how many of these keys are still there, or in files that Chroma has not written since then.
+        Returns how many of these keys are still there, or in files that Chroma has not written since their deletion.
         """
         with self._lock, translated(f"vectors in {self._place!r}"):
             self._place.blank()
@@ -105,7 +105,7 @@ class VectorCollection:
             return self._place.overwrite(keys)
 
     def keys(self) -> set[str]:
-        """Return the keys of all vectors."""
+        """See `Vectors.keys`."""
         keys: set[str] = set()
         with self._opened() as collection:
             for page in _pages(collection.count()):

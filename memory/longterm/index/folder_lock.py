@@ -1,4 +1,4 @@
-"""A lock on a folder that only one process at a time may have open."""
+"""A lock on a folder that only one process at a time may have open, such as Chroma's, which has no lock of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ WAIT_S = 1.0
 _connections: dict[Path, tuple[sqlite3.Connection, int]] = {}
 """The connection and the number of `acquire` calls of each folder that this process has locked."""
 
-_lock = threading.Lock()
+_guard = threading.Lock()
+"""Guards `_connections`."""
 
 
 def acquire(folder: str | Path) -> None:
@@ -29,18 +30,18 @@ def acquire(folder: str | Path) -> None:
         StoreError: another process has locked it, or it cannot be written.
     """
     path = Path(folder).resolve()
-    with _lock:
+    with _guard:
         if path in _connections:
             connection, count = _connections[path]
         else:
-            connection, count = _locked(path), 0
+            connection, count = _connect_locked(path), 0
         _connections[path] = connection, count + 1
 
 
 def release(folder: str | Path) -> None:
     """Undo one `acquire`; the last one releases the lock."""
     path = Path(folder).resolve()
-    with _lock:
+    with _guard:
         connection, count = _connections.pop(path)
         if count > 1:
             _connections[path] = connection, count - 1
@@ -48,7 +49,7 @@ def release(folder: str | Path) -> None:
             connection.close()
 
 
-def _locked(path: Path) -> sqlite3.Connection:
+def _connect_locked(path: Path) -> sqlite3.Connection:
     # SQLite's lock, since it works on every system, and is released when the process is killed.
     connection = None
     try:

@@ -112,7 +112,7 @@ class SQLVectors(SQLDatabase):
         self._do(lambda connection: connection.execute(sa.delete(vectors).where(self._named, of_keys)).rowcount)
 
     def keys(self) -> set[str]:
-        """Return the keys of all vectors."""
+        """See `Vectors.keys`."""
         select = sa.select(vectors.c.key).where(self._own)
         return self._do(lambda connection: set(connection.scalars(select)))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Vectors(Protocol):
-    """Storage of the vectors of one embedding function, under keys. `vector/conformance.py` has its laws.
+    """Storage of the vectors of one embedding function, under keys. `index/conformance.py` has its laws.
 
     A recall reads the vectors of a user by their keys and compares them itself, so nothing is searched here. Access
     control is the caller's. Each method blocks, may be called by several threads, and may be repeated; each raises
@@ -44,7 +44,10 @@ class Vectors(Protocol):
         """Return the vectors of those keys that are there."""
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete the vectors of these keys, and of items of these, of all embedding functions."""
+        """Delete the vectors under these keys, and those whose item has one of these keys.
+
+        Vectors of all embedding functions are deleted: what is forgotten must not stay in those of an earlier function.
+        """
 
     def keys(self) -> set[str]:
         """Return the keys of all vectors of this embedding function."""
@@ -73,12 +76,15 @@ class VectorFiles(Protocol):
     """The further methods of storage in files of this machine, with which a deletion can be verified."""
 
     def push(self, changes: int) -> None:
-        """Submit this many no-op changes, so that changes in memory are written to the files."""
+        """Submit this many changes that have no effect.
+
+        Storage that writes its files only after a number of changes, as Chroma does, then writes those before them.
+        """
 
     def overwrite(self, keys: Collection[str]) -> int:
         """Overwrite deleted data in the files.
 
-        Returns how many of these keys are still there, or in files that were not written since then.
+        Returns how many of these keys are still there, or may be in a file that was not written since their deletion.
         """
 
     def scrub(self) -> None:

@@ -59,9 +59,9 @@ _PAGE = (
     + r"""
 local number = redis.call('HGET', ids, take())
 if not number then return {'missing'} end
-local place, limit, found, upto = take(), tonumber(take()), {}, nil
+local index, limit, found, upto = take(), tonumber(take()), {}, nil
 while at < #ARGV do
-  local set, part, size, low = key(number, take()), {}, 0, after(place)
+  local set, part, size, low = key(number, take()), {}, 0, after(index)
   repeat
     local count = #part == 0 and 1 or math.ceil((PAGE_BYTES - size) * #part / math.max(size, 1))
     count = math.min(limit - #part, math.max(1, math.min(count, #part * 4)))
@@ -85,17 +85,17 @@ _RUN = r"""
 local run = take()
 local number = redis.call('HGET', run_ids, run)
 if not number then return {'missing'} end
-local place = redis.call('HGET', key(number, ':keys'), 'i' .. run)
+local index = redis.call('HGET', key(number, ':keys'), 'i' .. run)
 local id = redis.call('HGET', key(number), 'id')
-return {'', number, id, place and one(key(number, ':runs'), place) or ''}
+return {'', number, id, index and one(key(number, ':runs'), index) or ''}
 """
 
 _OF_KEY = r"""
 local number = redis.call('HGET', ids, take())
 if not number then return {'missing'} end
-local place = redis.call('HGET', key(number, ':keys'), take())
-if not place then return {'', number} end
-return {'', number, one(key(number, take()), place) or place}
+local index = redis.call('HGET', key(number, ':keys'), take())
+if not index then return {'', number} end
+return {'', number, one(key(number, take()), index) or index}
 """
 
 _SHOWN = (

@@ -28,27 +28,27 @@ def decode_event_text(key: str, session: SessionKey, text: bytes) -> AnyEvent:
     """
 
     def decode() -> AnyEvent:
-        head, body = text[PLACE_DIGITS:].decode().split("\n", 1)
+        head, body = text[PADDED_DIGITS:].decode().split("\n", 1)
         kind, time, turn_index, run_id, event_key = json.loads(head)
-        place: dict[str, Any] = {**session._asdict(), "seq": int(text[:PLACE_DIGITS]), "at": time}
-        return decode_event(kind, body, {**place, "turn_index": turn_index, "run_id": run_id, "key": event_key})
+        ids: dict[str, Any] = {**session._asdict(), "seq": int(text[:PADDED_DIGITS]), "at": time}
+        return decode_event(kind, body, {**ids, "turn_index": turn_index, "run_id": run_id, "key": event_key})
 
     return decoded(key, decode)
 
 
-PLACE_DIGITS = 19
+PADDED_DIGITS = 19
 """Digits of a turn's index or an event's sequence number as text, so that texts sort like numbers."""
 
 
-def place_of(number: int) -> str:
+def padded(number: int) -> str:
     """Return a number as text of fixed width, which sorts like the number.
 
     Raises:
         ValueError: the number is below 0 or too large.
     """
-    if not 0 <= number < 10**PLACE_DIGITS:
-        raise ValueError(f"{number} is not between 0 and 10**{PLACE_DIGITS}")
-    return f"{number:0{PLACE_DIGITS}d}"
+    if not 0 <= number < 10**PADDED_DIGITS:
+        raise ValueError(f"{number} is not between 0 and 10**{PADDED_DIGITS}")
+    return f"{number:0{PADDED_DIGITS}d}"
 
 
 def finite(time_s: float, subject: str) -> str:

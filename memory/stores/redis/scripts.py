@@ -76,21 +76,21 @@ local function number_of(found)
   return (string.gsub(found, '^0+', ''))
 end
 
-local function after(place)
-  return place == '' and '-' or '(' .. place .. '\255'
+local function after(index)
+  return index == '' and '-' or '(' .. index .. '\255'
 end
 
-local function one(set, place)
-  return redis.call('ZRANGEBYLEX', set, '[' .. place, '[' .. place .. '\255', 'LIMIT', 0, 1)[1]
+local function one(set, index)
+  return redis.call('ZRANGEBYLEX', set, '[' .. index, '[' .. index .. '\255', 'LIMIT', 0, 1)[1]
 end
 
-local function remove(set, place)
-  redis.call('ZREMRANGEBYLEX', set, '[' .. place, '[' .. place .. '\255')
+local function remove(set, index)
+  redis.call('ZREMRANGEBYLEX', set, '[' .. index, '[' .. index .. '\255')
 end
 
-local function put(set, place, text)
-  remove(set, place)
-  redis.call('ZADD', set, 0, place .. text)
+local function put(set, index, text)
+  remove(set, index)
+  redis.call('ZADD', set, 0, index .. text)
 end
 
 local function mark(set, name, on)

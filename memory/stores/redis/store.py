@@ -1,4 +1,8 @@
-"""`RedisStore`: the session store in Redis."""
+"""`RedisStore`: the session store in Redis.
+
+A session's number, with which its keys begin, is its `log`. Its name, by which it is found, is its `SessionKey` in
+JSON. See `scripts` for all keys.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeGuard, TypeVar, get_args
+from typing import Any, NamedTuple, TypeGuard, TypeVar, get_args
 
 from turnwise.errors import (
     CorruptRecordError,
@@ -42,12 +46,12 @@ from turnwise.memory.stores.base import (
 from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encode
 from turnwise.memory.stores.redis.read_scripts import READS
 from turnwise.memory.stores.redis.rows import (
-    PLACE_DIGITS,
+    PADDED_DIGITS,
     decode_event_text,
     encode_event,
     finite,
     pack_usage,
-    place_of,
+    padded,
     unpack_usage,
 )
 from turnwise.memory.stores.redis.scripts import VERSION
@@ -60,6 +64,19 @@ Item = TypeVar("Item")
 
 
 _NONE = SessionKey("", "")
+
+
+class _SessionRow(NamedTuple):
+    """A session as scripts answer it; None for a field that is missing."""
+
+    number: bytes
+    creation: bytes | None
+    changes: bytes | None
+    epoch: bytes | None
+    name: bytes | None
+    revision: bytes | None
+    time: bytes = b"0"
+    """Its time in the order of a query; other scripts do not answer it."""
 
 
 class RedisStore(RedisDatabase):
@@ -121,8 +138,8 @@ class RedisStore(RedisDatabase):
         return float(now)
 
     async def get(self, key: SessionKey) -> SessionRecord:
-        (shown,) = await self._do("get", [_name(key)], key, again=True)
-        return self._session(shown)
+        (row,) = await self._do("get", [_name(key)], key, again=True)
+        return self._session(_SessionRow(*row))
 
     async def activate(self, key: SessionKey, *, revision: int | None = None, jump: int | None = None) -> Activation:
         # Two scripts, since only Python reads the records, and what it cannot read must not raise the epoch. The second
@@ -134,15 +151,17 @@ class RedisStore(RedisDatabase):
                 raise SessionFencedError(key.session_id, old.epoch)
             new = replace(old, epoch=old.epoch + 1, revision=old.revision + (jump or new_jump()))
             args: list[Argument] = [_name(key), old.log, old.epoch, old.revision, new.epoch, new.revision]
-            if not await self._do("activate", args, key):
+            has_changed = await self._do("activate", args, key)
+            if not has_changed:
                 return replace(state, session=new)
 
     async def state(self, key: SessionKey) -> Activation:
-        shown, head, open_turns, open_runs, now = await self._do("state", [_name(key)], key, again=True)
-        number = _decoded(shown[0])
+        answer, head, open_turns, open_runs, now = await self._do("state", [_name(key)], key, again=True)
+        row = _SessionRow(*answer)
+        number = _decoded(row.number)
         turns = [self._turn(number, text) for text in (*head, *open_turns)]
         return Activation(
-            session=self._session(shown),
+            session=self._session(row),
             head=turns[0] if head else None,
             open_turns=tuple(turns[len(head) :]),
             open_runs=tuple(self._run_record(number, key, text) for text in open_runs),
@@ -158,27 +177,28 @@ class RedisStore(RedisDatabase):
                 *(_number(session.log), epoch, _name(key), record_text(session, _CHANGES), session.status),
                 *(session.revision, session.revision - 1, session.log_size, first),
                 *(pack_usage(session.usage), *_times(session)),
-                place_of(commit.forget_events) if commit.forget_events else "",
+                padded(commit.forget_events) if commit.forget_events else "",
                 commit.forget_turns,
                 *_rows([(position, block) for position, block in commit.cleared_blocks]),
                 *_rows([(position, block) for position, block in enumerate(commit.blocks, first)]),
-                *_rows([(place_of(index),) for index in commit.dropped_turns]),
+                *_rows([(padded(index),) for index in commit.dropped_turns]),
                 *_rows([_turn_row(turn) for turn in commit.turns]),
                 *_rows([_new_run_row(new)] if new else []),
                 *_rows([(run.run_id, *_run_text(run)) for run in commit.runs]),
-                *_rows([(place_of(event.seq), _key("e", event.key), encode_event(event)) for event in commit.events]),
+                *_rows(
+                    [(padded(event.seq), _index_field("e", event.key), encode_event(event)) for event in commit.events]
+                ),
             ]
         await self._do("commit", args, key, epoch)
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         args = _rows([(encode(log), start, stop) for log, start, stop in spans])
         (blocks,) = await self._do("blocks", args, again=True)
-        places = (
-            (log, position) for log, start, stop in spans for position in range(start, stop)
-        )  # of the first ones: see `blocks`
+        positions = ((log, position) for log, start, stop in spans for position in range(start, stop))
+        # There may be fewer blocks than positions: the script stops at PAGE_BYTES.
         return [
             decoded(f"block {log}:{position}", block.decode)
-            for block, (log, position) in zip(blocks, places, strict=False)
+            for block, (log, position) in zip(blocks, positions, strict=False)
         ]
 
     async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
@@ -191,11 +211,11 @@ class RedisStore(RedisDatabase):
         except SessionNotFoundError:
             raise RunNotFoundError(run_id, "the store") from None
         if name is None:
-            raise CorruptRecordError(self._key(_decoded(number)), "the session of a run is missing")
+            raise CorruptRecordError(self._redis_key(_decoded(number)), "the session of a run is missing")
         return self._run_record(_decoded(number), self._session_key(number, name), text)
 
     async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:
-        number, *texts = await self._of_key(key, _key("k", idempotency_key), ":runs")
+        number, *texts = await self._of_key(key, _index_field("k", idempotency_key), ":runs")
         return self._run_record(_decoded(number), key, texts[0]) if texts else None
 
     async def runs(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
@@ -207,7 +227,7 @@ class RedisStore(RedisDatabase):
         return [self._event(number, key, text) for text in texts]
 
     async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
-        number, *texts = await self._of_key(key, _key("e", event_key), ":keyed")
+        number, *texts = await self._of_key(key, _index_field("e", event_key), ":keyed")
         return self._event(_decoded(number), key, texts[0]) if texts else None
 
     async def query(
@@ -222,9 +242,10 @@ class RedisStore(RedisDatabase):
     ) -> Page[SessionRecord]:
         behind = ("", "") if cursor is None else _page_start(cursor)
         first: list[Argument] = [order_by.removesuffix("_at"), _place(user_id, agent)]
+        # One row more tells whether there is a next page.
         args = [*first, min(check_limit(limit), _MANY) + 1, *behind, *_statuses(status)]
         shown, is_cut = await self._do("query", args, again=True)
-        return self._sessions(shown, len(shown) - 1 if is_cut else limit)
+        return self._sessions(shown, limit, is_cut=bool(is_cut))
 
     async def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
@@ -241,7 +262,7 @@ class RedisStore(RedisDatabase):
         (shown,) = await self._do("unsettled", [after, min(check_limit(limit), _MANY) + 1], again=True)
         for number, name in shown:
             if name is None:
-                raise CorruptRecordError(self._key(_decoded(number)), "missing")
+                raise CorruptRecordError(self._redis_key(_decoded(number)), "missing")
         more = cursor_of(0.0, int(shown[limit - 1][0])) if len(shown) > limit else None
         return Page(tuple(self._session_key(*row) for row in shown[:limit]), more)
 
@@ -249,7 +270,7 @@ class RedisStore(RedisDatabase):
         after = "" if cursor is None else _page_start(cursor)[1]
         args: list[Argument] = [repr(float(now)), after, min(check_limit(limit), _MANY) + 1]
         shown, is_cut = await self._do("expired", args, again=True)
-        return self._sessions(shown, len(shown) - 1 if is_cut else limit)
+        return self._sessions(shown, limit, is_cut=bool(is_cut))
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         args = [_name(key), "" if epoch is None else epoch, "" if log is None else encode(log)]
@@ -296,61 +317,69 @@ class RedisStore(RedisDatabase):
 
     async def _page(self, key: SessionKey, after: int, limit: int, *sets: str) -> tuple[str, list[bytes]]:
         """Return a session's number, and up to `limit` entries of these sets above the number `after`, in order."""
-        place = "" if after < 0 else place_of(min(after, 10**PLACE_DIGITS - 1))
-        args: list[Argument] = [_name(key), place, min(check_limit(limit), _MANY), *sets]
+        lower = "" if after < 0 else padded(min(after, 10**PADDED_DIGITS - 1))
+        args: list[Argument] = [_name(key), lower, min(check_limit(limit), _MANY), *sets]
         number, upto, *entries = await self._do("page", args, key, again=True)
+        # If the script stopped at PAGE_BYTES, it had not read the entries of other sets above the last one, `upto`.
         texts = sorted(text for part in entries for text in part if not upto or text <= upto)
         return _decoded(number), texts[:limit]
 
     async def _of_key(self, key: SessionKey, name: str, set_: str) -> list[bytes]:
         return await self._do("of_key", [_name(key), encode(name), set_], key, again=True)
 
-    def _sessions(self, shown: list[Any], limit: int) -> Page[SessionRecord]:
+    def _sessions(self, answer: list[Any], limit: int, *, is_cut: bool) -> Page[SessionRecord]:
+        """Return a page of up to `limit` sessions.
+
+        Args:
+            is_cut: whether the script stopped at PAGE_BYTES: its last row belongs to the next page.
+        """
+        rows = [_SessionRow(*row) for row in answer]
+        limit = len(rows) - 1 if is_cut else limit
         sessions: list[SessionRecord] = []
         unreadable: list[SessionKey] = []
-        for row in shown[:limit]:
+        for row in rows[:limit]:
             try:
                 sessions.append(self._session(row))
             except CorruptRecordError:
-                if row[4] is None:
+                if row.name is None:
                     raise  # without an id the session cannot be reported
-                unreadable.append(self._session_key(row[0], row[4]))
-        last = shown[limit - 1] if len(shown) > limit else None
-        more = cursor_of(float(last[6]) if len(last) > 6 else 0.0, int(last[0])) if last else None  # noqa: PLR2004
+                unreadable.append(self._session_key(row.number, row.name))
+        last = rows[limit - 1] if len(rows) > limit else None
+        more = cursor_of(float(last.time), int(last.number)) if last else None
         return Page(tuple(sessions), more, tuple(unreadable))
 
-    def _session(self, shown: list[bytes | None]) -> SessionRecord:
-        number = _decoded(shown[0] or b"")
-        _, creation, row, epoch, name, revision = shown[:6]
-        revision = b"0" if revision is None else revision
-        key = self._key(number)
-        if name is None or not (_is_number(epoch) and _is_number(revision)):
+    def _session(self, row: _SessionRow) -> SessionRecord:
+        number = _decoded(row.number)
+        revision = b"0" if row.revision is None else row.revision
+        key = self._redis_key(number)
+        if row.name is None or not (_is_number(row.epoch) and _is_number(revision)):
             raise CorruptRecordError(key, "its epoch, its revision or its id is missing")
-        columns: dict[str, Any] = {"epoch": int(epoch), "revision": int(revision), "log": number}
-        return decode_record(SessionRecord, key, creation, row, **columns)
+        columns: dict[str, Any] = {"epoch": int(row.epoch), "revision": int(revision), "log": number}
+        return decode_record(SessionRecord, key, row.creation, row.changes, **columns)
 
     def _turn(self, number: str, text: bytes) -> TurnRecord:
-        return decode_record(TurnRecord, self._key(number, ":turns", text), text[PLACE_DIGITS + 1 :])
+        return decode_record(TurnRecord, self._redis_key(number, ":turns", text), text[PADDED_DIGITS + 1 :])
 
     def _run_record(self, number: str, key: SessionKey, text: bytes) -> RunRecord:
-        record_key = self._key(number, ":runs", text)
-        return decode_record(RunRecord, record_key, text[PLACE_DIGITS + 1 :], **key._asdict())
+        record_key = self._redis_key(number, ":runs", text)
+        return decode_record(RunRecord, record_key, text[PADDED_DIGITS + 1 :], **key._asdict())
 
     def _event(self, number: str, key: SessionKey, text: bytes) -> AnyEvent:
-        return decode_event_text(self._key(number, ":events", text), key, text)
+        return decode_event_text(self._redis_key(number, ":events", text), key, text)
 
     def _session_key(self, number: bytes, name: bytes) -> SessionKey:
-        return decoded(f"id of {self._key(_decoded(number))}", lambda: SessionKey(*json.loads(name)))
+        return decoded(f"id of {self._redis_key(_decoded(number))}", lambda: SessionKey(*json.loads(name)))
 
-    def _key(self, number: str, part: str = "", text: bytes = b"") -> str:
+    def _redis_key(self, number: str, part: str = "", text: bytes = b"") -> str:
         """Return the key of a session or of a part of it, and the beginning of an entry, for messages."""
         key = f"{self._base}:{number}{part}"
-        return f"{key} {text[:PLACE_DIGITS].decode(errors='replace')}" if part else key
+        return f"{key} {text[:PADDED_DIGITS].decode(errors='replace')}" if part else key
 
 
 def _name(key: SessionKey) -> bytes:
     """Return the name under which a session is found."""
-    return json.dumps(list(key)).encode()  # in ASCII, so that a name that nothing can have is looked up too
+    # In ASCII, so that an id which UTF-8 cannot encode is looked up, too, and not found.
+    return json.dumps(list(key)).encode()
 
 
 _MANY = 2**31
@@ -382,15 +411,16 @@ def _rows(rows: Sequence[Sequence[Argument]]) -> list[Argument]:
 
 
 def _turn_row(turn: TurnRecord) -> tuple[str, str, str]:
-    return place_of(turn.index), "o" if turn.is_open else "e", record_text(turn, _TURN)
+    """Return the turn's index, a letter for its state (open, or ended), and the turn as text."""
+    return padded(turn.index), "o" if turn.is_open else "e", record_text(turn, _TURN)
 
 
 def _new_run_row(run: RunRecord) -> tuple[str, str, str, str, str]:
-    return place_of(run.turn_index), run.run_id, _key("k", run.idempotency_key), *_run_text(run)
+    return padded(run.turn_index), run.run_id, _index_field("k", run.idempotency_key), *_run_text(run)
 
 
 def _run_text(run: RunRecord) -> tuple[str, str]:
-    """Return a letter for the run's state (ended, open, or queued or running), and the run as text."""
+    """Return a letter for the run's state (unsettled, waiting or ended), and the run as text."""
     letter = "u" if run.state in UNSETTLED else "w" if run.is_open else "e"
     return letter, record_text(run, _RUN)
 
@@ -401,17 +431,18 @@ def _times(session: SessionRecord) -> tuple[str, str]:
     return finite(session.updated_at, "updated_at"), deadline
 
 
-def _key(kind: str, key: str | None) -> str:
+def _index_field(kind: str, key: str | None) -> str:
+    """Return the field for an event key or an idempotency key in the session's hash of keys."""
     return "" if key is None else f"{kind}={key}"
 
 
 def _number(log: str) -> str:
-    """Return the number of the session that has this log; for a name that is not a log's, a number no session has."""
+    """Return the number of the session that has this log; "0", which no session has, if it is no log."""
     return log if log.isascii() and log.isdigit() else "0"
 
 
 def _place(user_id: str | None, agent: str | None) -> str:
-    """Return the place that lists the sessions of a user and an agent. The key reveals neither."""
+    """Return the place, a list of sessions, of a user and an agent. Its name reveals neither."""
     if user_id is None:
         return "all" if agent is None else f"agent-{digest_of(agent, '').hex()}"
     return f"user-{digest_of(user_id, '').hex()}" if agent is None else f"both-{digest_of(user_id, agent).hex()}"

@@ -89,11 +89,11 @@ for _, block in ipairs(blocks) do
   if redis.call('HEXISTS', log, block[1]) == 1 then return {'taken', 'block', block[1]} end
 end
 for _, event in ipairs(events) do
-  local place = event[1]
-  if seen[' ' .. place] or one(keyed, place) or (place > upto and one(loose, place)) then
-    return {'taken', 'event', place}
+  local seq = event[1]
+  if seen[' ' .. seq] or one(keyed, seq) or (seq > upto and one(loose, seq)) then
+    return {'taken', 'event', seq}
   end
-  seen[' ' .. place] = true
+  seen[' ' .. seq] = true
 end
 
 local gone = {}
@@ -141,10 +141,10 @@ for _, turn in ipairs(turns) do
   put(turn_set, turn[1], turn[2] .. turn[3])
   mark(open, 't' .. turn[1], turn[2] == 'o')
 end
-local function set_run(place, letter, text)
-  put(run_set, place, letter .. text)
-  mark(open, 'r' .. place, letter ~= 'e')
-  mark(open, 'u' .. place, letter == 'u')
+local function set_run(index, letter, text)
+  put(run_set, index, letter .. text)
+  mark(open, 'r' .. index, letter ~= 'e')
+  mark(open, 'u' .. index, letter == 'u')
 end
 for _, run in ipairs(new) do
   redis.call('HSET', run_ids, run[2], number)
@@ -153,8 +153,8 @@ for _, run in ipairs(new) do
   set_run(run[1], run[4], run[5])
 end
 for _, run in ipairs(runs) do
-  local place = redis.call('HGET', keys, 'i' .. run[1])
-  if place then set_run(place, run[2], run[3]) end
+  local index = redis.call('HGET', keys, 'i' .. run[1])
+  if index then set_run(index, run[2], run[3]) end
 end
 if #new + #runs > 0 then
   mark(unsettled, member(number), redis.call('ZLEXCOUNT', open, '[u', '[u\255') > 0)

@@ -47,8 +47,8 @@ that is done there and every few seconds, so that a login that is not valid any 
 """
 
 
-async def identify(auth: Auth, connection: HTTPConnection) -> Identity | None:
-    """Return who makes a request, by a caller's function."""
+async def identity_of(auth: Auth, connection: HTTPConnection) -> Identity | None:
+    """Ask `auth` who makes a request; None if it does not know."""
     identity = auth(connection)
     if inspect.isawaitable(identity):
         identity = await identity

@@ -61,7 +61,7 @@ STATUS: Mapping[type[TurnwiseError], int] = {
     WaitTimeoutError: 504,
     TurnwiseError: 409,
 }
-"""The status of each error: that of its nearest base class in this table. What is not named conflicts with a state."""
+"""The status of each error: that of its nearest base class in this table. All others are 409: a state forbids them."""
 
 RETRY_AFTER_S = "1"
 """When a client may try again after 429 and 503."""
@@ -69,11 +69,11 @@ RETRY_AFTER_S = "1"
 _log = logging.getLogger(__name__)
 
 
-class Unauthorized(Exception):  # noqa: N818 - an answer
+class Unauthorized(Exception):  # noqa: N818 - an answer, not an error of turnwise
     """The request has no valid credentials."""
 
 
-class TooManyStreams(Exception):  # noqa: N818 - an answer
+class TooManyStreams(Exception):  # noqa: N818 - an answer, not an error of turnwise
     """As many streams are open as may be."""
 
     def __init__(self, which: str) -> None:
@@ -85,7 +85,7 @@ _WORDS |= {415: "unsupported_media_type", 422: "invalid_request", 429: "too_many
 
 
 def word_of(status: int) -> str:
-    """Return the word for programs of an answer that only a status describes."""
+    """Return the `error` of a problem that is no error of turnwise, by its status."""
     return _WORDS.get(status, "bad_request" if status < 500 else "internal")  # noqa: PLR2004 - the server's fault
 
 
@@ -104,11 +104,12 @@ def problem(status: int, title: str, detail: str, **fields: Any) -> dict[str, An
 
 
 def problem_of(error: TurnwiseError) -> dict[str, Any]:
-    """Return an error as a problem. Its fields that are plain values are members."""
+    """Return an error as a problem. Its fields that are plain values are members, but `why`, which `detail` has."""
     status = status_of(error)
-    fields = {name: getattr(error, name) for name in error.fields if name not in ("why", "message")}
+    fields = {name: getattr(error, name) for name in error.fields if name != "why"}
     plain = {name: value for name, value in fields.items() if isinstance(value, str | int | float | bool | None)}
     title = name_of(error).replace("_", " ").capitalize()
+    # The members that every problem has win over fields with the same names.
     return plain | problem(status, title, str(error), error=name_of(error))
 
 
@@ -123,24 +124,26 @@ _TITLES = {
 }
 
 
-def documented(*statuses: int, busy: bool = False) -> dict[int | str, dict[str, Any]]:
-    """Return the problems that a route answers with, for its description.
-
-    Args:
-        busy: 409 is answered while another run is active.
-    """
-    problems: dict[int | str, dict[str, Any]] = {}
-    for status in statuses:
-        shown = {"$ref": "#/components/schemas/Problem"}
-        description = "Another run is active: `run_id`; `if_busy` has what can be done." if busy else _TITLES[status]
-        headers = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
-        problems[status] = {"description": description, "content": {MEDIA_TYPE: {"schema": shown}}}
-        if status in (429, 503):
-            problems[status]["headers"] = headers
-    return problems
-
-
 MEDIA_TYPE = "application/problem+json"
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the problems that a route answers with, for its description."""
+    return {status: _documented(status, _TITLES[status]) for status in statuses}
+
+
+def _documented(status: int, description: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Problem"}
+    answer: dict[str, Any] = {"description": description, "content": {MEDIA_TYPE: {"schema": schema}}}
+    if status in (429, 503):
+        answer["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
+    return answer
+
+
+BUSY: dict[int | str, dict[str, Any]] = {
+    409: _documented(409, "Another run is active: `run_id`; `if_busy` has what can be done.")
+}
+"""The problem of a route that starts a run, for its description."""
 
 SCHEMA = {
     "title": "Problem",
@@ -176,7 +179,7 @@ def answer(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Re
     return Response(text, body["status"], {**retry, **(headers or {})}, MEDIA_TYPE)
 
 
-def who_is_it() -> Response:
+def unauthorized_response() -> Response:
     """Return the answer to a request without valid credentials."""
     body = problem(401, "Unauthorized", "send a valid token: 'Authorization: Bearer <token>'", error="unauthorized")
     return answer(body, {"WWW-Authenticate": "Bearer"})
@@ -193,7 +196,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Unauthorized)
     async def unauthorized(request: Request, error: Unauthorized) -> Response:
-        return who_is_it()
+        return unauthorized_response()
 
     @app.exception_handler(TooManyStreams)
     async def too_many(request: Request, error: TooManyStreams) -> Response:

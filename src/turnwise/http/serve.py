@@ -32,15 +32,16 @@ APP = "turnwise"
 class _Replica:
     """One replica of the service, with a manager of its own.
 
-    Serve restarts it if its event loop hangs. A store that is away does not restart it: requests get 503 meanwhile, and
-    so does `/health/ready`.
+    Serve awaits `__init__` and `__del__`, and restarts a replica whose event loop hangs. No other check restarts one:
+    while the store is away, requests and `/health/ready` get 503.
     """
 
-    async def __init__(self, config: ServiceConfig, source: Source) -> None:  # type: ignore[misc] # as Serve takes it
+    async def __init__(self, config: ServiceConfig, source: Source) -> None:  # type: ignore[misc] # Serve awaits it
         self._assembly = assemble(config, source)
         await self._assembly.manager.__aenter__()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
+        # `ingress()` without an app asks each replica for its own, since an app with its manager does not pickle.
         return self._assembly.app
 
     async def __del__(self) -> None:
@@ -49,10 +50,18 @@ class _Replica:
             await assembly.manager.close()
 
 
+def _autoscaling(least: int) -> dict[str, Any]:
+    return {
+        "min_replicas": least,
+        "max_replicas": max(8, 2 * least),
+        "target_ongoing_requests": MAX_ONGOING // 5,
+    }
+
+
 Replica: serve.Deployment = serve.deployment(
     name="turnwise",
     max_ongoing_requests=MAX_ONGOING,
-    autoscaling_config={"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": MAX_ONGOING // 5},
+    autoscaling_config=_autoscaling(1),
     graceful_shutdown_timeout_s=15,
     logging_config={"enable_access_log": False},
 )(serve.ingress()(_Replica))
@@ -65,16 +74,16 @@ def deployment(args: Mapping[str, Any]) -> serve.Application:
     Ray Serve opens the port to everyone: give `tokens`, or `anonymous: true`.
 
     Args:
-        args: `config`, the path of a TOML file on the machine where this is called; and keys of the file, which come
-            before the file's. The file of tokens and the variables with keys are read on the replicas' nodes.
+        args: `config`, the path of a TOML file on the machine where this is called; and keys as in the file, which
+            override it. Values may be texts, as `serve run` gives them. The file of tokens and the variables with
+            keys are read here, and on the nodes of the replicas.
 
     Raises:
         ConfigError: a value is wrong, or neither tokens nor `anonymous` are given.
     """
     settings = dict(args)
     file = settings.pop("config", None)
-    # Values on a command line are texts.
-    config, source = load(file, **{key: _parsed(value) for key, value in settings.items()})
+    config, source = load(file, **settings)
     if not (config.has_auth or config.anonymous):
         reason = (
             "every client that reaches Serve could do everything: give tokens, or set it to true if only you reach it"
@@ -84,20 +93,16 @@ def deployment(args: Mapping[str, Any]) -> serve.Application:
 
 
 def bind(config: ServiceConfig, source: Source) -> serve.Application:
-    """Return the application with a configuration, of which all that it names has been made once to see that it can be.
+    """Return the application of a configuration.
+
+    All that the configuration names is made here once, so that an error is raised here and not in the replicas.
 
     Raises:
         ConfigError: something cannot be made.
     """
-    _checked(config, source)
-    least = config.workers
+    _trial_assembly(config, source)
     scaled = Replica.options(
-        autoscaling_config={
-            "min_replicas": least,
-            "max_replicas": max(8, 2 * least),
-            "target_ongoing_requests": MAX_ONGOING // 5,
-        },
-        graceful_shutdown_timeout_s=config.stop_s + 5,
+        autoscaling_config=_autoscaling(config.workers), graceful_shutdown_timeout_s=config.stop_s + 5
     )
     app: serve.Application = scaled.bind(config, source)
     return app
@@ -112,14 +117,16 @@ def serve_on_ray(config: ServiceConfig, source: Source, ready: Ready) -> None:
         TurnwiseError: it cannot start: the configuration is wrong, the port is taken, the store is away, or Serve runs
             there already, with an address of its own.
     """
-    assembly = _checked(config, source)
+    assembly = _trial_assembly(config, source)  # before Ray is started
     asyncio.run(check_store(config, source))
     connect(logs=False)
     if serve.status().proxies:
         reason = "Serve runs on this Ray, and keeps its address: use `serve deploy`, or end it with `serve shutdown`"
         raise source.error(("port",), config.port, reason)
+    # Only to see that the port is free, or to find a free one for port 0: Serve opens it itself.
     with listen(config, source) as bound:
         url, port = url_of(bound), bound.getsockname()[1]
+    # A signal handler sends a byte, for which the main thread waits.
     wakes, woken = socket.socketpair()
     before = {number: signal.signal(number, lambda *_: wakes.send(b".")) for number in SIGNALS}
     try:
@@ -137,13 +144,9 @@ def serve_on_ray(config: ServiceConfig, source: Source, ready: Ready) -> None:
         woken.close()
 
 
-def _checked(config: ServiceConfig, source: Source) -> Assembly:
+def _trial_assembly(config: ServiceConfig, source: Source) -> Assembly:
+    """Return the service as a replica will make it; it is never started."""
     if config.console:
         reason = "a page's requests must all reach one process: run `turnwise console` beside the replicas"
         raise source.error(("console",), value=True, reason=reason)
     return assemble(config, source)
-
-
-def _parsed(value: Any) -> Any:
-    """Return a value of a command line: true and false are no texts."""
-    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
@@ -17,7 +17,7 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import InvalidInputError, shown
-from turnwise.http.auth import Auth, Identity, identify
+from turnwise.http.auth import Auth, Identity, identity_of
 from turnwise.http.native.handles import Handles, Result
 from turnwise.http.problems import TooManyStreams, Unauthorized
 from turnwise.http.settings import HttpSettings, OnDisconnect
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 class Service:
     """What the requests of one app share: the manager, the settings, open streams, work that outlives its request.
 
-    `manager` is the caller's; whoever made it closes it.
+    The service does not close `manager`: whoever made it does.
     """
 
     def __init__(self, manager: AsyncSessionManager, settings: HttpSettings, auth: Auth | None) -> None:
@@ -40,7 +40,7 @@ class Service:
         self.settings = settings
         self.auth = auth
         self.stopping = asyncio.Event()
-        """Set when the server stops: streams end then, where a client can resume them."""
+        """Set when the server stops: streams then end early, and clients resume them by `Last-Event-ID`."""
         self.handles = Handles(manager)
         self._streams: Counter[str | None] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -53,20 +53,17 @@ class Service:
         """
         if self.auth is None:
             return None
-        identity = await identify(self.auth, connection)
+        identity = await identity_of(self.auth, connection)
         if identity is None:
             raise Unauthorized
         return identity
 
-    @asynccontextmanager
-    async def stream(self, user_id: str | None) -> AsyncIterator[None]:
-        """Count an open stream, as `room` does."""
-        with self.room(user_id):
-            yield
-
     @contextmanager
-    def room(self, user_id: str | None) -> Iterator[None]:
-        """Count an open stream of a user; of nobody, without authentication.
+    def count_stream(self, user_id: str | None) -> Iterator[None]:
+        """Count an open stream of a user.
+
+        Args:
+            user_id: None without authentication; then only the limit of the whole service holds.
 
         Raises:
             TooManyStreams: the user has as many open as a user may, or the service as many as it may.
@@ -97,7 +94,7 @@ class Service:
         task.add_done_callback(ended)
 
     def stop(self) -> None:
-        """End all streams, with a hint to come back. Safe to call at any time on the app's event loop."""
+        """End all streams early: see `stopping`. Safe to call at any time on the app's event loop."""
         self.stopping.set()
 
     async def drained(self) -> None:
@@ -124,21 +121,24 @@ class Caller:
         """The user; "default" without authentication."""
         return self.identity.user_id if self.identity else DEFAULT_USER
 
-    def room(self, *, is_needed: bool = True) -> ExitStack:
-        """Return room for a stream or a wait, counted until the end of a `with` block, or of the response that took it.
+    def reserve_stream(self, *, is_needed: bool = True) -> ExitStack:
+        """Reserve one of the streams that may be open, for a stream or a wait.
 
-        Reserve it before anything is started: then a request is refused, or its answer can be had.
+        It is given back at the end of a `with` block or, if a response took it over by `pop_all()`, with the response.
+        Reserve it before a run is started: otherwise a run could start whose answer nobody may read.
 
         Args:
-            is_needed: whether the request will stream or wait; otherwise nothing is counted.
+            is_needed: whether the request will stream or wait; otherwise nothing is reserved.
 
         Raises:
             TooManyStreams: the user has as many open as a user may, or the service as many as it may.
         """
-        room = ExitStack()
+        reserved = ExitStack()
         if is_needed:
-            room.enter_context(self.service.room(self.identity.user_id if self.identity else None))
-        return room
+            # Not `user_id`, which is "default" for everybody without authentication: all would share one user's limit.
+            user_id = self.identity.user_id if self.identity else None
+            reserved.enter_context(self.service.count_stream(user_id))
+        return reserved
 
     async def on_session(self, session_id: str, verb: Callable[[AsyncSession], Awaitable[Result]]) -> Result:
         """Return what a method of a session of the user returns.
@@ -160,10 +160,10 @@ class Caller:
 async def _caller(request: Request) -> Caller:
     service: Service = request.app.state.service
     choice = request.headers.get(ON_DISCONNECT, service.settings.on_disconnect)
-    if choice not in ("keep", "cancel"):
+    if choice not in get_args(OnDisconnect):
         raise InvalidInputError(ON_DISCONNECT, shown(choice), "it must be 'keep' or 'cancel'")
-    return Caller(service, await service.identify(request), "cancel" if choice == "cancel" else "keep")
+    return Caller(service, await service.identify(request), cast(OnDisconnect, choice))
 
 
-Asks = Annotated[Caller, Depends(_caller)]
+RequestCaller = Annotated[Caller, Depends(_caller)]
 """The parameter by which a route gets its `Caller`."""

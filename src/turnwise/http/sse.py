@@ -110,10 +110,10 @@ class EventStream(Response):
         retry_ms: when a client that lost its stream is to come back; None to say nothing, for clients that take this
             for an event.
         farewell: what is sent last if the server stops, for clients that cannot resume.
-        room: what `caller.room()` returned, which this takes; if omitted, there must be room now.
+        reserved: what `caller.reserve_stream()` returned, which this takes; if omitted, one is reserved here.
 
     Raises:
-        TooManyStreams: there is no room.
+        TooManyStreams: as many streams are open as may be.
     """
 
     def __init__(
@@ -124,12 +124,12 @@ class EventStream(Response):
         on_leave: Callable[[], Any] | None = None,
         retry_ms: int | None = RETRY_MS,
         farewell: bytes = b"",
-        room: ExitStack | None = None,
+        reserved: ExitStack | None = None,
         status_code: int = 200,
         headers: dict[str, str] | None = None,
     ) -> None:
         self._caller = caller
-        self._room = room.pop_all() if room else caller.room()
+        self._reserved = reserved.pop_all() if reserved else caller.reserve_stream()
         self._chunks = chunks
         self._on_leave = on_leave
         self._retry_ms = retry_ms
@@ -145,7 +145,7 @@ class EventStream(Response):
             del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._room:
+        with self._reserved:
             await self._stream(receive, send)
 
     async def _stream(self, receive: Receive, send: Send) -> None:
@@ -222,23 +222,23 @@ async def wait_for(
     work: Coroutine[Any, Any, Result],
     *,
     on_leave: Callable[[], Any] | None = None,
-    room: ExitStack | None = None,
+    reserved: ExitStack | None = None,
 ) -> Result | None:
     """Wait for something for a client; None if the server stops first. Counted as a stream of the caller.
 
     Args:
         on_leave: what to do when the client leaves, such as cancelling its run.
-        room: what `caller.room()` returned; if omitted, there must be room now.
+        reserved: what `caller.reserve_stream()` returned; if omitted, one is reserved here.
 
     Raises:
-        TooManyStreams: there is no room.
+        TooManyStreams: as many streams are open as may be.
     """
     try:
-        room = room or caller.room()
+        reserved = reserved or caller.reserve_stream()
     except TooManyStreams:
         work.close()
         raise
-    with room:
+    with reserved:
         task = asyncio.ensure_future(work)
         client_gone: asyncio.Future[Any] = asyncio.ensure_future(_gone(request.receive))
         stop: asyncio.Future[Any] = asyncio.ensure_future(caller.service.stopping.wait())

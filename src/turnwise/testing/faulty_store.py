@@ -28,9 +28,8 @@ class FaultyStore:
 
     At each point the call may be delayed, raise StoreError, or crash; at a commit, another process may activate the
     session. A StoreError after the method leaves the outcome unknown to the caller, as a lost connection does; after a
-    commit this fault is called `unanswered`. `close`
-    has no faults. `inner` may be any store, of sessions, events or other things, whose methods are coroutine functions;
-    `with_faults` returns the wrapper with the type of `inner`.
+    commit this fault is called `unanswered`. `close` has no faults. `inner` may be any store, of sessions, events or
+    other things, whose methods are coroutine functions; `with_faults` returns the wrapper with the type of `inner`.
 
     Args:
         delay_s: the longest `delay`, in seconds.

@@ -17,18 +17,19 @@ _PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 class Process:
     """Simulates the process of a session on a `VirtualLoop`.
 
-    When it is killed, its tasks stop at once, without running even a `finally`, as with SIGKILL. Work that others do
-    for it, such as a store's commit, continues.
+    When it is killed, its tasks stop at once, without running even a `finally`, as with SIGKILL: the loop runs no step
+    of a process that is dead. Work that others do for it, such as a store's commit, continues.
     """
 
     def __init__(self, name: str = "process") -> None:
         self.name = name
         self.is_dead = False
         self.tasks: list[asyncio.Task[Any]] = []
-        """All tasks that it started; referenced here, since Python would close a task without references."""
-        self.died_s: float | None = None
+        """All tasks that it started; the loop adds them. They are kept, since Python closes the coroutine of a task
+        without references, and that runs its `finally`."""
+        self.killed_at_s: float | None = None
         """When it was killed, on the loop's clock."""
-        self._died = asyncio.Event()
+        self._killed = asyncio.Event()
 
     @staticmethod
     def of(context: Context | None = None) -> Process | None:
@@ -38,8 +39,8 @@ class Process:
     def kill(self) -> None:
         """Stop all its tasks. Idempotent."""
         if not self.is_dead:
-            self.is_dead, self.died_s = True, asyncio.get_running_loop().time()
-            self._died.set()
+            self.is_dead, self.killed_at_s = True, asyncio.get_running_loop().time()
+            self._killed.set()
 
     async def call(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
         """Run the coroutine in the process; return its result.
@@ -53,13 +54,13 @@ class Process:
         context = copy_context()
         context.run(_PROCESS.set, self)
         task = asyncio.get_running_loop().create_task(coroutine, context=context)
-        death = asyncio.create_task(self._died.wait())
+        death = asyncio.create_task(self._killed.wait())
         try:
             await asyncio.wait([task, death], return_when=asyncio.FIRST_COMPLETED)
         finally:
             death.cancel()
-        if self._died.is_set():
+        if self._killed.is_set():  # even if the task ended in the same step: a dead process answers nobody
             if task.done() and not task.cancelled():
-                task.exception()  # nobody gets this error
+                task.exception()  # asyncio logs an error that nobody asks for
             raise SessionLostError(self.name, "its process was killed")
         return task.result()

@@ -143,7 +143,9 @@ class World:
         """Check this session and its forks without faults: see `audit`. The session's `deaths` are known."""
         history = self.history and self.history.inner
         ids = {self.session_id: None} | dict.fromkeys(self.acknowledged.session_ids)
-        deaths = {self.session_id: [process.died_s for process in self._processes if process.died_s is not None]}
+        deaths = {
+            self.session_id: [process.killed_at_s for process in self._processes if process.killed_at_s is not None]
+        }
         return await audit(self.store.inner, ids, self.acknowledged, history, **{"deaths": deaths, **settings})
 
     def _begin(self) -> tuple[Process, SessionCore]:

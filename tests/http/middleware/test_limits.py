@@ -94,18 +94,17 @@ async def test_no_more_streams_are_open_than_may_be() -> None:
     service = Service(manager, HttpSettings(max_streams=2, max_streams_per_user=1), None)
 
     async def refused(user_id: str | None, which: str) -> None:
-        with pytest.raises(TooManyStreams, match=f"^{which} are open"):
-            async with service.stream(user_id):
-                pass
+        with pytest.raises(TooManyStreams, match=f"^{which} are open"), service.count_stream(user_id):
+            pass
 
-    async with service.stream("ann"):
+    with service.count_stream("ann"):
         await refused("ann", "1 streams of this user")
-        async with service.stream("bob"):
+        with service.count_stream("bob"):
             await refused("carol", "2 streams")
             await refused(None, "2 streams")
-        async with service.stream("carol"):
+        with service.count_stream("carol"):
             pass
-    async with service.stream(None), service.stream(None):  # nobody is asked who they are
+    with service.count_stream(None), service.count_stream(None):  # nobody is asked who they are
         await refused(None, "2 streams")
 
 

@@ -58,7 +58,7 @@ async def test_a_service_with_a_full_disk_is_not_ready(ray_session: None, tmp_pa
         transport = httpx.ASGITransport(create_app(manager))
         async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
             assert (await client.get("/health/ready")).status_code == 200
-            store = cast(SQLStore, manager._client.stores[0])
+            store = cast(SQLStore, manager._client.session_store)
             await fill_up(store)
             answer = await client.get("/health/ready")
             assert answer.status_code == 503 and answer.json()["error"] == "store", answer.text

@@ -608,11 +608,10 @@ def test_a_user_with_too_many_streams_is_refused_before_anything_starts(service:
         app = create_app(service.manager, auth=TOKENS, settings=HttpSettings(max_streams_per_user=1))
         headers = {"Authorization": "Bearer ann's-secret-token"}
         transport = httpx.ASGITransport(app)
-        async with (
-            app.state.service.stream("ann"),
-            httpx.AsyncClient(transport=transport, base_url="http://service", headers=headers) as client,
-        ):
-            return await client.post("/openai/v1/responses", json={"input": "x", "stream": True})
+        client = httpx.AsyncClient(transport=transport, base_url="http://service", headers=headers)
+        with app.state.service.count_stream("ann"):
+            async with client:
+                return await client.post("/openai/v1/responses", json={"input": "x", "stream": True})
 
     count = service.call(service.manager.count(user_id="ann"))
     answer = service.call(ask())

@@ -108,7 +108,7 @@ def life_of(story: Story, **settings: Any) -> Life:
         assert outcomes[-1] == outcomes[0]
         if not clears:  # the audit knows no conversation of which turns were removed for good
             (await world.audit(discards=True, compacts=bool(settings.get("overflow")))).check()
-        assert world.process.died_s is None
+        assert world.process.killed_at_s is None
 
     return life
 

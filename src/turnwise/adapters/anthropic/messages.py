@@ -13,7 +13,7 @@ from turnwise.actors.inference.openai.fields import (
     definition,
     grown,
     items,
-    names,
+    mentions,
     part,
     piece,
     string,
@@ -92,7 +92,10 @@ def not_taken(name: str, value: Any, thinking: object, version: str | None) -> s
 
 
 class MessagesAPI:
-    """Makes requests for messages. Signed and redacted thoughts are sent back unchanged."""
+    """Implements `API` of openai/runner.py, which documents the methods, by requests for messages.
+
+    Signed and redacted thoughts are sent back unchanged.
+    """
 
     rules = ANTHROPIC
     key_setting = "the variable of api_key_variable=, in the session's process"
@@ -125,12 +128,12 @@ class MessagesAPI:
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
         check(arranged(blocks, self.rules), self.rules)
         system, messages = encode(blocks, self.rules, cache=self.settings.engine.cache)
-        request = {"messages": messages, **_on_wire(self._formed(self._fields, form))}
+        request = {"messages": messages, **_on_wire(self._with_answer_fields(self._fields, form))}
         if system:
             request["system"] = system
         return request if _may_think(messages) else _without_thinking(request)
 
-    def _formed(self, fields: dict[str, Any], form: Form | None) -> dict[str, Any]:
+    def _with_answer_fields(self, fields: dict[str, Any], form: Form | None) -> dict[str, Any]:
         """Return the fields of a request for an answer in this form."""
         if form and form.tool:
             tools = [*fields.get("tools", ()), _declared(form.definition)]
@@ -140,10 +143,10 @@ class MessagesAPI:
             return {**fields, "output_config": {**fields.get("output_config", {}), "format": answer_format}}
         return fields
 
-    def adapt(self, refused: str, form: Form | None) -> bool:
+    def adapt(self, message: str, form: Form | None) -> bool:
         refused_fields = self.settings.refused
-        new = set(form.refused_as(refused) if form else ()) - refused_fields
-        if form and form.is_forced and names(refused, "tool_choice"):
+        new = set(form.refused_as(message) if form else ()) - refused_fields
+        if form and form.is_forced and mentions(message, "tool_choice"):
             new = {"tool_choice"} - refused_fields
         refused_fields.update(new)
         return bool(new)
@@ -153,8 +156,8 @@ class MessagesAPI:
         match = re.match(r"([a-z_]+)[\w.]*:", error.api_message or "")
         return error.error_code, match[1] if match else None
 
-    def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
-        if not (names(refused, "signature") and "thinking" in refused):
+    def without_thoughts(self, request: Mapping[str, Any], message: str) -> Mapping[str, Any] | None:
+        if not (mentions(message, "signature") and "thinking" in message):
             return None
         messages = [
             {**message, "content": [part for part in message["content"] if part["type"] not in _THOUGHTS]}

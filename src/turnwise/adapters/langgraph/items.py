@@ -1,4 +1,4 @@
-"""What `TurnwiseStore` asks of the database with its items, and the function that opens it."""
+"""What `TurnwiseStore` asks of the database with its items, and the function that opens that database."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from turnwise.errors import ConfigError
 if TYPE_CHECKING:
     from turnwise.adapters.langgraph.items_sql import SQLGraphItems
 
-Name = tuple[str, str]
+ItemKey = tuple[str, str]
 """An item's namespace as it is stored, each label followed by a dot; and its key."""
 
 
 @dataclass(frozen=True)
-class Found:
+class Search:
     """Which items a search wants."""
 
     prefix: str
@@ -27,18 +27,19 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What one transaction does: it reads, then refreshes what it read, then writes."""
+    """The reads and writes of one batch: the reads are made at one moment, and the writes in one transaction."""
 
     now: float
-    gets: Sequence[Name]
-    searches: Sequence[Found]
-    namespaces: bool
-    puts: Mapping[Name, Mapping[str, Any] | None]
-    """Columns; None for an item that goes."""
+    gets: Sequence[ItemKey]
+    searches: Sequence[Search]
+    lists_namespaces: bool
+    """Whether all namespaces are read."""
+    puts: Mapping[ItemKey, Mapping[str, Any] | None]
+    """The columns of each item; None for an item that is deleted."""
 
 
 def open_items(url: str) -> SQLGraphItems:
-    """Return a store of items for the URL. Imports and connects as `open_store` does.
+    """Return a store of items for the URL. Imports its driver, so call it off the event loop. It connects at first use.
 
     Raises:
         StoreURLError: the URL's scheme is not known, or its driver is not installed.

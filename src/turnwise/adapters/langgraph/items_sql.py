@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Column, Double, Index, LargeBinary, MetaData, PrimaryKeyConstraint, Table, Text
 
-from turnwise.adapters.langgraph.items import Batch, Name
+from turnwise.adapters.langgraph.items import Batch, ItemKey
 from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 
@@ -51,7 +51,7 @@ class SQLGraphItems(SecureDeleteDatabase):
 
     schema = SCHEMA
 
-    async def read(self, batch: Batch) -> tuple[dict[Name, Any], list[list[Any]], list[str]]:
+    async def read(self, batch: Batch) -> tuple[dict[ItemKey, Any], list[list[Any]], list[str]]:
         """Return rows by name, the rows of each search, and all namespaces, at one moment.
 
         A row has an attribute for each column. Those of a search have the latest updated first. Expired items are as if
@@ -59,8 +59,8 @@ class SQLGraphItems(SecureDeleteDatabase):
         """
         return await self._read_snapshot(lambda connection: _rows(connection, batch))
 
-    async def refresh(self, names: Sequence[Name], now: float) -> None:
-        """Let the time of these items begin again."""
+    async def refresh(self, names: Sequence[ItemKey], now: float) -> None:
+        """Let the times to live of these items begin again, in one transaction."""
 
         def refresh(connection: sa.Connection) -> None:
             for namespace, key in sorted(names):
@@ -95,9 +95,9 @@ class SQLGraphItems(SecureDeleteDatabase):
         return swept
 
 
-def _rows(connection: sa.Connection, batch: Batch) -> tuple[dict[Name, Any], list[list[Any]], list[str]]:
+def _rows(connection: sa.Connection, batch: Batch) -> tuple[dict[ItemKey, Any], list[list[Any]], list[str]]:
     live = items.c.expires_at.is_(None) | (items.c.expires_at > batch.now)
-    rows_by_name: dict[Name, Any] = {}
+    rows_by_name: dict[ItemKey, Any] = {}
     for name in dict.fromkeys(batch.gets):
         select = sa.select(items).where(items.c.namespace == name[0], items.c.key == name[1], live)
         if row := connection.execute(select).one_or_none():
@@ -108,7 +108,7 @@ def _rows(connection: sa.Connection, batch: Batch) -> tuple[dict[Name, Any], lis
         select = select.order_by(items.c.updated_at.desc(), items.c.namespace, items.c.key)
         searches.append([*connection.execute(select.limit(search.limit).offset(search.offset)).all()])
     names = sa.select(items.c.namespace).where(live).distinct()
-    return rows_by_name, searches, [*connection.scalars(names)] if batch.namespaces else []
+    return rows_by_name, searches, [*connection.scalars(names)] if batch.lists_namespaces else []
 
 
 def _under(prefix: str) -> list[sa.ColumnElement[bool]]:

@@ -54,15 +54,20 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
 
     **One writer.** A run may write to a thread (more precisely, to one namespace of it) if no other run has written
     since it read the thread; from then on it may write until another run takes over in the same way. Otherwise its call
-    raises `CheckpointFencedError` and stores nothing. So of two runs at once one goes on and the other fails, whichever
-    of them writes first after both have read; a run that hung goes no further once another has taken over; and
-    `update_state` during a run ends that run. A chain of checkpoints forks only if a caller names an earlier
-    `checkpoint_id`, in `invoke`, `update_state` or `bulk_update_state`; such a branch becomes the latest.
+    raises `CheckpointFencedError` and stores nothing. So of two runs at once, the one that writes first after both have
+    read goes on, and the other fails; a run that hung goes no further once another has taken over; and `update_state`
+    during a run ends that run. A chain of checkpoints forks only if a caller names an earlier `checkpoint_id`, in
+    `invoke`, `update_state` or `bulk_update_state`; such a branch becomes the latest.
 
     The config of each tuple that this saver returns has a key that names the state which the run has read. With a
-    config without that key, as one made by hand, `put` stores a checkpoint that continues the latest, the first one of
-    a namespace, one without a parent that has no channels, or one without a parent in a graph that replays; all but the
-    last only if no run with the key has written before. `put_writes` with such a config likewise.
+    config without that key, as one made by hand, `put` stores a checkpoint in these cases only:
+
+    - It is the first one of its namespace.
+    - It has no parent, and its graph replays an earlier checkpoint.
+    - It continues the latest, and the last write was not by a run with the key.
+    - It has no parent and no channels, and the last write was not by a run with the key.
+
+    With such a config, `put_writes` stores if the last write was not by a run with the key.
 
     **The latest** is the checkpoint that was stored last; lists are in the order of ids.
 
@@ -82,7 +87,8 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
     def __init__(self, url: str, *, serde: SerializerProtocol | None = None) -> None:
         super().__init__(serde=serde)
         self._threads = GraphThreads(open_checkpoints(url))
-        self._url, self._serde = resolve_own_url(url), serde  # a relative path is that of this process, also there
+        # Resolved here, so that a relative path means the same file where a pickle is loaded.
+        self._url, self._serde = resolve_own_url(url), serde
         self._loop = LoopThread(redact(url))
 
     def __repr__(self) -> str:
@@ -163,10 +169,10 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             before: yields only checkpoints with a smaller id than this one's.
             limit: the most checkpoints.
         """
-        codec, which = Codec(self.serde), _Listed(config, filter, before, limit)
-        while which.more:
-            page, last = self._loop.wait(lambda: self._threads.page(*which.place, before=which.before, codec=codec))
-            for part in _parts(which.chosen(page, last)):
+        codec, wanted = Codec(self.serde), _Wanted(config, filter, before, limit)
+        while wanted.more:  # `chosen` sets `more` and `before` when all of a page has been read
+            page, last = self._loop.wait(lambda: self._threads.page(*wanted.place, before=wanted.before, codec=codec))
+            for part in _parts(wanted.chosen(page, last)):
                 for full in self._loop.wait(partial(self._threads.filled, part, codec)):
                     yield _tuple(full, codec)
 
@@ -186,26 +192,32 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             before: yields only checkpoints with a smaller id than this one's.
             limit: the most checkpoints.
         """
-        codec, which = Codec(self.serde), _Listed(config, filter, before, limit)
-        while which.more:
+        codec, wanted = Codec(self.serde), _Wanted(config, filter, before, limit)
+        while wanted.more:  # `chosen` sets `more` and `before` when all of a page has been read
             page, last = await self._loop.run(
-                lambda: self._threads.page(*which.place, before=which.before, codec=codec)
+                lambda: self._threads.page(*wanted.place, before=wanted.before, codec=codec)
             )
-            for part in _parts(which.chosen(page, last)):
+            for part in _parts(wanted.chosen(page, last)):
                 for full in await self._loop.run(partial(self._threads.filled, part, codec)):
                     yield _tuple(full, codec)
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return what the ancestors of a checkpoint wrote to channels, each back to a stored value. Blocks."""
+        """Return what the ancestors of a checkpoint wrote to channels. Blocks.
+
+        For each channel, back to the nearest ancestor that stores its value.
+        """
         where, name, codec = _place(config), get_checkpoint_id(config), Codec(self.serde)
         return _history(self._loop.wait(lambda: self._threads.history(where, name, channels, codec)), channels, codec)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return what the ancestors of a checkpoint wrote to channels, each back to a stored value."""
+        """Return what the ancestors of a checkpoint wrote to channels.
+
+        For each channel, back to the nearest ancestor that stores its value.
+        """
         where, name, codec = _place(config), get_checkpoint_id(config), Codec(self.serde)
         return _history(
             await self._loop.run(lambda: self._threads.history(where, name, channels, codec)), channels, codec
@@ -229,7 +241,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             CheckpointNotFoundError: the config names a checkpoint that is not there; nothing was stored.
             InvalidInputError: the config names no thread, or a name is one that stores cannot keep; nothing was stored.
         """
-        where, put, codec = self._put(config, checkpoint, metadata, new_versions)
+        where, put, codec = self._prepared_put(config, checkpoint, metadata, new_versions)
         self._loop.wait(lambda: self._threads.put(where, put, codec))
         return _config(where, put.id, put.claim)
 
@@ -249,7 +261,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             CheckpointNotFoundError: the config names a checkpoint that is not there; nothing was stored.
             InvalidInputError: the config names no thread, or a name is one that stores cannot keep; nothing was stored.
         """
-        where, put, codec = self._put(config, checkpoint, metadata, new_versions)
+        where, put, codec = self._prepared_put(config, checkpoint, metadata, new_versions)
         await self._loop.run(lambda: self._threads.put(where, put, codec))
         return _config(where, put.id, put.claim)
 
@@ -265,7 +277,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             CheckpointNotFoundError: the thread was deleted since; nothing was stored.
             InvalidInputError: the config names no thread, or no checkpoint.
         """
-        where, name, rows, codec = self._writes(config, writes)
+        where, name, rows, codec = self._prepared_writes(config, writes)
         task, claim = (task_id, task_path), _claim(config)
         self._loop.wait(lambda: self._threads.put_writes((where, name), claim, task, rows, codec))
 
@@ -281,7 +293,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             CheckpointNotFoundError: the thread was deleted since; nothing was stored.
             InvalidInputError: the config names no thread, or no checkpoint.
         """
-        where, name, rows, codec = self._writes(config, writes)
+        where, name, rows, codec = self._prepared_writes(config, writes)
         task, claim = (task_id, task_path), _claim(config)
         await self._loop.run(lambda: self._threads.put_writes((where, name), claim, task, rows, codec))
 
@@ -382,7 +394,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
 
     # Serialising, in the caller's thread
 
-    def _put(
+    def _prepared_put(
         self,
         config: RunnableConfig,
         checkpoint: Checkpoint,
@@ -410,7 +422,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         )
         return where, put, codec
 
-    def _writes(
+    def _prepared_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]]
     ) -> tuple[Place, str, Sequence[Write], Codec]:
         codec, where = Codec(self.serde), _place(config)
@@ -419,13 +431,13 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         rows: list[Write] = []
         for number, (channel, value) in enumerate(writes):
             check_names("channel", channel)
-            is_long = is_divided(value) and len(value) >= SHARED_WRITES
-            dumped = _dumped(codec, value) if is_long else codec.dump(value)
+            is_shared = is_divided(value) and len(value) >= SHARED_WRITES  # a shorter list is stored whole
+            dumped = _dumped(codec, value) if is_shared else codec.dump(value)
             rows.append((WRITES_IDX_MAP.get(channel, number), channel, dumped))
         return where, name, rows, codec
 
 
-class _Listed:
+class _Wanted:
     """Which checkpoints a list still has to yield."""
 
     def __init__(
@@ -437,14 +449,14 @@ class _Listed:
     ) -> None:
         self.place = (_place(config)[0], config["configurable"].get("checkpoint_ns")) if config else (None, None)
         self._id = get_checkpoint_id(config) if config else None
-        bounds = [get_checkpoint_id(before) if before else None, f"{self._id}\1" if self._id else None]
+        bounds = [get_checkpoint_id(before) if before else None, _just_above(self._id) if self._id else None]
         self.before = min((bound for bound in bounds if bound), default=None)
         self._filter = filter or {}
         self._remaining = limit
         self.more = limit is None or limit > 0
 
     def chosen(self, page: Sequence[Stored], last: str | None) -> Iterator[Stored]:
-        """Yield what the list has of a page; then `more` says if there is another, and `before` where it begins."""
+        """Yield what the list has of a page. Then `more` says if another page is wanted, and `before` its beginning."""
         for stored in page:
             if self._id and stored.row.id != self._id:
                 last = None
@@ -457,6 +469,11 @@ class _Listed:
                         self.more = False
                         return
         self.before, self.more = last, last is not None
+
+
+def _just_above(id: str) -> str:
+    """Return a text that sorts after this id and before all others that do: ids have no control characters."""
+    return f"{id}\1"
 
 
 def _parts(chosen: Iterator[Stored]) -> Iterator[list[Stored]]:
@@ -511,6 +528,7 @@ def _pending(stored: Stored, codec: Codec) -> Iterator[PendingWrite]:
 
 
 def _history(ancestors: Sequence[Stored], channels: Sequence[str], codec: Codec) -> Mapping[str, DeltaChannelHistory]:
+    """Return what the ancestors, newest first, wrote to each channel, the oldest first."""
     histories: dict[str, DeltaChannelHistory] = {}
     for channel in channels:
         writes: list[list[PendingWrite]] = []

@@ -13,7 +13,7 @@ import numpy as np
 import ormsgpack
 
 from turnwise.adapters.langgraph.encoding import pack, unpack
-from turnwise.adapters.langgraph.items import Batch, Found, Name, open_items
+from turnwise.adapters.langgraph.items import Batch, ItemKey, Search, open_items
 from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, shown
 from turnwise.memory.stores.loop_thread import LoopThread
@@ -174,7 +174,7 @@ class TurnwiseStore(BaseStore):
         """Delete the items that have expired; return how many."""
         return await self._loop.run(lambda: self._items.sweep(time.time()))
 
-    def _embed(self, texts: Mapping[Name, Sequence[str]]) -> dict[str, Any]:
+    def _embed(self, texts: Mapping[ItemKey, Sequence[str]]) -> dict[str, Any]:
         """Return the vectors of the texts of all items, made by one call."""
         unique = [*dict.fromkeys(text for item_texts in texts.values() for text in item_texts)]
         if not (self._embedding and unique):
@@ -192,7 +192,7 @@ class TurnwiseStore(BaseStore):
     ) -> list[Result]:
         now = time.time()
         batch = work.batch(now, self._fields if self._embedding else (), vectors)
-        reads = batch.gets or batch.searches or batch.namespaces
+        reads = batch.gets or batch.searches or batch.lists_namespaces
         rows, searches, namespaces = await self._items.read(batch) if reads else ({}, [], [])
         results, refreshed = work.results(rows, searches, namespaces, query_vectors)
         if refreshed:
@@ -207,7 +207,7 @@ class _Work:
 
     def __init__(self, ops: Iterable[Op], serde: SerializerProtocol) -> None:
         self._ops, self._serde = [*ops], serde
-        self._values: dict[Name, bytes] = {}
+        self._values: dict[ItemKey, bytes] = {}
         for op in self._ops:
             if not isinstance(op, GetOp | SearchOp | PutOp | ListNamespacesOp):
                 raise ConfigError("ops", op, "must be GetOp, SearchOp, PutOp or ListNamespacesOp")
@@ -240,14 +240,14 @@ class _Work:
         self._values[_name(op)] = pack([kind, bytes(data)])
 
     @property
-    def _puts(self) -> dict[Name, PutOp]:
+    def _puts(self) -> dict[ItemKey, PutOp]:
         return {_name(op): op for op in self._ops if isinstance(op, PutOp)}
 
     @property
     def _searches(self) -> list[SearchOp]:
         return [op for op in self._ops if isinstance(op, SearchOp)]
 
-    def texts(self, fields: Sequence[str]) -> dict[Name, list[str]]:
+    def texts(self, fields: Sequence[str]) -> dict[ItemKey, list[str]]:
         """Return the texts of each item that is put, of which vectors are made."""
         return {
             name: [
@@ -264,7 +264,7 @@ class _Work:
     def batch(self, now: float, fields: Sequence[str], made_vectors: Mapping[str, Any]) -> Batch:
         """Return what the database does. A search that is ranked or filtered here reads all under its prefix."""
         texts = self.texts(fields) if made_vectors else {}
-        puts: dict[Name, dict[str, Any] | None] = {}
+        puts: dict[ItemKey, dict[str, Any] | None] = {}
         for name, op in self._puts.items():
             vectors = [made_vectors[text].tobytes() for text in texts.get(name, ())]
             ttl_s = None if op.ttl is None else op.ttl * 60
@@ -283,25 +283,25 @@ class _Work:
             now=now,
             gets=[_name(op) for op in self._ops if isinstance(op, GetOp)],
             searches=[
-                Found(_stored(op.namespace_prefix), None, 0)
+                Search(_stored(op.namespace_prefix), None, 0)
                 if op.filter or op.query
-                else Found(_stored(op.namespace_prefix), op.limit, op.offset)
+                else Search(_stored(op.namespace_prefix), op.limit, op.offset)
                 for op in self._searches
             ],
-            namespaces=any(isinstance(op, ListNamespacesOp) for op in self._ops),
+            lists_namespaces=any(isinstance(op, ListNamespacesOp) for op in self._ops),
             puts=puts,
         )
 
     def results(
         self,
-        rows: Mapping[Name, Any],
+        rows: Mapping[ItemKey, Any],
         searches: Sequence[Sequence[Any]],
         names: Sequence[str],
         query_vectors: Mapping[str, Any],
-    ) -> tuple[list[Result], list[Name]]:
+    ) -> tuple[list[Result], list[ItemKey]]:
         """Return the results of all operations, and the items that they refresh."""
         results: list[Result] = []
-        refreshed: dict[Name, None] = {}
+        refreshed: dict[ItemKey, None] = {}
         remaining = iter(searches)
 
         def note(row: Any, refresh: bool) -> None:
@@ -350,7 +350,7 @@ def _stored(namespace: Sequence[str]) -> str:
     return "".join(f"{label}." for label in namespace)
 
 
-def _name(op: GetOp | PutOp) -> Name:
+def _name(op: GetOp | PutOp) -> ItemKey:
     return _stored(op.namespace), op.key
 
 

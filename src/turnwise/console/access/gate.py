@@ -106,7 +106,7 @@ class Gate:
                 return
         identity = Viewer.of(scope).identity
         try:
-            async with self._service.stream(identity.user_id if identity else None):
+            with self._service.count_stream(identity.user_id if identity else None):
                 await self._watch(scope[SOCKET_KEY], scope, receive, send)
         except TooManyStreams as error:
             await _refuse(PlainTextResponse(str(error), 429), scope, receive, send)

@@ -33,7 +33,7 @@ from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import example
 from turnwise.http.native.sessions import CONFLICT, NOT_FOUND
 from turnwise.http.problems import answer, documented, problem_of
-from turnwise.http.service import Asks, Caller
+from turnwise.http.service import Caller, RequestCaller
 from turnwise.http.sse import MEDIA_TYPE
 from turnwise.memory.conversation.blocks import Block, User
 from turnwise.memory.conversation.calls.run_tools import MAX_TOOLS
@@ -72,7 +72,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("", summary="Run the service's first engine as an agent of AG-UI", responses=CONFLICT | STREAM)
-async def run_agent(body: AgentInput, caller: Asks, request: Request) -> Response:
+async def run_agent(body: AgentInput, caller: RequestCaller, request: Request) -> Response:
     """Takes the newest message of the user, results of the client's tools, and answers to interrupts.
 
     The thread is a session. The run is stored before the stream begins, and goes on if the client leaves, unless
@@ -82,7 +82,7 @@ async def run_agent(body: AgentInput, caller: Asks, request: Request) -> Respons
 
 
 @router.post("/{engine}", summary="Run an engine as an agent of AG-UI", responses=CONFLICT | STREAM)
-async def run_named_agent(engine: InPath, body: AgentInput, caller: Asks, request: Request) -> Response:
+async def run_named_agent(engine: InPath, body: AgentInput, caller: RequestCaller, request: Request) -> Response:
     """As without a name. The engine is that of a new thread; a thread keeps its engine."""
     return await _run(caller, body, request, engine)
 
@@ -94,7 +94,7 @@ async def run_named_agent(engine: InPath, body: AgentInput, caller: Asks, reques
 )
 async def resume_agent(
     thread_id: InPath,
-    caller: Asks,
+    caller: RequestCaller,
     request: Request,
     run_id: Annotated[str | None, Query(description="The id that the client gave the run in the protocol.")] = None,
 ) -> Response:
@@ -113,14 +113,14 @@ async def _run(caller: Caller, body: RunAgentInput, request: Request, engine: st
     decisions = decisions_of(body)
     approved = {decision.call_id for decision in decisions if decision.approved is not None}
     had = [decision.call_id for decision in decisions if decision.call_id not in approved]
-    with caller.room() as room:
+    with caller.reserve_stream() as reserved:
         try:
             execution, answered = await _execution(caller, body, engine, resumed is not None)
         except SessionBusyError as error:
             detail = f"thread {body.thread_id!r} is busy with run {error.run_id!r}: wait until it ends, or cancel it"
             return answer(problem_of(error) | {"detail": detail})
         encoder = AgUiEncoder(body.thread_id, body.run_id, resumed, behind=answered, had=had)
-        return streamed(caller, execution, encoder, room)
+        return streamed(caller, execution, encoder, reserved)
 
 
 async def _execution(

@@ -300,12 +300,12 @@ async def active(session: AsyncSession) -> AsyncExecutionHandle | None:
 
 
 def streamed(
-    caller: Caller, execution: AsyncExecutionHandle, encoder: FrontEndEncoder, room: ExitStack | None = None
+    caller: Caller, execution: AsyncExecutionHandle, encoder: FrontEndEncoder, reserved: ExitStack | None = None
 ) -> Response:
     """Return a run's answers as a stream. If the client leaves, the run goes on or not, as `X-On-Disconnect` says.
 
     Args:
-        room: what `caller.room()` returned; if omitted, there must be room now.
+        reserved: what `caller.reserve_stream()` returned; if omitted, one is reserved here.
     """
     caller.service.handles.cache_run(caller.user_id, execution)
     farewell = b"".join(frame.encode() for frame in encoder.failed(ConnectionError(STOPS)))
@@ -321,6 +321,6 @@ def streamed(
         else None,  # else it is another's run
         retry_ms=None,
         farewell=farewell,
-        room=room,
+        reserved=reserved,
         headers={**encoder.headers, "X-Run-Id": execution.run_id},
     )

@@ -29,10 +29,10 @@ from turnwise.http.front_ends.answering import (
 from turnwise.http.front_ends.reading import file_of, in_order, message_id, object_of, text_of
 from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import Body, Cancel, Cancelled, JsonObject, Shown, example
-from turnwise.http.native.runs import BUSY, POLICIES, Key
+from turnwise.http.native.runs import POLICIES, Key
 from turnwise.http.native.sessions import NOT_FOUND
-from turnwise.http.problems import answer, documented, problem_of
-from turnwise.http.service import Asks
+from turnwise.http.problems import BUSY, answer, documented, problem_of
+from turnwise.http.service import RequestCaller
 from turnwise.http.sse import MEDIA_TYPE
 from turnwise.memory.conversation.blocks import (
     AnyBlock,
@@ -144,7 +144,7 @@ class UiMessages(Shown):
 
 
 @router.post("", summary="Answer a message of useChat, as a UI message stream", responses=NOT_FOUND | BUSY | STREAM)
-async def answer_chat(body: Chat, caller: Asks, request: Request, idempotency_key: Key = None) -> Response:
+async def answer_chat(body: Chat, caller: RequestCaller, request: Request, idempotency_key: Key = None) -> Response:
     """Takes the newest message of the user, results of calls that the client makes, and answers to approvals.
 
     The run is stored before the stream begins, and goes on if the client leaves, unless `X-On-Disconnect` is `cancel`.
@@ -163,10 +163,10 @@ async def answer_chat(body: Chat, caller: Asks, request: Request, idempotency_ke
     its_id = message_id(last.get("id"), f"{message_place}.id")
     resumed = request.headers.get("last-event-id")
     VercelEncoder(resumed)  # which checks it
-    with caller.room() as room:
+    with caller.reserve_stream() as reserved:
         if role == "assistant":
             execution, waited = await _continue(caller, body.id, last, message_place)
-            return streamed(caller, execution, VercelEncoder(resumed, behind=waited), room)
+            return streamed(caller, execution, VercelEncoder(resumed, behind=waited), reserved)
         options = body.options() | RunOptions(idempotency_key=idempotency_key)
         new: dict[str, Any] = {"engine": body.engine, "agent": body.agent}
         session = await open_for_run(caller.manager, body.id, prompts, options, user_id=caller.user_id, **new)
@@ -184,7 +184,7 @@ async def answer_chat(body: Chat, caller: Asks, request: Request, idempotency_ke
                 await decide(waiting.execution, waiting.decisions)
         except SessionBusyError as error:
             return answer(problem_of(error) | {"if_busy": helpful(error, is_again=is_again)})
-        return streamed(caller, execution, VercelEncoder(resumed), room)
+        return streamed(caller, execution, VercelEncoder(resumed), reserved)
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def _parts(message: Mapping[str, Any], place: str) -> list[tuple[str, Mapping[st
 
 
 async def _continue(
-    caller: Asks, chat_id: str, message: Mapping[str, Any], place: str
+    caller: RequestCaller, chat_id: str, message: Mapping[str, Any], place: str
 ) -> tuple[AsyncExecutionHandle, frozenset[str]]:
     """Give a run what the assistant's message has for its calls; return it, and those of the calls that waited."""
     if not (decisions := _decisions(message, place)):
@@ -313,7 +313,7 @@ def _decision(part: Mapping[str, Any], place: str) -> Decision | None:
 )
 async def resume_chat(
     chat_id: InPath,
-    caller: Asks,
+    caller: RequestCaller,
     request: Request,
     answer_id: Annotated[
         str | None, Query(alias="message_id", description="The answer with this id, also if it is whole.")
@@ -329,14 +329,16 @@ async def resume_chat(
 
 
 @router.post("/{chat_id}/stop", summary="Cancel the active run", responses=documented(404, 409))
-async def stop_chat(chat_id: InPath, body: Cancel, caller: Asks) -> Cancelled:
+async def stop_chat(chat_id: InPath, body: Cancel, caller: RequestCaller) -> Cancelled:
     """What a stop button asks: `stop()` of `useChat` alone only closes its connection."""
     return Cancelled(cancelled=await caller.on_session(chat_id, lambda session: session.cancel(body.reason)))
 
 
 @router.get("/{chat_id}/messages", summary="The messages of a chat, for useChat", responses=NOT_FOUND)
 async def list_chat_messages(
-    chat_id: InPath, caller: Asks, after: Annotated[int, Query(description="Only of later turns than this one.")] = -1
+    chat_id: InPath,
+    caller: RequestCaller,
+    after: Annotated[int, Query(description="Only of later turns than this one.")] = -1,
 ) -> UiMessages:
     """The first turns behind `after`, a thousand or a megabyte, without those that were replaced."""
     turns, runs = await caller.on_session(chat_id, lambda session: _history(session, after))

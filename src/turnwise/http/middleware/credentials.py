@@ -5,30 +5,31 @@ from __future__ import annotations
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from turnwise.http.auth import Auth, Identity, identify
+from turnwise.http.auth import Auth, Identity, identity_of
 from turnwise.http.openai import errors
-from turnwise.http.problems import who_is_it
+from turnwise.http.problems import unauthorized_response
 
 _FOUND = "turnwise.identity"
 """Where a connection's scope has who makes the request."""
 
 
 def remembering(auth: Auth) -> Auth:
-    """Return an `Auth` that answers for a request as it did before."""
+    """Return an `Auth` that asks this one once for each request, and then gives the same answer."""
 
-    async def identity_of(connection: HTTPConnection) -> Identity | None:
+    async def remembered(connection: HTTPConnection) -> Identity | None:
         if _FOUND not in connection.scope:
-            connection.scope[_FOUND] = await identify(auth, connection)
+            connection.scope[_FOUND] = await identity_of(auth, connection)
         identity: Identity | None = connection.scope[_FOUND]
         return identity
 
-    return identity_of
+    return remembered
 
 
 class Credentials:
     """An ASGI middleware that lets a request to the API in only if `auth` knows its user.
 
-    So the body of another is not parsed. If `auth` raises, the route asks it again and answers for it.
+    So the body of any other request is not parsed. If `auth` raises, the request goes on to its route, which asks
+    `auth` again and answers for the error.
 
     Args:
         auth: of `remembering`; the route asks it, too.
@@ -43,13 +44,13 @@ class Credentials:
         if path.startswith(("/v1/", "/openai/v1/")) and not await self._is_known(scope):
             wrong = "Incorrect API key provided: send a valid token."
             native = path.startswith("/v1/")
-            refusal = who_is_it() if native else errors.answer(401, wrong, code="invalid_api_key")
+            refusal = unauthorized_response() if native else errors.answer(401, wrong, code="invalid_api_key")
             await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     async def _is_known(self, scope: Scope) -> bool:
         try:
-            return await identify(self._auth, HTTPConnection(scope)) is not None
+            return await identity_of(self._auth, HTTPConnection(scope)) is not None
         except Exception:  # noqa: BLE001 - the route has an answer for each
             return True

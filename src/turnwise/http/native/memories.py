@@ -12,7 +12,7 @@ from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import Body, ForgottenShown, Shown, example
 from turnwise.http.native.sessions import CONFLICT, NOT_FOUND, Cursor, Limit
 from turnwise.http.problems import documented
-from turnwise.http.service import Asks
+from turnwise.http.service import RequestCaller
 from turnwise.http.sse import wait_for
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.longterm.base import MemoryItem, Status
@@ -240,7 +240,7 @@ class Done(Shown):
 @router.get("/memory", summary="List what memories keep for the user", responses=NOT_FOUND)
 async def list_memory(
     session_id: InPath,
-    caller: Asks,
+    caller: RequestCaller,
     *,
     category: MemoryCategory | None = None,
     type: MemoryType | None = None,
@@ -254,20 +254,20 @@ async def list_memory(
 
 
 @router.post("/memory", summary="Save a text", status_code=201, responses=NOT_FOUND | documented(403))
-async def save_memory(session_id: InPath, body: Save, caller: Asks) -> Saved:
+async def save_memory(session_id: InPath, body: Save, caller: RequestCaller) -> Saved:
     options = body.model_dump(exclude={"text"})
     return Saved(id=await caller.on_session(session_id, lambda session: session.memory.save(body.text, **options)))
 
 
 @router.post("/memory/recall", summary="Find items that are relevant to a query", responses=NOT_FOUND)
-async def recall_memory(session_id: InPath, body: Recall, caller: Asks) -> ItemsShown:
+async def recall_memory(session_id: InPath, body: Recall, caller: RequestCaller) -> ItemsShown:
     options = body.model_dump(exclude={"query"})
     items = await caller.on_session(session_id, lambda session: session.memory.recall(body.query, **options))
     return ItemsShown(items=list(map(ItemShown.of, items)))
 
 
 @router.post("/memory/recall-apart", summary="Find relevant items, by kinds of memories", responses=NOT_FOUND)
-async def recall_memory_apart(session_id: InPath, body: RecallApart, caller: Asks) -> RecalledShown:
+async def recall_memory_apart(session_id: InPath, body: RecallApart, caller: RequestCaller) -> RecalledShown:
     recalled = await caller.on_session(
         session_id, lambda session: session.memory.recall_apart(body.query, limit=body.limit)
     )
@@ -276,28 +276,28 @@ async def recall_memory_apart(session_id: InPath, body: RecallApart, caller: Ask
 
 
 @router.patch("/memory/items/{item_id}", summary="Change an item", responses=NOT_FOUND | documented(403))
-async def update_memory(session_id: InPath, item_id: InPath, body: Change, caller: Asks) -> Found:
+async def update_memory(session_id: InPath, item_id: InPath, body: Change, caller: RequestCaller) -> Found:
     changes = body.model_dump(include=body.model_fields_set)
     return Found(found=await caller.on_session(session_id, lambda session: session.memory.update(item_id, **changes)))
 
 
 @router.post("/memory/pin", summary="Pin an item to the user's profile", responses=NOT_FOUND | documented(403))
-async def pin_memory(session_id: InPath, body: Item, caller: Asks) -> Found:
+async def pin_memory(session_id: InPath, body: Item, caller: RequestCaller) -> Found:
     return Found(found=await caller.on_session(session_id, lambda session: session.memory.pin(body.id)))
 
 
 @router.post("/memory/unpin", summary="Undo a pin", responses=NOT_FOUND | documented(403))
-async def unpin_memory(session_id: InPath, body: Item, caller: Asks) -> Found:
+async def unpin_memory(session_id: InPath, body: Item, caller: RequestCaller) -> Found:
     return Found(found=await caller.on_session(session_id, lambda session: session.memory.unpin(body.id)))
 
 
 @router.post("/memory/delete", summary="Delete items", responses=NOT_FOUND | documented(403))
-async def delete_memory(session_id: InPath, body: Items, caller: Asks) -> Deleted:
+async def delete_memory(session_id: InPath, body: Items, caller: RequestCaller) -> Deleted:
     return Deleted(deleted=await caller.on_session(session_id, lambda session: session.memory.delete(*body.ids)))
 
 
 @router.post("/memory/forget", summary="Forget what a turn added", responses=CONFLICT)
-async def forget_turn(session_id: InPath, body: ForgetTurn, caller: Asks) -> ForgottenShown:
+async def forget_turn(session_id: InPath, body: ForgetTurn, caller: RequestCaller) -> ForgottenShown:
     """No later request has the turn, and memories delete what they derived of it; the history still shows it."""
     options = {"verify": body.verify}
     done = await caller.on_session(session_id, lambda session: session.memory.forget(body.turn_index, **options))
@@ -305,14 +305,14 @@ async def forget_turn(session_id: InPath, body: ForgetTurn, caller: Asks) -> For
 
 
 @router.put("/memory/use", summary="Set how later runs use memories", status_code=204, responses=NOT_FOUND)
-async def use_memory(session_id: InPath, body: Use, caller: Asks) -> None:
+async def use_memory(session_id: InPath, body: Use, caller: RequestCaller) -> None:
     await caller.on_session(session_id, lambda session: session.memory.use(body.use))
 
 
 @router.get("/memory/wait", summary="Wait until memories have all turns that ended", responses=NOT_FOUND)
 async def wait_for_memory(
     session_id: InPath,
-    caller: Asks,
+    caller: RequestCaller,
     request: Request,
     timeout_s: Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds to wait at most.")] = 30.0,
 ) -> Done:
@@ -322,24 +322,24 @@ async def wait_for_memory(
 
 
 @router.get("/notes", summary="Read the session's notes", responses=NOT_FOUND)
-async def read_notes(session_id: InPath, caller: Asks) -> NotesShown:
+async def read_notes(session_id: InPath, caller: RequestCaller) -> NotesShown:
     return NotesShown(content=await caller.on_session(session_id, lambda session: session.memory.read_notes()))
 
 
 @router.put("/notes", summary="Replace the notes", responses=NOT_FOUND)
-async def replace_notes(session_id: InPath, body: Notes, caller: Asks) -> NotesShown:
+async def replace_notes(session_id: InPath, body: Notes, caller: RequestCaller) -> NotesShown:
     content = await caller.on_session(session_id, lambda session: session.memory.replace_notes(body.content))
     return NotesShown(content=content)
 
 
 @router.patch("/notes", summary="Merge into the notes", responses=NOT_FOUND)
-async def merge_notes(session_id: InPath, body: Notes, caller: Asks) -> NotesShown:
+async def merge_notes(session_id: InPath, body: Notes, caller: RequestCaller) -> NotesShown:
     return NotesShown(
         content=await caller.on_session(session_id, lambda session: session.memory.merge_notes(body.content))
     )
 
 
 @router.delete("/notes", summary="Reset the notes", responses=NOT_FOUND)
-async def clear_notes(session_id: InPath, caller: Asks) -> Found:
-    """Answers whether they had been changed."""
+async def clear_notes(session_id: InPath, caller: RequestCaller) -> Found:
+    """Answers whether a text was stored."""
     return Found(found=await caller.on_session(session_id, lambda session: session.memory.clear_notes()))

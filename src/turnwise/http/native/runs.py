@@ -35,8 +35,8 @@ from turnwise.http.native.models import (
     prompts_of,
 )
 from turnwise.http.native.sessions import CONFLICT, MAX_LIMIT, NOT_FOUND, After, Agent, Cursor, Limit, Streams, Wait
-from turnwise.http.problems import answer, documented, problem_of
-from turnwise.http.service import Asks
+from turnwise.http.problems import BUSY, answer, documented, problem_of
+from turnwise.http.service import RequestCaller
 from turnwise.http.sse import (
     PAGE,
     SILENCE_S,
@@ -75,7 +75,6 @@ STARTED: dict[int | str, dict[str, Any]] = {
     200: {"model": RunResult, "description": "With `wait_s`: the run as it is. As a stream: its events."},
     **STREAMS,
 }
-BUSY = documented(409, busy=True)
 
 
 @router.post(
@@ -88,7 +87,7 @@ BUSY = documented(409, busy=True)
 async def start_run(
     session_id: InPath,
     body: RunOptions,
-    caller: Asks,
+    caller: RequestCaller,
     *,
     request: Request,
     streams: Streams,
@@ -98,12 +97,12 @@ async def start_run(
     """The run is stored when this answers, and goes on if the client leaves, unless `X-On-Disconnect` is `cancel`."""
     options = {**await body.options(), "idempotency_key": idempotency_key}
     prompts = prompts_of(body.prompt)
-    with caller.room(is_needed=streams or wait_s is not None) as room:
+    with caller.reserve_stream(is_needed=streams or wait_s is not None) as reserved:
         try:
             execution = await caller.on_session(session_id, lambda session: session.run(*prompts, **options))
         except SessionBusyError as error:
             return answer(problem_of(error) | {"if_busy": list(POLICIES)})
-        return await _started(caller, request, execution, streams, wait_s, room=room)
+        return await _started(caller, request, execution, streams, wait_s, reserved=reserved)
 
 
 @router.post(
@@ -115,7 +114,7 @@ async def start_run(
 )
 async def run_once(
     body: RunOnce,
-    caller: Asks,
+    caller: RequestCaller,
     *,
     request: Request,
     streams: Streams,
@@ -129,29 +128,29 @@ async def run_once(
         )
         raise InvalidInputError("Idempotency-Key", shown(idempotency_key), reason)
     options = {**await body.options(), "agent": body.agent, "metadata": body.metadata, "engine": body.engine}
-    with caller.room(is_needed=streams or wait_s is not None) as room:
+    with caller.reserve_stream(is_needed=streams or wait_s is not None) as reserved:
         execution = await caller.manager.run_once(*prompts_of(body.prompt), user_id=caller.user_id, **options)
-        return await _started(caller, request, execution, streams, wait_s, room=room)
+        return await _started(caller, request, execution, streams, wait_s, reserved=reserved)
 
 
 async def _started(
-    caller: Asks,
+    caller: RequestCaller,
     request: Request,
     execution: AsyncExecutionHandle,
     streams: bool,
     wait_s: float | None,
     *,
-    room: ExitStack,
+    reserved: ExitStack,
 ) -> Response:
     caller.service.handles.cache_run(caller.user_id, execution)
     location = path_of(request.scope.get("root_path", ""), "v1", "runs", execution.run_id)
     headers = {"Location": location, "X-Run-Id": execution.run_id}
     if streams:
         events = _events(execution, last_event_id(request))
-        return EventStream(caller, events, on_leave=_canceller(caller, execution), room=room, headers=headers)
+        return EventStream(caller, events, on_leave=_canceller(caller, execution), reserved=reserved, headers=headers)
     if wait_s is None:
         return _json(RunStarted.of(execution), 202, headers)
-    result = await _waited(caller, request, execution, wait_s, "settled", room=room)
+    result = await _waited(caller, request, execution, wait_s, "settled", reserved=reserved)
     return _json(result, 200, headers)
 
 
@@ -160,16 +159,16 @@ def _json(model: RunStarted, status: int, headers: dict[str, str]) -> Response:
 
 
 async def _waited(
-    caller: Asks,
+    caller: RequestCaller,
     request: Request,
     execution: AsyncExecutionHandle,
     wait_s: float,
     until: Until,
     *,
-    room: ExitStack | None = None,
+    reserved: ExitStack | None = None,
 ) -> RunResult:
     work = _result(execution, min(wait_s, caller.service.settings.max_wait_s), until)
-    result = await wait_for(request, caller, work, on_leave=_canceller(caller, execution), room=room)
+    result = await wait_for(request, caller, work, on_leave=_canceller(caller, execution), reserved=reserved)
     return result or await _result(execution, 0.0, until)
 
 
@@ -187,7 +186,7 @@ async def _result(execution: AsyncExecutionHandle, timeout_s: float, until: Unti
     return RunResult.ended(execution, turn, None)
 
 
-def _canceller(caller: Asks, execution: AsyncExecutionHandle) -> Callable[[], None] | None:
+def _canceller(caller: RequestCaller, execution: AsyncExecutionHandle) -> Callable[[], None] | None:
     if caller.on_disconnect == "keep" or execution.dropped:  # then it is another client's run
         return None
     work = "the cancellation of a run whose client disconnected"
@@ -202,7 +201,7 @@ async def cancel_own(execution: AsyncExecutionHandle) -> None:
 
 @router.get("/runs", summary="List the runs of all sessions, newest first")
 async def list_runs(
-    caller: Asks,
+    caller: RequestCaller,
     *,
     agent: Agent = None,
     state: RunState | None = None,
@@ -218,7 +217,7 @@ async def list_runs(
 
 
 @router.get("/runs/{run_id}", summary="Get a run's record", responses=NOT_FOUND)
-async def get_run(run_id: InPath, caller: Asks) -> RunShown:
+async def get_run(run_id: InPath, caller: RequestCaller) -> RunShown:
     record = await caller.on_run(run_id, AsyncExecutionHandle.info)
     return RunShown.of(record)
 
@@ -226,7 +225,7 @@ async def get_run(run_id: InPath, caller: Asks) -> RunShown:
 @router.get("/runs/{run_id}/wait", summary="Wait for a run's end", responses=NOT_FOUND)
 async def wait_for_run(
     run_id: InPath,
-    caller: Asks,
+    caller: RequestCaller,
     *,
     request: Request,
     timeout_s: Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds to wait at most.")] = 30.0,
@@ -237,51 +236,51 @@ async def wait_for_run(
 
 
 @router.post("/runs/{run_id}/cancel", summary="Cancel a run", responses=NOT_FOUND)
-async def cancel_run(run_id: InPath, body: Cancel, caller: Asks) -> Cancelled:
+async def cancel_run(run_id: InPath, body: Cancel, caller: RequestCaller) -> Cancelled:
     """When this answers, the session is free. May be repeated."""
     return Cancelled(cancelled=await caller.on_run(run_id, lambda execution: execution.cancel(body.reason)))
 
 
 @router.get("/runs/{run_id}/pending", summary="The calls that wait for a decision", responses=NOT_FOUND)
-async def list_pending_calls(run_id: InPath, caller: Asks) -> PendingCalls:
+async def list_pending_calls(run_id: InPath, caller: RequestCaller) -> PendingCalls:
     return PendingCalls.of(await caller.on_run(run_id, AsyncExecutionHandle.pending))
 
 
 @router.post("/runs/{run_id}/approve", summary="Approve a tool call", status_code=204, responses=CONFLICT)
-async def approve_call(run_id: InPath, body: Approve, caller: Asks) -> None:
+async def approve_call(run_id: InPath, body: Approve, caller: RequestCaller) -> None:
     """May be repeated: an approved call is made at most once."""
     await caller.on_run(run_id, lambda execution: execution.approve(body.call_id, input=body.input))
 
 
 @router.post("/runs/{run_id}/reject", summary="Reject a tool call", status_code=204, responses=CONFLICT)
-async def reject_call(run_id: InPath, body: Reject, caller: Asks) -> None:
+async def reject_call(run_id: InPath, body: Reject, caller: RequestCaller) -> None:
     await caller.on_run(run_id, lambda execution: execution.reject(body.call_id, body.reason))
 
 
 @router.post("/runs/{run_id}/provide", summary="Supply the result of a call", status_code=204, responses=CONFLICT)
-async def provide_result(run_id: InPath, body: Provide, caller: Asks) -> None:
+async def provide_result(run_id: InPath, body: Provide, caller: RequestCaller) -> None:
     await caller.on_run(
         run_id, lambda execution: execution.provide(body.call_id, body.as_result(), is_error=body.is_error)
     )
 
 
 @router.get("/runs/{run_id}/steps", summary="Its model calls, tool calls and named steps", responses=NOT_FOUND)
-async def list_steps(run_id: InPath, caller: Asks) -> Steps:
+async def list_steps(run_id: InPath, caller: RequestCaller) -> Steps:
     return Steps.of(await caller.on_run(run_id, AsyncExecutionHandle.steps))
 
 
 @router.get("/runs/{run_id}/phase", summary="What it does now", responses=NOT_FOUND)
-async def get_phase(run_id: InPath, caller: Asks) -> PhaseShown:
+async def get_phase(run_id: InPath, caller: RequestCaller) -> PhaseShown:
     return PhaseShown(phase=await caller.on_run(run_id, AsyncExecutionHandle.phase))
 
 
 @router.get("/runs/{run_id}/input", summary="What the model was given", response_model=TurnShown, responses=NOT_FOUND)
-async def get_input(run_id: InPath, caller: Asks) -> Any:
+async def get_input(run_id: InPath, caller: RequestCaller) -> Any:
     return await turn_answer(await caller.on_run(run_id, AsyncExecutionHandle.input), snapshot=True)
 
 
 @router.post("/runs/{run_id}/events", summary="Add an event of your own", status_code=201, responses=NOT_FOUND)
-async def add_run_event(run_id: InPath, body: AddEvent, caller: Asks) -> EventAdded:
+async def add_run_event(run_id: InPath, body: AddEvent, caller: RequestCaller) -> EventAdded:
     return EventAdded(seq=await caller.on_run(run_id, lambda execution: execution.add_event(body.name, body.data)))
 
 
@@ -294,7 +293,7 @@ async def add_run_event(run_id: InPath, body: AddEvent, caller: Asks) -> EventAd
 async def list_run_events(
     run_id: InPath,
     request: Request,
-    caller: Asks,
+    caller: RequestCaller,
     *,
     streams: Streams,
     after: After = 0,
@@ -335,7 +334,7 @@ async def _events(execution: AsyncExecutionHandle, after: int, page: Any = None)
     response_class=Response,
     responses=NOT_FOUND | STREAMS,
 )
-async def follow_partials(run_id: InPath, caller: Asks) -> Response:
+async def follow_partials(run_id: InPath, caller: RequestCaller) -> Response:
     """For runs with `output`. Each event has the whole object so far; the last one is complete."""
     execution, _ = await caller.on_run(run_id, lambda execution: _first_page(execution, 0))
     return EventStream(caller, _partials(execution), on_leave=_canceller(caller, execution))

@@ -46,7 +46,7 @@ from turnwise.http.native.models import (
     prompts_of,
 )
 from turnwise.http.problems import documented
-from turnwise.http.service import Asks
+from turnwise.http.service import RequestCaller
 from turnwise.http.sse import (
     PAGE,
     SILENCE_S,
@@ -87,13 +87,13 @@ CONFLICT = documented(404, 409)
 
 
 @router.post("/sessions", summary="Open a session, and create it if it does not exist", responses=documented(404))
-async def open_session(body: OpenSession, caller: Asks, request: Request, response: Response) -> SessionOpened:
+async def open_session(body: OpenSession, caller: RequestCaller, request: Request, response: Response) -> SessionOpened:
     options = body.model_dump(exclude={"id"})
     session = await caller.manager.open(body.id, user_id=caller.user_id, **options)
     return _opened(caller, session, request, response)
 
 
-def _opened(caller: Asks, session: AsyncSession, request: Request, response: Response) -> SessionOpened:
+def _opened(caller: RequestCaller, session: AsyncSession, request: Request, response: Response) -> SessionOpened:
     caller.service.handles.cache_session(caller.user_id, session)
     response.headers["Location"] = path_of(request.scope.get("root_path", ""), "v1", "sessions", session.id)
     return SessionOpened.of(session)
@@ -101,7 +101,7 @@ def _opened(caller: Asks, session: AsyncSession, request: Request, response: Res
 
 @router.get("/sessions", summary="List sessions, newest first")
 async def list_sessions(
-    caller: Asks,
+    caller: RequestCaller,
     *,
     agent: Agent = None,
     status: SessionStatus | None = None,
@@ -129,28 +129,30 @@ def _json_object(metadata: str | None) -> Any:
 
 
 @router.get("/count", summary="Count sessions")
-async def count_sessions(caller: Asks, agent: Agent = None, status: SessionStatus | None = None) -> SessionCount:
+async def count_sessions(
+    caller: RequestCaller, agent: Agent = None, status: SessionStatus | None = None
+) -> SessionCount:
     return SessionCount(sessions=await caller.manager.count(user_id=caller.user_id, agent=agent, status=status))
 
 
 @router.get("/usage", summary="Tokens and costs of all sessions, or of an agent's")
-async def get_usage(caller: Asks, agent: Agent = None) -> UsageShown:
+async def get_usage(caller: RequestCaller, agent: Agent = None) -> UsageShown:
     return UsageShown.model_validate(await caller.manager.usage(user_id=caller.user_id, agent=agent))
 
 
 @router.delete("/user", summary="Delete all sessions and memories of the user")
-async def forget_user(caller: Asks, verify: Verified = True) -> ForgottenShown:
+async def forget_user(caller: RequestCaller, verify: Verified = True) -> ForgottenShown:
     """Cancels active runs. May be repeated, and must be if it fails halfway."""
     return ForgottenShown.of(await caller.manager.forget(caller.user_id, verify=verify))
 
 
 @router.get("/sessions/{session_id}", summary="Get a session, with its open runs", responses=NOT_FOUND)
-async def get_session(session_id: InPath, caller: Asks) -> SessionState:
+async def get_session(session_id: InPath, caller: RequestCaller) -> SessionState:
     return SessionState.of_info(await caller.on_session(session_id, AsyncSession.info))
 
 
 @router.patch("/sessions/{session_id}", summary="Change title and metadata", responses=NOT_FOUND)
-async def update_session(session_id: InPath, body: UpdateSession, caller: Asks) -> SessionShown:
+async def update_session(session_id: InPath, body: UpdateSession, caller: RequestCaller) -> SessionShown:
     changes = body.model_dump()
     return SessionShown.of(await caller.on_session(session_id, lambda session: session.update(**changes)))
 
@@ -158,7 +160,7 @@ async def update_session(session_id: InPath, body: UpdateSession, caller: Asks) 
 @router.delete("/sessions/{session_id}", summary="Delete a session, and what memories keep of it", responses=CONFLICT)
 async def delete_session(
     session_id: InPath,
-    caller: Asks,
+    caller: RequestCaller,
     *,
     memory: Annotated[bool, Query(description="If false, memories keep what they have of the session.")] = True,
     verify: Verified = False,
@@ -169,23 +171,23 @@ async def delete_session(
 
 
 @router.post("/sessions/{session_id}/end", summary="End a session", status_code=204, responses=NOT_FOUND)
-async def end_session(session_id: InPath, caller: Asks) -> None:
+async def end_session(session_id: InPath, caller: RequestCaller) -> None:
     """Cancels its runs; it accepts no new ones. May be repeated."""
     await caller.on_session(session_id, AsyncSession.end)
 
 
 @router.post("/sessions/{session_id}/refresh", summary="Restart its `ttl_s` now", status_code=204, responses=NOT_FOUND)
-async def refresh_session(session_id: InPath, caller: Asks) -> None:
+async def refresh_session(session_id: InPath, caller: RequestCaller) -> None:
     await caller.on_session(session_id, AsyncSession.refresh)
 
 
 @router.post("/sessions/{session_id}/engine", summary="Use another engine", status_code=204, responses=NOT_FOUND)
-async def use_engine(session_id: InPath, body: UseEngine, caller: Asks) -> None:
+async def use_engine(session_id: InPath, body: UseEngine, caller: RequestCaller) -> None:
     await caller.on_session(session_id, lambda session: session.use(body.engine))
 
 
 @router.post("/sessions/{session_id}/clear", summary="Remove its messages for good", responses=CONFLICT)
-async def clear_session(session_id: InPath, body: ClearSession, caller: Asks) -> ForgottenShown:
+async def clear_session(session_id: InPath, body: ClearSession, caller: RequestCaller) -> ForgottenShown:
     options = body.model_dump()
     return ForgottenShown.of(await caller.on_session(session_id, lambda session: session.clear(**options)))
 
@@ -194,14 +196,14 @@ async def clear_session(session_id: InPath, body: ClearSession, caller: Asks) ->
     "/sessions/{session_id}/fork", summary="Continue it as another session", status_code=201, responses=CONFLICT
 )
 async def fork_session(
-    session_id: InPath, body: ForkSession, caller: Asks, request: Request, response: Response
+    session_id: InPath, body: ForkSession, caller: RequestCaller, request: Request, response: Response
 ) -> SessionOpened:
     fork = await caller.on_session(session_id, lambda session: session.fork(body.at, body.id))
     return _opened(caller, fork, request, response)
 
 
 @router.post("/sessions/{session_id}/compact", summary="Compact its window", responses=CONFLICT)
-async def compact_session(session_id: InPath, body: Compact, caller: Asks) -> CompactionShown | None:
+async def compact_session(session_id: InPath, body: Compact, caller: RequestCaller) -> CompactionShown | None:
     """Answers null if nothing was to be changed."""
     compaction = await caller.on_session(session_id, lambda session: session.compact(explain=body.explain))
     return CompactionShown.of(compaction) if compaction else None
@@ -213,20 +215,20 @@ async def compact_session(session_id: InPath, body: Compact, caller: Asks) -> Co
     response_model=BlocksShown,
     responses=NOT_FOUND,
 )
-async def expand_summary(session_id: InPath, body: Expand, caller: Asks) -> Any:
+async def expand_summary(session_id: InPath, body: Expand, caller: RequestCaller) -> Any:
     blocks = await caller.on_session(session_id, lambda session: session.expand(body.summary))
     return await blocks_answer(blocks)
 
 
 @router.post("/sessions/{session_id}/append", summary="Add prompts for the next run", responses=CONFLICT)
-async def append_prompts(session_id: InPath, body: Append, caller: Asks) -> TurnShown:
+async def append_prompts(session_id: InPath, body: Append, caller: RequestCaller) -> TurnShown:
     """Must not be repeated if its outcome is unknown: use the idempotency key of a run for that."""
     prompts = prompts_of(body.prompt)
     return TurnShown.of(await caller.on_session(session_id, lambda session: session.append(*prompts)))
 
 
 @router.post("/sessions/{session_id}/import", summary="Add a conversation from elsewhere", responses=CONFLICT)
-async def import_messages(session_id: InPath, body: ImportMessages, caller: Asks) -> TurnShown:
+async def import_messages(session_id: InPath, body: ImportMessages, caller: RequestCaller) -> TurnShown:
     """May be repeated: the same conversation is stored once."""
     options = body.model_dump(exclude={"messages", "format"})
     return TurnShown.of(
@@ -242,19 +244,19 @@ async def import_messages(session_id: InPath, body: ImportMessages, caller: Asks
     response_model=MessagesShown,
     responses=NOT_FOUND,
 )
-async def export_messages(session_id: InPath, caller: Asks, format: Exported = "openai_chat") -> Any:
+async def export_messages(session_id: InPath, caller: RequestCaller, format: Exported = "openai_chat") -> Any:
     return await messages_answer(await caller.on_session(session_id, lambda session: session.export_messages(format)))
 
 
 @router.post("/sessions/{session_id}/cancel", summary="Cancel the active run", responses=CONFLICT)
-async def cancel_active_run(session_id: InPath, body: Cancel, caller: Asks) -> Cancelled:
+async def cancel_active_run(session_id: InPath, body: Cancel, caller: RequestCaller) -> Cancelled:
     return Cancelled(cancelled=await caller.on_session(session_id, lambda session: session.cancel(body.reason)))
 
 
 @router.get("/sessions/{session_id}/messages", summary="Its messages, page by page, back in time", responses=NOT_FOUND)
 async def list_messages(
     session_id: InPath,
-    caller: Asks,
+    caller: RequestCaller,
     *,
     limit: Limit = 100,
     before: Annotated[str | None, Query(description="The cursor of a page or of a message.")] = None,
@@ -271,7 +273,7 @@ async def list_messages(
     summary="Take a message out of what later runs continue",
     responses=CONFLICT,
 )
-async def remove_message(session_id: InPath, place: InPath, caller: Asks) -> MessageRemoved:
+async def remove_message(session_id: InPath, place: InPath, caller: RequestCaller) -> MessageRemoved:
     """`place` is that of a listed message. Nothing is erased: turns keep their snapshots."""
     return MessageRemoved(removed=await caller.on_session(session_id, lambda session: _remove(session, place)))
 
@@ -287,7 +289,7 @@ async def _remove(session: AsyncSession, place: str) -> int:
 
 
 @router.get("/sessions/{session_id}/turns", summary="Its turns, by index", responses=NOT_FOUND)
-async def list_turns(session_id: InPath, caller: Asks, after: After = -1, limit: Limit = 100) -> TurnPage:
+async def list_turns(session_id: InPath, caller: RequestCaller, after: After = -1, limit: Limit = 100) -> TurnPage:
     turns = await caller.on_session(session_id, lambda session: session.turns(after, limit))
     return TurnPage(items=[TurnShown.of(turn) for turn in turns], next=turns.next)
 
@@ -300,7 +302,7 @@ async def list_turns(session_id: InPath, caller: Asks, after: After = -1, limit:
 )
 async def get_turn(
     session_id: InPath,
-    caller: Asks,
+    caller: RequestCaller,
     *,
     index: Annotated[int | None, Query(description="Its index.")] = None,
     turn_id: Annotated[str | None, Query(description="Or the id that its run was started with.")] = None,
@@ -316,14 +318,14 @@ async def get_turn(
 
 @router.get("/sessions/{session_id}/runs", summary="Its runs, by turn index", responses=NOT_FOUND)
 async def list_runs_of_session(
-    session_id: InPath, caller: Asks, after: After = -1, limit: Limit = 100
+    session_id: InPath, caller: RequestCaller, after: After = -1, limit: Limit = 100
 ) -> RunsOfSession:
     runs = await caller.on_session(session_id, lambda session: session.runs(after, limit))
     return RunsOfSession(items=[RunShown.of(run) for run in runs], next=runs.next)
 
 
 @router.post("/sessions/{session_id}/events", summary="Add an event of your own", status_code=201, responses=CONFLICT)
-async def add_session_event(session_id: InPath, body: AddEvent, caller: Asks) -> EventAdded:
+async def add_session_event(session_id: InPath, body: AddEvent, caller: RequestCaller) -> EventAdded:
     return EventAdded(seq=await caller.on_session(session_id, lambda session: session.add_event(body.name, body.data)))
 
 
@@ -336,7 +338,7 @@ async def add_session_event(session_id: InPath, body: AddEvent, caller: Asks) ->
 async def list_session_events(
     session_id: InPath,
     request: Request,
-    caller: Asks,
+    caller: RequestCaller,
     *,
     streams: Streams,
     after: After = 0,

@@ -45,7 +45,7 @@ from turnwise.http.openai.messages import Chat, read_messages
 from turnwise.http.openai.models import Chosen, chosen, run_on
 from turnwise.http.openai.new_messages import New, is_alone, news
 from turnwise.http.openai.run_events import events_so_far
-from turnwise.http.service import Asks, Caller
+from turnwise.http.service import Caller, RequestCaller
 from turnwise.http.sse import EventStream, encode, wait_for
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.events import AnyEvent
@@ -92,7 +92,7 @@ class _Answering:
 async def create(
     body: CreateCompletion,
     request: Request,
-    caller: Asks,
+    caller: RequestCaller,
     x_session_id: Annotated[str | None, Header()] = None,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> Response:
@@ -115,7 +115,7 @@ async def create(
     body.check()
     chat, model = read_messages(body.messages), chosen(caller, body.model)
     completion_request = _ChatRequest(caller, body, chat, model, await _options(body, chat, model))
-    with caller.room() as room:
+    with caller.reserve_stream() as reserved:
         try:
             if x_session_id is None:
                 check_no_key(idempotency_key, "name a session by X-Session-Id")
@@ -124,11 +124,11 @@ async def create(
                 answering = await _durable(completion_request, id_of_header(x_session_id), idempotency_key)
         except InvalidInputError as error:
             raise body.refusal(error) from None
-        return await _respond(request, completion_request, answering, room)
+        return await _respond(request, completion_request, answering, reserved)
 
 
 async def _respond(
-    request: Request, completion_request: _ChatRequest, answering: _Answering, room: ExitStack
+    request: Request, completion_request: _ChatRequest, answering: _Answering, reserved: ExitStack
 ) -> Response:
     """Return the answer when it is whole, or stream it."""
     caller, body = completion_request.caller, completion_request.body
@@ -140,10 +140,10 @@ async def _respond(
         farewell = encode(json.dumps(body_of(503, _STOPS, code="server_stops")))
         chunks = _chunks(caller, body, answering)
         return EventStream(
-            caller, chunks, on_leave=on_leave, retry_ms=None, farewell=farewell, room=room, headers=headers
+            caller, chunks, on_leave=on_leave, retry_ms=None, farewell=farewell, reserved=reserved, headers=headers
         )
     try:
-        await wait_for(request, caller, _settled(caller, answering), on_leave=on_leave, room=room)
+        await wait_for(request, caller, _settled(caller, answering), on_leave=on_leave, reserved=reserved)
     except OpenAIError as error:
         return _failed(error, answering, headers)
     if not answering.completion.is_done:

@@ -226,7 +226,7 @@ class CreateResponse(_Strict):
         return None if choice in ("auto", "none") and not self.tools else choice
 
     def labels(self) -> dict[str, str]:
-        """Return what is stored with the run, for `Said`."""
+        """Return what is stored with the run: see `said_labels`."""
         return said_labels(
             metadata=self.metadata or {},
             background=bool(self.background),

@@ -15,7 +15,7 @@ from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.inference.engine import Framed, RequestFrame
 from turnwise.errors import SessionInUseError, TurnwiseError
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute
-from turnwise.http.service import Asks, Caller
+from turnwise.http.service import Caller, RequestCaller
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.runs import RunRecord
 
@@ -106,13 +106,13 @@ async def run_on(
 
 
 @router.get("")
-async def list_models(caller: Asks) -> dict[str, Any]:
+async def list_models(caller: RequestCaller) -> dict[str, Any]:
     """List the models that requests may name."""
     return {"object": "list", "data": [_model(model) for model in models_of(caller)]}
 
 
 @router.get("/{model:path}")
-async def retrieve_model(model: str, caller: Asks) -> dict[str, Any]:
+async def retrieve_model(model: str, caller: RequestCaller) -> dict[str, Any]:
     """Return one of them."""
     chosen(caller, model)
     return _model(model)

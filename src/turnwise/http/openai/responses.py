@@ -23,7 +23,7 @@ from turnwise.http.openai.inputs import read_input
 from turnwise.http.openai.items import ENCRYPTED, output_items, prompt_items
 from turnwise.http.openai.pages import Asked, Including, page_of
 from turnwise.http.openai.start_response import DELETED, RunResponse, find, load, newest, start
-from turnwise.http.service import Asks, Caller
+from turnwise.http.service import Caller, RequestCaller
 from turnwise.http.sse import EventStream, encode, wait_for
 
 router = APIRouter(prefix="/openai/v1/responses", tags=["OpenAI responses"], route_class=OpenAIRoute)
@@ -39,18 +39,21 @@ class Look(Including):
 
 @router.post("")
 async def create(
-    body: CreateResponse, request: Request, caller: Asks, idempotency_key: Annotated[str | None, Header()] = None
+    body: CreateResponse,
+    request: Request,
+    caller: RequestCaller,
+    idempotency_key: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Start a response, and return it when it has ended, or at once if it is in the background; or stream it."""
     body.check()
-    with caller.room(is_needed=bool(body.stream or not body.background)) as room:
+    with caller.reserve_stream(is_needed=bool(body.stream or not body.background)) as reserved:
         response = await start(caller, body, read_input(body.input), idempotency_key)
         if body.stream:
-            return _streamed(caller, response, -1, room)
+            return _streamed(caller, response, -1, reserved)
         if body.background:
             return JSONResponse((await load(response)).body())
         on_leave = _cancelling(caller, response) if caller.on_disconnect == "cancel" else None
-        answer = await wait_for(request, caller, _settled(caller, response), on_leave=on_leave, room=room)
+        answer = await wait_for(request, caller, _settled(caller, response), on_leave=on_leave, reserved=reserved)
     if answer is None:  # the server stops
         answer = await load(response) if response.stored else response.answer()
     return JSONResponse(answer.body())
@@ -59,7 +62,7 @@ async def create(
 @router.get("/{response_id}")
 async def retrieve(
     response_id: str,
-    caller: Asks,
+    caller: RequestCaller,
     look: Annotated[Look, Query()],
 ) -> Response:
     """Return a response as it is now, or stream its events behind a sequence number."""
@@ -76,7 +79,7 @@ async def retrieve(
 
 
 @router.post("/{response_id}/cancel")
-async def cancel(response_id: str, caller: Asks) -> Response:
+async def cancel(response_id: str, caller: RequestCaller) -> Response:
     """Cancel a response, in the background or not; return it. One that has ended stays as it is.
 
     If it waits for outputs, its run ends; if a later response has its run, that one goes on.
@@ -88,7 +91,7 @@ async def cancel(response_id: str, caller: Asks) -> Response:
 
 
 @router.delete("/{response_id}")
-async def delete(response_id: str, caller: Asks) -> Response:
+async def delete(response_id: str, caller: RequestCaller) -> Response:
     """Delete a response; cancel it first if it has not ended. Its text stays part of later responses."""
     response = await _find(caller, response_id)
     if await _is_newest(caller, response) and response.run.is_open:
@@ -132,7 +135,7 @@ def _deleted(id: str) -> Response:
 @router.get("/{response_id}/input_items")
 async def input_items(
     response_id: str,
-    caller: Asks,
+    caller: RequestCaller,
     page: Asked,
 ) -> Response:
     """List the items that a response was given: prompts, or the outputs of the calls before it."""
@@ -188,9 +191,9 @@ def _end_if_left(caller: Caller, response: RunResponse, answer: Answer) -> None:
         caller.service.spawn(cancelled, "the end of a response that is not stored")
 
 
-def _streamed(caller: Caller, response: RunResponse, after: int, room: ExitStack | None = None) -> Response:
+def _streamed(caller: Caller, response: RunResponse, after: int, reserved: ExitStack | None = None) -> Response:
     on_leave = _cancelling(caller, response) if caller.on_disconnect == "cancel" else None
-    return EventStream(caller, _chunks(caller, response, after), on_leave=on_leave, retry_ms=None, room=room)
+    return EventStream(caller, _chunks(caller, response, after), on_leave=on_leave, retry_ms=None, reserved=reserved)
 
 
 def _cancelling(caller: Caller, response: RunResponse) -> Callable[[], None]:

@@ -250,7 +250,7 @@ async def _asking(caller: Caller, execution: AsyncExecutionHandle, request_input
     """Return the response of a run that ended with the calls of these outputs, also if they were brought before."""
     response, state = await _whole(caller, execution)
     names = [*request_input.outputs, *(approval.request_id for approval in request_input.approvals)]
-    return replace(response, part=state.parts.get(names[0], state.newest))
+    return replace(response, part=state.part_of.get(names[0], state.newest))
 
 
 async def _whole(caller: Caller, execution: AsyncExecutionHandle) -> tuple[RunResponse, Projection]:

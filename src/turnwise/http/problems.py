@@ -176,7 +176,7 @@ def answer(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Re
     return Response(text, body["status"], {**retry, **(headers or {})}, MEDIA_TYPE)
 
 
-def who_is_it() -> Response:
+def unauthorized() -> Response:
     """Return the answer to a request without valid credentials."""
     body = problem(401, "Unauthorized", "send a valid token: 'Authorization: Bearer <token>'", error="unauthorized")
     return answer(body, {"WWW-Authenticate": "Bearer"})
@@ -192,8 +192,8 @@ def install(app: FastAPI) -> None:
         return answer(problem_of(error))
 
     @app.exception_handler(Unauthorized)
-    async def unauthorized(request: Request, error: Unauthorized) -> Response:
-        return who_is_it()
+    async def no_user(request: Request, error: Unauthorized) -> Response:
+        return unauthorized()
 
     @app.exception_handler(TooManyStreams)
     async def too_many(request: Request, error: TooManyStreams) -> Response:

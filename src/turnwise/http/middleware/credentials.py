@@ -7,19 +7,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnwise.http.auth import Auth, Identity, identify
 from turnwise.http.openai import errors
-from turnwise.http.problems import who_is_it
+from turnwise.http.problems import unauthorized
 
-_FOUND = "turnwise.identity"
-"""Where a connection's scope has who makes the request."""
+_IDENTITY = "turnwise.identity"
+"""The key of a connection's scope under which is who makes the request."""
 
 
-def remembering(auth: Auth) -> Auth:
-    """Return an `Auth` that answers for a request as it did before."""
+def asked_once(auth: Auth) -> Auth:
+    """Return an `Auth` that asks `auth` once for each request, and keeps the answer in the request's scope."""
 
     async def identity_of(connection: HTTPConnection) -> Identity | None:
-        if _FOUND not in connection.scope:
-            connection.scope[_FOUND] = await identify(auth, connection)
-        identity: Identity | None = connection.scope[_FOUND]
+        if _IDENTITY not in connection.scope:
+            connection.scope[_IDENTITY] = await identify(auth, connection)
+        identity: Identity | None = connection.scope[_IDENTITY]
         return identity
 
     return identity_of
@@ -28,10 +28,11 @@ def remembering(auth: Auth) -> Auth:
 class Credentials:
     """An ASGI middleware that lets a request to the API in only if `auth` knows its user.
 
-    So the body of another is not parsed. If `auth` raises, the route asks it again and answers for it.
+    The body of a request without a known user is never parsed. If `auth` raises, the request passes: its route asks
+    again, and turns the error into an answer.
 
     Args:
-        auth: of `remembering`; the route asks it, too.
+        auth: made by `asked_once`, since the route asks it too.
     """
 
     def __init__(self, app: ASGIApp, auth: Auth) -> None:
@@ -43,7 +44,7 @@ class Credentials:
         if path.startswith(("/v1/", "/openai/v1/")) and not await self._is_known(scope):
             wrong = "Incorrect API key provided: send a valid token."
             native = path.startswith("/v1/")
-            refusal = who_is_it() if native else errors.answer(401, wrong, code="invalid_api_key")
+            refusal = unauthorized() if native else errors.answer(401, wrong, code="invalid_api_key")
             await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -51,5 +52,5 @@ class Credentials:
     async def _is_known(self, scope: Scope) -> bool:
         try:
             return await identify(self._auth, HTTPConnection(scope)) is not None
-        except Exception:  # noqa: BLE001 - the route has an answer for each
+        except Exception:  # noqa: BLE001 - the route answers each
             return True

@@ -44,8 +44,8 @@ LONGEST = [
     "http/server/test_server_on_ray.py",
     "http/test_ray_serve.py",
     "examples/test_programs.py",
-    "hosting/test_two_rays.py",
-    "hosting/test_own_ray.py",
+    "cluster/test_two_rays.py",
+    "cluster/test_own_ray.py",
     "hosting/test_waits_on_ray.py",
 ]
 """These are taken first, so that no lane ends long after the others."""

@@ -166,7 +166,8 @@ class _Connections(Generic[Kept]):
 def _connections_of(loop: asyncio.AbstractEventLoop) -> _Connections[Connection]:
     if (connections := _BY_LOOP.get(loop)) is None:
         for closed in [other for other in list(_BY_LOOP) if other.is_closed()]:
-            _BY_LOOP.pop(closed).close()
+            if (left := _BY_LOOP.pop(closed, None)) is not None:  # another thread may have taken it
+                left.close()
         connections = _BY_LOOP[loop] = _Connections(Connection.close, lambda connection: connection.is_idle)
     return connections
 

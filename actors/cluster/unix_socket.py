@@ -183,6 +183,8 @@ class _ServedConnection(asyncio.Protocol):
         self._answer = answer
         self._may_answer = may_answer
         self._transport: Any = None
+        self._is_trusted = False
+        """Whether the process at the other end belongs to this user."""
         self._messages = _MessageReader()
         self._under_way: set[asyncio.Task[None]] = set()
 
@@ -191,12 +193,13 @@ class _ServedConnection(asyncio.Protocol):
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as peer:
             try:
                 _checked_pid(peer)
+                self._is_trusted = True
             except PermissionError:
                 self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         for number, request in self._messages.read(data):
-            if not self._may_answer():
+            if not (self._is_trusted and self._may_answer()):
                 self._transport.close()
                 return
             task = asyncio.get_running_loop().create_task(self._reply(number, request))

@@ -177,7 +177,7 @@ class StepContext(RunContext, Protocol):
         """Add blocks to the run's output in one durable commit; return the turn with them.
 
         The assistant's blocks replace the emitted parts. A tool result is placed after its call. Events that add to the
-        transcript (`Appending`) get the new blocks in order: the first event gets all of the assistant's blocks, each
+        transcript (`AddsOutput`) get the new blocks in order: the first event gets all of the assistant's blocks, each
         further one gets one result.
 
         Args:

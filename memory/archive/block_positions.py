@@ -1,4 +1,8 @@
-"""Positions of a session's blocks in its archive. It has one log: first the session's own, then borrowed ones."""
+"""Positions of a session's blocks in its archive.
+
+A session may use blocks of several logs: its own, and those of sessions that it was forked from. An archive has a
+single log: the blocks of the session's own log, then those that it uses of others.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ Move = Callable[[Span], Span]
 """Returns the position of a span's blocks after an export or an import."""
 
 
-class Places:
+class ArchivePositions:
     """The positions of blocks in the archive. Blocks of the session's own log keep theirs; others follow them.
 
     Args:
@@ -43,39 +47,40 @@ class Places:
             self._starts.append(self.size)
             self.size += span.stop - span.start
 
-    def of(self, span: Span) -> Span:
+    def archived(self, span: Span) -> Span:
         """Return the position of a span in the archive.
 
         Raises:
             CorruptRecordError: the span has blocks that the session does not use.
         """
-        for archived, start in zip(self.order, self._starts, strict=True):
-            if archived.log == span.log and archived.start <= span.start and span.stop <= archived.stop:
-                return Span(LOG, start + span.start - archived.start, start + span.stop - archived.start)
+        for held, start in zip(self.order, self._starts, strict=True):
+            if held.log == span.log and held.start <= span.start and span.stop <= held.stop:
+                return Span(LOG, start + span.start - held.start, start + span.stop - held.start)
         raise CorruptRecordError(f"block {span.log}:{span.start}", "neither the session's log nor its turns have it")
 
-    def turn(self, turn: TurnRecord) -> TurnRecord:
+    def archived_turn(self, turn: TurnRecord) -> TurnRecord:
         """Return a turn of the session with its positions in the archive."""
-        return move_turn(replace(turn, removed=overlap(turn.removed, self.order)), self.of)
+        # After a clear, a turn may list removed blocks of another log that no turn uses. The archive lacks them.
+        return move_turn(replace(turn, removed=overlap(turn.removed, self.order)), self.archived)
 
 
-async def find_places(store: SessionStore, session: SessionRecord) -> Places:
-    """Return the positions of the session's blocks. A fork is read twice for it, since only forks use other logs."""
+async def find_positions(store: SessionStore, session: SessionRecord) -> ArchivePositions:
+    """Return the positions of the session's blocks. Reads the blocks of a fork, since only forks use other logs."""
     if session.parent is None:
-        return Places(session, ())
+        return ArchivePositions(session, ())
     own_span = Span(session.log, 0, session.log_size)
     foreign: Spans = ()
     async for turn in turns_of(store, session.key):
-        foreign = union(foreign, subtract(_spans_of(turn), (own_span,)))
+        foreign = union(foreign, subtract(_used_by(turn), (own_span,)))
     new: Spans = (own_span, *foreign)
-    while new:
+    while new:  # what a summary replaces may be summaries, which replace other blocks
         replaced: list[Span] = []
         async for text in blocks_of(store, new):
             if summary := _summary(text):
                 replaced += _replaced_by(summary)
         new = subtract(replaced, (own_span, *foreign))
         foreign = union(foreign, new)
-    return Places(session, foreign)
+    return ArchivePositions(session, foreign)
 
 
 async def turns_of(store: SessionStore, key: SessionKey) -> AsyncIterator[TurnRecord]:
@@ -125,20 +130,23 @@ def move_block(text: str, move: Move) -> str:
 def move_summary(summary: Summary, move: Move) -> Summary:
     """Return the summary with the spans that it replaces moved."""
     spans = tuple(tuple(move(Span(*place))) for place in summary.of)
-    folded = tuple(tuple(move(Span(log, position, position + 1)))[:2] for log, position in summary.folded)
-    return summary.model_copy(update={"of": spans, "folded": folded})
+    moved = [move(_span_of(log, position)) for log, position in summary.folded]
+    return summary.model_copy(update={"of": spans, "folded": tuple((span.log, span.start) for span in moved)})
 
 
 def _summary(text: str) -> Summary | None:
+    # The text is searched first: decoding each block takes much longer.
     block = decoded("block", lambda: decode(text)) if "summary" in text else None
     return block if isinstance(block, Summary) else None
 
 
 def _replaced_by(summary: Summary) -> Spans:
-    return union(
-        (Span(*place) for place in summary.of), (Span(log, position, position + 1) for log, position in summary.folded)
-    )
+    return union((Span(*place) for place in summary.of), (_span_of(log, position) for log, position in summary.folded))
 
 
-def _spans_of(turn: TurnRecord) -> Spans:
+def _span_of(log: str, position: int) -> Span:
+    return Span(log, position, position + 1)
+
+
+def _used_by(turn: TurnRecord) -> Spans:
     return union(turn.prompt, turn.appended, turn.input, turn.output, turn.carried)

@@ -17,7 +17,7 @@ from turnwise.errors import ArchiveError, CorruptRecordError, InvalidIdError, Se
 from turnwise.memory.archive.block_positions import (
     PAGE,
     blocks_of,
-    find_places,
+    find_positions,
     move_block,
     runs_of,
     turns_of,
@@ -72,20 +72,20 @@ async def _write_all(
     store: SessionStore, session: SessionRecord, write: Callable[[str], object], history: HistoryStore | None
 ) -> LineWriter:
     """Write everything of a session but the last line; return the writer."""
-    places = await find_places(store, session)
-    ends = await interrupt(store, session, places)
+    positions = await find_positions(store, session)
+    ends = await interrupt(store, session, positions)
     lines = LineWriter(write)
     lines.begin(ends.session)
-    async for text in blocks_of(store, places.order):
-        lines.add("block", move_block(text, places.of))
+    async for text in blocks_of(store, positions.order):
+        lines.add("block", move_block(text, positions.archived))
     for text in ends.blocks:
         lines.add("block", text)
     async for turn in turns_of(store, session.key):
-        lines.add("turn", record_line(ends.turns.get(turn.index) or places.turn(turn)))
+        lines.add("turn", record_line(ends.turns.get(turn.index) or positions.archived_turn(turn)))
     async for run in runs_of(store, session.key):
         lines.add("run", record_line(ends.runs.get(run.run_id, run)))
     async for event in _events_of(store, session.key, history):
-        lines.add("event", event_line(move_event(event, places.of, session.log)))
+        lines.add("event", event_line(move_event(event, positions.archived, session.log)))
     for event in ends.events:
         lines.add("event", event_line(event))
     return lines

@@ -12,13 +12,13 @@ from typing import Any, Literal, NoReturn, TypeVar
 from turnwise.errors import ArchiveError, CorruptRecordError
 from turnwise.memory.conversation.codec import decoded, joined
 from turnwise.memory.conversation.events import (
-    Adding,
     AnyEvent,
     BlocksRemoved,
-    Continuing,
     Event,
     Places,
     RunStarted,
+    SetsInput,
+    StoresBlocks,
     WindowCompacted,
     decode_event,
     encode_body,
@@ -108,9 +108,9 @@ def event_line(event: Event) -> list[Any]:
     return [event.seq, event.at, event.turn_index, event.run_id, event.key, *encode_body(event)]
 
 
-def places_of(event: Event) -> Iterator[tuple[int, int]]:
-    """Yield the positions in the session's log of the blocks that an event stored, as start and stop."""
-    if isinstance(event, Adding) and event.span:
+def stored_blocks_of(event: Event) -> Iterator[tuple[int, int]]:
+    """Yield the positions of the blocks that an event stored: start and stop in the session's log."""
+    if isinstance(event, StoresBlocks) and event.span:
         yield event.span
     if isinstance(event, WindowCompacted) and event.summary:
         yield event.summary
@@ -118,7 +118,7 @@ def places_of(event: Event) -> Iterator[tuple[int, int]]:
 
 def inputs_of(event: Event) -> Iterator[Places]:
     """Yield the lists of positions in an event: those of its run's input, or those of removed blocks."""
-    if isinstance(event, Continuing) and event.input:
+    if isinstance(event, SetsInput) and event.input:
         yield event.input
     if isinstance(event, RunStarted):
         yield event.prompt
@@ -138,7 +138,7 @@ def move_event(event: Event, move: Callable[[Span], Span], log: str) -> Event:
     def moved(places: Places) -> Places:
         return tuple((span.log, span.start, span.stop) for span in map(move, from_places(places, log)))
 
-    fields = {"input": moved(event.input)} if isinstance(event, Continuing) and event.input else {}
+    fields = {"input": moved(event.input)} if isinstance(event, SetsInput) and event.input else {}
     if isinstance(event, RunStarted):
         fields["prompt"] = moved(event.prompt)
     if isinstance(event, BlocksRemoved):

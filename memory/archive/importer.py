@@ -12,7 +12,7 @@ from dataclasses import replace
 from turnwise.errors import ArchiveError, SessionFencedError, SessionNotFoundError
 from turnwise.memory.archive.block_order import Order, References
 from turnwise.memory.archive.block_positions import LOG, PAGE, move_summary, move_turn
-from turnwise.memory.archive.format import Line, inputs_of, places_of
+from turnwise.memory.archive.format import Line, inputs_of, stored_blocks_of
 from turnwise.memory.archive.validation import check_event, check_new, check_run, check_turn, checked_block
 from turnwise.memory.conversation.blocks import Summary, encode
 from turnwise.memory.conversation.events import RUN_IDS, Event, Places
@@ -208,14 +208,14 @@ class SessionImport:
             )
         check_event(line, event)
         check_new(line, "event key", event.key, self._event_keys)
-        if any(not 0 <= start <= stop <= self._block_count for start, stop in places_of(event)):
+        if any(not 0 <= start <= stop <= self._block_count for start, stop in stored_blocks_of(event)):
             line.refuse(f"event {event.seq} names blocks that do not exist")
         for places in inputs_of(event):
             if any(log or not 0 <= start <= stop for log, start, stop in places) or _count(places) > self._block_count:
                 line.refuse(f"event {event.seq} names blocks that do not exist, or blocks twice")
             if max((stop for _, _, stop in places), default=0) > self._block_count:
                 line.refuse(f"event {event.seq} names blocks that do not exist")
-        self._event_blocks += sum(stop - start for start, stop in places_of(event))
+        self._event_blocks += sum(stop - start for start, stop in stored_blocks_of(event))
         # Each block is stored by one event. Events that named blocks again and again would take much memory when read.
         if self._event_blocks > 4 * self._block_count:
             line.refuse("its events name more than four times as many blocks as there are")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.archive.block_positions import LOG, Places, runs_of, turns_of
+from turnwise.memory.archive.block_positions import LOG, ArchivePositions, runs_of, turns_of
 from turnwise.memory.conversation.blocks import decode, encode
 from turnwise.memory.conversation.events import Event, RunInterrupted
 from turnwise.memory.conversation.runs import RunRecord
@@ -31,12 +31,12 @@ class Ends:
     events: list[Event] = field(default_factory=list)
 
 
-async def interrupt(store: SessionStore, session: SessionRecord, places: Places) -> Ends:
+async def interrupt(store: SessionStore, session: SessionRecord, positions: ArchivePositions) -> Ends:
     """Return the ends of a session's open runs. All become interrupted, queued ones too; they keep their prompts.
 
     The output of each run is repaired, so that the conversation can go on.
     """
-    ends = Ends(replace(session, log_size=places.size))
+    ends = Ends(replace(session, log_size=positions.size))
     before: TurnRecord | None = None
     async for run in runs_of(store, session.key):
         if not run.is_open:
@@ -44,9 +44,9 @@ async def interrupt(store: SessionStore, session: SessionRecord, places: Places)
         turn = next(iter(await store.turns(session.key, after=run.turn_index - 1, limit=1)), None)
         if turn is None or turn.index != run.turn_index:
             raise CorruptRecordError(f"turn {session.session_id}#{run.turn_index}", "missing, but its run exists")
-        moved = places.turn(turn)
+        moved = positions.archived_turn(turn)
         if turn.status == "queued":  # the turn that it continues has ended only now
-            before = before or await _head(store, session.key, places)
+            before = before or await _head(store, session.key, positions)
             parent = f"{session.session_id}#{before.index}" if before else None
             moved = replace(moved, parent=parent, input=join(before.base if before else (), moved.prompt))
         _end(ends, run, moved, await read_blocks(store, turn.output))
@@ -86,9 +86,9 @@ def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> 
     )
 
 
-async def _head(store: SessionStore, key: SessionKey, places: Places) -> TurnRecord | None:
+async def _head(store: SessionStore, key: SessionKey, positions: ArchivePositions) -> TurnRecord | None:
     head = None
     async for turn in turns_of(store, key):
         if not turn.is_open:
             head = turn
-    return places.turn(head) if head else None
+    return positions.archived_turn(head) if head else None

@@ -39,7 +39,7 @@ class Event(BaseModel):
 
     terminal: ClassVar[bool] = False
     live: ClassVar[bool] = False
-    """Live events are published, not stored."""
+    """Whether the events of this class are only published, and not stored."""
 
     kind: str
     session_id: str
@@ -92,7 +92,7 @@ Places = tuple[tuple[str, int, int], ...]
 """Positions of blocks: log, start, stop (exclusive). The session's own log is named by an empty text."""
 
 
-class Adding(Event):
+class StoresBlocks(Event):
     """Base of the events that store blocks. The session's store has the blocks once, in the session's log."""
 
     span: tuple[int, int] | None = None
@@ -100,17 +100,17 @@ class Adding(Event):
     blocks: _Blocks = ()
 
 
-class Continuing(Event):
+class SetsInput(Event):
     """Base of the events that set what the requests of a run begin with."""
 
     input: Places | None = None
-    """All blocks that the run begins with, its prompts included; None if they are the snapshot of the turn before it,
-    then its prompts, or if they do not change."""
+    """All blocks that the run's requests begin with, its prompts included. None means the default: the snapshot of the
+    turn before, then the prompts; in a later event of the run, no change."""
     input_blocks: _Blocks = ()
-    """The blocks of `input`. Live events do not have them, since events that are read again do."""
+    """The blocks of `input`. An event that is followed as it happens lacks them; one that is read later has them."""
 
 
-class PromptAppended(Adding):
+class PromptAppended(StoresBlocks):
     """A prompt is stored and waits for the next run."""
 
     kind: Literal["prompt_appended"] = "prompt_appended"
@@ -118,7 +118,7 @@ class PromptAppended(Adding):
     """A digest of the imported conversation, if the prompt is its end."""
 
 
-class TurnImported(Adding, Continuing):
+class TurnImported(StoresBlocks, SetsInput):
     """A turn of a conversation from elsewhere was added behind the newest one: see `Session.import_messages`.
 
     `input`: what it continues. `blocks`: its prompts, then its answer.
@@ -129,7 +129,7 @@ class TurnImported(Adding, Continuing):
     """A digest of the imported conversation, in the event of its last turn."""
 
 
-class RunQueued(Adding):
+class RunQueued(StoresBlocks):
     """A run is accepted and waits for the runs before it. `blocks`: the prompts that it was started with."""
 
     kind: Literal["run_queued"] = "run_queued"
@@ -137,7 +137,7 @@ class RunQueued(Adding):
     """The id that the caller gave the turn."""
 
 
-class RunStarted(Continuing):
+class RunStarted(SetsInput):
     """A run has left the queue and runs: a session has one running run at a time."""
 
     kind: Literal["run_started"] = "run_started"
@@ -158,8 +158,9 @@ class TextDelta(Event):
     index: int = 0
     """The part of the answer that it continues, counted from 0 in each model call, in the order of the stream."""
     final: bool = False
-    """Whether it is the part's last one. Its text may be empty: a part mostly ends after its text was published. Then
-    it comes together with the event after it. A part has none if the process was lost."""
+    """Whether it is the part's last one. Often the end of a part is known only after its text was published: then the
+    last delta has no text, and comes together with the next event. A part that was lost with its process has no last
+    delta."""
 
 
 Phase = Literal[
@@ -173,7 +174,7 @@ run has `failed`."""
 class PhaseChanged(Event):
     """The run enters a phase. Derived from the other events by the reader that asks for phases.
 
-    Its number is that of an event before it, so a reader may continue after it.
+    Its `seq` is no number of its own: reading with `after=seq` gives all events that follow.
     """
 
     kind: Literal["phase_changed"] = "phase_changed"
@@ -190,11 +191,12 @@ class ThinkingDelta(Event):
     index: int = 0
     """The part of the answer that it continues, counted from 0 in each model call, in the order of the stream."""
     final: bool = False
-    """Whether it is the part's last one. Its text may be empty: a part mostly ends after its text was published. Then
-    it comes together with the event after it. A part has none if the process was lost."""
+    """Whether it is the part's last one. Often the end of a part is known only after its text was published: then the
+    last delta has no text, and comes together with the next event. A part that was lost with its process has no last
+    delta."""
 
 
-class Appending(Adding):
+class AddsOutput(StoresBlocks):
     """Base of the events that add blocks to a run's output."""
 
 
@@ -207,7 +209,7 @@ class ModelCallStarted(Event):
     """The number of this model call in the run, from 0."""
 
 
-class ModelCallEnded(Appending):
+class ModelCallEnded(AddsOutput):
     """The model has answered and requests tool calls. The last model call has no such event: it ends with the run."""
 
     kind: Literal["model_call_ended"] = "model_call_ended"
@@ -217,12 +219,12 @@ class ModelCallEnded(Appending):
     usage: Usage | None = None
 
 
-class PromptJoined(Appending):
+class PromptJoined(AddsOutput):
     """The prompts of a queued run are part of this run from now on, whose next model call gets them."""
 
     kind: Literal["prompt_joined"] = "prompt_joined"
     joined: str
-    """The id of the run that they were given to."""
+    """The id of the queued run whose prompts were taken. `run_id` is that of the run that took them."""
 
 
 class ToolStarted(Event):
@@ -233,7 +235,7 @@ class ToolStarted(Event):
     name: str
 
 
-class ToolEnded(Appending):
+class ToolEnded(AddsOutput):
     """A tool call has its result, which the model will see."""
 
     kind: Literal["tool_ended"] = "tool_ended"
@@ -255,7 +257,7 @@ class ApprovalRequested(Event):
     why: str | None = None
 
 
-class CallDecided(Appending):
+class CallDecided(AddsOutput):
     """A waiting call was decided. `blocks`: the result that follows from the decision, or the edited call."""
 
     kind: Literal["call_decided"] = "call_decided"
@@ -295,16 +297,17 @@ class MemoryRecalled(Event):
     query: str = ""
     """The query that the memories got."""
     found: dict[str, int]
-    """How many items each memory returned, by the name of the memory."""
+    """How many items each memory returned for the query, by the name of the memory. Items that the requests have in the
+    user's profile do not count."""
     sent: dict[str, int]
-    """How many of them are in the run's requests, by the name of the memory."""
+    """How many found items are in the run's requests, by the name of the memory."""
     left_out: dict[str, dict[LeftOut, int]]
     """How many found items are not in the requests, by memory and reason. Lists only memories with such items."""
     profile: dict[str, int] = {}
-    """How many items of the user's profile are in the run's requests, by the name of the memory. `found` does not count
-    them."""
+    """How many items of the user's profile are in the run's requests, by the name of the memory."""
     profile_left_out: dict[str, dict[LeftOut, int]] = {}
-    """How many profile items are not in the requests, by memory and reason. `found` may count them as well."""
+    """How many items of the user's profile are not in the requests, by memory and reason. An item that the query found
+    counts in `found` too."""
 
 
 class MemoryFailed(Event):
@@ -348,14 +351,14 @@ class TurnNotSaved(Event):
     why: str
 
 
-class TurnsCleared(Continuing):
+class TurnsCleared(SetsInput):
     """Turns were removed for good, with their blocks and events. `input`: what the next run begins with."""
 
     kind: Literal["turns_cleared"] = "turns_cleared"
     up_to: int = -1
-    """The index of the last one."""
+    """The index of the last removed turn."""
     turns: int = 0
-    """How many there were."""
+    """How many turns were removed."""
 
 
 class TurnForgotten(Event):
@@ -369,7 +372,7 @@ class BlocksRemoved(Event):
 
     kind: Literal["blocks_removed"] = "blocks_removed"
     removed: Places = ()
-    """Their positions, with the results of removed calls."""
+    """The positions of the removed blocks. The results of removed calls are among them."""
 
 
 class CustomEvent(Event):
@@ -413,7 +416,7 @@ class StepEnded(Event):
     seconds: float = 0.0
 
 
-class RunEnded(Appending):
+class RunEnded(AddsOutput):
     """Base of the four events that end a run. Exactly one of them is stored, as the run's last event."""
 
     terminal: ClassVar[bool] = True
@@ -442,13 +445,13 @@ class RunCancelled(RunEnded):
     successor: str | None = None
     """The run that has its prompts, or that has come in its place: see `RunRecord`."""
 
+    discarded: bool = False
+    """Whether the run's turn was dropped, so that the next turn does not continue it."""
+
     @property
     def leads_to(self) -> str | None:
         """The run that has its prompts and gives its answer, if it was merged; else None."""
         return self.successor if self.code == MERGED else None
-
-    discarded: bool = False
-    """Whether the run's turn was dropped, so that the next turn does not continue it."""
 
 
 class RunFailed(RunEnded):
@@ -466,7 +469,7 @@ class RunInterrupted(RunEnded):
     why: str
 
 
-class WindowCompacted(Continuing):
+class WindowCompacted(SetsInput):
     """An overflow strategy made the next request smaller. The history is unchanged.
 
     `input`: set if the requests of the running run go on with the smaller window.
@@ -482,8 +485,11 @@ class WindowCompacted(Continuing):
     """Usage of the compaction, without its failed attempts."""
 
 
-class InputReplaced(Continuing):
-    """The requests of the run go on with a smaller window, which an earlier compaction has prepared."""
+class InputReplaced(SetsInput):
+    """The requests of the run go on with the smaller window that an earlier compaction has prepared.
+
+    A `WindowCompacted` with an `input` says the same of a compaction that has just ended.
+    """
 
     kind: Literal["input_replaced"] = "input_replaced"
 
@@ -496,7 +502,7 @@ class CompactionFailed(Event):
     attempt: int
     """From 1."""
     of: int
-    """The most attempts there can be."""
+    """The most attempts that are made."""
     why: str
     usage: Usage | None = None
 
@@ -518,7 +524,7 @@ class UnknownEvent(Event):
 
     kind: Literal["unknown"] = "unknown"
     stored_kind: str
-    """Its kind in the store."""
+    """The event's kind in the store."""
     payload: JsonObject = Field(default_factory=FrozenDict)
     """The fields of its kind, as stored."""
 
@@ -609,7 +615,8 @@ def encode_body(event: Event, *, blocks: bool = False) -> tuple[str, str]:
     texts = [f'"{name}":[{",".join(map(encode, values))}]' for name, values in block_fields if values]
     if not texts:
         return event.kind, body
-    return event.kind, f"{{{','.join([*([body[1:-1]] if body != '{}' else []), *texts])}}}"
+    own_fields = [body[1:-1]] if body != "{}" else []
+    return event.kind, "{" + ",".join(own_fields + texts) + "}"
 
 
 def without_blocks(event: Event) -> AnyEvent:
@@ -644,14 +651,12 @@ def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
 
 __all__ = [
     "KINDS",
-    "Adding",
+    "AddsOutput",
     "AnyEvent",
-    "Appending",
     "ApprovalRequested",
     "BlocksRemoved",
     "CallDecided",
     "CompactionFailed",
-    "Continuing",
     "CustomEvent",
     "Event",
     "HookFailed",
@@ -680,8 +685,10 @@ __all__ = [
     "RunStarted",
     "SessionEnded",
     "SessionReverted",
+    "SetsInput",
     "StepEnded",
     "StepStarted",
+    "StoresBlocks",
     "TextDelta",
     "ThinkingDelta",
     "ToolEnded",

@@ -24,7 +24,7 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.calls.call_arguments import refusal
 from turnwise.memory.conversation.calls.call_pairs import CallPairs
 from turnwise.memory.conversation.events import (
-    Appending,
+    AddsOutput,
     Event,
     ModelCallEnded,
     ModelCallStarted,
@@ -319,7 +319,7 @@ class Ledger:
             self.append_thinking(event.text)
         elif isinstance(event, ModelCallEnded | RunEnded):
             self.flush_assistant(event.blocks)
-        elif isinstance(event, Appending):
+        elif isinstance(event, AddsOutput):
             for block in event.blocks:
                 if isinstance(block, ToolUse):
                     self.replace_use(block)

@@ -59,7 +59,7 @@ from turnwise.actors.client.shared.actor_lookup import MAX_CALLS
 from turnwise.actors.session.core import SessionCore
 from turnwise.engines import EngineBuilder, RunContext, SessionView, ToolLoop, ToolRegistry
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
-from turnwise.memory.conversation.events import Appending, Event, TextDelta
+from turnwise.memory.conversation.events import AddsOutput, Event, TextDelta
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.stores.base import Commit
@@ -515,7 +515,7 @@ class Bench:
                     while page_events := session.events(read[-1].seq if read else 0, page):
                         read += page_events
                 assert [event.seq for event in read] == written
-                adding = [event for event in read if isinstance(event, Appending)]
+                adding = [event for event in read if isinstance(event, AddsOutput)]
                 assert adding and all(
                     len(event.blocks) == event.span[1] - event.span[0] for event in adding if event.span
                 )
@@ -547,7 +547,7 @@ class Bench:
                 "turn_index": copy,
                 "run_id": run_id,
             }
-            if isinstance(event, Appending) and event.span:
+            if isinstance(event, AddsOutput) and event.span:
                 own["span"] = (event.span[0] + copy * size, event.span[1] + copy * size)
             return event.model_copy(update=own)
 

@@ -1,4 +1,4 @@
-"""`examples/cluster_job.py` on one node; `tests/hosting/test_cluster_on_ray.py` runs it on several."""
+"""`examples/cluster_job.py` on one node; `tests/cluster/test_cluster_on_ray.py` runs it on several."""
 
 import json
 from pathlib import Path

@@ -50,7 +50,7 @@ from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.summary_task import PROMPT
 from turnwise.strategies.trim import Trim
 from turnwise.testing import LocalProvider
-from turnwise.testing.local_provider.replies import text_of, words
+from turnwise.testing.local_provider.replies import text_of, tokens_of
 from windows.bench import (
     CALL,
     COUNTER,
@@ -170,7 +170,9 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
     usage = chat.info().session.usage
     requests = [*bench.sent_requests(), *bench.sent_requests(SMALL)]
     assert usage.calls == len(requests) == 40 + len(done)
-    assert usage.input_tokens == sum(len(words(text_of(message))) for body in requests for message in body["messages"])
+    assert usage.input_tokens == sum(
+        len(tokens_of(text_of(message))) for body in requests for message in body["messages"]
+    )
     assert usage == manager.usage(user_id="ada")
     (spent,) = {event.usage.calls for event in done if event.usage}
     assert spent == 1 and all(event.usage for event in done)

@@ -10,7 +10,7 @@ from turnwise.memory.providers.openai_chat import encode
 from turnwise.strategies.conformance_conversations import Conversation
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.window import TokenBudget
-from turnwise.testing.local_provider.replies import attentive_reply, summary_of, words
+from turnwise.testing.local_provider.replies import attentive_reply, summary_of, tokens_of
 
 SYSTEM = "You help the employees of Northwind.\n\nHandbook\n- Parental leave takes up to fourteen months.\n"
 SYSTEM += "- Parental leave is paid by the state; the company adds up to eighty percent."
@@ -51,9 +51,9 @@ def test_a_summary_has_at_most_the_allowed_words() -> None:
     for limit, most in [(50, 50), (5000, 120), (2, 3)]:
         request = "\n".join([*lines, "", f"Write the summary now. Write no more than {limit} words."])
         summary = summary_of(request)
-        assert len(words(summary)) <= most
+        assert len(tokens_of(summary)) <= most
         assert summary.startswith("The user said:")
-    assert len(words(summary_of("\n".join([*lines, "", "Write the summary now."])))) > 110
+    assert len(tokens_of(summary_of("\n".join([*lines, "", "Write the summary now."])))) > 110
 
 
 @pytest.mark.parametrize(

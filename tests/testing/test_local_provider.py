@@ -346,6 +346,22 @@ def test_texts_that_share_words_have_near_embeddings(provider: LocalProvider) ->
     assert near(cat, kitten) > near(cat, stocks)
 
 
+@pytest.mark.parametrize("size", [0, -5])
+def test_embeddings_of_no_dimensions_are_refused_like_by_the_real_api(provider: LocalProvider, size: int) -> None:
+    reason = f"Invalid 'dimensions': integer below minimum value. Expected a value >= 1, but got {size} instead."
+    with (
+        openai.OpenAI(api_key=KEY, base_url=provider.base_url, max_retries=0) as client,
+        pytest.raises(openai.BadRequestError) as raised,
+    ):
+        client.embeddings.create(model="local", input="a cat", dimensions=size)
+    assert raised.value.body == {
+        "message": reason,
+        "type": "invalid_request_error",
+        "param": "dimensions",
+        "code": "integer_below_min_value",
+    }
+
+
 def test_open_connections_are_closed_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
     with LocalProvider() as provider, socket.create_connection(("127.0.0.1", provider.port)) as idle:
         idle.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nX-Fault: hang\r\n\r\n")

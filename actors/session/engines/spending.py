@@ -8,7 +8,7 @@ from turnwise.actors.inference.engine import Suspend
 from turnwise.actors.session.engines.budget import priced
 from turnwise.actors.session.engines.call_counting import CallCounter
 from turnwise.actors.session.engines.session_engines import SessionEngines
-from turnwise.actors.session.state.active_run import ActiveRun, grants
+from turnwise.actors.session.state.active_run import ActiveRun, count_grants
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import EngineError, LimitError
 from turnwise.memory.conversation.blocks import Block
@@ -42,7 +42,7 @@ class Spending:
         return usage
 
     def count_call(self, run: ActiveRun, turn: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
-        """See `CallCounter.count`."""
+        """Return the tokens of a request with this turn, and those of the answer; see `CallCounter`."""
         return self._counter.count(run, turn, answer)
 
     def check_run(self, run: ActiveRun) -> None:
@@ -56,20 +56,22 @@ class Spending:
         if not (config.run_budget or config.session_budget):
             return
         spent, calls = run.spent, run.calls
-        times = 1 + grants(calls.values())
+        # Approvals are counted among this run's calls, so one beyond the session's budget holds for this run only.
+        times = 1 + count_grants(calls.values())
+        # The session's stored usage has what the run's record has, so only the rest is added.
         in_session = self._state.journal.session.usage + (spent - (run.record.usage or Usage()))
-        for budget, of, used in (
+        for budget, owner, used in (
             (config.run_budget, "run", spent),
             (config.session_budget, "session", in_session),
         ):
-            # An approval beyond a session's budget applies to this run only.
-            over = budget.exceeded(used, times) if budget else None
-            if over is None:
+            excess = budget.exceeded(used, times) if budget else None
+            if excess is None:
                 continue
-            reason = f"the {of} has spent {over}"
+            reason = f"the {owner} has spent {excess}"
             rejected = any(state.wants == "budget" and state.verdict == "rejected" for state in calls.values())
             if config.over_budget == "fail" or rejected:
-                raise LimitError(f"{reason}: raise SessionConfig({of}_budget=...)", "budget")
+                raise LimitError(f"{reason}: raise SessionConfig({owner}_budget=...)", "budget")
+            # Each extension has an id of its own.
             raise Suspend({f"budget-{times}": CallState(name="budget", wants="budget", why=reason)})
 
     def check_session(self, unstored: Usage) -> None:
@@ -82,5 +84,5 @@ class Spending:
             LimitError: the session's budget is used up.
         """
         budget = self._engines.config.session_budget
-        if budget and (over := budget.exceeded(self._state.journal.session.usage + unstored)):
-            raise LimitError(f"the session has spent {over}: raise SessionConfig(session_budget=...)", "budget")
+        if budget and (excess := budget.exceeded(self._state.journal.session.usage + unstored)):
+            raise LimitError(f"the session has spent {excess}: raise SessionConfig(session_budget=...)", "budget")

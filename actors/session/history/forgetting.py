@@ -29,7 +29,7 @@ from turnwise.errors import (
     TurnNotFoundError,
 )
 from turnwise.memory.conversation.blocks import CLEARED, Summary, encode
-from turnwise.memory.conversation.events import Continuing, Event, TurnForgotten, TurnsCleared
+from turnwise.memory.conversation.events import Event, SetsInput, TurnForgotten, TurnsCleared
 from turnwise.memory.conversation.remainder import from_user
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap, places, subtract, to_places, union
@@ -238,7 +238,7 @@ class Forgetting:
                 is_kept = event.turn_index is None or event.turn_index > last
                 if isinstance(event, TurnsCleared):
                     until = max(until, event.seq)
-                elif isinstance(event, Continuing) and event.input_blocks and is_kept:
+                elif isinstance(event, SetsInput) and event.input_blocks and is_kept:
                     without_input.append(event.model_copy(update={"input": None, "input_blocks": ()}))
         return [event for event in without_input if event.seq < until]
 

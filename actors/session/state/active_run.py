@@ -201,9 +201,9 @@ class ActiveRun:
         """
         new = self.output.missing(output)
         span = Span(session.log, session.log_size, session.log_size + len(new))
-        grown = self.output.grown(output, span)
+        whole = self.output.with_output(output, span)
         return (
-            replace(self.turn, output=grown.spans, metadata=self.metadata, **changes),
+            replace(self.turn, output=whole.spans, metadata=self.metadata, **changes),
             new,
             replace(session, log_size=span.stop),
         )
@@ -265,6 +265,6 @@ class ActiveRun:
             self.attempt.close()
 
 
-def grants(calls: Iterable[CallState]) -> int:
+def count_grants(calls: Iterable[CallState]) -> int:
     """Return how many times a caller approved that the run continues beyond its budget."""
     return sum(state.wants == "budget" and state.verdict == "approved" for state in calls)

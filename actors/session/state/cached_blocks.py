@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock
-from turnwise.memory.conversation.events import Adding, Continuing, Event, Places, RunStarted
+from turnwise.memory.conversation.events import Event, Places, RunStarted, SetsInput, StoresBlocks
 from turnwise.memory.conversation.spans import Seen, Span, Spans, cut, from_places, join, overlap, size, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.stores.base import SessionStore
@@ -22,7 +22,7 @@ TRIM_BYTES = 1 << 20
 STEP = 1_000
 """How many blocks are decoded or encoded before other work gets the event loop."""
 
-_WITH_BLOCKS = (Adding, Continuing)
+_WITH_BLOCKS = (StoresBlocks, SetsInput)
 """The events that have blocks."""
 
 
@@ -31,11 +31,11 @@ def _missing_blocks(event: Event, log: str) -> dict[str, Spans]:
     if not isinstance(event, _WITH_BLOCKS):
         return {}
     missing: dict[str, Places] = {}
-    if isinstance(event, Adding) and event.span and not event.blocks:
+    if isinstance(event, StoresBlocks) and event.span and not event.blocks:
         missing["blocks"] = (("", *event.span),)
     if isinstance(event, RunStarted) and not event.blocks:
         missing["blocks"] = event.prompt
-    if isinstance(event, Continuing) and not event.input_blocks:
+    if isinstance(event, SetsInput) and not event.input_blocks:
         missing["input_blocks"] = event.input or ()
     return {name: from_places(places, log) for name, places in missing.items() if places}
 

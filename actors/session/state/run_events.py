@@ -10,7 +10,7 @@ from turnwise.actors.inference.engine import NewEvent
 from turnwise.memory.conversation.blocks import Block, ToolResult
 from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import (
-    Appending,
+    AddsOutput,
     ApprovalRequested,
     PromptJoined,
     RunCancelled,
@@ -125,7 +125,7 @@ def placed(events: Sequence[NewEvent], new: Sequence[Block], session: SessionRec
         indices: list[int] = []
         if issubclass(kind, ToolEnded):
             indices = [results[values["call_id"]]] if values["call_id"] in results else []
-        elif issubclass(kind, Appending):
+        elif issubclass(kind, AddsOutput):
             indices, answer_indices = answer_indices, []
         if indices:
             span = (first + indices[0], first + indices[-1] + 1)

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from turnwise.errors import TranscriptError
 from turnwise.memory.conversation.blocks import AnyBlock, Block
 from turnwise.memory.conversation.events import (
-    Continuing,
     Event,
     RunCancelled,
     RunEnded,
     RunStarted,
     SessionReverted,
+    SetsInput,
     TurnImported,
     TurnsCleared,
 )
@@ -57,7 +57,7 @@ class Rebuilt:
             if not (isinstance(event, RunCancelled) and event.discarded):
                 self._before = self.blocks
             self._ledger = None
-        elif isinstance(event, Continuing):
+        elif isinstance(event, SetsInput):
             self._input = self._input if event.input is None else _input_of(event)
         else:
             self._ledger.apply(event)
@@ -94,7 +94,7 @@ def rebuild(events: Iterable[Event]) -> list[AnyBlock]:
     return blocks
 
 
-def _input_of(event: Continuing) -> list[Block]:
+def _input_of(event: SetsInput) -> list[Block]:
     if event.input and not event.input_blocks:
         raise TranscriptError(
             f"{_name(event)} has no input_blocks: read the event again, from the session or its history"

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from turnwise.errors import CorruptRecordError, DuplicateKeyError, SessionFencedError
 from turnwise.memory.conversation.blocks import Text, User, encode
-from turnwise.memory.conversation.events import KINDS, Adding, Event, UnknownEvent
+from turnwise.memory.conversation.events import KINDS, Event, StoresBlocks, UnknownEvent
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span, Spans
@@ -179,7 +179,7 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
     for seq, (kind, cls) in enumerate(KINDS.items(), 1):
         if not cls.live:
             values = parts.get(kind, {}) | common | {"kind": kind}
-            spans: dict[str, Any] = {"span": (2**40, 2**41)} if issubclass(cls, Adding) else {}
+            spans: dict[str, Any] = {"span": (2**40, 2**41)} if issubclass(cls, StoresBlocks) else {}
             events += [cls(seq=seq, key=f"{seq}ü%", **values, **every, **spans), cls(seq=seq + 100, **values)]
     common["stored_kind"] = "from_the_future"
     events += [UnknownEvent(seq=201, payload=NESTED, key="'", **every, **common), UnknownEvent(seq=202, **common)]

@@ -23,7 +23,7 @@ from turnwise.http.auth import Auth
 from turnwise.http.config import ServiceConfig, Source
 from turnwise.http.front_ends import ui
 from turnwise.http.middleware.counts import CountLimits
-from turnwise.http.middleware.credentials import Credentials, remembering
+from turnwise.http.middleware.credentials import Credentials, asked_once
 from turnwise.http.middleware.limits import SizeLimits, refused
 from turnwise.http.middleware.origins import SameSite
 from turnwise.http.middleware.paths import SegmentPaths
@@ -74,7 +74,7 @@ def create_app(
             raise ConfigError("manager", "ServiceConfig", "it says who makes a request, and has the limits: omit these")
         return _configured(manager)
     if auth is not None:
-        auth = remembering(auth)
+        auth = asked_once(auth)
     service = Service(manager, settings or HttpSettings(), auth)
 
     @asynccontextmanager

@@ -24,7 +24,7 @@ PIECES_WEIGHT = 1.0
 PIECES = (3, 4, 5)
 """The lengths of pieces, in characters."""
 
-PLACES = 4
+SLOTS = 4
 """The number of dimensions per feature, so that two features that collide in one still differ in the others."""
 
 _FEWEST, _MOST = 64, 4096
@@ -33,8 +33,9 @@ _FEWEST, _MOST = 64, 4096
 class HashEmbedding:
     """A Chroma embedding function that needs no model and no download, and returns the same vectors everywhere.
 
-    Texts are similar if they share words, forms of words, or pieces of words, each counted sublinearly. It does not
-    know meanings, so a model's vectors find more; one of its vectors takes 50 microseconds.
+    Texts are similar if they share words, forms of words, or pieces of words. A word that occurs n times weighs
+    1 + ln n times as much as one that occurs once. The function does not know meanings, so a model's vectors find more;
+    one of its vectors takes 50 microseconds.
 
     Args:
         dimensions: the length of a vector, from 64 to 4096. In shorter vectors, features collide more often.
@@ -100,10 +101,13 @@ class HashEmbedding:
     def _embed(self, text: str) -> NDArray[np.float32]:
         import numpy as np
 
-        features = [(*_features(word), count) for word, count in Counter(words(text)).items()] or [(*_features(""), 1)]
-        places = np.concatenate([places for places, _, _ in features]) % self._dimensions
-        weights = np.concatenate([weights * (1 + np.log(count)) for _, weights, count in features])
-        vector = np.bincount(places, weights, self._dimensions)
+        word_hashes, word_weights = [], []
+        for word, count in (Counter(words(text)) or {"": 1}).items():
+            hashes, weights = _features(word)
+            word_hashes.append(hashes)
+            word_weights.append(weights * (1 + np.log(count)))
+        positions = np.concatenate(word_hashes) % self._dimensions
+        vector = np.bincount(positions, np.concatenate(word_weights), self._dimensions)
         length = np.sqrt(vector @ vector)
         if length < 1e-9:  # noqa: PLR2004 - all features cancel each other out
             vector[0] = length = 1.0
@@ -120,16 +124,16 @@ def register() -> None:
 
 @lru_cache(maxsize=20_000)
 def _features(word: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the hashes of a word's features, which modulo `dimensions` are positions, and their weights."""
+    """Return the hashes and the signed weights of a word's features. A hash modulo `dimensions` is a position."""
     import numpy as np
 
     framed = f"<{word}>"
     pieces = [framed[index : index + size] for size in PIECES for index in range(len(framed) - size + 1)] or [framed]
-    share = PIECES_WEIGHT / len(pieces) ** 0.5
-    weights = [(f"w{stem(word)}", 1.0), *((f"p{piece}", share) for piece in pieces)]
-    scale = (STOP_WEIGHT if is_common(word, ENGLISH) else 1.0) / PLACES**0.5
-    hashes = b"".join(blake2b(name.encode(), digest_size=4 * PLACES).digest() for name, _ in weights)
-    places = np.frombuffer(hashes, dtype="<u4")
-    signs = np.where(places >> 31, 1.0, -1.0)
-    spread = np.repeat(np.array([weight for _, weight in weights]), PLACES)
-    return (places & 0x7FFFFFFF).astype(np.int64), signs * spread * scale
+    share = PIECES_WEIGHT / len(pieces) ** 0.5  # so that all pieces together have the length PIECES_WEIGHT
+    named_weights = [(f"w{stem(word)}", 1.0), *((f"p{piece}", share) for piece in pieces)]
+    scale = (STOP_WEIGHT if is_common(word, ENGLISH) else 1.0) / SLOTS**0.5
+    digests = b"".join(blake2b(name.encode(), digest_size=4 * SLOTS).digest() for name, _ in named_weights)
+    numbers = np.frombuffer(digests, dtype="<u4")
+    signs = np.where(numbers >> 31, 1.0, -1.0)
+    weights = np.repeat(np.array([weight for _, weight in named_weights]), SLOTS)
+    return (numbers & 0x7FFFFFFF).astype(np.int64), signs * weights * scale

@@ -1,4 +1,4 @@
-"""A response's events have places that follow from what is stored, so a stream can be cut anywhere."""
+"""A response's events have numbers that follow from what is stored, so a stream can be cut anywhere."""
 
 from __future__ import annotations
 
@@ -200,6 +200,36 @@ def test_an_approved_call_is_an_item_of_the_next_response() -> None:
     assert output[0]["approval_request_id"] == first[-1]["response"]["output"][1]["id"]
     assert second[-1]["response"]["status"] == "incomplete"
     assert second[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_an_approved_call_that_is_refused_before_it_begins_has_its_result_in_the_next_response() -> None:
+    log = Log(random.Random(4))
+    log.answer(PAY)
+    log.add(ApprovalRequested, call_id="pay", name="pay", input=PAY.input, wants="approval")
+    log.add(CallDecided, call_id="pay", verdict="approved")
+    log.add(RunResumed, why="all decisions have been made")
+    refusal = ToolResult(call_id="pay", text="there is no tool 'pay'", is_error=True)
+    log.add(ToolEnded, call_id="pay", name="pay", is_error=True, blocks=(refusal,))
+    log.answer(text="I could not pay.", kind=RunCompleted, stop_reason="stop")
+    output = sent(log.events, 1)[-1]["response"]["output"]
+    assert [(item["type"], item["status"]) for item in output] == [("mcp_call", "failed"), ("message", "completed")]
+
+
+def test_a_call_that_another_process_makes_again_is_one_item() -> None:
+    log = Log(random.Random(5))
+    log.answer(PAY)
+    log.add(ApprovalRequested, call_id="pay", name="pay", input=PAY.input, wants="approval")
+    log.add(CallDecided, call_id="pay", verdict="approved")
+    log.add(RunResumed, why="all decisions have been made")
+    log.add(ToolStarted, call_id="pay", name="pay")
+    log.add(RunResumed, why="another process has taken over the run")
+    log.result(PAY)
+    log.answer(text="Paid.", kind=RunCompleted, stop_reason="stop")
+    events = sent(log.events, 1)
+    added = [event["item"]["type"] for event in events if event["type"] == "response.output_item.added"]
+    assert added == ["mcp_call", "message"]
+    output = events[-1]["response"]["output"]
+    assert [(item["type"], item["status"]) for item in output] == [("mcp_call", "completed"), ("message", "completed")]
 
 
 def test_text_of_a_lost_process_is_incomplete_and_numbers_keep_rising() -> None:

@@ -16,7 +16,7 @@ from turnwise.actors.inference.engine import SessionView, StepContext
 from turnwise.adapters.langgraph.graph_run import GraphRun, GraphSettings
 from turnwise.adapters.langgraph.interrupts import INTERRUPT
 from turnwise.adapters.langgraph.messages import Converter
-from turnwise.adapters.langgraph.tool_journal import install, tool_nodes
+from turnwise.adapters.langgraph.tool_journal import journal_tool_nodes, tool_nodes
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ConfigError, shown
 from turnwise.memory.conversation.blocks import AnyBlock
@@ -34,7 +34,7 @@ with framework("langgraph", extra="langgraph", tested="1.2"):
     expect(StateGraph.compile, "checkpointer", "cache", "store", "interrupt_before", "interrupt_after", "debug", "name")
 
 
-def _graph(graph: Any) -> Any:
+def _checked_graph(graph: Any) -> Any:
     if isinstance(graph, str):
         module, _, name = graph.partition(":")
         if not (module and name):
@@ -44,13 +44,13 @@ def _graph(graph: Any) -> Any:
     return graph
 
 
-def _checkpointer(saver: Any) -> Any:
+def _checked_checkpointer(saver: Any) -> Any:
     if saver is not None and not _is_saver(saver) and not callable(saver):
         raise ValueError("must be a checkpointer, or a function that returns one")
     return saver
 
 
-def _mapping(config: Any) -> Any:
+def _checked_config(config: Any) -> Any:
     if not isinstance(config, Mapping):
         raise ValueError("must be a mapping, such as {'recursion_limit': 50}")
     return config
@@ -64,15 +64,15 @@ class LangGraphEngine:
 
     Each run gives the graph the conversation as LangChain's messages and records what the graph adds to them. Its other
     channels begin empty: to keep state from turn to turn, put it into the messages or into a LangGraph store. Text and
-    thoughts stream as the graph's models produce them, also those of its subgraphs; recorded is what arrives in the
-    channel, behind what was there. Not recorded are messages that the graph puts in the place of others, such as a
-    summary, and messages of the user or the system that it adds; those of the user that have a name are other agents',
-    and recorded as the assistant's texts.
+    thoughts stream as the graph's models produce them, also those of its subgraphs; only messages that are added at the
+    end of the channel are recorded. Not recorded are messages that the graph puts in the place of others, such as a
+    summary, and messages of the user or the system that it adds. A message of the user that has a name counts as
+    another agent's, and is recorded as text of the assistant.
 
     **Interrupts.** `interrupt()` makes the run wait: `execution.pending()` shows the call. If it asks about tool calls,
     as LangChain's middleware does, each of these calls waits for `approve`, also with edited arguments, `reject` or
     `provide`. Else a call named `interrupt` waits, with the interrupt's value: `interrupt()` returns True after
-    `approve`, False after `reject`, and the value after `provide`. Of several tools of one node that ask, each gets its
+    `approve`, False after `reject`, and the value after `provide`. If several tools of a node interrupt, each gets its
     own answers; a tool that asks about its own call is not called again after `reject` or `provide`. Breakpoints
     (`interrupt_before`, `interrupt_after`) wait alike. All this needs a checkpointer, which keeps the graph's state
     while the run waits; with a durable one, such as `TurnwiseSaver`, the run goes on in any process. Without one, an
@@ -87,7 +87,7 @@ class LangGraphEngine:
 
     **Threads.** Each turn has a thread of its own, whose checkpoints are deleted when the next turn begins. Those of a
     session's last turn stay, also after the session was cleared or deleted, and so do those of turns that no turn
-    continues, such as discarded ones: they are found and deleted by the `user_id` and `session_id` in their metadata.
+    continues, such as discarded ones. Delete them yourself: their metadata has the `user_id` and `session_id`.
     The thread's name is a digest of the session's user, id and key, and the turn's id, so that sessions of one id, of
     several users or stores, may share a checkpointer. The graph finds `session_id`, `user_id` and `run_id` in
     `config["configurable"]`.
@@ -108,32 +108,32 @@ class LangGraphEngine:
         config: settings for each run of the graph, such as `{"recursion_limit": 50}`.
         context: the graph's context, as a mapping or an instance of its `context_schema`.
         messages_key: the channel of the messages.
-        engine_name: engines of one name are the same engine; see `EngineBuilder`. Name a graph that does not pickle
-            equally in every process.
+        engine_name: engines of one name are the same engine; see `EngineBuilder`. Give one if the pickled graph differs
+            from process to process.
 
     Raises:
         ConfigError: a setting is wrong, or the graph has no channel of messages.
     """
 
-    graph: Annotated[Any, PlainValidator(_graph)]
+    graph: Annotated[Any, PlainValidator(_checked_graph)]
     _: KW_ONLY
-    checkpointer: Annotated[Any, PlainValidator(_checkpointer)] = None
+    checkpointer: Annotated[Any, PlainValidator(_checked_checkpointer)] = None
     takes: SettingsTaken = ()
     repeatable: Names = ()
-    config: Annotated[Mapping[str, Any], PlainValidator(_mapping)] = field(default_factory=dict)
+    config: Annotated[Mapping[str, Any], PlainValidator(_checked_config)] = field(default_factory=dict)
     context: Any = None
     messages_key: str = "messages"
     engine_name: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.graph, Pregel | StateGraph):
-            _check(self.graph, self.messages_key)
+            _check_channel(self.graph, self.messages_key)
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.graph, CompiledStateGraph):
             values["graph"] = _Compilation.of(self.graph)
-        return _engine, (values,)
+        return _unpickled, (values,)
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`."""
@@ -145,19 +145,22 @@ class LangGraphEngine:
         """Return a runner with the graph. A function that is `async` is awaited by the first run.
 
         Raises:
-            ConfigError: there is no graph, or it has no channel of messages.
+            ConfigError: the import or the function gave no graph, or the graph has no channel of messages.
         """
         graph = _imported(self.graph) if isinstance(self.graph, str) else self.graph
         return _GraphRunner(self, graph)
 
 
-def _engine(values: Mapping[str, Any]) -> LangGraphEngine:
+def _unpickled(values: Mapping[str, Any]) -> LangGraphEngine:
     return LangGraphEngine(**values)
 
 
 @dataclass(frozen=True)
 class _Compilation:
-    """How a graph was compiled. It travels in place of the graph, in which LangGraph compares objects by `is`."""
+    """How a graph was compiled: a function that compiles it again, and is pickled in its place.
+
+    A compiled graph does not work after it was pickled: LangGraph compares marker objects in it by identity.
+    """
 
     builder: Any
     settings: Mapping[str, Any]
@@ -192,9 +195,9 @@ class _GraphRunner:
         """The checkpointer that a function made for this runner."""
         self._converter = Converter()
         if isinstance(graph, Pregel | StateGraph):
-            self._graph = self._ready(graph)
+            self._graph = self._prepared(graph)
         elif not inspect.iscoroutinefunction(graph):
-            self._graph = self._ready(graph())
+            self._graph = self._prepared(graph())
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         """Return the graph's last answer; everything before it is recorded.
@@ -205,7 +208,7 @@ class _GraphRunner:
             Suspend: an interrupt waits for a decision.
         """
         if self._graph is None:
-            self._graph = self._ready(await self._source())
+            self._graph = self._prepared(await self._source())
         engine = self._engine
         settings = GraphSettings(
             graph=self._graph,
@@ -240,15 +243,17 @@ class _GraphRunner:
         elif hasattr(saver, "close"):
             await asyncio.to_thread(saver.close)
 
-    def _ready(self, source: Any) -> Any:
+    def _prepared(self, source: Any) -> Any:
+        """Return a graph that is compiled and checked, has a checkpointer, and journals its tools."""
         engine = self._engine
         if not isinstance(source, Pregel | StateGraph):
             raise ConfigError("graph", source, f"{shown(engine.graph)} must return a compiled graph, or a StateGraph")
+        # A copy, since its checkpointer is set below, and the caller's graph must keep its own.
         graph = source.compile() if isinstance(source, StateGraph) else copy(source)
-        if isinstance(graph.checkpointer, bool):
+        if isinstance(graph.checkpointer, bool):  # says what a subgraph does with its parent's; this is no subgraph
             graph.checkpointer = None
-        _check(graph, engine.messages_key)
-        install(graph)
+        _check_channel(graph, engine.messages_key)
+        journal_tool_nodes(graph)
         if graph.checkpointer is None:
             graph.checkpointer = self._saver()  # last, so that no failure leaves it open
         return graph
@@ -280,7 +285,7 @@ def _is_saver(value: object) -> bool:
     return isinstance(value, BaseCheckpointSaver)
 
 
-def _check(graph: Any, key: str) -> None:
+def _check_channel(graph: Any, key: str) -> None:
     """Raise ConfigError if the graph's state has no channel of messages."""
     if key not in graph.channels:
         names = [name for name in graph.channels if not name.startswith(("__", "branch:"))]

@@ -98,12 +98,15 @@ class _Waiting:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A call of the graph's channel: its id in the transcript, and its place among the calls of its message."""
+class _ChannelCall:
+    """A call of the graph's channel."""
 
     call_id: str
+    """The call's id in the transcript."""
     number: int
-    places: int
+    """The number of the call among the calls of its message, from 0."""
+    count: int
+    """How many calls the message has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,12 +444,12 @@ class GraphRun:
 
     def _own_id(self, message_id: str, call_id: str) -> str:
         """Return the id of a call in the transcript: its own, with a number if an earlier message has it, too."""
-        place = message_id, call_id
-        if place not in self._own_ids:
+        key = message_id, call_id
+        if key not in self._own_ids:
             taken = set(self._own_ids.values())
             names = itertools.chain([call_id], (f"{call_id}_{number}" for number in itertools.count(2)))
-            self._own_ids[place] = next(name for name in names if name not in taken)
-        return self._own_ids[place]
+            self._own_ids[key] = next(name for name in names if name not in taken)
+        return self._own_ids[key]
 
     def _add_result(self, message: ToolMessage) -> None:
         """Take over a result that no journaled call has recorded."""
@@ -669,11 +672,11 @@ class GraphRun:
     async def call(self, request: Any, execute: Execute) -> Any:
         """Make a tool call under the session's journal; see `ToolRun`."""
         call = request.tool_call
-        place = await self._find(request)
-        if place is None:
+        found = await self._find(request)
+        if found is None:
             return await execute(request)
-        own = place.call_id
-        questions = CallQuestions(request.runtime.config, own, place=place.number, places=place.places)
+        own = found.call_id
+        questions = CallQuestions(request.runtime.config, own, number=found.number, count=found.count)
         use, state = self._uses[own], self._context.calls.get(own)
         if own in self._results:
             questions.keep()
@@ -706,8 +709,8 @@ class GraphRun:
             await self._record_result(use, result, time.monotonic() - began)
         return answer
 
-    async def _find(self, request: Any) -> _Place | None:
-        """Return a call's place in the transcript, which has its message then; None for a call of a subgraph."""
+    async def _find(self, request: Any) -> _ChannelCall | None:
+        """Return a call, whose message the transcript then has; None for a call of a subgraph."""
         namespace = (request.runtime.config.get("configurable") or {}).get("checkpoint_ns") or ""
         messages = _messages(request.state, self._settings.key)
         if "|" in namespace or not messages:
@@ -718,7 +721,7 @@ class GraphRun:
             if call_id in ids:
                 if message.id not in self._known_ids:
                     await self._add(messages)
-                return _Place(self._own_id(cast(str, message.id), call_id), ids.index(call_id), len(ids))
+                return _ChannelCall(self._own_id(cast(str, message.id), call_id), ids.index(call_id), len(ids))
         return None
 
     async def _record_result(self, use: ToolUse, result: ToolResult, seconds: float) -> None:

@@ -40,7 +40,7 @@ def tool_nodes(graph: Any) -> Iterator[ToolNode]:
                 yield runnable
 
 
-def install(graph: Any) -> None:
+def journal_tool_nodes(graph: Any) -> None:
     """Make the graph's tool nodes ask the current run before they call a tool. Outside of runs they work as before.
 
     A wrapper that the node was made with is called inside ours.
@@ -51,24 +51,24 @@ def install(graph: Any) -> None:
 
 
 class _Journaled:
-    """A tool node's wrapper: asks the run, then calls what the node had before."""
+    """A tool node's wrapper: asks the run, then calls the wrappers that the node was made with."""
 
-    def __init__(self, wrapper: Any, theirs_sync: Any) -> None:
-        self._outer = wrapper
-        self._outer_sync = theirs_sync
+    def __init__(self, wrapper: Any, sync_wrapper: Any) -> None:
+        self._inner = wrapper
+        self._inner_sync = sync_wrapper
 
     async def __call__(self, request: Any, execute: Execute) -> Any:
         async def make(changed: Any) -> Any:
-            if self._outer is not None:
-                return await self._outer(changed, execute)
-            if self._outer_sync is None:
+            if self._inner is not None:
+                return await self._inner(changed, execute)
+            if self._inner_sync is None:
                 return await execute(changed)
             loop = asyncio.get_running_loop()
 
             def wait(call_request: Any) -> Any:
                 return asyncio.run_coroutine_threadsafe(_awaited(execute(call_request)), loop).result()
 
-            return await asyncio.to_thread(self._outer_sync, changed, wait)
+            return await asyncio.to_thread(self._inner_sync, changed, wait)
 
         run = RUN.get()
         return await (run.call(request, make) if run else make(request))

@@ -59,15 +59,16 @@ class CallQuestions:
     A call that is not made again, because its result is recorded, would leave its numbers to the other calls, and calls
     that await may ask in another order each time: an answer would reach a tool that did not ask. So questions and
     answers name their call here, and each call gets a list of its own. Subgraphs and tasks, by whose numbers LangGraph
-    finds their state, get numbers that depend on the call's place alone.
+    finds their state, get numbers that depend on the call's number alone.
     """
 
-    def __init__(self, config: Mapping[str, Any], call_id: str, *, place: int, places: int) -> None:
+    def __init__(self, config: Mapping[str, Any], call_id: str, *, number: int, count: int) -> None:
         """Change the config of one call.
 
         Args:
             config: what the tool gets; its `configurable` is the call's own.
-            place: the position of the call among the calls of its message; `places` is their number.
+            number: the number of the call among the calls of its message, from 0.
+            count: how many calls the message has.
         """
         configurable: MutableMapping[str, Any] = config["configurable"]
         scratchpad: PregelScratchpad = configurable[CONFIG_KEY_SCRATCHPAD]
@@ -82,10 +83,10 @@ class CallQuestions:
             scratchpad,
             resume=self._answers,
             interrupt_counter=itertools.count().__next__,
-            subgraph_counter=itertools.count(place, places).__next__,
+            subgraph_counter=itertools.count(number, count).__next__,
         )
         if CONFIG_KEY_CALL in configurable:
-            numbers = itertools.count(place, places).__next__
+            numbers = itertools.count(number, count).__next__
             configurable[CONFIG_KEY_CALL] = _numbered(scratchpad, configurable[CONFIG_KEY_CALL], numbers)
 
     def keep(self, count: int | None = None) -> None:

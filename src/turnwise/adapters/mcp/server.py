@@ -79,7 +79,7 @@ class Conversation(BaseModel):
 
 
 class Answer(BaseModel):
-    """How a run stands."""
+    """What became of a run so far."""
 
     session_id: str
     run_id: str
@@ -97,7 +97,7 @@ class Memory(BaseModel):
 
 
 def mcp_server(manager: AsyncSessionManager, *, user_id: str, memory: LongTermMemory | None = None) -> MCPServer[Any]:
-    """Return an MCP server with one user's sessions, and memories if there is one for them.
+    """Return an MCP server with one user's sessions and, if `memory` is given, that user's memories.
 
     Its tools are `list_sessions`, `show_session`, `send`, `recall` and `save`; those that change something are left out
     if the manager is read-only. The user is this function's argument and no tool's, so no client reaches another's
@@ -110,7 +110,7 @@ def mcp_server(manager: AsyncSessionManager, *, user_id: str, memory: LongTermMe
         memory: where `recall` and `save` look and keep; give the manager the same, so that answers use it.
 
     Raises:
-        InvalidIdError: the user id is none.
+        InvalidIdError: the user id is not a valid id.
     """
     check_id("user id", user_id)
     may_write = not manager.is_read_only
@@ -196,7 +196,7 @@ def _send(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable
         If the state is not "completed", the answer is still being made, or waits for a person's approval: show_session
         has it later.
         """
-        if session_id is None:
+        if session_id is None:  # a run that would be refused leaves no empty session behind
             session = await open_for_run(manager, None, [prompt], user_id=user_id)
         else:
             session = await manager.get(session_id, user_id=user_id)
@@ -212,11 +212,12 @@ async def _waited(run: AsyncExecutionHandle, wait_s: float) -> tuple[str, str]:
     try:
         turn = await run.wait(wait_s, until="settled")
     except WaitTimeoutError as error:
-        if error.state == "unknown":
+        if error.state == "unknown":  # the session did not answer, so there is nothing to say of its run
             raise
         return error.state, ""
     except RunEndedError as error:
         raise ToolError(f"{error}; what was kept: {error.turn.text!r}" if error.turn else str(error)) from error
+    # A settled run that has not ended waits for decisions.
     return ("completed", turn.text) if turn.status == "completed" else ("awaiting_approval", "")
 
 

@@ -9,17 +9,17 @@ from turnwise.http.auth import Auth, Identity, identity_of
 from turnwise.http.openai import errors
 from turnwise.http.problems import unauthorized_response
 
-_FOUND = "turnwise.identity"
-"""Where a connection's scope has who makes the request."""
+_IDENTITY = "turnwise.identity"
+"""The key of a connection's scope under which is who makes the request."""
 
 
-def remembering(auth: Auth) -> Auth:
-    """Return an `Auth` that asks this one once for each request, and then gives the same answer."""
+def asked_once(auth: Auth) -> Auth:
+    """Return an `Auth` that asks `auth` once for each request, and keeps the answer in the request's scope."""
 
     async def remembered(connection: HTTPConnection) -> Identity | None:
-        if _FOUND not in connection.scope:
-            connection.scope[_FOUND] = await identity_of(auth, connection)
-        identity: Identity | None = connection.scope[_FOUND]
+        if _IDENTITY not in connection.scope:
+            connection.scope[_IDENTITY] = await identity_of(auth, connection)
+        identity: Identity | None = connection.scope[_IDENTITY]
         return identity
 
     return remembered
@@ -28,11 +28,11 @@ def remembering(auth: Auth) -> Auth:
 class Credentials:
     """An ASGI middleware that lets a request to the API in only if `auth` knows its user.
 
-    So the body of any other request is not parsed. If `auth` raises, the request goes on to its route, which asks
-    `auth` again and answers for the error.
+    The body of a request without a known user is never parsed. If `auth` raises, the request passes: its route asks
+    again, and turns the error into an answer.
 
     Args:
-        auth: of `remembering`; the route asks it, too.
+        auth: made by `asked_once`, since the route asks it too.
     """
 
     def __init__(self, app: ASGIApp, auth: Auth) -> None:
@@ -52,5 +52,5 @@ class Credentials:
     async def _is_known(self, scope: Scope) -> bool:
         try:
             return await identity_of(self._auth, HTTPConnection(scope)) is not None
-        except Exception:  # noqa: BLE001 - the route has an answer for each
+        except Exception:  # noqa: BLE001 - the route answers each
             return True

@@ -7,9 +7,9 @@ messages into blocks, `new_messages.py` finds what of them is new in a session, 
 completion.
 
 `responses.py` and `conversations.py` are the routes of the stateful API. `fields.py` has what a request may say,
-`start_response.py` starts responses, `inputs.py` reads items into blocks, `items.py` shows blocks as items, in
-`pages.py`, `projection.py` shows a run's events as those of a response, `answers.py` shows the response, and `ids.py`
-makes ids.
+`start_response.py` starts responses, `inputs.py` reads items into blocks, `items.py` shows blocks as items, `pages.py`
+lists them, `projection.py` shows a run's events as those of a response, `output_stream.py` numbers these events,
+`answers.py` shows the response, and `ids.py` makes ids.
 
 Programs import nothing from here: `turnwise.http.app` includes the routes.
 """

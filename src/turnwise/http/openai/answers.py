@@ -7,7 +7,8 @@ from typing import Any
 
 from turnwise.http.openai.fields import metadata_of
 from turnwise.http.openai.ids import conversation_id, response_id
-from turnwise.http.openai.projection import Projection, Sent
+from turnwise.http.openai.output_stream import Sent
+from turnwise.http.openai.projection import Projection
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.frozen_json import plain_json

@@ -57,9 +57,9 @@ class Completion:
         self._after = frozenset(after)
         self._begun = not after
         self._texts: list[str] = []
-        self._sent, self._at = GrowingText(), 0
+        self._sent, self._arrived = GrowingText(), 0
         """The text of the current answer as far as it was sent, and how many characters of it have come."""
-        self._open: dict[str, ToolUse] = {}
+        self._open_calls: dict[str, ToolUse] = {}
         """The calls of the last answer that have no result."""
         self._waiting: set[str] = set()
         self._usage = self._before = Usage()
@@ -74,14 +74,14 @@ class Completion:
         """
         match event:
             case ModelCallStarted():
-                self._at = 0
+                self._arrived = 0
             case TextDelta():
-                yield from self._new_text(event.text)
+                yield from self._unsent(event.text)
             case ModelCallEnded():
                 self._usage += event.usage or Usage()
                 self._stop_reason = event.stop_reason
-                self._open = {block.call_id: block for block in event.blocks if isinstance(block, ToolUse)}
-                yield from self._answered(event.blocks)
+                self._open_calls = {block.call_id: block for block in event.blocks if isinstance(block, ToolUse)}
+                yield from self._end_answer(event.blocks)
             case ApprovalRequested():
                 self._waiting.add(event.call_id)
                 if event.wants != "result" and self._begun:
@@ -89,57 +89,58 @@ class Completion:
                     raise needs_approval(event, event.session_id, event.run_id or "")
             case CallDecided():
                 self._waiting.discard(event.call_id)
-                self._open.pop(event.call_id, None)
+                self._open_calls.pop(event.call_id, None)
             case ToolEnded():
-                self._open.pop(event.call_id, None)
+                self._open_calls.pop(event.call_id, None)
             case RunCompleted():
                 self._usage = event.usage or Usage()
                 self._stop_reason = event.stop_reason
-                yield from self._answered(event.blocks)
+                yield from self._end_answer(event.blocks)
                 self.is_done = True
                 return
             case RunEnded():
                 raise _failure(getattr(event, "why", "it was lost"), getattr(event, "code", None), event.kind)
             case _:
                 pass
-        if self._open and self._open.keys() <= self._waiting:
-            self._waits()
+        if self._open_calls and self._open_calls.keys() <= self._waiting:
+            self._end_or_begin_part()
 
     def add_turn(self, turn: Turn) -> None:
         """Add the whole turn of a completed run without calls of the client."""
         self._texts = texts_of(turn.output)
         self._usage, self._stop_reason, self.is_done = turn.record.usage or Usage(), turn.record.stop_reason, True
 
-    def _waits(self) -> None:
-        """End the part, or begin it, as the client has the calls that the run waits for."""
+    def _end_or_begin_part(self) -> None:
+        """End the part, or begin it: the run waits for calls of the client."""
         if self._begun:
-            self.calls, self.is_done = list(self._open.values()), True
+            self.calls, self.is_done = list(self._open_calls.values()), True
         elif self._waiting & self._after:
             self._begun, self._before = True, self._usage
-            self._texts, self._sent, self._at = [], GrowingText(), 0
-        self._open = {}
+            self._texts, self._sent, self._arrived = [], GrowingText(), 0
+        self._open_calls = {}
 
-    def _answered(self, blocks: Iterable[Block]) -> Iterator[str]:
+    def _end_answer(self, blocks: Iterable[Block]) -> Iterator[str]:
+        """Yield what is missing of an answer's text, and keep the text."""
         text = "".join(block.text for block in blocks if isinstance(block, Text))
-        self._at = 0
+        self._arrived = 0
         if len(text) < len(self._sent):
-            raise _said_anew()
-        yield from self._new_text(text)
+            raise _restarted()
+        yield from self._unsent(text)
         if text:
             self._texts.append(text)
-        self._sent, self._at = GrowingText(), 0
+        self._sent, self._arrived = GrowingText(), 0
 
-    def _new_text(self, text: str) -> Iterator[str]:
-        """Yield what was not sent yet of a piece of the current answer. O(the piece).
+    def _unsent(self, text: str) -> Iterator[str]:
+        """Yield what was not sent yet of a piece of the current answer's text. O(the piece).
 
         The answer may have begun anew, after its process was lost.
         """
         if not self._begun:
             return
-        again = str(self._sent)[self._at : self._at + len(text)] if self._at < len(self._sent) else ""
+        again = str(self._sent)[self._arrived : self._arrived + len(text)] if self._arrived < len(self._sent) else ""
         if not text.startswith(again):
-            raise _said_anew()
-        self._at += len(text)
+            raise _restarted()
+        self._arrived += len(text)
         if new := text[len(again) :]:
             yield PARAGRAPH + new if self._texts and not self._sent else new
             self._sent.add(new)
@@ -208,7 +209,7 @@ class Completion:
         }
 
 
-def _said_anew() -> OpenAIError:
+def _restarted() -> OpenAIError:
     reason = "the model has begun its answer anew, and says something else: repeat the request to get it"
     return OpenAIError(502, reason, code="answer_restarted")
 

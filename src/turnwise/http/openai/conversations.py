@@ -51,7 +51,7 @@ class CreateConversation(_Strict):
 
 
 class UpdateConversation(_Strict):
-    """The metadata that replace those of a conversation."""
+    """The metadata that replaces that of a conversation."""
 
     metadata: Metadata | None = None
 

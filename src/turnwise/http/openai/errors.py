@@ -156,7 +156,7 @@ def _invalid(error: RequestValidationError) -> JSONResponse:
 
 
 def _path(location: tuple[Any, ...]) -> str:
-    """Return the place of a field, such as `input[0].content`."""
+    """Return the path of a field, such as `input[0].content`."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)

@@ -62,7 +62,7 @@ def is_hidden(session_id: str) -> bool:
 
 
 def prompt_item_id(prefix: str, log: str, position: int) -> str:
-    """Return the id of an item of the input: the place of its first block."""
+    """Return the id of an item of the input. It is made of the log and the position of the item's first block."""
     return f"{prefix}_in{_digest(log)}{position:x}"
 
 

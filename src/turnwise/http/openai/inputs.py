@@ -111,40 +111,40 @@ class _Reader:
             self.result.blocks.insert(0, System(text="\n\n".join(texts)))
         return self.result
 
-    def read(self, item: Any, place: str) -> None:
+    def read(self, item: Any, path: str) -> None:
         if not isinstance(item, Mapping):
-            raise invalid(place, "an item must be an object")
+            raise invalid(path, "an item must be an object")
         kind = item.get("type", "message" if "role" in item else None)
         match kind:
             case "message":
-                self._message(item, place)
+                self._message(item, path)
             case "reasoning":
-                self._reasoning(item, place)
+                self._reasoning(item, path)
             case "function_call":
-                self._call(item, place)
+                self._call(item, path)
             case "function_call_output":
-                self._output(item, place)
+                self._output(item, path)
             case "mcp_call":
-                self._server_call(item, place)
+                self._server_call(item, path)
             case "mcp_approval_response":
-                self._approval(item, place)
+                self._approval(item, path)
             case None:
                 raise invalid(
-                    f"{place}.type", f"Missing required parameter: '{place}.type'.", "missing_required_parameter"
+                    f"{path}.type", f"Missing required parameter: '{path}.type'.", "missing_required_parameter"
                 )
             case _:
-                raise unsupported(f"{place}.type", f"items of type {kind!r:.99} are not supported")
+                raise unsupported(f"{path}.type", f"items of type {kind!r:.99} are not supported")
 
-    def _message(self, item: Mapping[str, Any], place: str) -> None:
+    def _message(self, item: Mapping[str, Any], path: str) -> None:
         role, content = item.get("role"), item.get("content")
         if role not in ("user", "assistant", "system", "developer"):
-            raise invalid(f"{place}.role", "must be 'user', 'assistant', 'system' or 'developer'")
+            raise invalid(f"{path}.role", "must be 'user', 'assistant', 'system' or 'developer'")
         parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, list):
-            raise invalid(f"{place}.content", "must be a text or a list of parts")
-        blocks = [self._part(part, f"{place}.content[{number}]", role) for number, part in enumerate(parts)]
+            raise invalid(f"{path}.content", "must be a text or a list of parts")
+        blocks = [self._part(part, f"{path}.content[{number}]", role) for number, part in enumerate(parts)]
         if not blocks:
-            raise invalid(f"{place}.content", "must not be empty")
+            raise invalid(f"{path}.content", "must not be empty")
         if role in ("system", "developer"):
             self.result.instructions += [block.text for block in blocks if isinstance(block, User)]
             return
@@ -154,113 +154,111 @@ class _Reader:
             blocks.sort(key=lambda block: not isinstance(block, User))
         self.result.blocks += blocks
 
-    def _part(self, part: Any, place: str, role: str) -> Block:
+    def _part(self, part: Any, path: str, role: str) -> Block:
         if not isinstance(part, Mapping):
-            raise invalid(place, "a part must be an object")
+            raise invalid(path, "a part must be an object")
         kind = part.get("type")
         if kind in ("input_text", "output_text", "text"):
-            text = text_of(part, "text", place)
+            text = text_of(part, "text", path)
             return Text(text=text) if role == "assistant" else User(text=text)
         if role == "assistant" and kind == "refusal":
-            return Text(text=text_of(part, "refusal", place))
+            return Text(text=text_of(part, "refusal", path))
         if role == "user" and kind == "input_image":
-            return _image(part, place)
+            return _image(part, path)
         if role == "user" and kind == "input_file":
-            return _file(part, place)
-        raise unsupported(
-            f"{place}.type", f"parts of type {kind!r:.99} are not supported in a message of role {role!r}"
-        )
+            return _file(part, path)
+        raise unsupported(f"{path}.type", f"parts of type {kind!r:.99} are not supported in a message of role {role!r}")
 
-    def _reasoning(self, item: Mapping[str, Any], place: str) -> None:
+    def _reasoning(self, item: Mapping[str, Any], path: str) -> None:
         encrypted, summary = item.get("encrypted_content"), item.get("summary") or []
         if not isinstance(summary, list) or not all(isinstance(part, Mapping) for part in summary):
-            raise invalid(f"{place}.summary", "must be a list of parts")
+            raise invalid(f"{path}.summary", "must be a list of parts")
         if encrypted is None:
-            texts = [text_of(part, "text", f"{place}.summary[{number}]") for number, part in enumerate(summary)]
+            texts = [text_of(part, "text", f"{path}.summary[{number}]") for number, part in enumerate(summary)]
             self.result.blocks += [Thinking(text=text) for text in texts]
             return
         try:
-            self.result.blocks += unpack(text_of(item, "encrypted_content", place))
+            self.result.blocks += unpack(text_of(item, "encrypted_content", path))
         except ValueError as error:
-            raise invalid(f"{place}.encrypted_content", str(error)) from None
+            raise invalid(f"{path}.encrypted_content", str(error)) from None
 
-    def _call(self, item: Mapping[str, Any], place: str) -> None:
-        call_id, name = text_of(item, "call_id", place), text_of(item, "name", place)
+    def _call(self, item: Mapping[str, Any], path: str) -> None:
+        call_id, name = text_of(item, "call_id", path), text_of(item, "name", path)
         self._calls.add(call_id)
-        self.result.blocks.append(ToolUse(call_id=call_id, name=name, input=arguments_of(item, place)))
+        self.result.blocks.append(ToolUse(call_id=call_id, name=name, input=arguments_of(item, path)))
 
-    def _output(self, item: Mapping[str, Any], place: str) -> None:
-        call_id = text_of(item, "call_id", place)
-        result = _result(call_id, item.get("output"), f"{place}.output")
+    def _output(self, item: Mapping[str, Any], path: str) -> None:
+        call_id = text_of(item, "call_id", path)
+        result = _result(call_id, item.get("output"), f"{path}.output")
         if call_id in self._calls or not self._answers:
             self.result.blocks.append(result)
         elif self.result.outputs.setdefault(call_id, result) is not result:
-            raise invalid(place, f"There are two outputs of the call {call_id}.")
+            raise invalid(path, f"There are two outputs of the call {call_id}.")
 
-    def _server_call(self, item: Mapping[str, Any], place: str) -> None:
+    def _server_call(self, item: Mapping[str, Any], path: str) -> None:
         """Read a call of a tool of the service that an earlier response has shown."""
-        call_id, output, error = text_of(item, "id", place), item.get("output"), item.get("error")
-        use = ToolUse(call_id=call_id, name=text_of(item, "name", place), input=arguments_of(item, place))
+        call_id, output, error = text_of(item, "id", path), item.get("output"), item.get("error")
+        use = ToolUse(call_id=call_id, name=text_of(item, "name", path), input=arguments_of(item, path))
         if error is None and not isinstance(output, str):
-            raise invalid(f"{place}.output", "must be a text: a call that has not ended cannot be sent back")
+            raise invalid(f"{path}.output", "must be a text: a call that has not ended cannot be sent back")
         text = output if isinstance(output, str) else json.dumps(error, ensure_ascii=False)
         self.result.blocks += [use, ToolResult(call_id=call_id, text=text, is_error=error is not None)]
 
-    def _approval(self, item: Mapping[str, Any], place: str) -> None:
+    def _approval(self, item: Mapping[str, Any], path: str) -> None:
         approve, reason = item.get("approve"), item.get("reason")
         if not isinstance(approve, bool):
-            raise invalid(f"{place}.approve", "must be true or false")
+            raise invalid(f"{path}.approve", "must be true or false")
         if reason is not None and not isinstance(reason, str):
-            raise invalid(f"{place}.reason", "must be a text")
-        self.result.approvals.append(Approval(text_of(item, "approval_request_id", place), approve, reason or ""))
+            raise invalid(f"{path}.reason", "must be a text")
+        self.result.approvals.append(Approval(text_of(item, "approval_request_id", path), approve, reason or ""))
 
 
-def _result(call_id: str, output: Any, place: str) -> ToolResult:
+def _result(call_id: str, output: Any, path: str) -> ToolResult:
     """Return a call's output: a text, or a list of texts, pictures and files."""
     if isinstance(output, str):
         return ToolResult(call_id=call_id, text=output)
     if not isinstance(output, list):
-        raise invalid(place, "must be a text or a list of parts")
-    parts = [_output_part(part, f"{place}[{number}]") for number, part in enumerate(output)]
+        raise invalid(path, "must be a text or a list of parts")
+    parts = [_output_part(part, f"{path}[{number}]") for number, part in enumerate(output)]
     if all(isinstance(part, Text) for part in parts):
         return ToolResult(call_id=call_id, text="".join(part.text for part in parts if isinstance(part, Text)))
     return ToolResult(call_id=call_id, text="", blocks=tuple(parts))
 
 
-def _output_part(part: Any, place: str) -> Text | Image | Document:
+def _output_part(part: Any, path: str) -> Text | Image | Document:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in ("input_text", "output_text"):
-        return Text(text=text_of(part, "text", place))
+        return Text(text=text_of(part, "text", path))
     if kind == "input_image":
-        return _image(part, place)
+        return _image(part, path)
     if kind == "input_file":
-        return _file(part, place)
-    raise unsupported(f"{place}.type", f"parts of type {kind!r:.99} are not supported in outputs")
+        return _file(part, path)
+    raise unsupported(f"{path}.type", f"parts of type {kind!r:.99} are not supported in outputs")
 
 
-def _image(part: Mapping[str, Any], place: str) -> Image:
-    _refuse_others(part, place)
-    url = text_of(part, "image_url", place)
+def _image(part: Mapping[str, Any], path: str) -> Image:
+    _refuse_others(part, path)
+    url = text_of(part, "image_url", path)
     if match := _DATA_URL.fullmatch(url):
         return Image(data=match[2], media_type=match[1])
     return Image(url=url)
 
 
-def _file(part: Mapping[str, Any], place: str) -> Document:
-    _refuse_others(part, place)
+def _file(part: Mapping[str, Any], path: str) -> Document:
+    _refuse_others(part, path)
     name, url, data = part.get("filename"), part.get("file_url"), part.get("file_data")
     if (url is None) == (data is None):
-        raise invalid(place, "a file needs either file_data or file_url")
+        raise invalid(path, "a file needs either file_data or file_url")
     if name is not None and not isinstance(name, str):
-        raise invalid(f"{place}.filename", "must be a text")
+        raise invalid(f"{path}.filename", "must be a text")
     if url is not None:
-        url = text_of(part, "file_url", place)
+        url = text_of(part, "file_url", path)
         return Document(name=name or _name_in(url) or "file", url=url)
-    data = text_of(part, "file_data", place)
+    data = text_of(part, "file_data", path)
     match = _DATA_URL.fullmatch(data)
     media_type = match[1] if match else mimetypes.guess_type(name or "")[0]
     if media_type is None:
-        raise invalid(f"{place}.file_data", "its type is unknown: send a data URL, or a filename with an extension")
+        raise invalid(f"{path}.file_data", "its type is unknown: send a data URL, or a filename with an extension")
     return Document(name=name or "file", data=match[2] if match else data, media_type=media_type)
 
 
@@ -271,11 +269,11 @@ def _name_in(url: str) -> str:
         return ""
 
 
-def _refuse_others(part: Mapping[str, Any], place: str) -> None:
+def _refuse_others(part: Mapping[str, Any], path: str) -> None:
     """Refuse what is not supported in pictures and files."""
     if part.get("file_id") is not None:
-        raise unsupported(f"{place}.file_id", "this service keeps no files: send the data or a URL")
+        raise unsupported(f"{path}.file_id", "this service keeps no files: send the data or a URL")
     if part.get("detail") not in (None, "auto"):
-        raise unsupported(f"{place}.detail", "only 'auto' is supported")
+        raise unsupported(f"{path}.detail", "only 'auto' is supported")
     if part.get("prompt_cache_breakpoint") is not None:
-        raise unsupported(f"{place}.prompt_cache_breakpoint")
+        raise unsupported(f"{path}.prompt_cache_breakpoint")

@@ -38,7 +38,7 @@ ENCRYPTED = "reasoning.encrypted_content"
 
 
 def output_text(text: str) -> Item:
-    """Return a text of the model as a part of a message."""
+    """Return a text of the model as a content part of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
@@ -138,9 +138,9 @@ class Placed:
 
     item: Item
     numbers: tuple[int, ...]
-    """The numbers of its blocks among those that its turn added."""
+    """The numbers of the item's blocks among those that its turn added."""
     part: int = 0
-    """The part of the run that it is in."""
+    """The part of the run that the item is in."""
     is_removed: bool = False
 
 
@@ -172,7 +172,7 @@ def placed_output(
         first: the number of the first block.
         where: the positions of the output, to yield also the prompts that joined the run.
     """
-    states, part, hidden = decode_calls(calls), 0, list[int]()
+    states, part, unlisted_numbers = decode_calls(calls), 0, list[int]()
     positions = dict(enumerate(places(where), first))
     numbers = {id(block): number for number, block in enumerate(output, first)}
     for answer, (answer_blocks, results) in enumerate(answers_of(output)):
@@ -186,20 +186,20 @@ def placed_output(
             for item in said_items(run_id, answer, remaining or every, encrypted=encrypted):
                 shown = [numbers[id(block)] for block in every]
                 if kind is Text:  # calls that are not listed go with the text, such as attempts at a typed answer
-                    shown, hidden = [*hidden, *shown], []
+                    shown, unlisted_numbers = [*unlisted_numbers, *shown], []
                 yield Placed(item, tuple(shown), part, not remaining)
-        uses, after = uses_of(answer_blocks), part
+        uses, next_part = uses_of(answer_blocks), part
         shown_uses = {use.call_id for use in uses}
         unlisted = [use for use in answer_blocks if isinstance(use, ToolUse) and use.call_id not in shown_uses]
-        hidden += (numbers[id(use)] for use in unlisted)
-        for place, use in enumerate(uses):
+        unlisted_numbers += (numbers[id(use)] for use in unlisted)
+        for use_number, use in enumerate(uses):
             state, result = states.get(use.call_id), results.get(use.call_id)
-            after = part + 1 if is_boundary(state) else after
-            for late, item in _call_items((run_id, answer, place), use, state, result):
+            next_part = part + 1 if is_boundary(state) else next_part
+            for is_after, item in _call_items((run_id, answer, use_number), use, state, result):
                 block = result if result and item["type"] == "function_call_output" else use
                 is_removed = numbers[id(use)] in removed or numbers[id(block)] in removed
-                yield Placed(item, (numbers[id(block)],), part + late, is_removed)
-        part = after
+                yield Placed(item, (numbers[id(block)],), part + is_after, is_removed)
+        part = next_part
 
 
 def said_items(run_id: str, answer: int, blocks: Sequence[Block], *, encrypted: bool) -> list[Item]:
@@ -225,23 +225,27 @@ def is_boundary(state: CallState | None) -> bool:
 
 
 def _call_items(
-    place: tuple[str, int, int], use: ToolUse, state: CallState | None, result: ToolResult | None
+    use_id: tuple[str, int, int], use: ToolUse, state: CallState | None, result: ToolResult | None
 ) -> Iterator[tuple[bool, Item]]:
-    """Yield the items of a call, each with whether it is in the part of the run after the one with the call."""
+    """Yield the items of a call, each with whether it is in the part of the run after the one with the call.
+
+    Args:
+        use_id: the run's id, the number of the answer in the run, and the number of the call in the answer.
+    """
     if state is not None and state.wants == "result":
-        yield False, function_call(output_item_id("fc", *place), use)
+        yield False, function_call(output_item_id("fc", *use_id), use)
         if result:
-            yield True, function_call_output(output_item_id("fco", *place), result)
+            yield True, function_call_output(output_item_id("fco", *use_id), result)
         return
     request = None
     if state is not None and state.wants == "approval":
-        request = output_item_id("mcpr", *place)
+        request = output_item_id("mcpr", *use_id)
         yield False, approval_request(request, use)
         if state.verdict:
-            item = {"id": output_item_id("mcpa", *place), "type": "mcp_approval_response", "reason": None}
+            item = {"id": output_item_id("mcpa", *use_id), "type": "mcp_approval_response", "reason": None}
             yield True, {**item, "approval_request_id": request, "approve": state.verdict == "approved"}
     if request is None or result:
-        yield request is not None, server_call(output_item_id("mcp", *place), use, result, approval=request)
+        yield request is not None, server_call(output_item_id("mcp", *use_id), use, result, approval=request)
 
 
 def prompt_items(prompt: Spans, blocks: Sequence[AnyBlock]) -> list[Item]:
@@ -252,12 +256,12 @@ def prompt_items(prompt: Spans, blocks: Sequence[AnyBlock]) -> list[Item]:
 def placed_prompt(prompt: Spans, blocks: Sequence[AnyBlock], removed: Container[int] = ()) -> list[Placed]:
     """Return prompts as items with their blocks, also removed ones; see `prompt_items` and `placed_output`."""
     items: list[Placed] = []
-    for number, (place, block) in enumerate(zip(places(prompt), blocks, strict=True)):
-        item = _prompt_item(block, lambda prefix: prompt_item_id(prefix, place.log, place.start))  # noqa: B023 - called at once
+    for number, (position, block) in enumerate(zip(places(prompt), blocks, strict=True)):
+        item = _prompt_item(block, lambda prefix: prompt_item_id(prefix, position.log, position.start))  # noqa: B023 - called at once
         last = items[-1] if items else None
         is_removed = number in removed
-        is_part = isinstance(block, Image | Document) and last is not None and last.is_removed == is_removed
-        if item and last and is_part and last.item.get("role") == "user":
+        is_attachment = isinstance(block, Image | Document) and last is not None and last.is_removed == is_removed
+        if item and last and is_attachment and last.item.get("role") == "user":
             last.item["content"] += item["content"]
             items[-1] = replace(last, numbers=(*last.numbers, number))
         elif item:
@@ -283,12 +287,12 @@ def _prompt_item(block: AnyBlock, id_of: Any) -> Item | None:  # noqa: PLR0911 -
             return None
 
 
-def _input_item(id_of: Any, role: str, part: Item) -> Item:
-    return {"id": id_of("msg"), "type": "message", "role": role, "status": "completed", "content": [part]}
+def _input_item(id_of: Any, role: str, content_part: Item) -> Item:
+    return {"id": id_of("msg"), "type": "message", "role": role, "status": "completed", "content": [content_part]}
 
 
 def _content_part(block: User | Summary | System | Text | Image | Document) -> Item:
-    """Return a block as a part of a message, or of an output."""
+    """Return a block as a content part of a message, or of an output."""
     if isinstance(block, Image):
         return {"type": "input_image", "detail": "auto", "image_url": block.url or data_uri(block), "file_id": None}
     if not isinstance(block, Document):
@@ -300,5 +304,5 @@ def _content_part(block: User | Summary | System | Text | Image | Document) -> I
 
 
 def described_part(block: Text | Image | Document) -> str:
-    """Return the text that stands for a part where only texts are shown."""
+    """Return the text that stands for a content part where only texts are shown."""
     return block.text if isinstance(block, Text) else f"[{described(block)}]"

@@ -10,23 +10,23 @@ from turnwise.http.openai.errors import invalid
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 
-def text_of(item: Mapping[str, Any], name: str, at: str) -> str:
-    """Return a required text; `at` is the place of its item in the request."""
+def text_of(item: Mapping[str, Any], name: str, path: str) -> str:
+    """Return a required text; `path` says where its item is in the request."""
     value = item.get(name)
     if value is None:
-        raise invalid(f"{at}.{name}", f"Missing required parameter: '{at}.{name}'.", "missing_required_parameter")
+        raise invalid(f"{path}.{name}", f"Missing required parameter: '{path}.{name}'.", "missing_required_parameter")
     if not isinstance(value, str):
-        raise invalid(f"{at}.{name}", f"Invalid type for '{at}.{name}': expected a string.", "invalid_type")
+        raise invalid(f"{path}.{name}", f"Invalid type for '{path}.{name}': expected a string.", "invalid_type")
     return value
 
 
-def arguments_of(item: Mapping[str, Any], at: str) -> FrozenDict:
+def arguments_of(item: Mapping[str, Any], path: str) -> FrozenDict:
     """Return the arguments of a call; an empty text has none."""
-    text = text_of(item, "arguments", at)
+    text = text_of(item, "arguments", path)
     try:
         arguments = json.loads(text or "{}")
         if isinstance(arguments, dict):
             return FrozenDict(freeze(arguments))
     except (TypeError, ValueError, RecursionError):
         pass
-    raise invalid(f"{at}.arguments", f"{at}.arguments: must be the JSON text of an object")
+    raise invalid(f"{path}.arguments", f"{path}.arguments: must be the JSON text of an object")

@@ -113,7 +113,7 @@ async def list_models(caller: RequestCaller) -> dict[str, Any]:
 
 @router.get("/{model:path}")
 async def retrieve_model(model: str, caller: RequestCaller) -> dict[str, Any]:
-    """Return one of them."""
+    """Return a model that requests may name."""
     chosen(caller, model)
     return _model(model)
 

@@ -37,12 +37,13 @@ class _Group:
     """A block of the user, with all that was answered to it. The first of a conversation may have no block."""
 
     block: AnyBlock | None
-    place: int
-    """The number of its message in the request, or of its turn in the session."""
+    number: int
+    """The number of the block's message in the request, or of its turn in the session."""
     is_whole: bool = True
     """Whether its turn has completed, or may still do so."""
     answer: list[AnyBlock] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    answer_numbers: list[int] = field(default_factory=list)
+    """The numbers of the messages in the request that have the blocks of `answer`."""
 
     def text(self) -> str:
         return "".join("".join(block.text.split()) for block in self.answer if isinstance(block, Text))
@@ -125,14 +126,14 @@ def _stored_groups(stored: Iterable[ChatMessage]) -> list[_Group]:
 
 def _sent_groups(chat: Chat) -> list[_Group]:
     groups: list[_Group] = []
-    for block, place in zip(chat.blocks, chat.places, strict=True):
+    for block, number in zip(chat.blocks, chat.message_numbers, strict=True):
         if block.role == "user":
-            groups.append(_Group(block, place))
+            groups.append(_Group(block, number))
         else:
             if not groups:
-                groups.append(_Group(None, place))
+                groups.append(_Group(None, number))
             groups[-1].answer.append(block)
-            groups[-1].places.append(place)
+            groups[-1].answer_numbers.append(number)
     return groups
 
 
@@ -156,18 +157,18 @@ def _matched(had: Sequence[_Group], sent: Sequence[_Group]) -> int:
 
 def _check_answer(had: _Group, sent: _Group, *, is_last: bool) -> None:
     """Raise OpenAIError if a request has other answers than the session."""
-    place = sent.places[0] if sent.places else sent.place
+    number = sent.answer_numbers[0] if sent.answer_numbers else sent.number
     if not had.text().startswith(sent.text()):
-        raise _conflict(place, "it is not what the assistant has said there")
+        raise _conflict(number, "it is not what the assistant has said there")
     if unknown := sent.calls() - had.calls():
-        raise _conflict(place, f"the assistant has not made the call {min(unknown)!r} there")
+        raise _conflict(number, f"the assistant has not made the call {min(unknown)!r} there")
     results = had.results()
     for call_id, result in sent.results().items():
         if call_id in results:
             if results[call_id].text != result.text:
-                raise _conflict(place, f"the call {call_id!r} has another result there")
+                raise _conflict(number, f"the call {call_id!r} has another result there")
         elif not is_last:
-            raise _conflict(place, f"the call {call_id!r} has no result there")
+            raise _conflict(number, f"the call {call_id!r} has no result there")
 
 
 def _new_results(had: _Group, sent: _Group) -> Iterable[ToolResult]:
@@ -177,11 +178,11 @@ def _new_results(had: _Group, sent: _Group) -> Iterable[ToolResult]:
 
 def _differs(had: _Group, sent: _Group | None) -> OpenAIError:
     if sent is None:
-        return _conflict(None, f"the session has gone on with turn {had.place}, which the request does not have")
-    return _conflict(sent.place, f"turn {had.place} of the session has another message there")
+        return _conflict(None, f"the session has gone on with turn {had.number}, which the request does not have")
+    return _conflict(sent.number, f"turn {had.number} of the session has another message there")
 
 
-def _conflict(place: int | None, reason: str) -> OpenAIError:
-    param = "messages" if place is None else f"messages[{place}]"
+def _conflict(number: int | None, reason: str) -> OpenAIError:
+    param = "messages" if number is None else f"messages[{number}]"
     remedy = "send the conversation as it is, only your new message, or another X-Session-Id"
     return OpenAIError(422, f"{param} does not continue the session: {reason}; {remedy}", param=param, code="conflict")

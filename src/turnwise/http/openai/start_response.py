@@ -67,17 +67,18 @@ class RunResponse:
 
 async def find(caller: Caller, id: str) -> RunResponse | None:
     """Return a response of the caller's; None if there is none."""
-    place = run_of(id)
-    if place is None:
+    run_and_part = run_of(id)
+    if run_and_part is None:
         return None
+    run_id, part = run_and_part
     try:
-        execution = await caller.manager.execution(place[0], user_id=caller.user_id)
+        execution = await caller.manager.execution(run_id, user_id=caller.user_id)
         run = await execution.info()
         session = await caller.manager.get(execution.session_id, user_id=caller.user_id)
         info = await session.info()
     except (NotFoundError, InvalidIdError):
         return None
-    response = RunResponse(execution, run, place[1], model_of(caller, run))
+    response = RunResponse(execution, run, part, model_of(caller, run))
     return None if f"{DELETED}{id}" in info.session.metadata else response
 
 
@@ -127,16 +128,16 @@ async def start(caller: Caller, body: CreateResponse, request_input: ResponseInp
     if body.conversation_id is not None:
         return await _in_conversation(caller, body, request_input, options, choice)
     if body.previous_response_id is not None:
-        return await _after(caller, body, request_input, options, choice)
+        return await _after_previous(caller, body, request_input, options, choice)
     if request_input.is_answer:
         raise _unknown_output(request_input)
     if body.store is False:
-        return await _once(caller, request_input.blocks, options, engine)
+        return await _run_once(caller, request_input.blocks, options, engine)
     session_id = hidden_session(key)
     session = await open_for_run(
         caller.manager, session_id, request_input.blocks, options, user_id=caller.user_id, engine=engine
     )
-    return await _first(caller, session, request_input, options)
+    return await _first_run(caller, session, request_input, options)
 
 
 async def _options(
@@ -176,7 +177,7 @@ def _tool(function: FunctionTool, param: str) -> Tool:
         raise invalid(f"{param}.parameters" if is_tool_name(function.name) else f"{param}.name", str(error)) from None
 
 
-async def _once(caller: Caller, blocks: Sequence[Block], options: RunOptions, engine: str | None) -> RunResponse:
+async def _run_once(caller: Caller, blocks: Sequence[Block], options: RunOptions, engine: str | None) -> RunResponse:
     check_no_key(options.get("idempotency_key"), "send it with store true")
     execution = await caller.manager.run_once(*blocks, user_id=caller.user_id, engine=engine, **options)
     run = await execution.info()
@@ -203,7 +204,7 @@ async def _run(
     return RunResponse(execution, run, 0, model_of(caller, run))
 
 
-async def _first(
+async def _first_run(
     caller: Caller,
     session: AsyncSession,
     request_input: ResponseInput,
@@ -232,7 +233,11 @@ async def _in_conversation(
         if run_id is None:
             raise _unknown_output(request_input)
         return await _continue(
-            caller, await _asking(caller, await session.execution(run_id), request_input), body, request_input, options
+            caller,
+            await _response_asking(caller, await session.execution(run_id), request_input),
+            body,
+            request_input,
+            options,
         )
     try:
         return await _run(caller, session, request_input, options, choice)
@@ -242,25 +247,27 @@ async def _in_conversation(
 
 async def newest(caller: Caller, execution: AsyncExecutionHandle) -> RunResponse:
     """Return the last response of a run."""
-    response, state = await _whole(caller, execution)
+    response, state = await _projected(caller, execution)
     return replace(response, part=state.newest)
 
 
-async def _asking(caller: Caller, execution: AsyncExecutionHandle, request_input: ResponseInput) -> RunResponse:
-    """Return the response of a run that ended with the calls of these outputs, also if they were brought before."""
-    response, state = await _whole(caller, execution)
+async def _response_asking(
+    caller: Caller, execution: AsyncExecutionHandle, request_input: ResponseInput
+) -> RunResponse:
+    """Return the response of a run that ended with the calls of these outputs, also if they were provided before."""
+    response, state = await _projected(caller, execution)
     names = [*request_input.outputs, *(approval.request_id for approval in request_input.approvals)]
-    return replace(response, part=state.parts.get(names[0], state.newest))
+    return replace(response, part=state.part_of.get(names[0], state.newest))
 
 
-async def _whole(caller: Caller, execution: AsyncExecutionHandle) -> tuple[RunResponse, Projection]:
-    """Return all of a run, as if it were the parts before a response."""
+async def _projected(caller: Caller, execution: AsyncExecutionHandle) -> tuple[RunResponse, Projection]:
+    """Return a response of the run that never begins, and the projection of all of the run's events."""
     run = await execution.info()
-    response = RunResponse(execution, run, _NONE, model_of(caller, run))
+    response = RunResponse(execution, run, _NO_PART, model_of(caller, run))
     return response, (await load(response)).state
 
 
-_NONE = 1 << 20
+_NO_PART = 1 << 20
 """The number of a part that no run has."""
 
 
@@ -273,7 +280,7 @@ async def busy(caller: Caller, session: AsyncSession, run_id: str) -> OpenAIErro
     return invalid("conversation", message, "conversation_locked", response_id=response.id)
 
 
-async def _after(
+async def _after_previous(
     caller: Caller, body: CreateResponse, request_input: ResponseInput, options: RunOptions, choice: Chosen | None
 ) -> RunResponse:
     previous = body.previous_response_id or ""
@@ -296,7 +303,9 @@ async def _after(
     session = await caller.manager.get(response.execution.session_id, user_id=caller.user_id)
     if body.store is False:
         turn = await session.turn(response.execution.turn_index)
-        return await _once(caller, [*turn.blocks, *request_input.blocks], options, choice.engine if choice else None)
+        return await _run_once(
+            caller, [*turn.blocks, *request_input.blocks], options, choice.engine if choice else None
+        )
     if is_hidden(session.id) and "openai.conversation" not in response.run.labels:
         # The first request continues the session, which takes each turn id once. Later ones fork it.
         try:
@@ -304,7 +313,7 @@ async def _after(
         except (SessionBusyError, TurnIdTakenError):
             pass
     fork = await _fork(caller, session, response, options)
-    return await _first(caller, fork, request_input, options, choice)
+    return await _first_run(caller, fork, request_input, options, choice)
 
 
 async def _fork(caller: Caller, session: AsyncSession, response: RunResponse, options: RunOptions) -> AsyncSession:

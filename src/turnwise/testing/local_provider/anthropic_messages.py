@@ -16,7 +16,7 @@ from turnwise.testing.local_provider.message_rules import (
     WireError,
     check_anthropic,
 )
-from turnwise.testing.local_provider.replies import Completion, Message, words
+from turnwise.testing.local_provider.replies import Completion, Message, tokens_of
 from turnwise.testing.local_provider.request_validation import NUMBER, Fields, check_schema, checked
 
 _FIELDS: Fields = {
@@ -145,7 +145,7 @@ class MessagesRequest:
             if parts[mark]["cache_control"] not in CACHE_CONTROLS:
                 raise RefusedError(400, "cache_control: unknown type or ttl")
         unmarked = [{name: value for name, value in part.items() if name != "cache_control"} for part in parts]
-        tokens = [len(words(json.dumps(part))) for part in unmarked]
+        tokens = [len(tokens_of(json.dumps(part))) for part in unmarked]
         digest = hashlib.blake2b(str(self.body["model"]).encode(), digest_size=12)
         read, marked = 0, {}
         for index, part in enumerate(unmarked):

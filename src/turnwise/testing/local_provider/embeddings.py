@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 from turnwise.testing.local_provider.http_protocol import RefusedError
-from turnwise.testing.local_provider.replies import Message, words
+from turnwise.testing.local_provider.replies import tokens_of
 from turnwise.testing.local_provider.request_validation import Fields, checked
 
 EMBEDDING_SIZE = 256
@@ -24,8 +24,12 @@ _FIELDS: Fields = {
 }
 
 
-def embeddings(body: Any) -> Message:
-    """Return the response to a request. Raises `RefusedError` if the real API would refuse it."""
+def embeddings(body: Any) -> dict[str, Any]:
+    """Return the response to a request.
+
+    Raises:
+        RefusedError: the real API would refuse the request, or its input is arrays of tokens, which the real API takes.
+    """
     body = checked(body, "input", _FIELDS)
     texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
@@ -36,17 +40,20 @@ def embeddings(body: Any) -> Message:
         vector = embed(text, size)
         packed = struct.pack(f"<{size}f", *vector)
         vectors.append(base64.b64encode(packed).decode() if body.get("encoding_format") == "base64" else vector)
-    count = sum(len(words(text)) for text in texts)
+    token_count = sum(len(tokens_of(text)) for text in texts)
     return {
         "object": "list",
         "model": body["model"],
         "data": [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)],
-        "usage": {"prompt_tokens": count, "total_tokens": count},
+        "usage": {"prompt_tokens": token_count, "total_tokens": token_count},
     }
 
 
 def embed(text: str, size: int = EMBEDDING_SIZE) -> list[float]:
-    """Return a vector of length 1 that depends only on the words, so texts that share words have near vectors."""
+    """Return a vector of length 1 that depends only on the words, so texts that share words have near vectors.
+
+    Unlike `HashEmbedding`, it imports nothing and takes any size.
+    """
     vector = [0.0] * size
     for word in re.findall(r"\w+", text.lower()) or [text]:
         number = int.from_bytes(_digest(word), "big")

@@ -101,9 +101,9 @@ def summary_of(request: str, most_words: int = 120) -> str:
         own = [sentence for sentence in sentences(fact.get("user", "")) if _OF_ONESELF.match(sentence)]
         sentences_seen |= dict.fromkeys([*sentences(before), *own])
     summary = [_SUMMED_UP.strip()]
-    words_left -= len(words(_SUMMED_UP))
+    words_left -= len(tokens_of(_SUMMED_UP))
     for sentence in sentences_seen:
-        words_left -= len(words(sentence))
+        words_left -= len(tokens_of(sentence))
         if words_left < 0:
             break
         summary.append(sentence)
@@ -161,7 +161,7 @@ class Completion:
         breaks = fault in (*BREAKS, "length")
         limit = CUT_AFTER if breaks else limit
         is_cut = breaks or (limit is not None and limit < len(tokens))
-        return cls(tokens[:limit], is_cut, sum(len(words(text_of(sent))) for sent in messages))
+        return cls(tokens[:limit], is_cut, sum(len(tokens_of(text_of(sent))) for sent in messages))
 
     @property
     def thoughts(self) -> int:
@@ -175,7 +175,7 @@ class Completion:
 
 def _deltas(message: Message) -> Iterator[Message]:
     for key in ("reasoning_content", "content"):
-        for token in words(message.get(key) or ""):
+        for token in tokens_of(message.get(key) or ""):
             yield {key: token}
     for index, call in enumerate(message.get("tool_calls") or ()):
         function = {"name": call["function"]["name"], "arguments": ""}
@@ -210,6 +210,6 @@ def sentences(text: str) -> list[str]:
     return [sentence for line in lines for sentence in re.split(r"(?<=[.!?])\s+", line) if sentence]
 
 
-def words(text: str) -> list[str]:
+def tokens_of(text: str) -> list[str]:
     """Return the text's tokens: words, each with the space after it."""
     return re.findall(r"\S+\s*|\s+", text)

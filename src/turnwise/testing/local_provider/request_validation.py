@@ -24,6 +24,7 @@ _RANGES = {
     "max_completion_tokens": (1, math.inf),
     "max_tokens": (1, math.inf),
     "max_output_tokens": (16, math.inf),
+    "dimensions": (1, math.inf),
 }
 
 _NAMES = {

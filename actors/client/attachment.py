@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.actor_names import actor_name
-from turnwise.actors.hosting.engine_overrides import find_overrides
+from turnwise.actors.hosting.switched_engines import find_overrides
 from turnwise.actors.inference.engine import InferenceRunner, SessionView
 from turnwise.errors import EngineError, SessionLostError
 

@@ -21,7 +21,7 @@ from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.runs import RunRecord, RunState, Until
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.notebook_display import Rows
-from turnwise.memory.conversation.views.partial_output import Partials
+from turnwise.memory.conversation.views.partial_typed_answer import Partials
 from turnwise.memory.conversation.views.phases import Phases, phase_of
 from turnwise.memory.conversation.views.steps import Step, steps_of
 from turnwise.memory.values.ids import new_id

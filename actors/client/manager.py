@@ -17,7 +17,7 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.expiry import sweep
 from turnwise.actors.client.forgetting import forget
 from turnwise.actors.client.importing import read_conversation, send_conversation
-from turnwise.actors.client.once import AsyncOnce
+from turnwise.actors.client.run_once import AsyncOnce
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared.arguments import (
@@ -53,7 +53,7 @@ from turnwise.actors.client.shared.once_store import ONCE, once_client
 from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.actors.client.subscriptions import AsyncEventFeed, AsyncSubscription
-from turnwise.actors.cluster.nodes import check_files, check_folders
+from turnwise.actors.cluster.node_choice import check_files, check_folders
 from turnwise.actors.cluster.placement import Dedicated, Placement
 from turnwise.actors.cluster.ray_runtime import connect, will_start
 from turnwise.actors.cluster.wire import HostInfo, SessionRef

@@ -29,9 +29,9 @@ from turnwise.actors.hosting import verbs
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.views.notebook_display import Rows
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
+from turnwise.memory.longterm.memory_types import AnyCategory, AnyType, MemoryType, types_of
 from turnwise.memory.longterm.recall.recalled_content import RecalledContent
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
-from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryType, types_of
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.frozen_json import plain_json
 from turnwise.memory.values.ids import new_id

@@ -24,9 +24,9 @@ from turnwise.actors.cluster.logs import LogSettings
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.reach import NoProcessError, reached
 from turnwise.actors.cluster.sharding import Layout, find_layouts
-from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overrides, save_override
 from turnwise.actors.hosting.loading import Loading, StartsInRay
 from turnwise.actors.hosting.shutdown import Shutdown, where
+from turnwise.actors.hosting.switched_engines import drop_overrides, find_overrides, save_override
 from turnwise.memory.background import retry, watch
 
 if TYPE_CHECKING:

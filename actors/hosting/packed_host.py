@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import HostLoad, Message, Refused, SessionRef
 from turnwise.actors.hosting import verbs
-from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
+from turnwise.actors.hosting.switched_engines import EngineOverride
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.attempt import reason

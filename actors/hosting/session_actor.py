@@ -18,9 +18,9 @@ import ray
 from turnwise.actors.cluster.gc_tuning import collect_rarely
 from turnwise.actors.cluster.kept_settings import Kept, read_settings
 from turnwise.actors.cluster.local_calls import listen
-from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overrides, save_override
 from turnwise.actors.hosting.loading import Loading, StartsInRay
 from turnwise.actors.hosting.shutdown import Shutdown, where
+from turnwise.actors.hosting.switched_engines import drop_overrides, find_overrides, save_override
 from turnwise.memory.background import retry
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from turnwise.actors.cluster.wire import EngineWanted, Message
-from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.stored_source import StoredSource, UnattendedError
+from turnwise.actors.hosting.switched_engines import EngineOverride
 from turnwise.actors.hosting.verb import Reader, Verb
 from turnwise.actors.hosting.verbs import find_verb
 from turnwise.actors.hosting.waits import Waits

@@ -7,7 +7,7 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from turnwise.actors.hosting.engine_overrides import EngineOverride
+from turnwise.actors.hosting.switched_engines import EngineOverride
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.inference.observing import observer_of
 from turnwise.actors.memory.attached import MemorySlot

@@ -13,7 +13,7 @@ from pydantic import PlainValidator, Strict
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.longterm.base import Scope
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.values.checked_settings import Count, PositiveCount, PositiveSeconds, checked_settings
 
 Setting = TypeVar("Setting")

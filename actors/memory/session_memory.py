@@ -22,8 +22,8 @@ from turnwise.memory.longterm.base import (
     has_profiles,
     is_read_only,
 )
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.recalled_content import RecalledContent
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.memory import WorkingMemory

@@ -13,10 +13,10 @@ from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.engines.spending import Spending
 from turnwise.actors.session.history.additions import Additions
+from turnwise.actors.session.history.block_removals import Removals
 from turnwise.actors.session.history.forgetting import Forgetting
 from turnwise.actors.session.history.forking import Forking
 from turnwise.actors.session.history.importing import Importing
-from turnwise.actors.session.history.removals import Removals
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.saving_progress import SavingProgress

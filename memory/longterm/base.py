@@ -14,7 +14,7 @@ from pydantic import PlainValidator
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.views.notebook_display import record_html
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType, checked_types
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType, checked_types
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.checked_settings import PositiveCount, checked_settings
 

@@ -16,7 +16,7 @@ from typing import Any
 from turnwise.errors import InvalidInputError, InvalidMemoryError, ReadOnlyMemoryError
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source, is_read_only
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.stores.conformance.fixtures import IDS
 from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
 

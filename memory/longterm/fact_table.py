@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from turnwise.errors import InvalidMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.rules import checked_item
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.stores.sql.database import Schema, SQLDatabase, transaction
 from turnwise.memory.stores.urls import read_only, resolve_url
 from turnwise.memory.values.ranges import check_seconds

@@ -27,12 +27,12 @@ from turnwise.memory.longterm.items.changes import pin, update
 from turnwise.memory.longterm.items.rules import matches
 from turnwise.memory.longterm.items.texts import still_contained, to_delete
 from turnwise.memory.longterm.items.urls import items_at
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.item_indexes import Indexed, ItemIndexes
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.similarity import Similarity
 from turnwise.memory.longterm.retention.deletion import Scrubbing, texts_of
 from turnwise.memory.longterm.retention.retention import Retention, Uses
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.required_arguments import needs
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol, Unpack
 
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.stores.base import Page
 
 MEMORY_TOOLS = frozenset(

@@ -15,9 +15,9 @@ from turnwise.memory.background import on_thread
 from turnwise.memory.longterm.base import ItemChanges, Label, MemoryItem, Scope, first_of_each, is_local, recalled
 from turnwise.memory.longterm.items.base import ItemFilter, ItemStore, all_items
 from turnwise.memory.longterm.items.rules import checked_item, matches, parse_position
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.item_indexes import ItemIndexes
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit
 from turnwise.memory.values.ranges import check_whole_number
 from turnwise.memory.values.required_arguments import needs

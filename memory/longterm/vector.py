@@ -35,12 +35,12 @@ from turnwise.memory.longterm.items.rows import ROWS, Loaded, Pending, Revision,
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.items.texts import still_contained, to_delete
 from turnwise.memory.longterm.lexical import profile_of, within_limits
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.passages import item_key, vector_keys, vectors_of
 from turnwise.memory.longterm.recall.query import parse
 from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.retention.deletion import texts_of
 from turnwise.memory.longterm.retention.retention import Expiry, Retention, Uses
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.ranges import check_seconds, check_whole_number
 from turnwise.memory.values.required_arguments import needs

@@ -41,8 +41,8 @@ from turnwise.memory.conversation.usage import Usage as Usage
 from turnwise.memory.longterm.base import MemoryItem as MemoryItem
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory as ExtractiveMemory
 from turnwise.memory.longterm.lexical import LexicalMemory as LexicalMemory
+from turnwise.memory.longterm.memory_types import MemoryCategory as MemoryCategory
 from turnwise.memory.longterm.static import StaticMemory as StaticMemory
-from turnwise.memory.longterm.types import MemoryCategory as MemoryCategory
 from turnwise.memory.longterm.vector import VectorMemory as VectorMemory
 from turnwise.memory.providers.requests import validate as validate
 from turnwise.memory.stores.base import Page as Page

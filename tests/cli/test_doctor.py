@@ -17,8 +17,8 @@ from filled import turnwise
 
 from turnwise.actors.cluster import diagnosis, ray_address, ray_runtime
 from turnwise.actors.cluster.diagnosis import RayFacts
-from turnwise.cli import doctor, environment
-from turnwise.cli.environment import Facts
+from turnwise.cli import doctor, process_facts as environment
+from turnwise.cli.process_facts import Facts
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.sharing import RayId
 from turnwise.memory.stores.sql.schema import SCHEMA

@@ -61,7 +61,7 @@ from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.redis import RedisItems
 from turnwise.memory.longterm.items.sql import SQLItems
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore

@@ -16,7 +16,7 @@ from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.errors import InvalidInputError
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.types import MemoryCategory
+from turnwise.memory.longterm.memory_types import MemoryCategory
 
 pytestmark = pytest.mark.ray
 

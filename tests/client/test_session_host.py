@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError
 
 from turnwise.actors.client.blocking import session_host, steps
 from turnwise.actors.client.blocking.session_host import SessionHost
-from turnwise.actors.client.shared import reaching
+from turnwise.actors.client.shared import resending as reaching
 from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.reach import REACH_S
 from turnwise.actors.cluster.wire import SessionRef

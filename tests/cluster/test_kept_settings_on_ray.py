@@ -13,7 +13,7 @@ import pytest
 from processes.large_settings import Holder, end_all, named_in
 from turnwise.actors.cluster import kept_settings
 from turnwise.actors.cluster.kept_settings import PART_BYTES, ActorSettings, sweep_settings
-from turnwise.actors.hosting.engine_overrides import EngineOverride, drop_overrides, find_overrides, save_override
+from turnwise.actors.hosting.switched_engines import EngineOverride, drop_overrides, find_overrides, save_override
 from turnwise.memory.conversation.sessions import SessionKey
 
 BACK_S = 100.0

@@ -15,9 +15,9 @@ import pytest
 from engines import Asking
 from turnwise.actors.cluster.wire import Message, SessionRef, Waited
 from turnwise.actors.hosting import verbs
-from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SessionService
 from turnwise.actors.hosting.stored_source import StoredSource
+from turnwise.actors.hosting.switched_engines import EngineOverride
 from turnwise.actors.hosting.verb import Verb, VerbCall
 from turnwise.actors.hosting.verbs import VERBS
 from turnwise.actors.hosting.waits import Waits

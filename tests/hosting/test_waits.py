@@ -15,7 +15,7 @@ from turnwise.actors.client.blocking import session_host, steps
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.blocking.session_host import ANSWER_S, MOST_PAUSE_S, REFUSED_S
-from turnwise.actors.client.shared import reaching
+from turnwise.actors.client.shared import resending as reaching
 from turnwise.actors.client.shared.actor_lookup import ActorLookup
 from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.placement import Dedicated, Packed

@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     from ray import serve
     from ray.serve import Application
 
-    from turnwise.http.serve import APP, Replica, _Replica, deployment, serve_on_ray
+    from turnwise.http.ray_serve import APP, Replica, _Replica, deployment, serve_on_ray
 
 pytestmark = pytest.mark.ray
 
@@ -119,7 +119,7 @@ def test_a_deployment_without_users_must_say_so(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_serve_that_runs_already_is_not_given_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnwise.http.serve.connect", lambda **_: None)
+    monkeypatch.setattr("turnwise.http.ray_serve.connect", lambda **_: None)
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(proxies={"node": "HEALTHY"}))
     settings: dict[str, Any] = {
         "store": "memory://beside",

@@ -37,7 +37,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Outcome, Turn
-from turnwise.memory.conversation.views.partial_output import Partials
+from turnwise.memory.conversation.views.partial_typed_answer import Partials
 from turnwise.memory.conversation.views.steps import steps_of
 from turnwise.memory.longterm.extraction import prompt as extraction, rerank as choosing
 from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item

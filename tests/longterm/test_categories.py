@@ -16,8 +16,8 @@ from turnwise.memory.longterm.base import MemoryItem, ProfiledRecall, Scope, lim
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
 

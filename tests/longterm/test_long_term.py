@@ -14,7 +14,7 @@ from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, is_
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.stores.conformance.laws import Law, check_law
 
 USER = Scope(user_id="u")

@@ -21,9 +21,9 @@ from turnwise.memory.longterm.index import conformance as vector_contract
 from turnwise.memory.longterm.index.locations import PostgresVectors
 from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.retention.deletion import erase
 from turnwise.memory.longterm.retention.retention import Retention
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.testing.embedding import HashEmbedding

@@ -14,9 +14,9 @@ from turnwise.memory.longterm.conformance import READ_ONLY_ITEMS
 from turnwise.memory.longterm.items.changes import update
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.static import EVERYONE, StaticMemory, read_facts
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.conformance.fixtures import IDS
 
 SARAH = Scope(user_id="sarah", session_id="s", agent="hr")

@@ -14,8 +14,8 @@ from stored.open_stores import closing
 from turnwise.errors import ConfigError, InvalidMemoryError, StoreError, StoreURLError
 from turnwise.memory.longterm.base import MemoryItem, Scope, is_local, trouble_of
 from turnwise.memory.longterm.fact_table import FactTable
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.memory.longterm.types import MemoryType
 
 ANN = Scope(user_id="ann")
 FACTS = [

@@ -20,10 +20,10 @@ from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemor
 from turnwise.memory.longterm.index.vector_index import MAX_EMBEDDED, VectorIndex
 from turnwise.memory.longterm.items.rows import key_of
 from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall import passages, user_index
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS
 from turnwise.memory.longterm.retention.deletion import erase
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.values.ids import new_id

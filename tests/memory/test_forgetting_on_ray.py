@@ -16,7 +16,7 @@ from memories.memory_manager import WAIT_S, House, answering, files_with, say, s
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.errors import RunCancelledError, SessionNotFoundError
 from turnwise.memory.conversation.events import TextDelta
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.working.formats import JsonForm
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.testing import LocalProvider

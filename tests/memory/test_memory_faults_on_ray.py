@@ -30,7 +30,7 @@ from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import is_record
 from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items.base import all_stored
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.testing import LocalProvider
 
 TURNS = share(12, 2)

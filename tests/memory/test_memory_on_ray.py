@@ -44,8 +44,8 @@ from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.tokens.counter import ByteCounter

@@ -23,8 +23,8 @@ from turnwise.errors import ReadOnlyMemoryError, WorkingMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import all_stored
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.working.formats import JsonForm
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.testing import LocalProvider

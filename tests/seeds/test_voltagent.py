@@ -14,7 +14,7 @@ from conftest import end_actors
 
 from engines import ScriptedEngine
 from turnwise import AsyncSessionManager, Packed, RunCancelledError, SessionManager
-from turnwise.actors.client.blocking import once
+from turnwise.actors.client.blocking import run_once as once
 from turnwise.errors import EmptyTurnError, InvalidInputError, SessionNotFoundError, TurnNotFoundError
 
 NAMESPACE = "seeds-voltagent"

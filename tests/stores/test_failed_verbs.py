@@ -26,8 +26,8 @@ from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items.changes import pin, supersede, update
 from turnwise.memory.longterm.items.redis import RedisItems
 from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.retention.retention import Use
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Activation, SessionStore
 from turnwise.memory.stores.conformance.fixtures import Owner, a_session, a_turn, an_event, eventful, of_everything
 from turnwise.memory.stores.encrypted.settings import Encryption

@@ -18,7 +18,7 @@ from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.expiry import sweep
 from turnwise.actors.client.blocking.forgetting import forget
 from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
-from turnwise.actors.client.blocking.once import Once
+from turnwise.actors.client.blocking.run_once import Once
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.blocking.store_reads import StoreReads
@@ -54,7 +54,7 @@ from turnwise.actors.client.shared.cluster_client import DEFAULT_STORE, ClusterC
 from turnwise.actors.client.shared.hosts import find_hosts
 from turnwise.actors.client.shared.once_store import ONCE, once_client
 from turnwise.actors.client.shared.run_options import RunOptions
-from turnwise.actors.cluster.nodes import check_files, check_folders
+from turnwise.actors.cluster.node_choice import check_files, check_folders
 from turnwise.actors.cluster.placement import Dedicated, Placement
 from turnwise.actors.cluster.ray_runtime import connect, will_start
 from turnwise.actors.cluster.wire import HostInfo, SessionRef

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.client.shared.reaching import Search, is_away, lost_error
+from turnwise.actors.client.shared.resending import Search, is_away, lost_error
 from turnwise.actors.cluster.reach import NoProcessError
 from turnwise.actors.cluster.wire import (
     ClientOutcome,

@@ -14,7 +14,7 @@ from turnwise.actors.cluster.actor_names import actor_name, actors_of, find_acto
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.identity import pickled
 from turnwise.actors.cluster.kept_settings import ActorSettings
-from turnwise.actors.cluster.nodes import ANYWHERE, here
+from turnwise.actors.cluster.node_choice import ANYWHERE, here
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import Layout, find_layouts
 from turnwise.actors.hosting.packed_actor import HostAssignment, PackedActor

@@ -24,7 +24,7 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
 from turnwise.memory.conversation.views.message_formats import MessageFormat
 from turnwise.memory.longterm.base import Status
-from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryCategory, MemoryType
+from turnwise.memory.longterm.memory_types import AnyCategory, AnyType, MemoryCategory, MemoryType
 from turnwise.memory.values.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.values.ids import check_id
 from turnwise.memory.values.limits import MAX_NAMES, MAX_VALUES

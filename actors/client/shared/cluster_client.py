@@ -17,7 +17,7 @@ from turnwise.actors.cluster.actor_names import store_id_of
 from turnwise.actors.cluster.actor_spec import ActorSpec, StoreSpec
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.cluster.logs import LogSettings
-from turnwise.actors.cluster.nodes import is_file
+from turnwise.actors.cluster.node_choice import is_file
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory, equip
 from turnwise.actors.cluster.shared_actors.store_object import StoreObject

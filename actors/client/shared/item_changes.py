@@ -8,7 +8,7 @@ from typing import Any
 from turnwise.actors.client.shared.arguments import ItemId, ItemStatus, Names, Text, Time, Type, check_names, checked
 from turnwise.errors import InvalidInputError
 from turnwise.memory.longterm.base import ItemChanges, Status
-from turnwise.memory.longterm.types import AnyType
+from turnwise.memory.longterm.memory_types import AnyType
 
 
 def checked_changes(**changes: Any) -> dict[str, Any]:

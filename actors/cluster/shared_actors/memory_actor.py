@@ -33,11 +33,11 @@ from turnwise.memory.longterm.base import (
     recalled,
     trouble_of,
 )
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall import word_frequency as frequency
 from turnwise.memory.longterm.retention.deletion import Erasure, erase
 from turnwise.memory.longterm.retention.retention import Sweeping
 from turnwise.memory.longterm.text_model import TextModel
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import Page
 
 PATIENCE_S = 0.1

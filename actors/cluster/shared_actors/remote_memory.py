@@ -16,7 +16,7 @@ from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 from turnwise.actors.cluster import local_calls
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.cluster.kept_settings import ActorSettings
-from turnwise.actors.cluster.nodes import ANYWHERE, here
+from turnwise.actors.cluster.node_choice import ANYWHERE, here
 from turnwise.actors.cluster.reach import Reach
 from turnwise.actors.cluster.wire import Refused
 from turnwise.actors.memory.attached import MemorySlot
@@ -34,8 +34,8 @@ from turnwise.memory.longterm.base import (
     is_read_only,
     label_of,
 )
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.retention.deletion import Erasure
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.strategy import OverflowStrategy

@@ -11,7 +11,7 @@ from typing import Any
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 
 EXTRACTED = tuple(kind for kind in MemoryType if kind is not MemoryType.PLANNER_NOTE)
 """The types of facts. What a user says is no note of an engine's, and replaces none."""

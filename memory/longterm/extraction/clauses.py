@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.analyzer import stem, words
-from turnwise.memory.longterm.types import MemoryType
 
 ORDERS = (MemoryType.INSTRUCTIONS, MemoryType.WORKFLOW)
 """The types of facts that an instruction of the user may support."""

@@ -20,9 +20,9 @@ from turnwise.memory.longterm.extraction.candidates import EXTRACTED, Candidate,
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, ORDERS, YES, flat, overrides_instructions, subjects
 from turnwise.memory.longterm.extraction.grammatical_person import RETRACTS, TAKES_BACK
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.analyzer import language_of, words
 from turnwise.memory.longterm.recall.word_frequency import COMMON, log_frequency
-from turnwise.memory.longterm.types import MemoryType
 
 
 @dataclass(frozen=True)

@@ -38,13 +38,13 @@ from turnwise.memory.longterm.items.changes import supersede
 from turnwise.memory.longterm.items.rules import check_turn, checked_item
 from turnwise.memory.longterm.items.urls import items_at
 from turnwise.memory.longterm.lexical import LexicalMemory, profile_of, within_limits
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall.embedding_function import portable
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.similarity import Similarity
 from turnwise.memory.longterm.retention.deletion import texts_of
 from turnwise.memory.longterm.retention.retention import Retention
 from turnwise.memory.longterm.text_model import TextModel
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.ranges import check_whole_number
 from turnwise.memory.values.required_arguments import needs

@@ -14,8 +14,8 @@ from turnwise.memory.longterm.extraction.clauses import NEUTRAL, flat, subjects
 from turnwise.memory.longterm.extraction.contradiction import contradict
 from turnwise.memory.longterm.extraction.grounding import Verdict, judge, judge_sourced, quoted_in, written_names
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.ranking import FACTS
-from turnwise.memory.longterm.types import MemoryType
 
 if TYPE_CHECKING:
     from turnwise.memory.longterm.recall.user_index import UserIndex

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.memory_types import MemoryType, checked_types
 from turnwise.memory.longterm.retention.retention import Use
-from turnwise.memory.longterm.types import MemoryType, checked_types
 from turnwise.memory.stores.base import Page
 
 

@@ -11,8 +11,8 @@ from turnwise.errors import InvalidMemoryError
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
 from turnwise.memory.longterm.items.base import Change, ItemStore
 from turnwise.memory.longterm.items.rules import MAX_SHOWN, checked_item
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.analyzer import stem, words
-from turnwise.memory.longterm.types import MemoryType
 
 
 async def update(

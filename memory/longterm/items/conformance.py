@@ -16,8 +16,8 @@ from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, Source
 from turnwise.memory.longterm.items.base import ALL, MAX_ID_BYTES, Change, ItemFilter, ItemStore, StoredItem
 from turnwise.memory.longterm.items.changes import pin as _pin, supersede as _supersede, update
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.retention.retention import Use
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.conformance.fixtures import IDS, TEXT
 from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
 

@@ -25,8 +25,8 @@ from turnwise.memory.longterm.items.rules import (
     owner_of,
     parse_position,
 )
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.retention.retention import Use
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
 from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encode
 from turnwise.memory.values.corrupt_records import why_unreadable

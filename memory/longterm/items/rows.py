@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Source, Status
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.values.corrupt_records import why_unreadable
 
 ROWS = 1 << 32

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, get_args
 from turnwise.errors import ConfigError, InvalidIdError, InvalidInputError, InvalidMemoryError, shown
 from turnwise.memory.longterm.base import MemoryItem, Scope, Status
 from turnwise.memory.longterm.items.base import MAX_ID_BYTES, ItemFilter
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.values.ids import check_id
 
 

@@ -19,9 +19,9 @@ from turnwise.memory.longterm.items.rows import NOTHING, Loaded, Pending, Revisi
 from turnwise.memory.longterm.items.rules import check_turn, checked_item, checked_space, parse_position
 from turnwise.memory.longterm.items.sql_schema import SCHEMA
 from turnwise.memory.longterm.items.sql_statements import Statements
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.passages import vectors_of
 from turnwise.memory.longterm.retention.retention import Expiry, Use
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.values.required_arguments import needs

@@ -24,8 +24,8 @@ from turnwise.memory.longterm.items.rows import (
     values_of,
 )
 from turnwise.memory.longterm.items.rules import NO_END, TOMBSTONE_S, end_after_deletion, owner_after, owner_of
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.retention.retention import Expiry, Use
-from turnwise.memory.longterm.types import MemoryType
 
 _AT_ONCE = 500
 """The most values that a statement lists, since databases limit them."""

@@ -16,11 +16,11 @@ from turnwise.errors import InvalidMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.longterm.items.rules import checked_item
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.migration.namespace import FlatNamespace
 from turnwise.memory.longterm.migration.skips import Skipped, SkipReason
 from turnwise.memory.longterm.migration.sources import read_flat
 from turnwise.memory.longterm.migration.values import FlatMemory, has_unknown_type, item_of
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.values.ids import check_id
 
 _PAGE = 1000

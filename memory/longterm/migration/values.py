@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 
 _TEXTS = ("content", "text", "memory", "data")
 """The fields that may contain the text. The first one that is not blank is used."""

@@ -14,8 +14,8 @@ from pydantic import PlainValidator
 from turnwise.memory.conversation.blocks import System
 from turnwise.memory.conversation.events import LeftOut
 from turnwise.memory.longterm.base import MemoryItem
+from turnwise.memory.longterm.memory_types import MemoryCategory
 from turnwise.memory.longterm.recall.quoting import quote
-from turnwise.memory.longterm.types import MemoryCategory
 from turnwise.memory.tokens.counter import TokenCounter
 from turnwise.memory.values.checked_settings import checked_settings
 

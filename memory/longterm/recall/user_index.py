@@ -20,13 +20,13 @@ from turnwise.memory.longterm.base import MemoryItem, Scope, first_of_each
 from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.items.rows import NOTHING, Revision, Row
 from turnwise.memory.longterm.items.rules import matches
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall.analyzer import is_dense, stem, stems, words
 from turnwise.memory.longterm.recall.item_words import ItemWords, Part
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
 from turnwise.memory.longterm.recall.query import Query, Term, parse
 from turnwise.memory.longterm.recall.ranking import Matched, QueryTerms, Weights, match, rank
 from turnwise.memory.longterm.recall.word_frequency import is_frequent, log_frequency
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,7 +13,7 @@ from pydantic import PlainValidator
 
 from turnwise.errors import StoreError
 from turnwise.memory.background import log_failure
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.values.checked_settings import checked_settings
 from turnwise.memory.values.ranges import seconds
 

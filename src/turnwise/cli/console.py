@@ -70,8 +70,8 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
 
         from turnwise.console.app import mount
         from turnwise.http.auth import BearerTokens
-        from turnwise.http.middleware.limits import within_limits
         from turnwise.http.middleware.origins import KnownHosts
+        from turnwise.http.middleware.size_limits import within_limits
         from turnwise.http.server.listening import raise_file_limit, url_of
         from turnwise.http.server.log import configure_logging
         from turnwise.http.service import Service

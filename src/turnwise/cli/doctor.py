@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from turnwise.cli.common import FAILED, STORE, AsJson, still
-from turnwise.cli.environment import Facts, facts
 from turnwise.cli.output import console, one_line, print_json
+from turnwise.cli.process_facts import Facts, facts
 from turnwise.errors import SchemaVersionError, TurnwiseError
 from turnwise.memory.stores.sql.sqlite_owner import running_owner
 

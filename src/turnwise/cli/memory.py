@@ -376,7 +376,7 @@ def _plain(value: Any) -> Any:
 
 def _show(report: MigrationReport, console: Console) -> None:
     """Print the report as tables."""
-    from turnwise.memory.longterm.types import MemoryType
+    from turnwise.memory.longterm.memory_types import MemoryType
 
     written = "would be written" if report.dry_run else "written"
     counts = {

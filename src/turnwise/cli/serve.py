@@ -126,7 +126,7 @@ def _serve(
         _report(assemble(config, source), source, as_json=as_json)
     elif ray_serve:
         try:
-            from turnwise.http.serve import serve_on_ray
+            from turnwise.http.ray_serve import serve_on_ray
         except ModuleNotFoundError as error:
             reason = f"there is no module {error.name}: pip install 'ray[serve]'"
             raise ConfigError("--ray-serve", True, reason) from None

@@ -24,12 +24,13 @@ from turnwise.http.config import ServiceConfig, Source
 from turnwise.http.front_ends import ui
 from turnwise.http.middleware.counts import CountLimits
 from turnwise.http.middleware.credentials import Credentials, asked_once
-from turnwise.http.middleware.limits import SizeLimits, refused
 from turnwise.http.middleware.origins import SameSite
 from turnwise.http.middleware.paths import SegmentPaths
+from turnwise.http.middleware.size_limits import SizeLimits, refused
 from turnwise.http.middleware.tracing import TraceContext
 from turnwise.http.native import memories, runs, sessions
-from turnwise.http.openai import chat, conversations, errors, models, responses
+from turnwise.http.openai import conversations, errors, models, responses
+from turnwise.http.openai.chat_completions import chat
 from turnwise.http.service import Service
 from turnwise.http.settings import HttpSettings
 

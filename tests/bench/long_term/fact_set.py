@@ -17,7 +17,7 @@ from typing import Any
 
 from long_term.messages import Half, half_of
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 
 PRECISION, WHOLE = 0.90, 0.80
 """Goals: precision, and the share of questions with exactly the right answer."""

@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, Literal, get_args
 
 from turnwise.memory.longterm.base import MemoryItem, Source
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 
 Half = Literal["dev", "held out"]
 Kind = Literal["bare", "short", "long", "typo", "follow-up", "telegram", "lower", "changed subject", "nothing"]

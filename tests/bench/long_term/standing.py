@@ -18,8 +18,8 @@ from long_term.messages import WORDS, Half, half_of
 from turnwise.memory.conversation.blocks import AnyBlock, Recalled, Text
 from turnwise.memory.longterm.extraction.memory import PROFILE, ExtractiveMemory
 from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.quoting import quote
-from turnwise.memory.longterm.types import MemoryType
 
 AGENTS = {"sarah": "hr", "tom": "code", "mei": "coach", "omar": "kitchen", "ines": "desk", "paul": "coach"}
 

@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from turnwise.http.middleware.counts import TOO_LARGE
-from turnwise.http.middleware.limits import within_limits
+from turnwise.http.middleware.size_limits import within_limits
 from turnwise.http.settings import HttpSettings
 
 SETTINGS = HttpSettings(max_body_bytes=50_000, max_body_values=1_000)

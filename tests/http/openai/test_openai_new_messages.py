@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from turnwise.http.openai.chat_completions.messages import read_messages
+from turnwise.http.openai.chat_completions.new_messages import New, is_alone, news
 from turnwise.http.openai.errors import OpenAIError
-from turnwise.http.openai.messages import read_messages
-from turnwise.http.openai.new_messages import New, is_alone, news
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.spans import Span, cut
 from turnwise.memory.conversation.turns import TurnRecord

@@ -13,13 +13,13 @@ from turnwise.actors.inference.openai.chat import ChatAnswer
 from turnwise.actors.inference.openai.responses_answer import ResponsesAnswer
 from turnwise.adapters.anthropic.messages import MessagesAnswer
 from turnwise.adapters.front_ends.answers import Answers
-from turnwise.http.openai.completions import Completion
+from turnwise.http.openai.chat_completions.completions import Completion
 from turnwise.http.openai.projection import Projection
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolUse
 from turnwise.memory.conversation.events import RunCompleted, RunStarted, TextDelta
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.conversation.views.partial_output import Partials
+from turnwise.memory.conversation.views.partial_typed_answer import Partials
 
 Events = Iterable[Mapping[str, Any]]
 

@@ -25,8 +25,8 @@ from turnwise.memory.longterm.extraction.grounding import judge, quoted_in
 from turnwise.memory.longterm.extraction.input import input_of, may_have_facts, own_words
 from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, request
 from turnwise.memory.longterm.extraction.reconcile import decide, nearest
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.prompt_sections import RetrievalResult, make_sections
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.tokens.counter import ByteCounter
 
 LIMITS = Limits()

@@ -26,9 +26,9 @@ from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_reco
 from turnwise.memory.longterm.items.base import ItemFilter, ItemStore
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.prompt_sections import RetrievalResult, make_sections
 from turnwise.memory.longterm.text_model import TextModel
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.tokens.counter import ByteCounter
 

@@ -15,7 +15,7 @@ from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.grounding import quoted_in
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 
 DAY = 1_770_000_000.0  # 2 February 2026
 TURN = (

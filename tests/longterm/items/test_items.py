@@ -23,7 +23,7 @@ from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.rules import TOMBSTONE_S
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.items.sql_statements import Statements
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.stores.sql.store import SQLStore
 

@@ -17,9 +17,9 @@ from turnwise.memory.longterm.items.changes import update
 from turnwise.memory.longterm.items.rows import NOTHING, key_of
 from turnwise.memory.longterm.items.rules import TOMBSTONE_S
 from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.recall.user_index import find, index_of
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.sql.touched_pages import noting
 
 ANN = Scope(user_id="ann")

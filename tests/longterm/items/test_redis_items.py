@@ -36,7 +36,7 @@ from turnwise.memory.longterm.items.redis_scripts import KEYS
 from turnwise.memory.longterm.items.rules import TOMBSTONE_S
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.items.urls import open_items
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.stores.conformance.fixtures import TEXT
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.values.ids import digest_of

@@ -32,9 +32,9 @@ from turnwise.memory.longterm.items.changes import update
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.migration.migrate import SKIPS_LISTED, migrate
 from turnwise.memory.longterm.migration.skips import Skipped, SkipReason
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 
 """Prefix, key and value."""
 

@@ -14,10 +14,10 @@ from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.recall.similarity import Similarity
 from turnwise.memory.longterm.retention.retention import Retention
-from turnwise.memory.longterm.types import MemoryType
 
 ANN = Scope(user_id="ann")
 FACTS = ("Ann is allergic to peanuts", "Ann plays the cello", "Ann lives in Ghent", "Ann has two sons")

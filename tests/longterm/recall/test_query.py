@@ -14,6 +14,7 @@ from hypothesis import given, strategies as st
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Source
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall import word_frequency
 from turnwise.memory.longterm.recall.analyzer import stem
 from turnwise.memory.longterm.recall.irregular_forms import BASES
@@ -22,7 +23,6 @@ from turnwise.memory.longterm.recall.query import MAX_PARTS, MAX_TERMS, parse, q
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.user_index import find, index_of
 from turnwise.memory.longterm.recall.word_frequency import COMMON, RARE, log_frequency
-from turnwise.memory.longterm.types import MemoryType
 
 SAID = [
     "Ann: I adopted a greyhound from the shelter in Ghent.",

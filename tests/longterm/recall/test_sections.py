@@ -13,9 +13,9 @@ from hypothesis import example, given, strategies as st
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import System
 from turnwise.memory.longterm.base import MemoryItem
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall.prompt_sections import PREAMBLE, RetrievalResult, bucket_of, make_sections
 from turnwise.memory.longterm.recall.quoting import quote
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.conformance.fixtures import TEXT
 from turnwise.memory.tokens.counter import ByteCounter
 

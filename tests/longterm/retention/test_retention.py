@@ -20,10 +20,10 @@ from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.retention.retention import Retention, Sweeping, Use, Uses
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.values.ids import new_id
 from turnwise.testing.embedding import HashEmbedding

@@ -18,7 +18,7 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import MemoryItem, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 
 NOTES = MemoryConfig(planner_notes=True)
 

@@ -27,8 +27,8 @@ from turnwise.memory.longterm.items.changes import supersede
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.prompt_sections import make_profile
-from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.memory.values.ids import new_id

@@ -29,7 +29,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.trim import Trim

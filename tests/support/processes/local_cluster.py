@@ -32,7 +32,7 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
-from turnwise.actors.cluster.nodes import ANYWHERE
+from turnwise.actors.cluster.node_choice import ANYWHERE
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView

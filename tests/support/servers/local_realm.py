@@ -15,8 +15,8 @@ from turnwise.actors.client.blocking import steps as blocking_steps
 from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.client.shared.portal import Portal
 from turnwise.actors.cluster.wire import Message, Refused, SessionRef
-from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SessionService
+from turnwise.actors.hosting.switched_engines import EngineOverride
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import EngineBuilder

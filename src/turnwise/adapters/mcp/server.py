@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel, Field
 
-from turnwise.actors.client.opening import open_for_run
+from turnwise.actors.client.open_for_run import open_for_run
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import RunEndedError, SessionNotFoundError, TurnwiseError, WaitTimeoutError
 from turnwise.memory.longterm.base import MemoryItem, Scope

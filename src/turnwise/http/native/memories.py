@@ -16,7 +16,7 @@ from turnwise.http.service import RequestCaller
 from turnwise.http.sse import wait_for
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.longterm.base import MemoryItem, Status
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.values.limits import MAX_NAMES
 
 router = APIRouter(

@@ -2,9 +2,7 @@
 
 `models.py` has the models that requests may name, and `errors.py` answers errors as OpenAI does.
 
-`chat.py` is the route of chat completions: `completion_request.py` has what a request may say, `messages.py` reads
-messages into blocks, `new_messages.py` finds what of them is new in a session, and `completions.py` shows a run as a
-completion.
+`chat_completions/` has the route of chat completions.
 
 `responses.py` and `conversations.py` are the routes of the stateful API. `fields.py` has what a request may say,
 `start_response.py` starts responses, `inputs.py` reads items into blocks, `items.py` shows blocks as items, `pages.py`

@@ -1,4 +1,4 @@
-# Made from actors/client/once.py by `make blocking`: change that file.
+# Made from actors/client/run_once.py by `make blocking`: change that file.
 """`Once`: the sessions of `run_once`, which are in the memory of the Ray cluster only."""
 
 from __future__ import annotations

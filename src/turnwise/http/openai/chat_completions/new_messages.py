@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from turnwise.http.openai.chat_completions.messages import Chat
 from turnwise.http.openai.errors import OpenAIError
-from turnwise.http.openai.messages import Chat
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
 

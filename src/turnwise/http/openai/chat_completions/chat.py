@@ -21,7 +21,7 @@ from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.opening import open_for_run
+from turnwise.actors.client.open_for_run import open_for_run
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.inference.tools.tool import record_of_tools
@@ -38,12 +38,12 @@ from turnwise.errors import (
     WaitTimeoutError,
 )
 from turnwise.http.middleware.paths import header_of_id, id_of_header
-from turnwise.http.openai.completion_request import CreateCompletion
-from turnwise.http.openai.completions import Completion, needs_approval
+from turnwise.http.openai.chat_completions.completion_request import CreateCompletion
+from turnwise.http.openai.chat_completions.completions import Completion, needs_approval
+from turnwise.http.openai.chat_completions.messages import Chat, read_messages
+from turnwise.http.openai.chat_completions.new_messages import New, is_alone, news
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, answer, answer_of, body_of, check_no_key, invalid
-from turnwise.http.openai.messages import Chat, read_messages
 from turnwise.http.openai.models import Chosen, chosen, run_on
-from turnwise.http.openai.new_messages import New, is_alone, news
 from turnwise.http.openai.run_events import events_so_far
 from turnwise.http.service import Caller, RequestCaller
 from turnwise.http.sse import EventStream, encode, wait_for

@@ -119,7 +119,7 @@ class SQLHistory(SecureDeleteDatabase):
 
         await self._erase(delete)
 
-    def _store(self, connection: sa.Connection, key: SessionKey, rows: Sequence[dict[str, Any]]) -> None:
+    def _store(self, connection: sa.Connection, key: SessionKey, rows: list[dict[str, Any]]) -> None:
         """Insert the rows whose number and key no event has; refuse others, unless they are stored already."""
         if rows and self._insert(connection, rows).rowcount < len(rows):
             for first in range(0, len(rows), _CHECKED):

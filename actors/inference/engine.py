@@ -180,6 +180,8 @@ class StepContext(RunContext, Protocol):
         transcript (`AddsOutput`) get the new blocks in order: the first event gets all of the assistant's blocks, each
         further one gets one result.
 
+        If the caller is cancelled, all of it is stored or nothing, and the caller cannot know which.
+
         Args:
             calls: new states of tool calls; None removes a state.
 

@@ -154,7 +154,15 @@ def _validator(schema: FrozenDict) -> Any:
     from jsonschema.validators import extend  # type: ignore[import-untyped]
 
     validator = extend(Draft202012Validator, {"pattern": check_pattern})
-    return validator(_plain(schema), format_checker=_formats())
+    return validator(without_dialect(_plain(schema)), format_checker=_formats())
+
+
+def without_dialect(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema without `$schema`, by which jsonschema would take a validator that does not know `check_pattern`.
+
+    It looks there whenever a reference leads to the schema itself.
+    """
+    return {name: value for name, value in schema.items() if name != "$schema"}
 
 
 def check_pattern(_validator: Any, pattern: str, value: object, _schema: Any) -> Iterator[Exception]:

@@ -57,6 +57,9 @@ class HistoryStore(Protocol):
         Args:
             turns_up_to: delete only the events of turns up to this index.
             instead: events that take the place of those with their numbers, in the same transaction.
+
+        Raises:
+            HistoryConflictError: an event that stays has the key of one of `instead`; nothing is changed.
         """
 
     async def close(self) -> None:

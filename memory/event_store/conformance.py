@@ -263,6 +263,10 @@ async def check_events_of_turns_are_deleted(history: HistoryStore) -> None:
     equal(await _all(history), others_of, "the events that took the place of others")
     await history.delete(SessionKey("s"), turns_up_to=99, instead=others_of[:1])
     equal(await _all(history), others_of[:1], "the events that are left")
+    await history.append(SessionKey("s"), [_event(7, "k", turn_index=14), _event(8, turn_index=15)])
+    async with _unchanged(history, "s"):
+        with_its_key = history.delete(SessionKey("s"), turns_up_to=12, instead=[_event(8, "k", turn_index=15)])
+        await refuses(HistoryConflictError, with_its_key, "an event with the key of one that stays")
     await history.delete(SessionKey("s"))
     await history.append(SessionKey("s"), events)
     equal(await _all(history), events, "the events when they are appended again")

@@ -27,15 +27,22 @@ class InMemoryHistory:
     async def append(self, key: SessionKey, events: Sequence[Event]) -> None:
         self._check_open()
         check_appended(key, events)
-        stored = dict(self._sessions.get(key, {}))
+        stored = self._with(key, self._sessions.get(key, {}), events)
+        if events:
+            self._sessions[key] = stored
+
+    def _with(
+        self, key: SessionKey, events_before: dict[int, AnyEvent], events: Sequence[Event]
+    ) -> dict[int, AnyEvent]:
+        """Return the session's events with these."""
+        stored = dict(events_before)
         keys = {event.key: event.seq for event in stored.values() if event.key is not None}
         for event in cast(Sequence[AnyEvent], events):
             if without_blocks(stored.setdefault(event.seq, event)) != without_blocks(event):
                 raise HistoryConflictError(key.session_id, event.seq, None)
             if event.key is not None and keys.setdefault(event.key, event.seq) != event.seq:
                 raise HistoryConflictError(key.session_id, event.seq, event.key)
-        if events:
-            self._sessions[key] = stored
+        return stored
 
     async def events(
         self, key: SessionKey, *, after: int = 0, limit: int = 1000, run_id: str | None = None
@@ -51,16 +58,18 @@ class InMemoryHistory:
 
     async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
         self._check_open()
-        stored = self._sessions.pop(key, {})
-        if turns_up_to is not None:
-            self._sessions[key] = {
-                seq: event
-                for seq, event in stored.items()
-                if event.turn_index is None or event.turn_index > turns_up_to
-            }
-        if instead:
-            events = cast(Sequence[AnyEvent], instead)
-            self._sessions.setdefault(key, {}).update({event.seq: event for event in events})
+        replaced = {event.seq for event in instead}
+        remaining = {
+            seq: event
+            for seq, event in self._sessions.get(key, {}).items()
+            if turns_up_to is not None
+            and seq not in replaced
+            and (event.turn_index is None or event.turn_index > turns_up_to)
+        }
+        if stored := self._with(key, remaining, instead):
+            self._sessions[key] = stored
+        else:
+            self._sessions.pop(key, None)
 
     async def close(self) -> None:
         self._closed = True

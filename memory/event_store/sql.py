@@ -84,9 +84,7 @@ class SQLHistory(SecureDeleteDatabase):
         rows = [_row(event) for event in sorted(events, key=lambda event: event.seq)]
 
         def append(connection: sa.Connection) -> None:
-            if rows and self._insert(connection, rows).rowcount < len(rows):
-                for first in range(0, len(rows), _CHECKED):
-                    self._check_stored(connection, key, rows[first : first + _CHECKED])
+            self._store(connection, key, rows)
 
         await self._write(append)
 
@@ -117,13 +115,22 @@ class SQLHistory(SecureDeleteDatabase):
             for first in range(0, len(rows), _CHECKED):
                 replaced = [row["seq"] for row in rows[first : first + _CHECKED]]
                 connection.execute(all_events.where(history.c.seq.in_(replaced)))
-            if rows:
-                self._insert(connection, rows)
+            self._store(connection, key, rows)
 
         await self._erase(delete)
 
+    def _store(self, connection: sa.Connection, key: SessionKey, rows: list[dict[str, Any]]) -> None:
+        """Insert the rows whose number and key no event has; refuse others, unless they are stored already."""
+        if rows and self._insert(connection, rows).rowcount < len(rows):
+            for first in range(0, len(rows), _CHECKED):
+                self._check_stored(connection, key, rows[first : first + _CHECKED])
+
     def _check_stored(self, connection: sa.Connection, key: SessionKey, rows: Sequence[dict[str, Any]]) -> None:
-        """Refuse events whose sequence number or key a different stored event has."""
+        """Refuse events whose sequence number or key a different stored event has.
+
+        The INSERT came before. It left out a row whose number or key an event has, so a row whose number no event has
+        was left out because of its key.
+        """
         of_these = history.c.seq.in_([row["seq"] for row in rows])
         columns = [column for column in history.columns if column is not history.c.user_id]
         stored_rows = connection.execute(sa.select(*columns).where(*_of(key), of_these))

@@ -107,7 +107,8 @@ async def test_each_open_page_counts_as_a_stream_of_its_user(kind: str) -> None:
     leave = asyncio.Event()
 
     async def page(scope: Scope, receive: Receive, send: Send) -> None:
-        await leave.wait()
+        if scope["method"] == "GET":
+            await leave.wait()
 
     async def ready() -> None:
         pass
@@ -116,7 +117,7 @@ async def test_each_open_page_counts_as_a_stream_of_its_user(kind: str) -> None:
     service = Service(manager, HttpSettings(max_streams_per_user=1), BearerTokens({TOKEN: Identity("ann")}))
     gate = Gate(service, page, ready, lambda name: Viewer(service, Identity(name), "/console"), print)
 
-    async def connect(page_of: str) -> list[str]:
+    async def connect(page_of: str, method: str = "GET") -> list[str]:
         sent: list[str] = []
 
         async def send(message: Message) -> None:
@@ -128,7 +129,7 @@ async def test_each_open_page_counts_as_a_stream_of_its_user(kind: str) -> None:
         headers = [(b"authorization", b"Bearer " + TOKEN.encode()), (b"host", b"here")]
         query = f"client_id={page_of}".encode()
         scope = {"type": kind, "path": "/_nicegui_ws/socket.io/", "query_string": query, "headers": headers}
-        await gate({**scope, "method": "GET"}, receive, send)
+        await gate({**scope, "method": method}, receive, send)
         return sent
 
     first = asyncio.create_task(connect("ann"))
@@ -136,6 +137,8 @@ async def test_each_open_page_counts_as_a_stream_of_its_user(kind: str) -> None:
     refusal = ["websocket.close"] if kind == "websocket" else ["http.response.start", "http.response.body"]
     assert await connect("bob") == refusal, "it is a page of somebody else"
     assert await connect("ann") == refusal
+    if kind == "http":
+        assert await connect("ann", "POST") == [], "the page sends something while its GET waits"
     leave.set()
     assert await first == []
     assert await connect("ann") == []

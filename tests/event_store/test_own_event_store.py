@@ -28,7 +28,12 @@ class OwnHistory:
     async def append(self, key: SessionKey, events: Sequence[Event]) -> None:
         self._check_open()
         check_appended(key, events)
-        lines = dict(self._lines.get(key, {}))
+        lines = self._with(key, self._lines.get(key, {}), events)
+        if events:
+            self._lines[key] = lines
+
+    def _with(self, key: SessionKey, before: dict[int, bytes], events: Sequence[Event]) -> dict[int, bytes]:
+        lines = dict(before)
         keys = {event.key: event.seq for event in map(EVENT.validate_json, lines.values()) if event.key is not None}
         for event in events:
             line = event.model_dump_json().encode()
@@ -36,8 +41,7 @@ class OwnHistory:
                 raise HistoryConflictError(key.session_id, event.seq, None)
             if event.key is not None and keys.setdefault(event.key, event.seq) != event.seq:
                 raise HistoryConflictError(key.session_id, event.seq, event.key)
-        if events:
-            self._lines[key] = lines
+        return lines
 
     async def events(
         self, key: SessionKey, *, after: int = 0, limit: int = 1000, run_id: str | None = None
@@ -54,12 +58,13 @@ class OwnHistory:
 
     async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
         self._check_open()
-        remaining: list[Event] = []
+        remaining, replaced = list[Event](), {event.seq for event in instead}
         if turns_up_to is not None:
             remaining = [
                 event for event in self._read(key) if event.turn_index is None or event.turn_index > turns_up_to
             ]
-        self._lines[key] = {event.seq: event.model_dump_json().encode() for event in (*remaining, *instead)}
+        lines = {event.seq: event.model_dump_json().encode() for event in remaining if event.seq not in replaced}
+        self._lines[key] = self._with(key, lines, instead)
 
     async def close(self) -> None:
         self._is_closed = True

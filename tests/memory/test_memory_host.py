@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from turnwise.actors.cluster.shared_actors import memory_actor
 from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
 from turnwise.actors.cluster.wire import Refused
-from turnwise.errors import InvalidMemoryError
-from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.errors import InvalidMemoryError, StoreError
+from turnwise.memory.longterm.base import DegradedRecall, MemoryItem, ProfiledRecall, Recall, Scope, trouble_of
 from turnwise.memory.longterm.index.locations import ChromaFolder
 from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.memory_types import MemoryCategory
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
@@ -142,3 +145,144 @@ async def test_a_recall_is_cancelled_when_its_caller_waits_no_longer() -> None:
     assert [item.text for item in pickle.loads(await host.call(pickle.dumps(("recall", (BOB, "tea"), {}, 60.0))))] == [
         "tea"
     ]
+
+
+class Coarse(Waiting):
+    """Has profiles, recalls in batches, and does not limit categories."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on.set()
+        self.batches: list[Sequence[Recall]] = []
+
+    async def remember_many(self, batch: Sequence[tuple[Scope, Sequence[MemoryItem]]]) -> list[Collection[str]]:
+        return [[] for _ in batch]
+
+    async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
+        return [answer.found for answer in await self.recall_many_with_profiles(batch)]
+
+    async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
+        self.batches.append(batch)
+        items = [MemoryItem(id=str(number), text="tea") for number in range(batch[0].limit)]
+        return [ProfiledRecall(profile=items[:1], found=DegradedRecall(items, "by words")) for _ in batch]
+
+    async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
+        return (await self.recall_many([Recall(scope=scope, query=query, **filters)]))[0]
+
+    async def recall_with_profile(self, scope: Scope, query: str, **filters: Any) -> ProfiledRecall:
+        return (await self.recall_many_with_profiles([Recall(scope=scope, query=query, **filters)]))[0]
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        return False
+
+
+async def test_recalls_with_a_limit_per_category_tell_trouble() -> None:
+    host = MemoryHost(b"")
+    host._opening = asyncio.create_task(asyncio.sleep(0, Coarse()))
+    found = await host.do_recall(ADA, "tea", limit=2, per_category=True)
+    profiled = await host.do_recall_with_profile(ADA, "tea", limit=2, per_category=True)
+    assert len(profiled.profile) == 1 and [len(found), len(profiled.found)] == [2, 2]
+    assert trouble_of(found) == trouble_of(profiled.found) == "by words"
+
+
+async def test_recalls_with_a_limit_per_category_share_a_batch() -> None:
+    memory, host = Coarse(), MemoryHost(b"")
+    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    await asyncio.gather(
+        *(host.do_recall(scope, "tea", limit=2, per_category=True) for scope in (ADA, BOB)),
+        host.do_recall_with_profile(ADA, "tea", limit=2, per_category=True),
+    )
+    (batch,) = memory.batches
+    assert [recall.with_profile for recall in batch] == [False, False, True]
+    assert {(recall.limit, recall.per_category) for recall in batch} == {(2 * len(MemoryCategory), False)}
+
+
+class Deferring(Waiting):
+    """Defers a part of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on.set()
+        self.deferred = 0
+        self.catches_up, self.caught_up = asyncio.Event(), asyncio.Event()
+        self.caught_up.set()
+
+    async def _wait(self, scope: Scope) -> None:
+        await super()._wait(scope)
+        self.deferred += 1
+
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
+        await self._wait(scope)
+        return True
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:
+        await self._wait(scope)
+        raise StoreError("it was forgotten, and its trace is left")
+
+    async def catch_up(self) -> int:
+        self.deferred = 0
+        self.catches_up.set()
+        await self.caught_up.wait()
+        return 0
+
+
+@pytest.mark.virtual_time
+async def test_what_a_slow_save_deferred_is_made_up_for() -> None:
+    memory, host = Deferring(), MemoryHost(b"")
+    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    memory.goes_on.clear()
+    save = asyncio.create_task(host.do_remember(ADA, [MemoryItem(id="1", text="tea")]))
+    await asyncio.sleep(10 * memory_actor.CATCH_UP_S)
+    memory.goes_on.set()
+    await save
+    await asyncio.sleep(10 * memory_actor.CATCH_UP_S)
+    assert memory.deferred == 0
+
+
+@pytest.mark.virtual_time
+async def test_what_is_deferred_during_a_catching_up_is_not_left() -> None:
+    memory, host = Deferring(), MemoryHost(b"")
+    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    memory.caught_up.clear()
+    await host.do_remember(ADA, [MemoryItem(id="1", text="tea")])
+    await memory.catches_up.wait()
+    await host.do_remember(ADA, [MemoryItem(id="2", text="tea")])
+    memory.caught_up.set()
+    await asyncio.sleep(10 * memory_actor.CATCH_UP_S)
+    assert memory.deferred == 0
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("verb", ["update", "forget", "erase"])
+async def test_what_a_change_deferred_is_made_up_for(verb: str) -> None:
+    """Also if the change failed."""
+    memory, host = Deferring(), MemoryHost(b"")
+    host._opened = memory
+    arguments = ("1", "tea", None) if verb == "update" else (["1"], None)
+    with suppress(StoreError):
+        await getattr(host, f"do_{verb}")(ADA, *arguments)
+    assert memory.deferred == 1
+    await asyncio.sleep(10 * memory_actor.CATCH_UP_S)
+    assert memory.deferred == 0
+
+
+async def test_a_memory_that_could_not_be_opened_is_opened_once_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if several waited for the first opening, and the second begins before all have learnt of its failure."""
+    openings: list[Waiting] = []
+
+    def opened(settings: bytes) -> Waiting:
+        openings.append(Waiting())
+        if len(openings) == 1:
+            raise StoreError("the disk is full")
+        return openings[-1]
+
+    monkeypatch.setattr(memory_actor, "_open", opened)
+    host = MemoryHost(b"")
+
+    async def again() -> object:
+        with suppress(StoreError):
+            return await host._memory()
+        return await host._memory()
+
+    first, second = await asyncio.gather(again(), again())
+    assert first is second is openings[1] and len(openings) == 2

@@ -91,9 +91,10 @@ class CatchingUp(Protocol):
 class MemoryHost:
     """The body of the actor: one memory for all sessions of a cluster. A plain class, so tests need no Ray.
 
-    A `Batched` memory gets one call at a time; requests that arrive meanwhile form the next batch. Any other memory is
-    called concurrently, so that no caller waits for another's model. The memory is opened at the first call, and again
-    at the next one if that fails. Deferred work is done in the background.
+    A `Batched` memory gets its saves in batches, one batch at a time, and its recalls in others, of which a slow one
+    may be overtaken; see `Batcher`. All other calls, and all calls of any other memory, are made at once, so that no
+    caller waits for another's model. The memory is opened at the first call, and again at the next one if that fails.
+    Deferred work is done in the background.
 
     Args:
         memory: its settings, pickled, or their key.
@@ -104,13 +105,18 @@ class MemoryHost:
         self._opening: asyncio.Task[LongTermMemory] | None = None
         self._opened: LongTermMemory | None = None
         self._catching_up: asyncio.Task[None] | None = None
+        self._has_deferred = False
+        """Whether a call may have deferred work since `_catching_up` last asked the memory to do it."""
         self._sweeping: asyncio.Task[None] | None = None
         self._batches_profiles = False
         """Whether the memory, once it is open, is `BatchedProfiled`."""
         self._pending_saves: dict[str, set[asyncio.Future[Collection[str]]]] = {}
-        """What a memory that is not `Batched` is being given, by user."""
+        """What a memory that is not `Batched` is being given, by user.
+
+        Deletions wait for it. Changes do not: an item that is still being saved does not exist yet.
+        """
         self._erasing: dict[Hashable, asyncio.Task[Erasure]] = {}
-        """What is being erased: who asks for the same again waits for the same."""
+        """What is being erased, by scope, ids and turn: only who asks for the same three waits for the same answer."""
         self._listening: asyncio.Task[asyncio.Server | None] | None = None
         self._recalls = Batcher(self._recall_many, patience_s=PATIENCE_S)
         self._writes = Batcher(self._write_many)
@@ -143,7 +149,12 @@ class MemoryHost:
 
     async def do_remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         memory = await self._memory()
-        self._catch_up_soon(memory)
+        try:
+            return await self._saved(memory, scope, items)
+        finally:
+            self._catch_up_soon(memory)
+
+    async def _saved(self, memory: LongTermMemory, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         if isinstance(memory, Batched):
             return cast(Collection[str], await self._writes.ask((scope, items)))
         save = asyncio.ensure_future(memory.remember(scope, items))
@@ -158,10 +169,11 @@ class MemoryHost:
 
     async def do_recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
         memory = await self._memory()
-        if not limits_categories(memory) and filters.pop("per_category", False):
-            limit = filters.pop("limit")
-            items = await memory.recall(scope, query, limit=len(MemoryCategory) * limit, **filters)
-            return recalled(first_of_each(items, limit), trouble_of(items))
+        limit = _widened(memory, filters)
+        items = await self._recalled(memory, scope, query, **filters)
+        return items if limit is None else _of_each(items, limit)
+
+    async def _recalled(self, memory: LongTermMemory, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
         if isinstance(memory, Batched):
             await _prepare(memory, scope)
             request = Recall(scope=scope, query=query, **filters)
@@ -170,11 +182,13 @@ class MemoryHost:
 
     async def do_recall_with_profile(self, scope: Scope, query: str, **filters: Any) -> ProfiledRecall:
         memory = await self._memory()
-        per_category = not limits_categories(memory) and filters.pop("per_category", False)
-        if per_category and isinstance(memory, Profiled):
-            limit = filters.pop("limit")
-            profiled = await memory.recall_with_profile(scope, query, limit=len(MemoryCategory) * limit, **filters)
-            return replace(profiled, found=first_of_each(profiled.found, limit))
+        limit = _widened(memory, filters)
+        profiled = await self._recalled_with_profile(memory, scope, query, **filters)
+        return profiled if limit is None else replace(profiled, found=_of_each(profiled.found, limit))
+
+    async def _recalled_with_profile(
+        self, memory: LongTermMemory, scope: Scope, query: str, **filters: Any
+    ) -> ProfiledRecall:
         if self._batches_profiles:
             await _prepare(memory, scope)
             request = Recall(scope=scope, query=query, with_profile=True, **filters)
@@ -190,7 +204,11 @@ class MemoryHost:
     async def do_update(
         self, scope: Scope, id: str, text: str | None, type: MemoryType | None, **changes: Unpack[ItemChanges]
     ) -> bool:
-        return await (await self._memory()).update(scope, id, text, type=type, **changes)
+        memory = await self._memory()
+        try:
+            return await memory.update(scope, id, text, type=type, **changes)
+        finally:
+            self._catch_up_soon(memory)
 
     async def do_list_items(
         self, scope: Scope, types: Collection[MemoryType] | None, cursor: str | None, limit: int
@@ -202,9 +220,10 @@ class MemoryHost:
 
     async def do_forget(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> int:
         memory = await self._after_saves(scope)
-        count = await memory.forget(scope, ids, **_turn(turn_index))
-        self._catch_up_soon(memory)
-        return count
+        try:
+            return await memory.forget(scope, ids, **_turn(turn_index))
+        finally:
+            self._catch_up_soon(memory)
 
     async def do_erase(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
         key = scope, None if ids is None else frozenset(ids), turn_index
@@ -214,7 +233,11 @@ class MemoryHost:
         return await asyncio.shield(erasing)
 
     async def _erase(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
-        return await erase(await self._after_saves(scope), scope, ids, **_turn(turn_index))
+        memory = await self._after_saves(scope)
+        try:
+            return await erase(memory, scope, ids, **_turn(turn_index))
+        finally:
+            self._catch_up_soon(memory)
 
     async def _after_saves(self, scope: Scope) -> LongTermMemory:
         """Return the memory once it has what the user was given before, so that what is then forgotten stays so."""
@@ -253,10 +276,12 @@ class MemoryHost:
             return self._opened
         if self._opening is None:
             self._opening = asyncio.create_task(asyncio.to_thread(_open, self._pickled))
+        opening = self._opening
         try:
-            memory = await asyncio.shield(self._opening)
+            memory = await asyncio.shield(opening)
         except Exception:
-            self._opening = None
+            if self._opening is opening:  # else somebody who learnt it before has begun again
+                self._opening = None
             raise
         if self._opened is None:
             self._opened, self._batches_profiles = memory, isinstance(memory, BatchedProfiled)
@@ -271,9 +296,12 @@ class MemoryHost:
                 await memory.sweep()
             except Exception as error:  # noqa: BLE001 - it is logged, and tried again whoever's error it is
                 log_failure(f"sweeping {memory}", error, f", and is tried again in {SWEEP_S:g} s")
+            self._catch_up_soon(memory)
             await asyncio.sleep(SWEEP_S)
 
-    def _catch_up_soon(self, memory: LongTermMemory) -> None:
+    def _catch_up_soon(self, memory: object) -> None:
+        """Have the memory do what it deferred. Called after each call that may defer work, also one that failed."""
+        self._has_deferred = True
         if isinstance(memory, CatchingUp) and (self._catching_up is None or self._catching_up.done()):
             self._catching_up = asyncio.create_task(self._catch_up(memory))
 
@@ -281,8 +309,9 @@ class MemoryHost:
         pauses, pause_s = GrowingPauses(CATCH_UP_S, MOST_PAUSE_S), CATCH_UP_S
         while True:
             await asyncio.sleep(pause_s)
+            self._has_deferred = False
             try:
-                if not await memory.catch_up():
+                if not await memory.catch_up() and not self._has_deferred:
                     return
                 pauses.reset()
                 pause_s = CATCH_UP_S
@@ -304,6 +333,19 @@ class ModelBound(Protocol):
 async def _prepare(memory: LongTermMemory, scope: Scope) -> None:
     if isinstance(memory, Preparing):
         await memory.prepare(scope)
+
+
+def _widened(memory: LongTermMemory, filters: dict[str, Any]) -> int | None:
+    """Ask a memory that does not limit categories for enough items of all; return the limit of each category then."""
+    if limits_categories(memory) or not filters.pop("per_category", False):
+        return None
+    limit: int = filters["limit"]
+    filters["limit"] = len(MemoryCategory) * limit
+    return limit
+
+
+def _of_each(items: Sequence[MemoryItem], limit: int) -> Sequence[MemoryItem]:
+    return recalled(first_of_each(items, limit), trouble_of(items))
 
 
 def _open(settings: bytes | Kept) -> LongTermMemory:

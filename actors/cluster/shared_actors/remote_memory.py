@@ -213,6 +213,7 @@ class RemoteMemory:
             if self._failures >= FAILURES:
                 self._rests_until = time.monotonic() + REST_S
             raise
+        # A refusal is an answer, too. That the actor gave up is not: its time begins after this one, so it ends later.
         self._failures = 0
         if isinstance(answer, Refused):
             raise answer.error

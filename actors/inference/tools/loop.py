@@ -113,7 +113,8 @@ class ToolLoop:
         tools = self._tools.extended(context.tools)
         uses = Ledger(turn.output).uses_without_result()
         if uses:
-            await _Calls(tools, turn, context, self._secrets).finish(uses)
+            turn = await _Calls(tools, turn, context, self._secrets).finish(uses)
+            await self._call_hooks("after_tools", turn, context)
             turn = await context.make_room()
         while True:
             context.begin_call(limit=tools.max_steps)
@@ -264,9 +265,7 @@ class _Calls:
         """Mark ready calls as started, as many as may run; `_record` starts them once this is durable."""
         for use in list(self._ready)[: max(0, self._tools.max_parallel - len(self._running))]:
             state = self._context.calls.get(use.call_id) or CallState(name=use.name)
-            self._states[use.call_id] = CallState(
-                name=use.name, wants=state.wants, verdict=state.verdict, digest=state.digest, started=True
-            )
+            self._states[use.call_id] = replace(state, started=True)
             self._events.append((ToolStarted, {"call_id": use.call_id, "name": use.name}))
 
     async def _record(self) -> None:
@@ -278,7 +277,7 @@ class _Calls:
         try:
             self._turn = await self._context.record(*blocks, events=events, calls=states)
         except BaseException:
-            self._blocks = blocks  # perhaps not stored, so `_stop` emits the results among them
+            self._blocks = blocks  # stored or not, also if this was cancelled: `_stop` emits the results among them
             raise
         for use in started:
             self._running[asyncio.create_task(self._call(use))] = use
@@ -309,7 +308,10 @@ class _Calls:
         self._events.append((ToolEnded, ended))
 
     async def _stop(self) -> None:
-        """Cancel the running calls, and emit results that were not recorded, so that the run keeps them."""
+        """Cancel the running calls, and emit results that may not be recorded, so that the run keeps them.
+
+        One that is recorded after all changes nothing: a result that no call waits for is ignored.
+        """
         for task in self._running:
             task.cancel()
         for task in self._running:

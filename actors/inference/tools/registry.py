@@ -44,7 +44,7 @@ class ToolOutcome:
 
 @dataclass(frozen=True)
 class _Answer:
-    """The result of one attempt. `final`: a retry would have the same result."""
+    """The result of one attempt. `final`: the tool is not called again, though the result may be an error."""
 
     text: str
     is_error: bool = False
@@ -346,7 +346,10 @@ def _failure(error: BaseException) -> _Answer:
 
 
 def _answer_of(value: Any) -> _Answer:
-    """Return blocks as they are, and another value as compact JSON; a value that cannot be stored is a final error."""
+    """Return blocks as they are, and another value as compact JSON; a value that cannot be stored is a final error.
+
+    A result that the tool made itself is final, as a `ToolError` is: it says what the model is to know.
+    """
     try:
         if result := result_of("", value):
             return _Answer(

@@ -19,7 +19,7 @@ from pydantic_core import SchemaError
 
 from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.errors import ConfigError, InvalidInputError, shown
-from turnwise.memory.conversation.output_type import OutputType, check_pattern
+from turnwise.memory.conversation.output_type import OutputType, check_pattern, without_dialect
 from turnwise.memory.values.frozen_json import FrozenDict, freeze, plain_json
 
 MAX_OUTPUT_BYTES = 65_536
@@ -195,21 +195,24 @@ def _callers_schema(schema: Mapping[str, Any]) -> FrozenDict:
 def check_safe(schema: object) -> None:
     """Check that values can be checked by a schema of an unknown caller: fast, and without the network.
 
+    Only the schema itself says what its references mean, and how it is checked: a part with an id or a dialect of its
+    own is refused, since references and patterns within it are read in another way.
+
     Raises:
         ValueError: it refers to other documents or endlessly to itself, or checking by it may take forever.
     """
+    parts, anchors = _parts(schema)
+    dialect = str(schema.get("$schema")) if isinstance(schema, Mapping) else ""
+    if "draft-03" in dialect:
+        raise ValueError(f"$schema {shown(dialect)} is not supported: use a later draft")
+    own = ("$schema", "$id", "id") if "draft-04" in dialect else ("$schema", "$id")
     counts: dict[int, tuple[int, int]] = {}
-    pending = [schema]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            pending += value
-        if not isinstance(value, Mapping):
-            continue
-        _count_checks(value, schema, counts)
-        pending += value.values()
-        for name in ("$ref", "$dynamicRef"):
-            if isinstance(reference := value.get(name), str) and not reference.startswith("#"):
+    for value in parts:
+        _count_checks(value, schema, anchors, counts)
+        if value is not schema and (name := next((name for name in own if isinstance(value.get(name), str)), None)):
+            raise ValueError(f"{name} {shown(value[name])} is not supported within a schema: leave it out")
+        for name in _REFERENCES:
+            if isinstance(reference := value.get(name), str) and _named(reference, schema, anchors) is None:
                 raise ValueError(f"{name} {shown(reference)} is not in the schema itself: refer to '#/$defs/...'")
         if isinstance(pattern := value.get("pattern"), str):
             try:
@@ -220,14 +223,47 @@ def check_safe(schema: object) -> None:
             raise ValueError("patternProperties is not supported: name the properties, or use additionalProperties")
 
 
-_IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "$ref", "$dynamicRef")
+def _parts(schema: object) -> tuple[list[Mapping[str, Any]], dict[str, object]]:
+    """Return all objects in a schema, and those of them that have an anchor, by it: what `#anchor` refers to.
+
+    Raises:
+        ValueError: two have the same anchor.
+    """
+    parts: list[Mapping[str, Any]] = []
+    anchors: dict[str, object] = {}
+    pending = [schema]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Mapping):
+            parts.append(value)
+            for name in ("$anchor", "$dynamicAnchor"):
+                if isinstance(anchor := value.get(name), str) and anchors.setdefault(anchor, value) is not value:
+                    raise ValueError(f"{name} {shown(anchor)} names two parts of the schema")
+            pending += value.values()
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            pending += value
+    return parts, anchors
+
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+_BY_NAME = ("dependentSchemas", "dependencies")
+"""The keywords with schemas by name."""
+
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", *_BY_NAME, *_REFERENCES)
 """The parts of a schema that check the same value as the schema itself."""
 
 _MOST_CHECKS, _MOST_DEEP = 1000, 50
 """How often one value may be checked, and by how many schemas within one another."""
 
 
-def _count_checks(schema: object, root: object, counts: dict[int, tuple[int, int]], depth: int = 0) -> tuple[int, int]:
+def _count_checks(
+    schema: object,
+    root: object,
+    anchors: Mapping[str, object],
+    counts: dict[int, tuple[int, int]],
+    depth: int = 0,
+) -> tuple[int, int]:
     """Return how many schemas check one value, beginning with `schema`, and how many of them within one another.
 
     Adds the numbers of its parts to `counts`.
@@ -244,13 +280,13 @@ def _count_checks(schema: object, root: object, counts: dict[int, tuple[int, int
         parts: list[object] = []
         for name in _IN_PLACE:
             part = schema.get(name)
-            if name == "dependentSchemas":
+            if name in _BY_NAME:
                 parts += part.values() if isinstance(part, Mapping) else ()
             elif isinstance(part, Sequence) and not isinstance(part, str):
                 parts += part
             else:
-                parts.append(_named(part, root) if isinstance(part, str) else part)
-        sizes = [_count_checks(part, root, counts, depth + 1) for part in parts]
+                parts.append(_named(part, root, anchors) if isinstance(part, str) else part)
+        sizes = [_count_checks(part, root, anchors, counts, depth + 1) for part in parts]
         count = 1 + sum(inner_count for inner_count, _ in sizes)
         height = 1 + max((inner_height for _, inner_height in sizes), default=0)
         if count > _MOST_CHECKS or height > _MOST_DEEP:
@@ -259,10 +295,18 @@ def _count_checks(schema: object, root: object, counts: dict[int, tuple[int, int
     return counts[id(schema)]
 
 
-def _named(reference: str, root: object) -> object:
-    """Return the part of a schema that a reference within it names; None if there is none."""
+def _named(reference: str, root: object, anchors: Mapping[str, object]) -> object:
+    """Return the part of a schema that a reference within it names; None if there is none.
+
+    `#` is the schema itself, `#/...` a path in it, and `#name` the part with this anchor.
+    """
+    if not reference.startswith("#"):
+        return None
+    first, *path = reference[1:].split("/")
+    if first:
+        return None if path else anchors.get(unquote(first))
     part: object = root
-    for name in reference.removeprefix("#").split("/")[1:]:
+    for name in path:
         name = unquote(name).replace("~1", "/").replace("~0", "~")  # noqa: PLW2901
         if isinstance(part, Mapping):
             part = part.get(name)
@@ -303,8 +347,12 @@ def follow_schema(schema: Mapping[str, Any], arguments: dict[str, Any]) -> dict[
 
     plain = json.loads(json.dumps(schema))
     validator = extend(validator_for(plain), {"pattern": check_pattern})
-    if errors := [(error.path, error.message) for error in validator(plain).iter_errors(arguments)]:
-        raise ValueError(say(errors))
+    try:
+        flaws = list(validator(without_dialect(plain)).iter_errors(arguments))
+    except RecursionError:
+        raise ValueError("the arguments are nested too deeply") from None
+    if flaws:
+        raise ValueError(say((error.path, error.message) for error in flaws))
     return arguments
 
 

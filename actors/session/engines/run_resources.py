@@ -59,6 +59,7 @@ class RunResources:
         """The working memory, whether runs use it or not."""
         self.runner: InferenceRunner | None = None
         self.building: asyncio.Task[InferenceRunner] | None = None
+        """Builds the runner; None if nothing does, also after a build that failed: the next run builds it again."""
         self.closing: asyncio.Task[None] | None = None
         """Closes the runner; None until the runner is to be closed."""
         self.is_retired = False

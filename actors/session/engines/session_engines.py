@@ -85,7 +85,10 @@ class SessionEngines:
     # Runners
 
     async def runner(self, run: ActiveRun) -> InferenceRunner:
-        """Return the runner of the run's engine; it is built once, even if the first caller is cancelled."""
+        """Return the runner of the run's engine.
+
+        It is built once, even if the first caller is cancelled. If that fails, the next caller builds it again.
+        """
         run_resources = run.run_resources
         if run_resources.runner:
             return run_resources.runner
@@ -100,11 +103,15 @@ class SessionEngines:
             raise EngineError(f"the engine raised {type(error).__name__} when it was built") from error
         finally:
             run_resources.building = None
-        if run_resources.is_retired:
-            self._tasks.spawn_logged(close_runner(runner, self.config.cancel_grace_s), "closing its engine")
+        if run_resources.is_retired:  # so no run waits for it any more
+            self._begin_closing(run_resources, runner)
         else:
             run_resources.runner = runner
         return runner
+
+    def _begin_closing(self, run_resources: RunResources, runner: InferenceRunner) -> None:
+        closing = close_runner(runner, self.config.cancel_grace_s)
+        run_resources.closing = self._tasks.spawn_logged(closing, "closing its engine")
 
     def close_unused(self) -> None:
         """Close the runners that no run needs any more. Does not wait."""
@@ -126,7 +133,10 @@ class SessionEngines:
         return unused
 
     async def close(self, unused: Iterable[RunResources]) -> None:
-        """Close the runners, and wait until they are closed."""
+        """Close the runners, and wait until they are closed, also those that are being built.
+
+        A build that takes longer than `cancel_grace_s` is not waited for; its runner is closed once it is built.
+        """
         await asyncio.gather(*map(self._retire, unused))
 
     def _close_soon(self, unused: Iterable[RunResources]) -> None:
@@ -134,13 +144,14 @@ class SessionEngines:
             self._tasks.spawn_logged(self._retire(run_resources), "closing its engine")
 
     async def _retire(self, run_resources: RunResources) -> None:
-        """Close the runner, or wait for whoever closes it; one that is being built is closed once it is built."""
+        """Close the runner, or wait for whoever closes it: `_build`, if it is still being built."""
         for resources in run_resources.all_resources:
             resources.is_retired = True
             if runner := resources.runner:
                 resources.runner = None
-                closing = close_runner(runner, self.config.cancel_grace_s)
-                resources.closing = self._tasks.spawn_logged(closing, "closing its engine")
+                self._begin_closing(resources, runner)
+            elif resources.building:
+                await asyncio.wait({resources.building}, timeout=self.config.cancel_grace_s)
             if resources.closing:
                 await asyncio.wait({resources.closing})
         run_resources.release()

@@ -366,7 +366,10 @@ class Preparation:
         self._session = session
         self._turns_of = turns_of
         self._parts: list[Ranges] | None = None
-        """What is still to be summarised, in parts that each fit one request; None before the first attempt."""
+        """What `_summary` does not cover yet, in parts that each fit one request; None before the first attempt.
+
+        A part leaves the list only once its summary is there, so that a repeated attempt asks for it again.
+        """
         self._summary: str | None = None
         """The summary of the earlier parts."""
         self._handed_over: Sequence[HandedOver] | None = None

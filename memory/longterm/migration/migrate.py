@@ -79,7 +79,8 @@ async def migrate(
             with a dot in the name if the source does not separate the segments of a namespace.
         namespace: the segments after the user; or all segments, with `{user}` for the user.
         agent: the owner of episodic and procedural memories; all of the user's agents if left out.
-        dry_run: write nothing. Memories that were deleted in the target count as written.
+        dry_run: write nothing. Memories that were deleted in the target count as written. The ids of all items are held
+            in memory.
         progress: called after each page with the number of memories read so far.
 
     Raises:
@@ -91,6 +92,8 @@ async def migrate(
         check_id("agent", agent)
     chosen = FlatNamespace(namespace, users)
     tally = _Tally(chosen.users or (), agent)
+    seen: set[str] = set()
+    """The ids of what a dry run has counted: a file may have a key on several pages."""
     memories = read_flat(source, chosen)
     loop = asyncio.get_running_loop()
     # One thread, so that a read in progress ends before the source is closed when this is cancelled.
@@ -100,7 +103,9 @@ async def migrate(
             for user_id, items in tally.sort(page).items():
                 scope = Scope(user_id=user_id, agent=agent)
                 if dry_run:
-                    tally.written += len(items) - len(await facts.get(scope, [item.id for item in items]))
+                    new = [item.id for item in items if item.id not in seen]
+                    tally.written += len(new) - len(await facts.get(scope, new))
+                    seen.update(new)
                 else:
                     tally.written += len(await facts.put(scope, items))
             if progress is not None:
@@ -116,7 +121,8 @@ class _Tally:
 
     def __init__(self, users: Collection[str], agent: str | None) -> None:
         self._agent = agent
-        self._now = time.time()
+        self._now_s = time.time()
+        """When the migration began, since the epoch."""
         self.read = self.written = 0
         self._skipped = Counter[SkipReason]()
         self._skips: list[Skipped] = []
@@ -158,7 +164,7 @@ class _Tally:
     def _item(self, memory: FlatMemory | Skipped) -> MemoryItem | Skipped:
         if isinstance(memory, Skipped):
             return memory
-        if memory.expires_at is not None and memory.expires_at <= self._now:
+        if memory.expires_at is not None and memory.expires_at <= self._now_s:
             return Skipped(memory.prefix, memory.key, SkipReason.EXPIRED)
         try:
             item = item_of(memory)

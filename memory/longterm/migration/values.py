@@ -13,7 +13,7 @@ from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.memory_types import MemoryType
 
 _TEXTS = ("content", "text", "memory", "data")
-"""The fields that may contain the text. The first one that is not blank is used."""
+"""The fields that may contain the text. The first one that has text is used: a text, or a record of some field."""
 
 _TYPES = {name: kind for kind in MemoryType for name in (str(kind), str(kind).removesuffix("s"))}
 
@@ -32,6 +32,7 @@ class FlatMemory:
     value: Any
     """A JSON value."""
     created_at: float | None = None
+    """In seconds since the epoch, like the other two; None if unknown."""
     updated_at: float | None = None
     expires_at: float | None = None
 
@@ -70,9 +71,18 @@ def flat_id(prefix: str, key: str) -> str:
 def text_of(value: Any) -> str | None:
     """Return the text of a value; None if it has none."""
     if isinstance(value, dict):
-        value = next((value[name] for name in _TEXTS if not _is_blank(value.get(name))), None)
+        return next((text for name in _TEXTS if (text := _text_of_field(value.get(name)))), None)
+    return _text(value)
+
+
+def _text_of_field(value: Any) -> str | None:
     if isinstance(value, dict):
-        value = next((value[name] for name in _TEXTS if isinstance(value.get(name), str)), None) or _listed(value)
+        return next((text for name in _TEXTS if (text := _text(value.get(name)))), None) or _text(_listed(value))
+    return _text(value)
+
+
+def _text(value: Any) -> str | None:
+    """Return a value that is a text, and not blank; None for any other."""
     return value if isinstance(value, str) and value.strip() else None
 
 
@@ -109,7 +119,12 @@ def seconds(time: Any) -> float | None:
 
 
 def _is_blank(value: Any) -> bool:
-    return not (value.strip() if isinstance(value, str) else value)
+    """Return whether a value says nothing: null, a blank text, an empty list or record. False and 0 say something."""
+    return (
+        value is None
+        or (isinstance(value, list | dict) and not value)
+        or (isinstance(value, str) and not value.strip())
+    )
 
 
 def _listed(fields: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ numbers of sessions; only the hash tag is declared in KEYS.
     <number>           hash    the session: id, born and row (JSON), epoch, revision, size (of the log), status, places,
                                spent, created, borrowed; older ones have neither revision nor size until a commit
     <number>:log       hash    position -> block; outlives the session while a fork keeps some
-    <number>:lent      hash    number of a fork -> the spans of the log that it keeps
+    <number>:lent      hash    number of a fork -> the spans of the log that it keeps, as ` start stop`, without stop
     <number>:turns, :runs      sorted  index, one letter, JSON; by name
     <number>:events, :keyed    sorted  number and event, by name: those without a key, those with one
     <number>:keys      hash    e=<event key> -> number; k=<idempotency key>, i<run id> -> index

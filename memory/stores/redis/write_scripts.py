@@ -125,7 +125,7 @@ charge(places, old_used, used)
 for _, block in ipairs(blocks) do redis.call('HSET', log, block[1], block[2]) end
 if #cleared > 0 then
   local spans = lent(number)
-  for _, block in ipairs(cleared) do
+  for _, block in ipairs(cleared) do -- but not what a fork keeps: from start up to, and without, stop
     local position, is_lent = tonumber(block[1]), false
     for _, span in ipairs(spans) do
       is_lent = is_lent or (span.start <= position and position < span.stop)

@@ -1,4 +1,4 @@
-"""The service on Ray Serve, for `serve run turnwise.http.ray_serve:deployment config=serve.toml` and for `serve deploy`.
+"""The service on Ray Serve, for `serve run turnwise.http.ray_serve:deployment config=serve.toml` and `serve deploy`.
 
 `examples/serve_config.yaml` is what the latter takes. Replicas keep nothing: sessions are in the store and in actors of
 the cluster, so any replica answers for any session, and a client whose replica was killed resumes its stream at

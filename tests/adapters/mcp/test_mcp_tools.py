@@ -563,3 +563,17 @@ def test_a_token_is_sent_and_a_refusal_says_its_status() -> None:
         server.shutdown()
     assert tokens_seen[:2] == ["Bearer first-token", "Bearer second-token"]
     assert "hidden" not in repr(ToolServerError(server_settings.label, "x"))
+
+
+async def test_a_line_that_is_too_long_is_left_out_to_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    """A secret that is half in what is kept and half not would not be recognised."""
+    key = "sk-of-a-server-0123456789"
+    caplog.set_level("INFO", logger="turnwise.adapters.mcp.connection")
+    told: list[str] = []
+    with connection._StandardError(McpStdio("it", env={"KEY": key}), told.append) as errors:
+        for line in (key * 50_000 + "\n", "the next line\n", key * 50_000):
+            await asyncio.to_thread(errors.file.write, line)
+            await asyncio.to_thread(errors.file.flush)
+    left_out = "(what it wrote here, without an end of line, is left out)"
+    assert caplog.messages == [f"it: {left_out}", "it: the next line", f"it: {left_out}"]
+    assert told == [f"{left_out}\n", "the next line\n", f"{left_out}\n"]

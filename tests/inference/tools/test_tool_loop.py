@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from schedules import SESSION, inline
 from stored.watched_store import WatchedStore
-from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
+from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext, Suspend
 from turnwise.actors.inference.tools.loop import LOST, ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
@@ -18,7 +19,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
-from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState, decode_calls
 from turnwise.memory.conversation.events import Event, ModelCallEnded, RunCompleted, RunResumed, ToolEnded, ToolStarted
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.transcript import Ledger
@@ -584,3 +585,50 @@ async def test_a_run_killed_right_after_asking_for_an_approval_waits_for_it() ->
     await core.approvals.decide("run", "c1", ApprovalDecision(verdict="approved"))
     outcome = await again.outcome()
     assert outcome.run.state == "completed" and [result.text for result in results(outcome)] == ["paid"]
+
+
+async def test_a_call_that_has_begun_keeps_why_it_waited() -> None:
+    """And the engine's id of its question, by which the engine finds it again."""
+    asked = CallState(name="work", wants="approval", why="it is dear", question="q1")
+    begun: list[Any] = []
+
+    @tool
+    async def work() -> str:
+        begun.append((await stage.core.reads.run("run")).calls)
+        return "worked"
+
+    class Asking(Scripted):
+        async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+            if not turn.output:
+                await context.record(use("a", "work"))
+                raise Suspend({"a": asked})
+            return [Text(text="done")]
+
+    stage = Stage(Asking([], ToolRegistry(work)))
+    await stage.start()
+    await stage.until(stage.awaits)
+    decision = ApprovalDecision(verdict="approved")
+    await stage.core.approvals.decide("run", "a", decision)
+    assert (await stage.outcome()).run.state == "completed"
+    state = replace(asked, verdict="approved", digest=decision.digest, started=True)
+    assert [decode_calls(calls) for calls in begun] == [{"a": state}]
+
+
+async def test_hooks_are_called_after_tools_that_waited_for_a_decision() -> None:
+    phases: list[tuple[str, str]] = []
+
+    @tool(approval=True)
+    async def work() -> str:
+        return "worked"
+
+    class Watched(Scripted):
+        def build(self, session: SessionView) -> InferenceRunner:
+            return ToolLoop(self, self.registry, [lambda phase, turn, _: phases.append((phase, turn.blocks[-1].kind))])
+
+    stage = Stage(Watched([[use("a", "work")], [Text(text="done")]], ToolRegistry(work)))
+    await stage.start()
+    await stage.until(stage.awaits)
+    await stage.core.approvals.decide("run", "a", ApprovalDecision(verdict="approved"))
+    await stage.outcome()
+    names = ["before_inference", "after_inference", "after_tools", "before_inference", "after_inference"]
+    assert phases == [*zip(names, ("user", "tool_use", "tool_result", "tool_result", "text"), strict=True)]

@@ -129,6 +129,8 @@ def without_place(line: dict[str, Any]) -> dict[str, Any]:
         ({"text": "x"}, "x", "general"),
         ({"content": " ", "memory": "x"}, "x", "general"),
         ({"data": "x"}, "x", "general"),
+        ({"content": 0, "text": "x"}, "x", "general"),
+        ({"content": {"a": None}, "text": "x"}, "x", "general"),
         ("x", "x", "general"),
         ({"kind": "Memory", "content": {"content": "likes tea"}}, "likes tea", "general"),
         ({"kind": "Preferences", "content": {"content": "likes tea"}}, "likes tea", "preferences"),
@@ -140,6 +142,9 @@ def without_place(line: dict[str, Any]) -> dict[str, Any]:
             'name: Bö; age: 7; speaks: fr, de; at: {"x": 1}',
             "general",
         ),
+        ({"kind": "Habits", "content": {"smokes": False, "cats": 0, "x": []}}, "smokes: false; cats: 0", "general"),
+        ({"content": {"content": " ", "text": "likes tea"}}, "likes tea", "general"),
+        ({"content": {"content": " ", "cats": 2}}, "cats: 2", "general"),
         ({"content": "a\0b"}, "a\0b", "general"),
     ],
 )
@@ -438,6 +443,13 @@ def test_of_lines_with_one_key_the_first_is_copied(tmp_path: Path) -> None:
     report = run(lines_of(tmp_path / "flat.jsonl", lines), facts)
     assert (report.read, report.written, report.known) == (2, 1, 1)
     assert texts(facts) == {"u": ["first"]}
+
+
+def test_a_dry_run_counts_a_key_on_two_pages_once(tmp_path: Path) -> None:
+    keys = [*map(str, range(1500)), "0"]
+    path = lines_of(tmp_path / "flat.jsonl", [record("u.memories", key, {"content": key}) for key in keys])
+    dry, real = run(path, InMemoryItems(), dry_run=True), run(path, InMemoryItems())
+    assert dry == replace(real, dry_run=True) and (dry.written, dry.known) == (1500, 1)
 
 
 def test_a_dry_run_reports_and_writes_nothing(tmp_path: Path) -> None:

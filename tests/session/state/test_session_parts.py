@@ -1,12 +1,16 @@
 """How a session's parts are connected, and what each part promises alone; test_session_core.py tests the whole."""
 
+from __future__ import annotations
+
 import ast
 import asyncio
 import gc
 import inspect
 import sys
 import textwrap
+import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +18,7 @@ import pytest
 
 from engines import ScriptedEngine
 from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.engine import SessionView, StepContext
 from turnwise.actors.inference.named_engines import NamedEngines
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
@@ -28,9 +33,10 @@ from turnwise.actors.session.state.transactor import Transactor, UnknownOutcome
 from turnwise.actors.session.window.plan_runner import PlanRunner
 from turnwise.actors.session.window.request_fitting import RequestFitting
 from turnwise.errors import SessionFencedError, StoreError
+from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.base import Activation, Commit
@@ -245,3 +251,41 @@ def test_without_memories_the_turns_that_end_move_the_mark_and_an_unsaved_one_ke
     assert progress.stamp(row, [turn(3)]).saved == 3
     progress.add_ended(turn(0), "on")
     assert progress.is_behind and progress.stamp(row, [turn(4)]).saved == row.saved
+
+
+class Late:
+    """An engine whose runner takes long to be built."""
+
+    def __init__(self) -> None:
+        self.builds, self.goes_on = threading.Event(), threading.Event()
+        self.is_closed = False
+
+    def build(self, session: SessionView) -> Late:
+        self.builds.set()
+        self.goes_on.wait(60)
+        return self
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+        return []
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("patience_s", [60.0, 0.01])
+async def test_closing_engines_waits_for_a_runner_that_is_being_built(patience_s: float) -> None:
+    """But not longer than for one that is being closed; then it is closed later."""
+    engine, store = Late(), InMemoryStore()
+    await store.create(SessionRecord(session_id="s"))
+    core = SessionCore(SessionKey("s"), store, engine, SessionConfig(cancel_grace_s=patience_s))
+    await core.admission.start(["hello"], run_id="run")
+    await asyncio.to_thread(engine.builds.wait, 60)
+    closing = asyncio.create_task(core.engines.close(core.engines.remove_all()))
+    await asyncio.wait({closing}, timeout=0.05 if patience_s > 1 else 60)
+    assert closing.done() == (patience_s < 1)
+    engine.goes_on.set()
+    await closing
+    while patience_s < 1 and not engine.is_closed:
+        await asyncio.sleep(0.001)
+    assert engine.is_closed

@@ -17,7 +17,7 @@ CLIENT = ROOT / "actors/client"
 BLOCKING = CLIENT / "blocking"
 
 MODULES = (
-    *("session_host", "execution", "session_memory", "session", "chat_memory", "manager", "store_reads", "once"),
+    *("session_host", "execution", "session_memory", "session", "chat_memory", "manager", "store_reads", "run_once"),
     *("forgetting", "expiry", "importing", "event_push", "subscriptions"),
 )
 """The modules that are written once."""

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from turnwise.actors.inference.engine import NewEvent, StepContext, Suspend
@@ -157,10 +158,8 @@ class Journal:
             if state.started and use.name not in self._repeatable:
                 self._lost.add(call_id)
                 return LOST
-            begun = CallState(
-                name=use.name, wants=state.wants, verdict=state.verdict, digest=state.digest, started=True
-            )
-            self._add((), [(ToolStarted, {"call_id": call_id, "name": use.name})], {call_id: begun})
+            event = {"call_id": call_id, "name": use.name}
+            self._add((), [(ToolStarted, event)], {call_id: replace(state, started=True)})
             self.context.report(usage=Usage(tool_calls=1))
             await self.commit()
             self._begun[call_id] = time.monotonic()

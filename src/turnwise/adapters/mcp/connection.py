@@ -53,6 +53,8 @@ _KEPT = 2_000
 _MAX_LINE = 1 << 20
 """The longest line of a server's standard error that is logged, in bytes."""
 
+_LEFT_OUT = b"(what it wrote here, without an end of line, is left out)"
+
 _GUARD = str(Path(__file__).with_name("guard.py"))
 
 _log = logging.getLogger(__name__)
@@ -133,9 +135,12 @@ class Connection:
                     await link.close()  # the server does not know the session, so it carried nothing out
                 elif error.code != types.CONNECTION_CLOSED:
                     raise ToolError(link.refused(error)) from error
-                elif not may_repeat and (link.is_open or not await link.was_unreachable(request)):
-                    lost = "the connection was lost during the call: it may or may not have taken effect"
-                    raise ToolServerError(self._server.label, lost) from error
+                else:  # the connection was lost
+                    is_harmless = may_repeat or (not link.is_open and await link.was_unreachable(request))
+                    if not is_harmless:
+                        lost = "the connection was lost during the call: it may or may not have taken effect"
+                        raise ToolServerError(self._server.label, lost) from error
+                # Only here it may be made once more: it certainly had no effect, or may have it twice.
                 if is_again:
                     raise ToolServerError(self._server.label, link.why) from error
                 is_again = True
@@ -221,7 +226,7 @@ class _Link:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests can be made."""
+        """Whether requests can be made: it was opened, and neither closed nor lost. False as soon as it is lost."""
         return self._client is not None and not self._ended
 
     @property
@@ -533,6 +538,8 @@ class _StandardError:
         self._write_line = tell
         self._rest = b""
         """The begin of a line, since a secret may come in two pieces."""
+        self._is_too_long = False
+        """Whether the line that began is too long to be kept, so that all of it is left out."""
         self._loop = asyncio.get_running_loop()
         self._end, end = os.pipe()
         os.set_blocking(self._end, False)
@@ -547,7 +554,7 @@ class _StandardError:
         self._loop.remove_reader(self._end)
         while self._read():
             pass
-        self._log(self._rest)
+        self._log(_LEFT_OUT if self._is_too_long else self._rest)
         os.close(self._end)
 
     def _read(self) -> bool:
@@ -561,9 +568,10 @@ class _StandardError:
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._log(line)
-        if len(self._rest) > _MAX_LINE:
-            self._rest = b"(what it wrote here, without an end of line, is left out)"
+            self._log(_LEFT_OUT if self._is_too_long else line)
+            self._is_too_long = False
+        if self._is_too_long or len(self._rest) > _MAX_LINE:
+            self._is_too_long, self._rest = True, b""
         return True
 
     def _log(self, written: bytes) -> None:

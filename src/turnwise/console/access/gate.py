@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from html import escape
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlencode
@@ -25,7 +25,11 @@ from turnwise.http.problems import TooManyStreams, Unauthorized
 from turnwise.http.service import Service
 
 COOKIE = "turnwise_token"
-"""Has the token of who has logged in. No script can read it, and no other site's page makes the browser send it."""
+"""Has the token of who has logged in. No script can read it.
+
+It is SameSite=Lax, so that a link elsewhere, as in a mail, opens a conversation. Of what pages of other sites do, only
+such a GET carries it, and a GET changes nothing.
+"""
 
 _MAX_FORM = 8 << 10
 """How many bytes a sent login form may have."""
@@ -60,7 +64,8 @@ _SOCKETS = "/_nicegui_ws/"
 class Gate:
     """An ASGI app around the pages: login and logout, whose request it is, that it comes from no other site.
 
-    Each open page counts as one of the streams that a user may have open.
+    Each open page counts as one of the streams that a user may have open: by its websocket, or by the GET that waits
+    for what is new. The POST by which a page sends something in place of a websocket does not count.
 
     A websocket, or long polling in its place, must belong to the same viewer as the page that opens it. Behind a proxy
     that does the login, the service's `Auth` lets the request in without a form.
@@ -105,8 +110,9 @@ class Gate:
                 await self._inner(scope, receive, send)
                 return
         identity = Viewer.of(scope).identity
+        is_counted = scope["type"] == "websocket" or scope["method"] != "POST"
         try:
-            with self._service.count_stream(identity.user_id if identity else None):
+            with self._service.count_stream(identity.user_id if identity else None) if is_counted else nullcontext():
                 await self._watch(scope[SOCKET_KEY], scope, receive, send)
         except TooManyStreams as error:
             await _refuse(PlainTextResponse(str(error), 429), scope, receive, send)

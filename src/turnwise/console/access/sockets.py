@@ -49,10 +49,13 @@ class PageSocket:
     owner: Viewer
     is_valid: Callable[[], Awaitable[bool | None]]
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Keeps the messages in their order while it is asked who is there."""
+    """Held while a message is checked and carried out, so that the next one comes after it."""
 
     async def may_act(self) -> bool:
-        """Return whether the socket may do something now. If its login has ended, so has the page."""
+        """Return whether the socket may do something now. If its login has ended, also while this asked, it may not.
+
+        The whole page ends with it.
+        """
         if self.owner.ended.is_set():
             return False
         valid = await self.is_valid()
@@ -77,7 +80,7 @@ def install(sio: socketio.AsyncServer) -> None:
 
     async def connect(sid: str, *_: Any) -> None:
         if sio.manager.is_connected(sid, "/"):
-            return  # a message of this name
+            return  # a message of this name: while Socket.IO connects a socket, it is not connected
         page_socket, environ = socket(sid), sio.get_environ(sid)
         query = {name: values[0] for name, values in parse_qs(environ.get("QUERY_STRING", "")).items()}
         is_fit = query.get("implicit_handshake") != "true" or _handshake(query) is not None
@@ -91,7 +94,7 @@ def install(sio: socketio.AsyncServer) -> None:
         await originals["connect"](sid, environ)
 
     def disconnect(sid: str, *_: Any) -> None:
-        if not sio.manager.is_connected(sid, "/"):
+        if not sio.manager.is_connected(sid, "/"):  # else it is a message of this name
             originals["disconnect"](sid)
 
     def checked(name: str, form: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:

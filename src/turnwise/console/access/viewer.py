@@ -56,7 +56,7 @@ class Viewer:
         return self.service.manager
 
     async def session(self, session_id: str, user_id: str | None) -> AsyncSession:
-        """Return a session: of this user if the viewer sees all, otherwise of the viewer.
+        """Return a session: of this user if the viewer sees all, "default" if None; otherwise of the viewer.
 
         Raises:
             SessionNotFoundError: there is none, or it belongs to somebody else.

@@ -38,6 +38,7 @@ def _segments(raw: bytes, skipped: int) -> str:
 
 
 def _decoded(segment: str) -> str:
+    """Undo what `_segments` encodes, in the opposite order: "%25" last, since it may stand before "2F"."""
     return segment.replace("%2F", "/").replace("%25", "%")
 
 

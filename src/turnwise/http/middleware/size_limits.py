@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from starlette.datastructures import Headers
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,8 +19,10 @@ _TOO_LARGE = 413
 class SizeLimits:
     """An ASGI middleware that answers 431 to a request whose names and values of header fields are too large.
 
-    The app below answers 413 to a body that is too large; this turns it into the error format of the requested API.
-    Every answer has `X-Content-Type-Options: nosniff`, so that no browser renders what users wrote as HTML.
+    The app below answers 413 to a body that is too large; this turns it into the error format of the requested API, and
+    leaves a 413 of another cause as it is. The header of a websocket's request is bounded by the server alone: see
+    `turnwise.http.server.connections`. Every answer has `X-Content-Type-Options: nosniff`, so that no browser renders
+    what users wrote as HTML.
     """
 
     def __init__(self, app: ASGIApp, max_header_bytes: int, max_body_bytes: int) -> None:
@@ -32,20 +35,34 @@ class SizeLimits:
             await self._app(scope, receive, send)
             return
         send, is_refused = _marked(send), False
+        announced_size, received_size = _announced_size(scope), 0
         size = sum(len(name) + len(value) for name, value in scope.get("headers", ()))
         if size > self._max_header_bytes:
             await _refusal(scope, 431, "header", size, self._max_header_bytes)(scope, receive, send)
             return
 
+        async def received() -> Message:
+            nonlocal received_size
+            message = await receive()
+            received_size += len(message.get("body", b""))
+            return message
+
         async def sent(message: Message) -> None:
             nonlocal is_refused
-            if message["type"] == "http.response.start" and message["status"] == _TOO_LARGE:
+            is_too_large = max(announced_size, received_size) > self._max_body_bytes
+            if is_too_large and message["type"] == "http.response.start" and message["status"] == _TOO_LARGE:
                 is_refused = True
                 await _refusal(scope, _TOO_LARGE, "body", None, self._max_body_bytes)(scope, receive, send)
             elif not is_refused:
                 await send(message)
 
-        await self._app(scope, receive, sent)
+        await self._app(scope, received, sent)
+
+
+def _announced_size(scope: Scope) -> int:
+    """Return how many bytes the body has by the header; 0 if it does not say so."""
+    length = Headers(scope=scope).get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() else 0
 
 
 def _refusal(scope: Scope, status: int, part: str, size: int | None, most: int) -> Response:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.responses import PlainTextResponse
 
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import OverloadedError, StoreError, TurnwiseError
 from turnwise.http import HttpSettings, Service, create_app, problems
+from turnwise.http.middleware.size_limits import within_limits
 from turnwise.http.openai.errors import answer_of
 from turnwise.http.problems import TooManyStreams
 
@@ -26,6 +28,15 @@ async def test_what_is_too_large_is_named_with_its_limit(part: str) -> None:
         assert response.json()["error"] == f"{part}_too_large" and "bytes" in response.json()["detail"]
         response = await client.post("/openai/v1/responses", content=content, headers=headers)
         assert response.status_code == status and response.json()["error"]["code"] == f"{part}_too_large"
+
+
+async def test_a_413_of_another_cause_is_left_alone() -> None:
+    form_is_too_large = PlainTextResponse("the form is too large", 413)
+    app = within_limits(form_is_too_large, HttpSettings(max_body_bytes=1000))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        small, large = [await client.post("/login", content=b"x" * size) for size in (999, 1001)]
+    assert (small.status_code, small.text) == (413, "the form is too large")
+    assert large.status_code == 413 and large.json()["error"] == "body_too_large"
 
 
 @pytest.mark.parametrize("origins", [(), ("https://page.example",)])

@@ -131,7 +131,7 @@ def test_imports_run_from_actors_to_strategies_to_memory_to_errors_and_only_acto
             top, _, rest = name.partition(".")
             place = f"{path.relative_to(ROOT)}:{line} imports {name}"
             assert top != "", f"{place}, relatively: write turnwise.<module>"
-            assert top != "ray" or floor in ("actors", "telemetry", "testing") or path.name == "serve.py", (
+            assert top != "ray" or floor in ("actors", "telemetry", "testing") or path.name == "ray_serve.py", (
                 f"{place}: Ray is for actors/"
             )
             assert top != "opentelemetry" or floor == "telemetry", f"{place}: OpenTelemetry is for telemetry/"

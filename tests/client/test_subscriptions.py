@@ -45,7 +45,8 @@ class Chats:
                 EncryptedHistory(InMemoryHistory(), ENCRYPTION),
             )
         self.cores: dict[str, SessionCore] = {}
-        self.client: Any = SimpleNamespace(stores=(self.store, self.history), portal=Portal())
+        stores = {"stores": (self.store, self.history), "session_store": self.store, "history_store": self.history}
+        self.client: Any = SimpleNamespace(**stores, portal=Portal())
 
     def clock(self) -> float:
         self._now += 1.0

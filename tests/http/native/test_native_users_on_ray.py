@@ -50,6 +50,8 @@ async def waiting(client: httpx.AsyncClient, path: str, folder: Path) -> tuple[s
     while not calls:
         page = (await client.get(f"/v1/runs/{run_id}/events", params={"after": page["next"], "wait_s": 60})).json()
         calls = [event for event in page["items"] if event["kind"] == "approval_requested"]
+    while (await client.get(f"/v1/runs/{run_id}/wait?timeout_s=0")).json()["state"] == "running":
+        pass  # a call is asked for before the run is suspended
     return run_id, calls[0]["call_id"]
 
 

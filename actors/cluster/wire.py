@@ -171,8 +171,8 @@ class HostLoad:
 
     sessions: int
     """How many sessions are loaded."""
-    recent: tuple[str, ...]
-    """The ids of those called last, at most 100."""
+    recent: tuple[SessionKey, ...]
+    """Those called last, at most 100."""
     calls: int = 0
     """How many calls it is answering, without those that wait."""
     waits: int = 0

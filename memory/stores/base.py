@@ -40,7 +40,7 @@ class Page(Generic[Item]):
         return len(self.items)
 
     def _repr_html_(self) -> str:
-        unreadable = self.unreadable and f"unreadable: {', '.join(key.session_id for key in self.unreadable)}"
+        unreadable = self.unreadable and f"unreadable: {', '.join(key.full_name for key in self.unreadable)}"
         return items_html(self.items, self.cursor and "more by the page's cursor", unreadable)
 
 

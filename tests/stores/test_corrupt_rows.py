@@ -287,7 +287,7 @@ async def test_a_manager_tells_nobody_of_another_users_damaged_run(tmp_path: Pat
     async with AsyncSessionManager(url, engine=ScriptedEngine(), read_only=True) as manager:
         with pytest.raises(CorruptRecordError):
             await manager.execution("run of s", user_id="ada")
-        with pytest.raises(RunNotFoundError, match="^no run 'run of s' in the store: "):
+        with pytest.raises(RunNotFoundError, match=r"^no run 'run of s' in the store: "):
             await manager.execution("run of s", user_id="bob")
 
 

@@ -97,7 +97,7 @@ def sweep(
         for name in ("deleted", "archived", "busy", "used", "failed"):
             write(f"{name}: {len(getattr(done, name))}")
         for key, reason in done.failed.items():
-            note(f"{key.session_id!r} of {key.user_id}: {reason}")
+            note(f"{key.full_name}: {reason}")
     if done.failed:
         raise typer.Exit(FAILED)
 

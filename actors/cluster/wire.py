@@ -80,13 +80,6 @@ class Waited(Generic[Answer]):
 
 
 @dataclass(frozen=True)
-class StillEnding:
-    """The run is being cancelled but has not ended: repeat the cancel with this run id."""
-
-    run_id: str | None
-
-
-@dataclass(frozen=True)
 class PackedTurn:
     """A turn with the blocks that the receiver has not cached, encoded."""
 

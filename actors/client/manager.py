@@ -64,13 +64,11 @@ from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
     InvalidInputError,
-    KeyMissingError,
     ReadOnlyStoreError,
     RunNotFoundError,
     SessionExistsError,
     SessionNotFoundError,
     SessionOwnerError,
-    WrongKeyError,
     shown,
 )
 from turnwise.memory.archive.expiry import Swept
@@ -678,19 +676,12 @@ class AsyncSessionManager:
         return AsyncExecutionHandle(client, SessionRef(run.session_key), run_id, run.turn_index)
 
     async def _find_run(self, run_id: str, user_id: str) -> tuple[ClusterClient, RunRecord]:
-        not_found = RunNotFoundError(run_id, "the store")
         try:
-            run: RunRecord = await self._store.ask("run", run_id)
-        except (KeyMissingError, WrongKeyError) as error:
-            if user_id == error.user_id:
-                raise
-            raise not_found from None
+            run: RunRecord = await self._store.ask("run", run_id, user_id)
         except RunNotFoundError:
             if not self._client.read_only and (once := await self._once.find(run_id, user_id)):
                 return once
             raise
-        if run.user_id != user_id:
-            raise not_found
         check_session(await self._store.ask("get", run.session_key))
         return self._client, run
 

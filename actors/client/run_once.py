@@ -56,10 +56,9 @@ class AsyncOnce:
             return None
         client = await self._connected()
         try:
-            run = await steps.run(client.portal, client.session_store.run, run_id)
+            return client, await steps.run(client.portal, client.session_store.run, run_id, user_id)
         except NotFoundError:
             return None
-        return (client, run) if run.user_id == user_id else None
 
     async def close(self) -> None:
         """Close the store. The sessions stay."""

@@ -96,6 +96,6 @@ class AsyncStoreReads:
             for session in page:
                 check_session(session)
         if page.unreadable:
-            names = [f"{key.session_id} of {key.user_id}" for key in page.unreadable]
+            names = [key.full_name for key in page.unreadable]
             _log.warning("the records of sessions %s cannot be read; they can be deleted", names)
         return page

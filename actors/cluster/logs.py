@@ -14,12 +14,12 @@ ROOT = "turnwise"
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-IDS = ("session_id", "run_id")
+IDS = ("user_id", "session_id", "run_id")
 """What log records of turnwise have beside their message, as far as they are about a session or a run."""
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats log records as lines of JSON: time, level, logger, message, session_id, run_id, exception.
+    """Formats log records as lines of JSON: time, level, logger, message, user_id, session_id, run_id, exception.
 
     Use it in a handler of the calling program; the processes of its sessions then log as JSON, too.
     """

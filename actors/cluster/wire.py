@@ -80,13 +80,6 @@ class Waited(Generic[Answer]):
 
 
 @dataclass(frozen=True)
-class StillEnding:
-    """The run is being cancelled but has not ended: repeat the cancel with this run id."""
-
-    run_id: str | None
-
-
-@dataclass(frozen=True)
 class PackedTurn:
     """A turn with the blocks that the receiver has not cached, encoded."""
 
@@ -171,8 +164,8 @@ class HostLoad:
 
     sessions: int
     """How many sessions are loaded."""
-    recent: tuple[str, ...]
-    """The ids of those called last, at most 100."""
+    recent: tuple[SessionKey, ...]
+    """Those called last, at most 100."""
     calls: int = 0
     """How many calls it is answering, without those that wait."""
     waits: int = 0

@@ -138,7 +138,7 @@ class DedicatedHost:
         try:
             return resident.core.ownership.is_lost or await resident.core.ownership.leave(resident.save_waiting)
         except Exception as error:  # noqa: BLE001 - it is logged, and the process tries again to leave
-            log_failure(f"session {self._key.session_id!r}: leaving", error, ", so it stays")
+            log_failure(f"session {self._key.full_name!r}: leaving", error, ", so it stays")
             return resident.core.ownership.is_lost
 
 

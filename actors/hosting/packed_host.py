@@ -133,7 +133,7 @@ class PackedHost:
     @property
     def current_load(self) -> HostLoad:
         """The host's current load: its sessions, calls and waits."""
-        recent = [key.session_id for key in islice(reversed(self._residents), RECENT)]
+        recent = islice(reversed(self._residents), RECENT)
         waits = self._waits.count
         return HostLoad(sessions=len(self._residents), recent=tuple(recent), calls=self._calls - waits, waits=waits)
 
@@ -186,9 +186,9 @@ class PackedHost:
             return await self.call(request)
         except Exception as error:  # noqa: BLE001 - logged, and returned to the caller
             message: Message = pickle.loads(request)
-            session_id, verb = message.session.session_id, message.verb
-            _log.exception("%s failed for session %s", verb, session_id)
-            return _dumps(Refused(SessionLostError(session_id, f"{verb} failed there: {error!r}")))
+            key, verb = message.session.key, message.verb
+            _log.exception("%s failed for session %s", verb, key.full_name)
+            return _dumps(Refused(SessionLostError(key.session_id, f"{verb} failed there: {error!r}")))
 
     async def retire(self) -> None:
         """Accept no more sessions, since newer hosts replace this one; give up each session once it is idle."""
@@ -241,12 +241,11 @@ class PackedHost:
                 except SessionNotFoundError:
                     return  # it was deleted
                 except (CorruptRecordError, EncryptionError) as error:
-                    session_id = key.session_id
-                    _log.warning("lost session %s is not recovered, since it cannot be read: %s", session_id, error)
+                    _log.warning("lost session %s is not recovered, since it cannot be read: %s", key.full_name, error)
                 except TurnwiseError as error:
                     failed.append(error)
                 except Exception as error:  # noqa: BLE001 - it is logged, and the session is tried again
-                    log_failure(f"recovery of session {key.session_id!r}", error)
+                    log_failure(f"recovery of session {key.full_name!r}", error)
                     failed.append(error)
 
         try:
@@ -373,7 +372,7 @@ class PackedHost:
         if task is None:
             task = asyncio.create_task(self._leave_session(key, self._residents[key]))
             self._leaving[key] = task
-        return await shielded(task, f"session {key.session_id!r}: leaving")
+        return await shielded(task, f"session {key.full_name!r}: leaving")
 
     async def _leave_session(self, key: SessionKey, resident: SessionService) -> bool:
         try:
@@ -425,7 +424,7 @@ class PackedHost:
         try:
             await self._unload(key)
         except Exception as error:  # noqa: BLE001 - logged; this session is retried later, the others go on
-            log_failure(f"session {key.session_id!r}: leaving", error, ", so it stays")
+            log_failure(f"session {key.full_name!r}: leaving", error, ", so it stays")
             return False
         return True
 

@@ -17,7 +17,6 @@ from turnwise.actors.cluster.wire import (
     PackedTurn,
     SessionInfo,
     StartAnswer,
-    StillEnding,
     Waited,
 )
 from turnwise.actors.hosting.verb import Reader, Verb, changes, of_memory, reads, starts
@@ -186,13 +185,9 @@ async def check_start(
 
 
 @changes()
-async def cancel(service: SessionService, reason: str, run_id: str | None) -> bool | StillEnding:
-    """Cancel a run, by default the active one; return whether it ended as cancelled, or that it has not ended yet."""
-    core = service.core
-    await core.transactor.activate()
-    run_id = run_id or core.reads.active_run_id
-    cancelled = await core.admission.cancel(reason, run_id, ENDING_S)
-    return StillEnding(run_id) if cancelled is None else cancelled
+async def cancel(service: SessionService, reason: str, run_id: str) -> bool | None:
+    """Cancel a run; return whether it ended as cancelled, or None if it has not ended yet: then repeat the call."""
+    return await service.core.admission.cancel(reason, run_id, ENDING_S)
 
 
 @changes()

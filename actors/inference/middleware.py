@@ -10,6 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from turnwise.actors.inference.engine import InferenceRunner, StepContext
 from turnwise.memory.conversation.blocks import AnyBlock, Block, System, ToolResult, ToolUse
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 
 
@@ -64,7 +65,8 @@ class LogCalls:
     """Logs ids, sizes and duration of each model call, never texts.
 
     The processes of sessions log from the level on that the logger `turnwise` had in the program that started them, so
-    `logging.basicConfig(level=logging.INFO)` there shows these lines, which also have `session_id` and `run_id`.
+    `logging.basicConfig(level=logging.INFO)` there shows these lines, which also have `user_id`,
+    `session_id` and `run_id`.
     """
 
     logger: str = "turnwise.calls"
@@ -73,8 +75,8 @@ class LogCalls:
     async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         """See `Middleware`."""
         log, began = logging.getLogger(self.logger), time.monotonic()
-        session_id, run_id = context.session.session_id, context.run_id
-        about, ids = (session_id, run_id, len(turn.blocks)), {"session_id": session_id, "run_id": run_id}
+        key = SessionKey(context.session.session_id, context.session.user_id)
+        about, ids = (key.full_name, context.run_id, len(turn.blocks)), {**key._asdict(), "run_id": context.run_id}
         try:
             answer = await runner.run(turn, context)
         except BaseException as error:

@@ -83,7 +83,7 @@ class SessionCore:
         run_resources = RunResources(
             builder, config or SessionConfig(), overflow, memories, working, engine_id=engine_id, off_loop=off_loop
         )
-        tasks = SessionTasks(key.session_id)
+        tasks = SessionTasks(key)
         self.state = state = SessionState(key, Journal(key, store, clock, history))
         self.engines = engines = SessionEngines(run_resources, state, tasks, off_loop)
         progress, spending = SavingProgress(engines), Spending(state, engines)

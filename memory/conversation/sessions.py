@@ -25,6 +25,11 @@ class SessionKey(NamedTuple):
     session_id: str
     user_id: str = DEFAULT_USER
 
+    @property
+    def full_name(self) -> str:
+        """The id and, unless it is the default one, the user: `chat of ann`. For people, where users' sessions mix."""
+        return self.session_id if self.user_id == DEFAULT_USER else f"{self.session_id} of {self.user_id}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SessionRecord(Record):

@@ -11,7 +11,7 @@ from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionKey, SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -40,7 +40,7 @@ class Page(Generic[Item]):
         return len(self.items)
 
     def _repr_html_(self) -> str:
-        unreadable = self.unreadable and f"unreadable: {', '.join(key.session_id for key in self.unreadable)}"
+        unreadable = self.unreadable and f"unreadable: {', '.join(key.full_name for key in self.unreadable)}"
         return items_html(self.items, self.cursor and "more by the page's cursor", unreadable)
 
 
@@ -261,11 +261,12 @@ class SessionStore(Protocol):
     async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         """Return up to `limit` turns with an index above `after`, by index."""
 
-    async def run(self, run_id: str) -> RunRecord:
-        """Return the run with this id, of any session.
+    async def run(self, run_id: str, user_id: str = DEFAULT_USER) -> RunRecord:
+        """Return the user's run with this id, of any session. Nothing is read of another user's run.
 
         Raises:
-            RunNotFoundError: no run has this id.
+            RunNotFoundError: the user has no run with this id; the same error for a run of another user, also a damaged
+                one.
         """
 
     async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:

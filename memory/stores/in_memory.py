@@ -19,7 +19,13 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.events import AnyEvent, without_blocks
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
-from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionKey, SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import (
+    DEFAULT_USER,
+    SESSION_CHANGES,
+    SessionKey,
+    SessionRecord,
+    SessionStatus,
+)
 from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -181,11 +187,12 @@ class InMemoryStore:
         turns = self._row(key).turns
         return first_of([turns[index] for index in sorted(turns) if index > after][: check_limit(limit)])
 
-    async def run(self, run_id: str) -> RunRecord:
+    async def run(self, run_id: str, user_id: str = DEFAULT_USER) -> RunRecord:
         self._check_open()
-        if run_id not in self._owners:
+        owner = self._owners.get(run_id)
+        if owner is None or owner.user_id != user_id:
             raise RunNotFoundError(run_id, "the store")
-        return self._rows[self._owners[run_id]].runs[run_id]
+        return self._rows[owner].runs[run_id]
 
     async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:
         runs = self._row(key).runs.values()

@@ -824,7 +824,7 @@ class SchemaVersionError(StoreError):
 class CorruptRecordError(StoreError):
     """A stored record is missing or cannot be read; the error does not quote its content.
 
-    Unreadable records are always reported: `Page.unreadable` has the ids of sessions that a list leaves out.
+    Unreadable records are always reported: `Page.unreadable` has the sessions that a list leaves out.
     """
 
     message = "corrupt record {key} in the store: {why}; restore it from a backup"

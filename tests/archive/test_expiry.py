@@ -374,6 +374,25 @@ def test_a_sweep_of_a_manager_keeps_sessions_in_use(
     play(story())
 
 
+def test_the_command_line_imports_a_session_as_another_users(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+
+    async def fill() -> None:
+        async with closing(SQLStore(url)) as store:
+            await put(store, "s", user_id="sarah")
+
+    async def users() -> list[str]:
+        async with closing(SQLStore(url)) as store:
+            return sorted(session.user_id for session in await store.query() if session.session_id == "s")
+
+    play(fill())
+    archive = CliRunner().invoke(app, ["export", url, "s", "--user", "sarah"]).output
+    imported = CliRunner().invoke(app, ["import", url, "-", "--user", "bob", "--json"], input=archive)
+    assert imported.exit_code == 0, imported.output
+    assert json.loads(imported.output) == {"session_id": "s", "user_id": "bob"}
+    assert play(users()) == ["bob", "sarah"]
+
+
 def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: Path) -> None:
     url, target = f"sqlite:///{tmp_path}/store.db", f"sqlite:///{tmp_path}/other.db"
 

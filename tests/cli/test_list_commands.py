@@ -66,6 +66,13 @@ def test_runs_lists_the_newest_first(store: str) -> None:
     ]
 
 
+def test_runs_of_several_users_say_whose_each_is(store: str) -> None:
+    users = {row["run"]: row["user"] for row in rows(turnwise("runs", store).stdout)}
+    assert (users["r-5"], users["r-4"], users["r-6"]) == ("ann", "bob", "default")
+    items = json.loads(turnwise("runs", store, "--json").stdout)["items"]
+    assert {item["id"]: item["user_id"] for item in items}["r-5"] == "ann"
+
+
 def test_usage_is_shown_as_a_whole_and_in_parts(store: str) -> None:
     total = json.loads(turnwise("usage", store, "--json").stdout)["total"]
     assert total["calls"] == 6 and total["tool_calls"] == 1

@@ -1,10 +1,13 @@
-"""`Rate`: the tokens a second that `turnwise top` shows."""
+"""What `turnwise top` and `tail` show: tokens a second, and whose each session is."""
 
 import io
+from typing import Any
 
 from rich.console import Console
 
+from turnwise.cli.tail import line_of
 from turnwise.cli.top import RATE_S, Rate, Snapshot, render
+from turnwise.memory.conversation.events import PromptAppended
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.usage import Usage
 
@@ -44,3 +47,27 @@ def test_tokens_that_turnwise_counted_itself_are_marked() -> None:
     text = page.export_text()
     assert "700 of them counted here" in text and "1,020 (700 counted here)" in text
     assert snapshot.as_json(0.0)["counted_tokens"] == 700
+
+
+def test_top_shows_the_user_of_each_run() -> None:
+    about: dict[str, Any] = {
+        "created_at": 1.0,
+        "session_id": "chat",
+        "turn_index": 0,
+        "state": "running",
+        "first_seq": 1,
+    }
+    runs = tuple(RunRecord(run_id=f"of {user}", user_id=user, **about) for user in ("ann", "bob"))
+    snapshot = Snapshot(at=100, sessions={"active": 1, "ended": 0}, runs=runs, tokens=0, hosts=None)
+    page = Console(width=160, record=True, file=io.StringIO())
+    page.print(render("sqlite:///a.db", snapshot, 0.0))
+    lines = [line.split() for line in page.export_text().splitlines()]
+    assert ["running", "chat", "ann", "of", "ann"] in [line[:5] for line in lines]
+    assert [run["user_id"] for run in snapshot.as_json(0.0)["open_runs"]] == ["ann", "bob"]
+
+
+def test_tail_names_the_users_of_sessions_except_the_default_one() -> None:
+    for user, name in (("ann", "chat of ann"), ("default", "chat")):
+        event = PromptAppended(session_id="chat", user_id=user, seq=1, at=0.0)
+        assert line_of(event, has_session=True).split("  ")[0].endswith(f" {name}")
+        assert "ann" not in line_of(event, has_session=False)

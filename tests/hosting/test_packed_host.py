@@ -669,7 +669,7 @@ async def test_a_busy_session_is_refused_as_everywhere() -> None:
     await hosting.create("a")
     await hosting.start("a", "hello", "run-1")
     await refused(SessionBusyError, hosting.start("a", "again", "run-2"))
-    assert await hosting.ask("a", verbs.cancel("enough", None)) is True
+    assert await hosting.ask("a", verbs.cancel("enough", "run-1")) is True
     assert (await hosting.ask("a", verbs.latest(()))).record.status == "cancelled"
 
 

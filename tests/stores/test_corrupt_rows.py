@@ -2,22 +2,33 @@
 
 import asyncio
 import logging
+import os
 import shutil
 import sqlite3
 import traceback
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from engines import ScriptedEngine
 from stored.open_stores import closing, run_with
 from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.session.core import SessionCore
-from turnwise.errors import CorruptRecordError, NotFoundError, StoreError, TurnwiseError
+from turnwise.errors import (
+    CorruptRecordError,
+    EncryptionError,
+    NotFoundError,
+    RunNotFoundError,
+    StoreError,
+    TurnwiseError,
+)
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
@@ -26,6 +37,10 @@ from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.retention.deletion import erase
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.encrypted.records import SEALED
+from turnwise.memory.stores.encrypted.settings import Encryption
+from turnwise.memory.stores.encrypted.store import EncryptedStore
+from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.values.frozen_json import freeze
@@ -66,7 +81,7 @@ async def read_all(store: SessionStore, session_id: str, log: str) -> list[Turnw
         lambda: store.activate(SessionKey(session_id, "ada")),
         lambda: store.turns(SessionKey(session_id, "ada")),
         lambda: store.runs(SessionKey(session_id, "ada")),
-        lambda: store.run(f"run of {session_id}"),
+        lambda: store.run(f"run of {session_id}", "ada"),
         lambda: store.events(SessionKey(session_id, "ada")),
         lambda: store.blocks([Span(log, 0, 2)]),
         lambda: store.event_of_key(SessionKey(session_id, "ada"), "appended"),
@@ -209,6 +224,71 @@ def test_a_damaged_record_in_redis_is_named_but_not_quoted_and_blocks_nothing_el
 
     assert asyncio.run(use()) > 1
     check_quiet(None, caplog.text)
+
+
+def damage_runs(store: SessionStore, redis: Any) -> None:
+    """Damage all stored runs."""
+    if isinstance(store, SQLStore):
+        with store._engine.begin() as connection:
+            connection.execute(sa.text("UPDATE turnwise_runs SET labels = '[1', calls = '[1'"))
+    elif isinstance(store, InMemoryStore):
+        for row in store._rows.values():
+            row.runs = {name: replace(run, labels=freeze({SEALED: "tw1:cut off"})) for name, run in row.runs.items()}
+    else:
+        for key in redis.scan_iter("*:runs", _type="zset"):
+            (entry,) = redis.zrange(key, 0, -1)
+            redis.zrem(key, entry)
+            redis.zadd(key, {entry[:25] + b"\xff": 0})
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgresql", "redis"])
+async def test_a_damaged_run_looks_missing_to_other_users(
+    kind: str, encrypted: bool, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """By its id, in another session, and as the parent of a run."""
+    redis = request.getfixturevalue("redis_server").client if kind == "redis" else None
+    inner: SessionStore = InMemoryStore()
+    if redis:
+        inner = RedisStore(request.getfixturevalue("redis_url"))
+    elif kind != "memory":
+        inner = SQLStore(f"sqlite:///{tmp_path}/s.db" if kind == "sqlite" else request.getfixturevalue("database"))
+    keys = {name: os.urandom(32) for name in ("ada", "bob")}
+    store: SessionStore = EncryptedStore(inner, Encryption(keys.__getitem__)) if encrypted else inner
+    await talk(store, "s")
+    await store.create(SessionRecord(session_id="s", user_id="bob"))
+    core = SessionCore(SessionKey("s", "bob"), store, ScriptedEngine())
+    damage_runs(inner, redis)
+    if kind != "memory" or encrypted:  # a store in memory has no text that could be damaged
+        with pytest.raises((CorruptRecordError, EncryptionError)):
+            await store.run("run of s", "ada")
+    asks: list[Callable[[str], Awaitable[Any]]] = [
+        lambda run_id: store.run(run_id, "bob"),
+        core.reads.run,
+        lambda run_id: core.admission.start(["hello"], run_id="new", parent=run_id),
+    ]
+    for ask in asks:
+        errors = []
+        for run_id in ("run of s", "no such run"):
+            with pytest.raises(RunNotFoundError) as raised:
+                await ask(run_id)
+            assert raised.value.__cause__ is None
+            errors.append(str(raised.value).replace(repr(run_id), "it"))
+        assert errors[0] == errors[1]
+    await core.ownership.leave()
+    await store.close()
+
+
+async def test_a_manager_tells_nobody_of_another_users_damaged_run(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+    async with closing(SQLStore(url)) as store:
+        await talk(store, "s")
+        damage_runs(store, None)
+    async with AsyncSessionManager(url, engine=ScriptedEngine(), read_only=True) as manager:
+        with pytest.raises(CorruptRecordError):
+            await manager.execution("run of s", user_id="ada")
+        with pytest.raises(RunNotFoundError, match=r"^no run 'run of s' in the store: "):
+            await manager.execution("run of s", user_id="bob")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -187,7 +187,7 @@ async def test_only_the_documented_fields_of_records_stay_readable() -> None:
     for record, sealed in (
         (await store.get(SessionKey("s", "u")), await inner.get(SessionKey("s", "u"))),
         ((await store.turns(SessionKey("s", "u")))[0], (await inner.turns(SessionKey("s", "u")))[0]),
-        (await store.run("run of s"), await inner.run("run of s")),
+        (await store.run("run of s", "u"), await inner.run("run of s", "u")),
     ):
         readable = {
             field.name for field in fields(record) if getattr(record, field.name) == getattr(sealed, field.name)
@@ -278,7 +278,7 @@ async def test_without_a_users_key_only_that_users_data_cannot_be_read() -> None
             name: getattr(store, name)(SessionKey("a", "alice"))
             for name in ("get", "activate", "turns", "runs", "events")
         },
-        "run": store.run("run of a"),
+        "run": store.run("run of a", "alice"),
         "run_of_key": store.run_of_key(SessionKey("a", "alice"), "key"),
         "event_of_key": store.event_of_key(SessionKey("a", "alice"), "event key"),
         "blocks": store.blocks([Span(alice.log, 0, 3)]),

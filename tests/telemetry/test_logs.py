@@ -76,20 +76,24 @@ def test_session_processes_log_like_the_calling_program() -> None:
     lines = [line for line in errors.splitlines() if "turnwise.calls" in line]
     assert len(lines) == 1 and "(Session(chat-7) pid=" in lines[0]
     logged = json.loads(lines[0][lines[0].index("{") :])
-    assert (logged["session_id"], logged["level"]) == ("chat-7", "INFO")
-    assert logged["run_id"] in logged["message"] and "Hello" not in errors and "ada" not in errors
+    assert (logged["user_id"], logged["session_id"], logged["level"]) == ("ada", "chat-7", "INFO")
+    assert logged["run_id"] in logged["message"] and "Hello" not in errors
 
 
 def test_a_record_is_one_line_of_json_with_its_exception() -> None:
     record = logging.LogRecord("turnwise.x", logging.ERROR, str(Path("f")), 1, "failed: %s", ("ü\n",), None)
-    record.session_id = "chat"
+    record.session_id, record.user_id = "chat", "ann"
     try:
         raise ValueError("no")
     except ValueError:
         record.exc_info = sys.exc_info()
     line = JsonFormatter().format(record)
     fields = json.loads(line)
-    assert "\n" not in line and fields["message"] == "failed: ü\n" and fields["session_id"] == "chat"
+    assert (
+        "\n" not in line
+        and fields["message"] == "failed: ü\n"
+        and (fields["session_id"], fields["user_id"]) == ("chat", "ann")
+    )
     assert "ValueError: no" in fields["exception"] and "run_id" not in fields
 
 

@@ -153,6 +153,16 @@ async def test_a_run_is_a_span_and_its_model_request_a_child_span(
     assert (facts(run)["gen_ai.agent.name"], facts(run)["turnwise.run.state"]) == ("helper", "completed")
 
 
+async def test_every_span_names_the_sessions_user(spans: InMemorySpanExporter, provider: LocalProvider) -> None:
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id=ID, user_id="ann", agent="helper"))
+    config = SessionConfig(telemetry=Telemetry(setup=collect_in_memory))
+    await run_to_end(SessionCore(SessionKey(ID, "ann"), store, engine_of(provider), config), "hello")
+    finished = spans.get_finished_spans()
+    assert len(finished) == 2
+    assert {(facts(span)["gen_ai.conversation.id"], facts(span)["user.id"]) for span in finished} == {(ID, "ann")}
+
+
 async def test_a_tool_is_a_child_span_and_current_within_the_tool(spans: InMemorySpanExporter) -> None:
     current_spans: list[trace.Span] = []
 

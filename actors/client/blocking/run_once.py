@@ -57,10 +57,9 @@ class Once:
             return None
         client = self._connected()
         try:
-            run = steps.run(client.portal, client.session_store.run, run_id)
+            return client, steps.run(client.portal, client.session_store.run, run_id, user_id)
         except NotFoundError:
             return None
-        return (client, run) if run.user_id == user_id else None
 
     def close(self) -> None:
         """Close the store. The sessions stay."""

@@ -387,6 +387,8 @@ class Session:
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Cancel the active run and wait for its end; return whether it ended as cancelled.
 
+        Never cancels a run that became active after this call began.
+
         Raises:
             NoActiveRunError: no run is active.
         """

@@ -21,13 +21,12 @@ from turnwise.actors.cluster.wire import (
     Refused,
     SessionRef,
     StartedRun,
-    StillEnding,
     Waited,
 )
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.verb import Reader, VerbCall
 from turnwise.actors.hosting.waits import SLICE_S
-from turnwise.errors import OverloadedError, ReadOnlyStoreError, SessionFencedError
+from turnwise.errors import NoActiveRunError, OverloadedError, ReadOnlyStoreError, SessionFencedError
 from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.runs import Until
@@ -185,12 +184,23 @@ class SessionHost:
         return bool(done)
 
     def cancel(self, reason: str, run_id: str | None = None) -> bool:
-        """Cancel a run, by default the active one, and wait for its end; return whether it ended as cancelled."""
-        while True:
-            answer = self.ask(verbs.cancel(reason, run_id))
-            if not isinstance(answer, StillEnding):
-                return answer
-            run_id = answer.run_id  # name the run, since another may be active by now
+        """Cancel a run, by default the active one, and wait for its end; return whether it ended as cancelled.
+
+        The active run is found first and then named, since a call may be repeated when the next run is active.
+
+        Raises:
+            NoActiveRunError: no run was named and none is active.
+        """
+        if self._client.read_only:
+            raise ReadOnlyStoreError(self._ref.session_id, verbs.cancel.name)
+        if run_id is None:
+            info = self.ask(verbs.info())
+            run_id = info.active_run_id
+        if run_id is None:
+            raise NoActiveRunError(self._ref.session_id)
+        while (is_cancelled := self.ask(verbs.cancel(reason, run_id))) is None:
+            pass
+        return is_cancelled
 
     def end(self) -> None:
         """End the session, and wait until its active run has ended."""

@@ -109,7 +109,7 @@ class EventFeed:
             except SessionNotFoundError:
                 self._finish(session)  # deleted meanwhile
             except (CorruptRecordError, EncryptionError) as error:
-                _log.warning("the events of session %r cannot be read: %s", session.session_id, error)
+                _log.warning("the events of session %r cannot be read: %s", session.key.full_name, error)
                 self._finish(session)
             else:
                 return [event for event in self._page if self._kinds is None or event.kind in self._kinds]

@@ -76,7 +76,7 @@ async def _ask(actor: Any, host: HostInfo, nodes: dict[str, str], session: Sessi
         ((node_id, pid, *memory), *loads) = await asyncio.wait_for(answers, ANSWER_S)
     except (RayError, TimeoutError):
         return host
-    load = loads[0] if loads else HostLoad(sessions=1, recent=(session.session_id,) if session else ())
+    load = loads[0] if loads else HostLoad(sessions=1, recent=(session,) if session else ())
     return replace(
         host, node_id=node_id, pid=pid, node=nodes.get(node_id), load=load, memory_bytes=next(iter(memory), None)
     )

@@ -185,7 +185,8 @@ class ToolLoop:
                     await called
             except Exception as error:  # noqa: BLE001 - logged and published; the run continues
                 name = getattr(hook, "__qualname__", type(hook).__name__)
-                ids = {"session_id": context.session.session_id, "run_id": context.run_id}
+                session = context.session
+                ids = {"user_id": session.user_id, "session_id": session.session_id, "run_id": context.run_id}
                 _log.exception("hook %s failed at %s of run %s", name, phase, context.run_id, extra=ids)
                 context.publish(HookFailed, hook=f"{phase}: {name}", why=f"{type(error).__name__}: {error}")
 

@@ -28,12 +28,10 @@ from turnwise.actors.session.window.window_compaction import WindowCompaction
 from turnwise.errors import (
     DuplicateKeyError,
     EmptyTurnError,
-    EncryptionError,
     IdempotencyConflictError,
     InvalidInputError,
     InvalidPromptError,
     NoActiveRunError,
-    NotFoundError,
     QueueFullError,
     RunNotFoundError,
     SessionBusyError,
@@ -505,12 +503,9 @@ class RunAdmission:
             return
         user_id, store = self._journal.session.user_id, self._journal.store
         try:
-            parent = await store.run(record.parent)
-            owner = parent.user_id
-        except (NotFoundError, EncryptionError):
-            owner = None
-        if owner != user_id:
-            raise RunNotFoundError(record.parent, f"user {user_id!r}")
+            await store.run(record.parent, user_id)
+        except RunNotFoundError:
+            raise RunNotFoundError(record.parent, f"user {user_id!r}") from None
 
     async def _check_turn_id(self, turn_id: str) -> None:
         """Raise TurnIdTakenError if the session has or had a turn with this id."""

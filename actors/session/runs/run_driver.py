@@ -365,7 +365,7 @@ class RunDriver:
         try:
             await self._transactor.run_with_retries(change)
         except TurnwiseError as error:  # the run's next commit stores them
-            log_failure(f"session {self._state.session_id!r}: storing events of run {run.run_id!r}", error)
+            log_failure(f"session {self._state.key.full_name!r}: storing events of run {run.run_id!r}", error)
 
     async def record(
         self,

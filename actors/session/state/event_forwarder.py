@@ -77,7 +77,7 @@ class EventForwarder:
                 await self._copy()
             except Exception as error:  # noqa: BLE001 - any error is logged, and copying is tried again
                 if not pauses.failures:
-                    log_failure(f"session {self._key.session_id!r}: copying events to its history store", error)
+                    log_failure(f"session {self._key.full_name!r}: copying events to its history store", error)
                 await asyncio.sleep(pauses.next_s())
                 self._has_new_events.set()
             else:
@@ -99,5 +99,5 @@ class EventForwarder:
         try:
             return await self._blocks.read_first_events(events, self._log)
         except CorruptRecordError as error:
-            log_failure(f"session {self._key.session_id!r}: reading the blocks of its events", error)
+            log_failure(f"session {self._key.full_name!r}: reading the blocks of its events", error)
             return events

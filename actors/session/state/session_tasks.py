@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from turnwise.memory.background import watch
+from turnwise.memory.conversation.sessions import SessionKey
 
 Result = TypeVar("Result")
 
@@ -14,13 +15,13 @@ Result = TypeVar("Result")
 class SessionTasks:
     """Starts tasks and references them until they end, so that none is collected while it runs."""
 
-    def __init__(self, session_id: str) -> None:
-        self._session_id = session_id
+    def __init__(self, key: SessionKey) -> None:
+        self._key = key
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def name(self, description: str) -> str:
         """Return what a task does and for which session, for logs."""
-        return f"session {self._session_id!r}: {description}"
+        return f"session {self._key.full_name!r}: {description}"
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Start a task whose result somebody waits for."""

@@ -39,7 +39,7 @@ class StoredRecords:
             RunNotFoundError: the session has no run with this id.
         """
         try:
-            run = await self._store.run(run_id)
+            run = await self._store.run(run_id, self._key.user_id)
         except RunNotFoundError:
             run = None
         if run is None or run.session_key != self._key:

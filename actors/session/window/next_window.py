@@ -104,7 +104,7 @@ class NextWindow:
         try:
             await self._compaction.compact(more=more)
         except TurnwiseError as error:
-            _log.warning("session %s: its window was not compacted: %s", self._state.session_id, error)
+            _log.warning("session %s: its window was not compacted: %s", self._state.key.full_name, error)
 
     def _turn_with(self, newest: TurnRecord, spans: Spans) -> Turn:
         record = replace(newest, prompt=(), input=spans, output=(), carried=(), appended=())

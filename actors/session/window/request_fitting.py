@@ -92,7 +92,7 @@ class RequestFitting:
         """Lower the session's token limit below this request's size, since the provider refused it as too long."""
         compactor = run.run_resources.compactor
         if compactor is None:
-            _log.warning(_NO_STRATEGY, self._state.session_id)
+            _log.warning(_NO_STRATEGY, self._state.key.full_name)
             raise ContextOverflowError("there is no overflow strategy to make room: pass overflow= to the manager")
         await compactor.shrink(run.record, run.turn, self._journal.blocks.cache, run.recalled)
 

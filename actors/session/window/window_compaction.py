@@ -141,9 +141,9 @@ class WindowCompaction:
         try:
             await self._compact(compactor, head, if_due=True)
         except TurnwiseError as error:  # a strategy's error is in the events; a store's recurs at the next request
-            _log.warning("session %s: its window was not compacted: %s", self._state.session_id, error)
+            _log.warning("session %s: its window was not compacted: %s", self._state.key.full_name, error)
         except Exception:  # noqa: BLE001 - such as a token counter's; the next run fails with it, so its caller sees it
-            _log.exception("session %s: its window was not compacted", self._state.session_id)
+            _log.exception("session %s: its window was not compacted", self._state.key.full_name)
 
     async def _compact(
         self, compactor: Compactor, head: TurnRecord, *, if_due: bool = False, more: Block | None = None

@@ -84,6 +84,14 @@ async def check_each_user_has_a_session_of_one_id(store: SessionStore) -> None:
         run = await store.run_of_key(key, "key")
         equal(run and run.run_id, f"run of {user}", f"the run of a key of {user!r}")
         equal([event.user_id for event in await store.events(key)], [user], f"events of {user!r}")
+        equal(await store.run(f"run of {user}", user), run, f"the run of {user!r} by its id")
+        for other in ("", *users):
+            if other != user:
+                error = await refuses(
+                    RunNotFoundError, store.run(f"run of {user}", other), f"the run of {user!r} for {other!r}"
+                )
+                missing = await refuses(RunNotFoundError, store.run("none", other), "a missing run")
+                equal(error.where, missing.where, "the place in the errors")
     await store.delete(SessionKey("s", "first"))
     await refuses(SessionNotFoundError, store.get(SessionKey("s", "first")), "a deleted session")
     for user in users[1:]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from turnwise.errors import CorruptRecordError, KeyMissingError, SessionFencedError
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionKey, SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -127,8 +127,8 @@ class EncryptedStore(Shared):
         turns, texts = await self._inner.turns(key, after=after, limit=limit), self._texts()
         return [await open_turn(texts, key, turn) for turn in turns]
 
-    async def run(self, run_id: str) -> RunRecord:
-        return await open_run(self._texts(), await self._inner.run(run_id))
+    async def run(self, run_id: str, user_id: str = DEFAULT_USER) -> RunRecord:
+        return await open_run(self._texts(), await self._inner.run(run_id, user_id))
 
     async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:
         run = await self._inner.run_of_key(key, idempotency_key)

@@ -82,11 +82,12 @@ return {'', number, upto or '', unpack(found)}
 )
 
 _RUN = r"""
-local run = take()
+local run, user = take(), take()
 local number = redis.call('HGET', run_ids, run)
 if not number then return {'missing'} end
+local id = redis.pcall('HGET', key(number), 'id') -- what is damaged may be another user's, who must not be told
+if type(id) ~= 'string' or string.sub(id, -#user) ~= user then return {'missing'} end
 local index = redis.call('HGET', key(number, ':keys'), 'i' .. run)
-local id = redis.call('HGET', key(number), 'id')
 return {'', number, id, index and one(key(number, ':runs'), index) or ''}
 """
 

@@ -26,7 +26,14 @@ from turnwise.errors import (
 from turnwise.memory.conversation.codec import decode_record, decoded
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
-from turnwise.memory.conversation.sessions import FIXED, SESSION_CHANGES, SessionKey, SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import (
+    DEFAULT_USER,
+    FIXED,
+    SESSION_CHANGES,
+    SessionKey,
+    SessionRecord,
+    SessionStatus,
+)
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -205,13 +212,13 @@ class RedisStore(RedisDatabase):
         number, texts = await self._page(key, after, limit, ":turns")
         return [self._turn(number, text) for text in texts]
 
-    async def run(self, run_id: str) -> RunRecord:
+    async def run(self, run_id: str, user_id: str = DEFAULT_USER) -> RunRecord:
+        # The name of a session of this user ends so, and no other name does: see `_name`.
+        end_of_name = f", {json.dumps(user_id)}]"
         try:
-            number, name, text = await self._do("run", [encode(run_id)], again=True)
+            number, name, text = await self._do("run", [encode(run_id), end_of_name], again=True)
         except SessionNotFoundError:
             raise RunNotFoundError(run_id, "the store") from None
-        if name is None:
-            raise CorruptRecordError(self._redis_key(_decoded(number)), "the session of a run is missing")
         return self._run_record(_decoded(number), self._session_key(number, name), text)
 
     async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:

@@ -255,7 +255,7 @@ class Statements:
         self.run = statement(
             sa.select(runs, sessions.c.session_id, sessions.c.user_id)
             .join(sessions, sessions.c.key == runs.c.session)
-            .where(runs.c.run_id == bind("run_id"))
+            .where(runs.c.run_id == bind("run_id"), sessions.c.user_id == bind("user_id"))
         )
         self.run_of_key = statement(
             sa.select(runs).where(runs.c.session == owner, runs.c.idempotency_key == bind("idempotency_key"))

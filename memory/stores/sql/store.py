@@ -25,7 +25,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionKey, SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -294,9 +294,9 @@ class SQLStore(SecureDeleteDatabase):
     async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         return await self._list(self._sql.turns, key, after, limit, lambda row: read_turn(row, key))
 
-    async def run(self, run_id: str) -> RunRecord:
+    async def run(self, run_id: str, user_id: str = DEFAULT_USER) -> RunRecord:
         def read(connection: sa.Connection) -> RunRecord:
-            row = self._sql.run(connection, {"run_id": run_id}).one_or_none()
+            row = self._sql.run(connection, {"run_id": run_id, "user_id": user_id}).one_or_none()
             if row is None:
                 raise RunNotFoundError(run_id, "the store")
             return read_run(row, SessionKey(row.session_id, row.user_id))

@@ -27,6 +27,7 @@ from turnwise.cli.output import note, print_json, progress, write
 from turnwise.errors import ConfigError, SessionNotFoundError
 
 if TYPE_CHECKING:
+    from turnwise.memory.conversation.sessions import SessionKey
     from turnwise.memory.event_store.base import HistoryStore
     from turnwise.memory.stores.base import SessionStore
 
@@ -62,6 +63,9 @@ def import_(
     session: Annotated[
         str | None, typer.Option("--as", help="A new id for the session; its old id if omitted.")
     ] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", help="The user whose session it becomes; that of the archive if omitted.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Import a session from a file, completely or not at all. Its time to live starts now."""
@@ -72,11 +76,11 @@ def import_(
             lines = stack.enter_context(Path(file).open(encoding="ascii", errors="backslashreplace"))
             size = Path(file).stat().st_size
         done = stack.enter_context(progress("import", size))
-        session_id = run(_import(store, _measured(lines, done), session))
+        imported = run(_import(store, _measured(lines, done), session, user))
     if as_json:
-        print_json({"session_id": session_id})
+        print_json(imported._asdict())
     else:
-        write(session_id)
+        write(imported.session_id)
 
 
 def sweep(
@@ -97,7 +101,7 @@ def sweep(
         for name in ("deleted", "archived", "busy", "used", "failed"):
             write(f"{name}: {len(getattr(done, name))}")
         for key, reason in done.failed.items():
-            note(f"{key.session_id!r} of {key.user_id}: {reason}")
+            note(f"{key.full_name}: {reason}")
     if done.failed:
         raise typer.Exit(FAILED)
 
@@ -141,13 +145,14 @@ async def _export(
             raise no_session(session, await store.query(order_by="updated_at", limit=1_000)) from None
 
 
-async def _import(url: str, lines: Iterable[str], session: str | None) -> str:
+async def _import(url: str, lines: Iterable[str], session: str | None, user: str | None) -> SessionKey:
     from turnwise.memory.archive.export import import_session
 
     async with AsyncExitStack() as stack:
         store, _ = _open(stack, url, None)
         await check_plain(store)
-        return (await import_session(store, lines, session_id=session, now=await store.now())).session_id
+        now = await store.now()
+        return (await import_session(store, lines, session_id=session, user_id=user, now=now)).key
 
 
 async def _sweep(url: str, archive: Path | None, history_url: str | None, count: Callable[[int], None]) -> Any:

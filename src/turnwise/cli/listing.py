@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.cluster.wire import SessionInfo
     from turnwise.memory.conversation.runs import RunRecord, RunState
-    from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+    from turnwise.memory.conversation.sessions import SessionRecord
     from turnwise.memory.conversation.usage import Usage
     from turnwise.memory.stores.base import Page
 
@@ -147,12 +147,11 @@ async def _runs(store: str, history: str | None, session: str | None, query: dic
     async with reading(store, history) as manager:
         page = await (manager.runs(**query) if session is None else _runs_of(manager, session, query))
     if as_json:
-        from turnwise.http.native.models import RunPage, RunShown
+        from turnwise.http.native.models import RunPage
 
-        items = [RunShown.of(run) for run in page]
-        print_json(RunPage(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable]))
+        print_json(RunPage.of(page))
         return
-    names = ("run", "session", "turn", "state", "model", "tokens", "seconds", "created", "why")
+    names = ("run", "session", "user", "turn", "state", "model", "tokens", "seconds", "created", "why")
     columns = [Column(name, right=name in ("turn", "tokens", "seconds"), cut=name == "why") for name in names]
     now = time.time()
     print_table(columns, [_run_row(run, now) for run in page])
@@ -184,6 +183,7 @@ def _run_row(record: RunRecord, now: float) -> list[Cell]:
     return [
         record.run_id,
         record.session_id,
+        record.user_id,
         str(record.turn_index),
         (record.state, _STYLES.get(record.state, "")),
         record.model or "",
@@ -197,7 +197,7 @@ def _run_row(record: RunRecord, now: float) -> list[Cell]:
 def _note_more(page: Page[Any], kind: str) -> None:
     """Say on standard error what the table lacks."""
     if page.unreadable:
-        names = ", ".join(f"{key.session_id} of {key.user_id}" for key in page.unreadable)
+        names = ", ".join(key.full_name for key in page.unreadable)
         note(f"{len(page.unreadable)} sessions cannot be read: {names}")
     if page.cursor:
         note(f"there are more {kind}: --limit shows more at once, --cursor '{page.cursor}' the next ones")
@@ -239,20 +239,13 @@ async def _usage(store: str, query: dict[str, Any], by: By | None) -> tuple[Usag
     async with reading(store) as manager:
         if by in ("session", "user", "agent"):
             async for session in _all(manager.list, query):
-                names = {"session": _full_name(session.key), "user": session.user_id, "agent": session.agent or ""}
+                names = {"session": session.key.full_name, "user": session.user_id, "agent": session.agent or ""}
                 parts[names[by]] += session.usage
         elif by:
             async for run in _all(manager.runs, query):
                 name = _day(run.created_at) if by == "day" else run.model or ""
                 parts[name] += run.usage or Usage()
         return await manager.usage(**query), dict(sorted(parts.items()))
-
-
-def _full_name(key: SessionKey) -> str:
-    """Return a session's id and, unless it is the default one, its user."""
-    from turnwise.memory.conversation.sessions import DEFAULT_USER
-
-    return key.session_id if key.user_id == DEFAULT_USER else f"{key.session_id} of {key.user_id}"
 
 
 async def _all(read: Callable[..., Coroutine[Any, Any, Page[Any]]], query: dict[str, Any]) -> AsyncIterator[Any]:

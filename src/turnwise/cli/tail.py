@@ -146,6 +146,7 @@ async def _now(session: AsyncSession) -> int:
 def line_of(event: AnyEvent, *, has_session: bool) -> str:
     """Return an event as a line: its time, its session, its number, its kind, and what it says."""
     from turnwise.memory.conversation.events import Event, RunEnded
+    from turnwise.memory.conversation.sessions import SessionKey
 
     hidden = {*Event.model_fields, "blocks", "input_blocks", "span", "input", "prompt", "index"}
     fields = event.model_dump(mode="json", exclude=hidden, exclude_defaults=True)
@@ -155,7 +156,7 @@ def line_of(event: AnyEvent, *, has_session: bool) -> str:
     time = datetime.fromtimestamp(event.at).astimezone().strftime("%H:%M:%S.%f")[:-3]
     words = [
         time,
-        *([event.session_id] if has_session else []),
+        *([SessionKey(event.session_id, event.user_id).full_name] if has_session else []),
         f"{event.seq:>6}",
         f"{event.kind:<20}",
         *words_of_fields,

@@ -65,7 +65,7 @@ class Snapshot:
     def as_json(self, tokens_per_s: float) -> dict[str, Any]:
         """Return it as a JSON object."""
         runs = [
-            {"run_id": run.run_id, "session_id": run.session_id, "state": run.state, "created_at": run.created_at}
+            {name: getattr(run, name) for name in ("run_id", "session_id", "user_id", "state", "created_at")}
             for run in self.runs
         ]
         hosts = [_host_json(host) for host in self.hosts] if self.hosts is not None else None
@@ -204,10 +204,17 @@ def render(store: str, snapshot: Snapshot | None, tokens_per_s: float, problem: 
 
 def _runs(snapshot: Snapshot) -> Any:
     rows = [
-        (run.state.replace("_", " "), run.session_id, run.run_id, _ago(snapshot.at - run.created_at), _tokens(run))
+        (
+            run.state.replace("_", " "),
+            run.session_id,
+            run.user_id,
+            run.run_id,
+            _ago(snapshot.at - run.created_at),
+            _tokens(run),
+        )
         for run in snapshot.runs
     ]
-    return _table(("RUN", "SESSION", "ID", "AGE", "TOKENS"), rows, empty="no run is going on", right=2)
+    return _table(("RUN", "SESSION", "USER", "ID", "AGE", "TOKENS"), rows, empty="no run is going on", right=2)
 
 
 def _hosts(hosts: Sequence[HostInfo] | None) -> list[Any]:

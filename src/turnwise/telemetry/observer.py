@@ -25,7 +25,8 @@ from turnwise.telemetry.metrics import AGENT, ERROR, MEMORY, MODEL, OPERATION, P
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
-CONVERSATION = "gen_ai.conversation.id"
+CONVERSATION, USER = "gen_ai.conversation.id", "user.id"
+"""The attributes of each span that say which session it is of: its id, and its user."""
 
 SUCCESSOR = "turnwise.run.successor"
 
@@ -109,11 +110,12 @@ class SessionObserver:
 class _Operation:
     """Common base of a run and its parts: the span, the labels of its metrics, and what parts need of the whole."""
 
-    def __init__(self, observer: SessionObserver, span: Span, labels: dict[str, str], conversation: str) -> None:
+    def __init__(self, observer: SessionObserver, span: Span, labels: dict[str, str], ids: dict[str, str]) -> None:
         self.observer = observer
         self.span = span
         self.labels = labels
-        self.conversation = conversation
+        self.ids = ids
+        """The attributes that name the session."""
         self.began_s = time.monotonic()
         self.has_answered = False
         self.has_ended = False
@@ -163,7 +165,7 @@ class _Operation:
             name,
             context=trace.set_span_in_context(self.span),
             kind=kind,
-            attributes={**about, CONVERSATION: self.conversation},
+            attributes={**about, **self.ids},
         )
 
     @property
@@ -180,7 +182,8 @@ class _Run(_Operation):
     ) -> None:
         first = _first_of(record)
         labels = {AGENT: session.agent} if session.agent else {}
-        about: dict[str, Any] = {OPERATION: "invoke_agent", CONVERSATION: session.session_id, **labels}
+        ids = {CONVERSATION: session.session_id, USER: session.user_id}
+        about: dict[str, Any] = {OPERATION: "invoke_agent", **ids, **labels}
         about |= {"turnwise.run.id": record.run_id, **({MODEL: record.model} if record.model else {})}
         about |= {"turnwise.run.resumes": record.resumes} if first else {"turnwise.queue.depth": depth}
         span = observer.tracer.start_span(
@@ -189,7 +192,7 @@ class _Run(_Operation):
             attributes=about,
             links=[Link(first)] if first else None,
         )
-        super().__init__(observer, span, labels, session.session_id)
+        super().__init__(observer, span, labels, ids)
         self._parent = "" if first else _span_id(caller)
         self._is_first = first is None
         """Whether it follows the run from its acceptance."""
@@ -285,7 +288,7 @@ class _Chat(_Operation):
             about["gen_ai.input.messages"] = content.messages(facts["blocks"])
             about["gen_ai.system_instructions"] = content.instructions(facts["blocks"])
         span = whole.begin(SpanKind.CLIENT, f"chat {facts['model']}", about)
-        super().__init__(whole.observer, span, {**whole.agent, **labels}, whole.conversation)
+        super().__init__(whole.observer, span, {**whole.agent, **labels}, whole.ids)
         whole.span.set_attributes({PROVIDER: provider, MODEL: facts["model"]})
         self._stop_reason: str | None = None
 
@@ -340,7 +343,7 @@ class _ToolCall(_Operation):
             about["gen_ai.tool.call.arguments"] = content.arguments(use.input)
         span = whole.begin(SpanKind.INTERNAL, f"execute_tool {use.name}", about)
         labels = {**whole.agent, TOOL: use.name if tool else ""}  # a model may invent any number of names
-        super().__init__(whole.observer, span, labels, whole.conversation)
+        super().__init__(whole.observer, span, labels, whole.ids)
         self._has_failed = False
 
     @_harmless(None)
@@ -367,7 +370,7 @@ class _Recall(_Operation):
         if whole.observer.content:
             about["gen_ai.retrieval.query.text"] = facts["query"]
         span = whole.begin(SpanKind.CLIENT, f"retrieval {facts['memory']}", about)
-        super().__init__(whole.observer, span, {**whole.agent, MEMORY: facts["memory"]}, whole.conversation)
+        super().__init__(whole.observer, span, {**whole.agent, MEMORY: facts["memory"]}, whole.ids)
 
     @_harmless(None)
     def note(self, **facts: Any) -> None:

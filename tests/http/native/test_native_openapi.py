@@ -13,6 +13,9 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.http import create_app
+from turnwise.http.native.models import RunPage, SessionPage
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.stores.base import Page
 
 Operation = tuple[str, str, dict[str, Any]]
 
@@ -90,3 +93,13 @@ def test_every_request_has_an_example_that_fits(document: dict[str, Any], operat
             schema.get("examples", ()) if "properties" in schema and "additionalProperties" in schema else ()
         ):
             check(schema, example)
+
+
+def test_pages_name_unreadable_sessions_with_their_users() -> None:
+    keys = (SessionKey("chat", "ann"), SessionKey("chat", "bob"))
+    for page in (SessionPage.of(Page((), None, keys)), RunPage.of(Page((), None, keys))):
+        assert page.model_dump()["unreadable"] == [
+            {"session_id": "chat", "user_id": "ann"},
+            {"session_id": "chat", "user_id": "bob"},
+        ]
+    assert "chat of ann, chat of bob" in Page((), None, keys)._repr_html_()

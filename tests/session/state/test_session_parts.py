@@ -137,7 +137,7 @@ class Bench:
         core = SessionCore(SessionKey("s"), self.store, ScriptedEngine())
         self.state = SessionState(SessionKey("s"), Journal(SessionKey("s"), self.store, None))
         progress = SavingProgress(core.engines)
-        tasks = SessionTasks("s")
+        tasks = SessionTasks(SessionKey("s"))
         self.transactor = Transactor(self.state, tasks, core.engines, progress, self._recover)
 
     async def _recover(self, activation: Activation, _: set[str]) -> None:

@@ -82,7 +82,7 @@ def _show_host(host: HostInfo, most: int) -> None:
             if load:
                 fact("Sessions", number(load.sessions))
                 fact("Calls", f"{number(load.calls)} under way, {number(load.waits)} callers wait")
-                fact("Used last", ", ".join(load.recent[:_NAMED]) or "none")
+                fact("Used last", ", ".join(key.full_name for key in load.recent[:_NAMED]) or "none")
     if load and host.is_packed:
         with tag("div", "meter", aria_hidden="true"):
             tag("span").style(f"left: 0; width: {load.sessions / most if most else 0:.1%}")

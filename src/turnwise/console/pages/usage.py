@@ -119,6 +119,8 @@ class _UsagePage:
             with tag("div", "row"):
                 href = self._frame.viewer.session_url(session.session_id, session.user_id)
                 link((session.title or session.session_id)[:200], href, "grow clip")
+                if self._frame.viewer.sees_all:
+                    tag("span", "soft small clip", session.user_id)
                 tag("span", "soft small", number(_tokens(session.usage)))
             _meter(_tokens(session.usage), _tokens(most[0].usage))
 

@@ -46,7 +46,7 @@ from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.output_type import MAX_RETRIES
 from turnwise.memory.conversation.runs import FinishClass, IfBusy, RunRecord, RunState
-from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.turns import Turn, TurnStatus
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
@@ -506,19 +506,32 @@ class SessionState(SessionShown):
         return cls(**fields, active_run_id=info.active_run_id, queued_run_ids=list(info.queued_run_ids))
 
 
+class SessionKeyShown(Shown):
+    """Which session: an id, and the user among whose sessions it is unique."""
+
+    model_config = example(session_id="chat-1", user_id="ann")
+
+    session_id: str
+    user_id: str
+
+    @classmethod
+    def of_all(cls, keys: Iterable[SessionKey]) -> list[Self]:
+        return [cls(**key._asdict()) for key in keys]
+
+
 class SessionPage(Shown):
     """A page of sessions."""
 
     items: list[SessionShown]
     cursor: str | None
     """Pass it to get the next page; null if there is none."""
-    unreadable: list[str]
-    """Ids of sessions on this page whose records cannot be read. They can be deleted."""
+    unreadable: list[SessionKeyShown]
+    """Sessions on this page whose records cannot be read. They can be deleted."""
 
     @classmethod
     def of(cls, page: Page[SessionRecord]) -> Self:
         items = [SessionShown.of(record) for record in page]
-        return cls(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable])
+        return cls(items=items, cursor=page.cursor, unreadable=SessionKeyShown.of_all(page.unreadable))
 
 
 class SessionCount(Shown):
@@ -776,6 +789,7 @@ class RunShown(Shown):
 
     id: str
     session_id: str
+    user_id: str
     turn_index: int
     state: RunState
     finish: FinishClass | None
@@ -820,8 +834,13 @@ class RunPage(Shown):
     items: list[RunShown]
     cursor: str | None = None
     """Pass it to get the next page; null if there is none."""
-    unreadable: list[str] = []
-    """Ids of sessions whose runs cannot be read."""
+    unreadable: list[SessionKeyShown] = []
+    """Sessions whose runs cannot be read."""
+
+    @classmethod
+    def of(cls, page: Page[RunRecord]) -> Self:
+        items = [RunShown.of(record) for record in page]
+        return cls(items=items, cursor=page.cursor, unreadable=SessionKeyShown.of_all(page.unreadable))
 
 
 class RunsOfSession(Shown):

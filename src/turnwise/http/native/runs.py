@@ -211,9 +211,7 @@ async def list_runs(
     limit: Limit = 100,
 ) -> RunPage:
     query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "since": since}
-    page = await caller.manager.runs(user_id=caller.user_id, cursor=cursor, limit=limit, **query)
-    items = [RunShown.of(run) for run in page]
-    return RunPage(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable])
+    return RunPage.of(await caller.manager.runs(user_id=caller.user_id, cursor=cursor, limit=limit, **query))
 
 
 @router.get("/runs/{run_id}", summary="Get a run's record", responses=NOT_FOUND)

@@ -558,12 +558,13 @@ def test_pending_writes_do_not_bring_a_deleted_thread_back(saver: TurnwiseSaver)
 
 def test_pruning_leaves_what_writes_for_a_later_checkpoint_share(saver: TurnwiseSaver) -> None:
     old, new = ([f"{word} {number}" * 20 for number in range(9)] for word in ("old", "new"))
+    newer: Any = made("2", texts=new) | {"channel_versions": {"texts": "2"}}
     first = saver.put(T, made("1", texts=old), {}, {"texts": "1"})
-    second = saver.put(first, {**made("2", texts=new), "channel_versions": {"texts": "2"}}, {}, {"texts": "2"})
-    later = {"configurable": {**second["configurable"], "checkpoint_id": "f3"}}
+    second = saver.put(first, newer, {}, {"texts": "2"})
+    later: Any = {"configurable": {**second["configurable"], "checkpoint_id": "f3"}}
     saver.put_writes(later, [("texts", old)], "task")
     saver.prune(["t"])
-    saver.put(second, {**made("3", texts=new), "channel_versions": {"texts": "2"}}, {}, {})
+    saver.put(second, newer | {"id": "f3"}, {}, {})
     read = saver.get_tuple(later)
     assert read and read.pending_writes == [("task", "texts", old)]
     assert [checkpoint.checkpoint["id"] for checkpoint in saver.list(T)] == ["f3", "f2"]

@@ -80,13 +80,13 @@ class FlushTask:
 
 
 def unacknowledged(handed: Iterable[HandedOver], acknowledged: Collection[Collection[str]]) -> tuple[Range, ...]:
-    """Return the exchanges that must stay: those that some memory has not acknowledged completely.
+    """Return the exchanges that must stay. One may go only if every memory has every item of it.
 
     Args:
         acknowledged: for each memory, the ids of the items that it has.
     """
-    durable = set.intersection(*map(set, acknowledged)) if acknowledged else set()
-    return tuple(exchange for exchange, items in handed if any(item.id not in durable for item in items))
+    in_all_memories = set.intersection(*map(set, acknowledged)) if acknowledged else set()
+    return tuple(exchange for exchange, items in handed if not in_all_memories.issuperset(item.id for item in items))
 
 
 def _owned(span: Span, owners: Sequence[tuple[Span, int]]) -> Iterator[tuple[Span, int | None]]:

@@ -23,7 +23,7 @@ _LEAST = 64
 @dataclass(frozen=True)
 @checked_settings("Summarize.")
 class Summarize:
-    """Above `trigger_ratio` of the window, replaces all but the newest exchanges and the previous summary by a summary.
+    """Above `trigger_ratio` of the window, replaces the previous summary and the older exchanges by a new summary.
 
     So each block is summarized once, and the summary grows with the conversation. Summarized blocks stay in the log. If
     the model returns no valid summary, or no summary would fit, the window does not change; once it is over its budget,

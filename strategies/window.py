@@ -74,7 +74,7 @@ class Window:
         prompt, even if earlier prompts were never answered."""
         self._newest_output = size(spans) if newest_output is None else newest_output
         """The position at which the newest turn's output begins, if known. Prompts in it have joined its run, and begin
-        no exchange, since the output of a turn stays whole while it is the newest."""
+        no exchange, since the output of a turn stays whole while it is the newest. They are never its first block."""
         self._sends_system = sends_system
         """Whether the conversation's own system prompt is sent. An engine may replace it."""
         self._spans = spans

@@ -205,7 +205,7 @@ class PackedHost:
         """
         await self.retire()
         resident = self._residents.get(key)
-        if resident and not resident.calls:
+        if resident and not resident.calls:  # `leave` itself refuses a session in use, but knows of no calls
             await self._try_to_unload(key)
         return key not in self._residents
 
@@ -376,6 +376,7 @@ class PackedHost:
 
     async def _leave_session(self, key: SessionKey, resident: SessionService) -> bool:
         try:
+            # Without a note: this process stays, and `_forget` keeps the engines of waiting runs in its memory.
             if not await resident.core.ownership.leave():
                 self._touch(key, resident)
                 return False
@@ -410,7 +411,7 @@ class PackedHost:
             await self._unload_idle(asyncio.get_running_loop().time() - idle_s)
 
     async def _unload_idle(self, since: float) -> bool:
-        """Unload the sessions that have been idle since that time; return whether nothing failed."""
+        """Try to unload each session idle since that time, also after a failure; return whether none failed."""
         has_succeeded = True
         for key, resident in list(self._residents.items()):
             if resident.last_call_s > since:

@@ -76,10 +76,12 @@ class WorkerResources:
         """
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
+        opening = self._opening
         try:
-            await asyncio.shield(self._opening)
+            await asyncio.shield(opening)
         except Exception:
-            self._opening = None
+            if self._opening is opening:  # else a caller who learnt it before has begun again
+                self._opening = None
             raise
         return self._stores[0]
 
@@ -163,7 +165,11 @@ class WorkerResources:
             raise TimeoutError(f"the engine and what it imports have not been loaded within {LOAD_S:g} s")
         self._loading.result()
         store = await asyncio.to_thread(self._open_store)
-        self._opened = store, await asyncio.to_thread(self._open_history)
+        try:
+            self._opened = store, await asyncio.to_thread(self._open_history)
+        except BaseException:
+            await store.close()  # the next call opens another one
+            raise
 
     async def _load_setups(self) -> None:
         for engine_id, engine in list(self._pickled.items()):

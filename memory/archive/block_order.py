@@ -124,7 +124,7 @@ class Order:
             self._reader = _Reader()
         self._log_pairs += self._reader.pairs
         self._reader.pairs = []
-        is_of_run = isinstance(block, Summary)
+        is_of_run = isinstance(block, Summary)  # `checked_block` refuses recalled blocks, the other such kind
         self._run_blocks_before.append(self._run_blocks_before[position] + is_of_run)
         self._last_complete.append(position + 1 if self._reader.is_complete else self._last_complete[position])
 
@@ -156,8 +156,10 @@ class Order:
                     await asyncio.sleep(0)
         if self._steps > 1_000_000 + 1000 * len(self._codes):
             return "its turns share too many spans to be checked"
-        if reason := (not is_pending and reader.why_incomplete()) or self._note(reader.pairs):
+        if not is_pending and (reason := reader.why_incomplete()):
             return reason
+        if self._note(reader.pairs):
+            return _SPLIT
         self._checked = join(spans)
         return None
 
@@ -175,8 +177,8 @@ class Order:
             return owners[number][1] if number >= 0 and position < owners[number][0].stop else 0
 
         checked_pairs = [pair for pair in self._log_pairs if self._read.common(Span("", pair[0], pair[0] + 1))]
-        if reason := self._note(checked_pairs):
-            return max(map(line_of, checked_pairs[-1])), reason
+        if wrong_pair := self._note(checked_pairs):
+            return max(map(line_of, wrong_pair)), _SPLIT
         for number, (before, index) in enumerate((*self._pairs.items(), *self._thoughts)):
             if line_of(before) != line_of(index):
                 return max(line_of(before), line_of(index)), _SPLIT
@@ -184,8 +186,8 @@ class Order:
                 await asyncio.sleep(0)
         return None
 
-    def _note(self, pairs: Iterable[tuple[int, int]]) -> str | None:
-        """Add pairs. Return why they contradict earlier pairs; None if they do not."""
+    def _note(self, pairs: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
+        """Add pairs. Return the first one that contradicts an earlier one; None if none does."""
         for before, position in pairs:
             if self._codes[position] != "answers":
                 self._thoughts.add((before, position))
@@ -193,7 +195,7 @@ class Order:
                 self._pairs.setdefault(before, position) != position
                 or self._pairs.setdefault(position, before) != before
             ):
-                return _SPLIT
+                return before, position
         return None
 
     def is_prompt(self, spans: Spans) -> bool:

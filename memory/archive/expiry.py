@@ -105,8 +105,11 @@ async def sweep(
 async def sweep_session(
     store: SessionStore, session: SessionRecord, archive: Path | None, history: HistoryStore | None = None
 ) -> Swept:
-    """Delete a session under a new epoch, so that it stays if another process opens it meanwhile."""
-    key, file = session.key, None
+    """Delete a session under a new epoch, so that it stays if another process opens it meanwhile.
+
+    Its history goes first, so that a sweep that fails can be repeated: a deleted session expires no more.
+    """
+    key, file, is_whole = session.key, None, True
     try:
         activation = await store.activate(key)
         if activation.open_runs:
@@ -118,11 +121,15 @@ async def sweep_session(
         ):
             raise SessionChangedError(key.session_id)
         file = await archived(store, session, archive, history)
-        await store.delete(key, epoch=activation.session.epoch, log=activation.session.log)
         if history:
+            stored = await store.get(key)
+            if (stored.log, stored.epoch) != (activation.session.log, activation.session.epoch):
+                raise SessionFencedError(key.session_id, stored.epoch)
+            is_whole = False
             await history.delete(key)
+        await store.delete(key, epoch=activation.session.epoch, log=activation.session.log)
     except TurnwiseError as error:
-        if isinstance(error, SessionFencedError) and file:
+        if isinstance(error, SessionFencedError) and file and is_whole:  # else only the file has its events
             await asyncio.to_thread(file.remove)
         return not_deleted(key, error)
     return Swept(deleted=(key,), archived=(key,) if file else ())
@@ -133,8 +140,8 @@ async def archived(
 ) -> ArchiveFile | None:
     """Export a session to a folder, if one is given; return the file, which is on disk under its final name.
 
-    A file from an earlier try is reused, unless the session was used since, because some events of the session may be
-    deleted already.
+    A file from an earlier try is reused, unless the session was used since, because that try may have deleted events
+    before it failed: the history goes before the session.
 
     Raises:
         SessionChangedError: the session was used since it was read.

@@ -144,7 +144,7 @@ async def import_session(
         for line in archive_lines:
             await new.add(line)
         return await new.finish(line)
-    except BaseException:
+    except BaseException:  # a cancellation, too
         await asyncio.wait([beginning])  # it may still create the session
         await asyncio.shield(new.undo())
         raise

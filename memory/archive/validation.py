@@ -40,7 +40,7 @@ def check_session_line(line: Line, session: SessionRecord) -> None:
     )
     _check_asked(line, session)
     _check_numbers(line, session, "log_size", "next_index", "seq", "created_at", "updated_at", "ttl_s")
-    if not -1 <= session.saved < max(session.next_index, 1):
+    if not -1 <= session.saved < session.next_index:
         line.refuse(f"saved={session.saved} is not between -1 and the last turn")
     if session.title is not None and not 0 < len(session.title) <= MAX_TITLE_CHARS:
         line.refuse(f"its title is empty or has more than {MAX_TITLE_CHARS} characters")

@@ -436,3 +436,49 @@ def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: 
     assert turnwise("sweep", target).output == "deleted: 0\narchived: 0\nbusy: 0\nused: 0\nfailed: 0\n"
     (archive,) = files(tmp_path / "kept")
     assert turnwise("import", url, str(archive)).exit_code == 0 and list(play(read(url))) == ["s"]
+
+
+class AwayHistory(InMemoryHistory):
+    """Cannot delete until it is back."""
+
+    is_away = True
+
+    async def delete(self, key: SessionKey, **options: Any) -> None:
+        if self.is_away:
+            raise StoreError("the history is away")
+        await super().delete(key, **options)
+
+
+async def test_a_session_stays_until_its_history_can_be_deleted(tmp_path: Path) -> None:
+    store, history, key = InMemoryStore(), AwayHistory(), SessionKey("s")
+    await put(store, "s", seq=1)
+    await history.append(key, [UnknownEvent(stored_kind="x", session_id="s", user_id="default", seq=1, at=1.0)])
+    swept = await sweep(store, NOW, tmp_path, history)
+    assert [*swept.failed] == [key] and (await store.get(key)).session_id == "s"
+    history.is_away = False
+    assert await sweep(store, NOW, tmp_path, history) == Swept(deleted=keys("s"), archived=keys("s"))
+    assert await store.count() == 0 == await history.last_seq(key)
+
+
+async def test_the_history_of_a_session_that_is_opened_meanwhile_stays(tmp_path: Path) -> None:
+    class Opened(InMemoryStore):
+        async def get(self, key: SessionKey) -> SessionRecord:
+            if files(tmp_path):  # it is exported
+                await self.activate(key)
+            return await super().get(key)
+
+    store, history, key = Opened(), InMemoryHistory(), SessionKey("s")
+    await put(store, "s", seq=1)
+    await history.append(key, [UnknownEvent(stored_kind="x", session_id="s", user_id="default", seq=1, at=1.0)])
+    assert await sweep(store, NOW, tmp_path, history) == Swept(used=keys("s"))
+    assert await history.last_seq(key) == 1 and files(tmp_path) == []
+
+
+async def test_the_file_with_the_only_events_of_a_session_is_kept(tmp_path: Path) -> None:
+    """Another process opens the session between the deletion of its history and its own."""
+    store, history, key = Rival(), InMemoryHistory(), SessionKey("s")
+    await put(store, "s", seq=1)
+    await history.append(key, [UnknownEvent(stored_kind="x", session_id="s", user_id="default", seq=1, at=1.0)])
+    store.before, store.act = "delete", lambda store: InMemoryStore.activate(store, key)
+    assert await sweep(store, NOW, tmp_path, history) == Swept(used=keys("s"))
+    assert await history.last_seq(key) == 0 and len(files(tmp_path)) == 1

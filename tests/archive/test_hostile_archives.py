@@ -687,3 +687,12 @@ def test_a_manipulated_archive_is_refused_with_its_line_or_works(archive: list[s
     attack()
     print(f"{len(refused)} refused, {len(worked)} worked")
     assert len(refused) > FUZZED / 4 and len(worked) > FUZZED / 20
+
+
+async def test_a_broken_pair_is_reported_with_the_line_of_its_own_turn() -> None:
+    order = block_order.Order()
+    order._log_pairs, order._pairs = [(0, 1), (2, 3)], {0: 5}
+    order._codes = ["calls", "answers", "calls", "answers", "calls", "answers"]
+    order._read.add(Span("", 0, 6))
+    owners = [(Span("", 0, 2), 11), (Span("", 2, 4), 22), (Span("", 4, 6), 33)]
+    assert await order.check_pairs(owners) == (11, block_order._SPLIT)

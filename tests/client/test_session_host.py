@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from ray.exceptions import RayActorError
 from turnwise.actors.client.blocking import session_host, steps
 from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.shared import resending as reaching
+from turnwise.actors.client.shared.actor_lookup import _LookupOfOne
 from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.reach import REACH_S
 from turnwise.actors.cluster.wire import SessionRef
@@ -104,3 +107,33 @@ def test_a_verb_that_may_not_be_repeated_is_sent_once_to_a_process_that_is_there
     with pytest.raises(SessionLostError, match=r"perhaps after it did memory\.merge_notes"):
         SessionHost(client, SessionRef(SessionKey("s"))).ask(verbs.merge_notes("Ann has a boat."))
     assert requests == [("warm", True), ("warm", True), ("memory.merge_notes", False)]
+
+
+class Named(_LookupOfOne):
+    """Finds actors that are names."""
+
+    def warm(self, key: SessionKey, request: bytes) -> None:
+        """There is no process."""
+
+    def _look_up(self, key: SessionKey) -> Any:
+        return f"the actor of {key.session_id}"
+
+
+class CutIn(OrderedDict[SessionKey, Any]):
+    """Cached actors; whenever one is read, another thread invalidates it."""
+
+    invalidate: Callable[[SessionKey], None]
+
+    def get(self, key: SessionKey, default: Any = None) -> Any:
+        found = super().get(key, default)
+        other = threading.Thread(target=self.invalidate, args=(key,))
+        other.start()
+        other.join(0.2)  # it waits, or has removed the actor
+        return found
+
+
+def test_a_cached_actor_is_returned_while_another_thread_invalidates_it() -> None:
+    lookup, key = Named("namespace", "store"), SessionKey("chat")
+    actors = CutIn({key: "the cached actor"})
+    actors.invalidate, lookup._actors = lookup.invalidate, actors
+    assert lookup.actor(key) == "the cached actor"

@@ -325,7 +325,7 @@ def test_uses_that_could_not_be_noted_are_noted_with_the_next(caplog: pytest.Log
         fail_once(notes, "write")
         uses = Uses(notes.write)
         uses.note("ada", ["1"], 1.0)
-        await asyncio.sleep(10)
+        await asyncio.sleep(1.1)
         trouble = uses.trouble
         assert trouble == "OSError"
         uses.note("ada", ["2"], 1.0)

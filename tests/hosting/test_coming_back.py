@@ -15,9 +15,12 @@ from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.loading import FREE_STARTS, LOAD_S, Loading
 from turnwise.actors.hosting.worker_resources import WorkerResources
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import SessionLostError, StoreError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.growing_pauses import JITTER
+from turnwise.memory.stores.in_memory import InMemoryStore
 
 UP, AWAY = Presence(True, 1, "it is ALIVE"), Presence(False, 0, "Ray's actor a is RESTARTING")
 
@@ -184,3 +187,64 @@ async def test_an_engine_that_never_loads_is_waited_for_so_long_only(monkeypatch
     monkeypatch.setattr(resources, "_load_setups", goes_on.wait)
     with pytest.raises(TimeoutError, match="not been loaded"):
         await resources.open()
+
+
+class OneStore(InMemoryStore):
+    is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def failing_resources(history: Callable[[], None]) -> tuple[WorkerResources, list[OneStore]]:
+    """Return resources of a process, and the stores that they have opened."""
+    stores: list[OneStore] = []
+
+    def open_store() -> OneStore:
+        stores.append(OneStore())
+        return stores[-1]
+
+    engine = pickle.dumps((EchoEngine(), SessionConfig(), None, (), None))
+    return WorkerResources(open_store, history, "first", engine), stores
+
+
+async def test_callers_who_try_again_after_a_failure_open_one_store() -> None:
+    """The first of two callers who wait for a failed opening begins anew before the second learns of it."""
+    resources, stores = failing_resources(lambda: None)
+    attempts: list[asyncio.Future[None]] = []
+
+    async def open_once() -> None:
+        attempts.append(asyncio.get_running_loop().create_future())
+        await attempts[-1]
+        resources._opened = resources._open_store(), None
+
+    resources._open = open_once  # type: ignore[method-assign]
+
+    async def open_again() -> object:
+        try:
+            return await resources.open()
+        except StoreError:
+            return await resources.open()
+
+    callers = [asyncio.create_task(open_again()) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    attempts[0].set_exception(StoreError("away"))
+    await asyncio.sleep(0.01)
+    for attempt in attempts[1:]:
+        attempt.set_result(None)
+    opened = await asyncio.gather(*callers)
+    assert len(attempts) == 2 and opened == [stores[0]] * 2
+
+
+async def test_a_store_is_closed_if_the_history_store_cannot_be_opened() -> None:
+    answers = [StoreError("the history is away")]
+
+    def open_history() -> None:
+        if answers:
+            raise answers.pop()
+
+    resources, stores = failing_resources(open_history)
+    with pytest.raises(StoreError, match="history"):
+        await resources.open()
+    assert await resources.open() is stores[1]
+    assert [store.is_closed for store in stores] == [True, False]

@@ -70,6 +70,7 @@ class _LookupOfOne(ABC):
         self._actors: OrderedDict[SessionKey, Any] = OrderedDict()
         """The cached actors by session, least recently used first."""
         self._lock = threading.Lock()
+        """Held while the cached actors or their order change."""
 
     def actor(self, key: SessionKey) -> Any:
         with self._lock:
@@ -86,7 +87,8 @@ class _LookupOfOne(ABC):
         return actor
 
     def invalidate(self, key: SessionKey) -> None:
-        self._actors.pop(key, None)
+        with self._lock:
+            self._actors.pop(key, None)
 
     def is_live(self, key: SessionKey) -> bool:
         if key not in self._actors:

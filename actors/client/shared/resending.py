@@ -12,7 +12,7 @@ from turnwise.actors.hosting.verb import Verb
 from turnwise.errors import SessionFencedError, SessionLostError
 from turnwise.memory.growing_pauses import GrowingPauses
 
-REACHED_S = 10.0
+LONG_CALL_S = 10.0
 """A call that fails after at least this long is assumed to have reached a process, so the `REACH_S` limit restarts."""
 
 
@@ -23,7 +23,7 @@ class Search:
         self._session_id = session_id
         self._called_at = 0.0
         self._lost_at: float | None = None
-        """Since when no owner has been reached."""
+        """When the search began: at the first failure, or anew after a call of `LONG_CALL_S` or more."""
         self._pauses = GrowingPauses(0.01, 0.5)
 
     def begin_call(self, until: float | None) -> Reach:
@@ -38,7 +38,8 @@ class Search:
             SessionLostError, SessionFencedError: no owner answered for `REACH_S` seconds.
         """
         now = time.monotonic()
-        if self._lost_at is None or now - self._called_at > REACHED_S:
+        # A call that took this long has reached a process, so the limit and the pauses begin anew.
+        if self._lost_at is None or now - self._called_at >= LONG_CALL_S:
             self._lost_at = now
             self._pauses.reset()
         if now - self._lost_at > REACH_S:

@@ -320,7 +320,7 @@ class Forgetting:
         except CorruptRecordError:
             if memory and self._engines.current.all_memories:
                 raise
-            turns = await self._journal.store.delete(self._state.key)
+            turns = await self._journal.delete_unread()
         else:
             if updated_at not in (None, session.updated_at):
                 raise SessionChangedError(self._state.session_id)

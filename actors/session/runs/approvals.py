@@ -115,6 +115,7 @@ class Approvals:
     async def _decide(
         self, run: ActiveRun, call_id: str, decision: ApprovalDecision, calls: Mapping[str, CallState]
     ) -> None:
+        """Store a decision, and what follows from it. Memory changes only after the commit."""
         ledger = Ledger(run.output.blocks)
         uses = (block for block in run.output.blocks if isinstance(block, ToolUse) and block.call_id == call_id)
         block = _block(decision, call_id, next(uses, None))
@@ -150,7 +151,7 @@ class Approvals:
                 run.attempt.ledger.replace_use(block)
         elif run.attempt and block:
             run.attempt.ledger.append(block)
-        self._joining.apply(joining, self._driver.note_end)
+        self._joining.after_commit(joining, self._driver.note_end)
         if resumes:
             run.decided.set()
 

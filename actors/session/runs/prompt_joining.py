@@ -90,8 +90,8 @@ class PromptJoining:
             events.append(end_event(end))
         return Joining(runs, ends, events)
 
-    def apply(self, joining: Joining, note_end: NoteEnd) -> None:
-        """Remove the runs from the queue, after the commit that stored their ends."""
+    def after_commit(self, joining: Joining, note_end: NoteEnd) -> None:
+        """Remove the runs from the queue and wake their waiters. Call it after the commit that stored their ends."""
         self._state.run_queue.apply((), joining.runs)
         for run, end in zip(joining.runs, joining.ends, strict=True):
             note_end(run, end, None)

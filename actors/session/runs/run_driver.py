@@ -107,7 +107,7 @@ class RunDriver:
         return [(run, *self.begin(run.record, next(iter(requeued), run.turn), head)) for run in queue]
 
     def _silence_s(self, run: ActiveRun) -> float:
-        """Return how many more seconds a queued run waits for silence."""
+        """Return how many more seconds a queued run waits for silence: until its `started_at`, the earliest time."""
         return (run.record.started_at or 0.0) - self._journal.clock()
 
     def watch_queue(self) -> None:
@@ -398,6 +398,7 @@ class RunDriver:
         calls: Mapping[str, CallState | None],
         doubt: UnknownOutcome,
     ) -> None:
+        """Store what a call of a tool or of the model has added. Memory changes only after the commit."""
         run = attempt.run
         ledger = Ledger(run.output.blocks)
         ledger.record(blocks)
@@ -429,4 +430,4 @@ class RunDriver:
         attempt.ledger.record(blocks)
         for block in joining.added(run.output.blocks):
             attempt.ledger.append(block)
-        self._joining.apply(joining, self.note_end)
+        self._joining.after_commit(joining, self.note_end)

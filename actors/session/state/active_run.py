@@ -143,7 +143,7 @@ class ActiveRun:
         return {"usage": self.bill()} if self.unbilled != Usage() else {}
 
     def billed(self, record: RunRecord) -> None:
-        """Set the stored record, which has the usage of the last `bill`, and count usage from there."""
+        """Set the run's record to the stored one, which has the usage of the last `bill`; count usage from there."""
         self.record = record
         billed, self._since = self._bill
         self.unbilled -= billed

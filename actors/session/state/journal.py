@@ -339,6 +339,13 @@ class Journal:
             await self.forwarder.history.delete(self.key)
         return await self.store.delete(self.key, epoch=self.session.epoch, log=self.session.log)
 
+    async def delete_unread(self) -> int:
+        """Delete a session whose record cannot be read, whoever owns it, its history first; see `delete`."""
+        if self.forwarder:
+            self.forwarder.stop()
+            await self.forwarder.history.delete(self.key)
+        return await self.store.delete(self.key)
+
     # Reading
 
     async def events(self, after: int, limit: int) -> Sequence[Event]:

@@ -69,13 +69,23 @@ class Erasure:
     items: int
     """How many items were deleted."""
     files: int
-    """How many files were searched for the texts, whole or in parts."""
+    """How many files were searched for the texts, whole or in parts. Of several deletions, the most that one took."""
     found: tuple[str, ...]
     """The files that still contain some of the texts."""
     verified: bool
     """Whether the search is complete and found nothing."""
     why: str | None = None
     """Why the deletion is not verified although nothing was found."""
+
+    def __add__(self, other: Erasure) -> Erasure:
+        """Return the report of both deletions. It is verified if both are."""
+        return Erasure(
+            items=self.items + other.items,
+            files=max(self.files, other.files),
+            found=tuple(sorted({*self.found, *other.found})),
+            verified=self.verified and other.verified,
+            why=self.why or other.why,
+        )
 
 
 async def erase(  # noqa: PLR0911 - each outcome is returned where it is known

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import reduce
+from operator import add
 
 from turnwise.memory.longterm.retention.deletion import Erasure
 
@@ -38,6 +40,7 @@ class Forgotten:
         return is_whole and all(erasure.verified for erasure in self.erased.values())
 
     def __add__(self, other: Forgotten) -> Forgotten:
+        """Return the report of both deletions. A memory is verified if it is in each of them that deleted from it."""
         counts = {
             field.name: getattr(self, field.name) + getattr(other, field.name)
             for field in fields(self)
@@ -45,5 +48,15 @@ class Forgotten:
         }
         names = [*dict.fromkeys((*self.items, *other.items))]
         items = {name: self.items.get(name, 0) + other.items.get(name, 0) for name in names}
-        erased, was_checked = {**self.erased, **other.erased}, self.was_checked or other.was_checked
+        erased = {
+            name: reduce(add, [part for report in (self, other) if (part := report._erasure(name))])  # noqa: SLF001
+            for name in dict.fromkeys((*self.erased, *other.erased))
+        }
+        was_checked = self.was_checked or other.was_checked
         return Forgotten(items=items, erased=erased, was_checked=was_checked, **counts)
+
+    def _erasure(self, name: str) -> Erasure | None:
+        """Return the verification of a memory's deletion, which may not have been made; None if nothing was deleted."""
+        if name in self.erased or not self.items.get(name):
+            return self.erased.get(name)
+        return Erasure(items=self.items[name], files=0, found=(), verified=False, why="a part of it was not verified")

@@ -12,7 +12,8 @@ from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 from pydantic import PlainValidator
 
 from turnwise.errors import StoreError
-from turnwise.memory.background import log_failure
+from turnwise.memory.background import MOST_PAUSE_S, log_failure
+from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.values.checked_settings import checked_settings
 from turnwise.memory.values.ranges import seconds
@@ -95,18 +96,21 @@ class Use(NamedTuple):
 class Uses:
     """Writes uses of items in the background, in batches, so that no recall waits for it.
 
-    A use is lost if the process ends within a second. Uses that could not be written are retried with the next batch
-    and take effect meanwhile; `trouble` has the error. For one event loop.
+    A use is lost if the process ends within a second. Uses that could not be written are tried again, after pauses that
+    grow, and take effect meanwhile; `trouble` has the error. For one event loop.
 
     Args:
-        write: stores uses. It must be idempotent.
+        write: stores uses. It must be idempotent, and count no use that is not later than the item's last one.
     """
 
     def __init__(self, write: Callable[[Sequence[Use]], Awaitable[None]]) -> None:
         self._write = write
-        self._noted: dict[str, dict[str, _Noted]] = {}
-        """By item id, by user."""
+        self._unwritten: _NotedByUser = {}
+        """The uses that no batch has yet."""
+        self._in_batch: _NotedByUser = {}
+        """The uses that are being written. If that fails they are unwritten again."""
         self._lock = asyncio.Lock()
+        """Held from taking a batch until it is written or has failed, so that no use is in two batches."""
         self._later: asyncio.Task[None] | None = None
         self.trouble: str | None = None
         """Why the last write of uses failed; None if it succeeded."""
@@ -115,16 +119,14 @@ class Uses:
         """Record that a user's items were used at this time. A counted use counts once per write."""
         if not ids:
             return
-        noted = self._noted.setdefault(user_id, {})
-        for name in ids:
-            before = noted.get(name, _Noted(used_at, False))
-            noted[name] = _Noted(max(used_at, before.used_at), counts or before.counts)
+        _add(self._unwritten, user_id, dict.fromkeys(ids, _Noted(used_at, counts)))
         if self._later is None or self._later.done():
             self._later = asyncio.create_task(self._write_later())
 
     def noted(self, user_id: str, since: float) -> set[str]:
         """Return the ids of a user's items with a use since this time that is not written yet."""
-        return {name for name, noted in self._noted.get(user_id, {}).items() if noted.used_at >= since}
+        uses = (*self._unwritten.get(user_id, {}).items(), *self._in_batch.get(user_id, {}).items())
+        return {name for name, noted in uses if noted.used_at >= since}
 
     async def write(self) -> None:
         """Write the recorded uses.
@@ -133,16 +135,19 @@ class Uses:
             StoreError: the write failed; the uses stay recorded.
         """
         async with self._lock:
-            batch = _grouped(self._noted)
-            if batch:
-                await self._write(batch)
-            for use in batch:
-                noted = self._noted[use.user_id]
-                for name in use.ids:
-                    if noted[name].used_at <= use.at:  # else it was used again meanwhile
-                        del noted[name]
-                if not noted:
-                    del self._noted[use.user_id]
+            self._in_batch, self._unwritten = self._unwritten, {}
+            batch = _grouped(self._in_batch)
+            try:
+                if batch:
+                    await self._write(batch)
+            except BaseException:  # a cancellation, too
+                for user_id, noted in self._in_batch.items():
+                    _add(self._unwritten, user_id, noted)
+                raise
+            else:
+                self._drop_written(batch)
+            finally:
+                self._in_batch = {}
             self.trouble = None
 
     async def close(self) -> None:
@@ -153,15 +158,36 @@ class Uses:
         await self._try()
 
     async def _write_later(self) -> None:
-        await asyncio.sleep(PAUSE_S)
-        await self._try()
+        """Write uses until all are written, also those that are noted meanwhile."""
+        pauses = GrowingPauses(PAUSE_S, MOST_PAUSE_S)
+        pause_s = PAUSE_S
+        while self._unwritten or self._in_batch:
+            await asyncio.sleep(pause_s)
+            if await self._try():
+                pauses.reset()
+                pause_s = PAUSE_S
+            else:
+                pause_s = pauses.next_s()
 
-    async def _try(self) -> None:
+    async def _try(self) -> bool:
+        """Write the recorded uses; return whether that succeeded."""
         try:
             await self.write()
-        except Exception as error:  # noqa: BLE001 - it is logged, and the uses are written with the next batch
+        except Exception as error:  # noqa: BLE001 - it is logged, and the uses stay recorded
             self.trouble = str(error) if isinstance(error, StoreError) else type(error).__name__
-            log_failure("writing the uses of a memory's items", error, "; they are written with the next batch")
+            log_failure("writing the uses of a memory's items", error, "; they are kept, and tried again")
+            return False
+        return True
+
+    def _drop_written(self, batch: Sequence[Use]) -> None:
+        """Drop uses that were noted during the write of a batch and are not later than what it wrote."""
+        for use in batch:
+            noted = self._unwritten.get(use.user_id, {})
+            for name in use.ids:
+                if name in noted and noted[name].used_at <= use.at:
+                    del noted[name]
+            if not noted:
+                self._unwritten.pop(use.user_id, None)
 
 
 class _Noted(NamedTuple):
@@ -169,9 +195,21 @@ class _Noted(NamedTuple):
     counts: bool
 
 
-def _grouped(noted: Mapping[str, Mapping[str, _Noted]]) -> list[Use]:
+_NotedByUser = dict[str, dict[str, _Noted]]
+"""By user, by item id: the latest use, and whether one counts."""
+
+
+def _add(to: _NotedByUser, user_id: str, uses: Mapping[str, _Noted]) -> None:
+    """Add uses of a user's items to those that were noted."""
+    noted = to.setdefault(user_id, {})
+    for name, use in uses.items():
+        before = noted.get(name, use)
+        noted[name] = _Noted(max(use.used_at, before.used_at), use.counts or before.counts)
+
+
+def _grouped(noted_by_user: Mapping[str, Mapping[str, _Noted]]) -> list[Use]:
     uses = []
-    for user_id, items in noted.items():
+    for user_id, items in noted_by_user.items():
         alike: dict[tuple[int, bool], list[str]] = {}
         for name, (used_at, counts) in items.items():
             alike.setdefault((math.floor(used_at), counts), []).append(name)

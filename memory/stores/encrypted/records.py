@@ -62,6 +62,7 @@ def _params_place(session: SessionRecord) -> Place:
 
 
 def _turn_place(session: SessionKey, turn: TurnRecord) -> Place:
+    """Return the place of a turn's texts. Only commits change what it binds, and they seal the texts anew."""
     return Place("turn", f"{session.session_id}#{turn.index}", (*session, turn.index, turn.status))
 
 
@@ -70,6 +71,7 @@ def _labels_place(run: RunRecord) -> Place:
 
 
 def _run_place(run: RunRecord) -> Place:
+    """Return the place of what commits change in a run. They seal it anew whenever the state changes."""
     return Place("run", run.run_id, (*run.session_key, run.run_id, run.turn_index, run.state))
 
 

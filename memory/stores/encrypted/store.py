@@ -84,22 +84,22 @@ class EncryptedStore(Shared):
         # What cannot be decrypted must not take the session from its owner. So the state is decrypted first, and the
         # session activated only if that is its state still: nothing is left that could fail.
         while True:
-            sealed = await self._inner.state(key)
-            if revision not in (None, sealed.session.revision):
-                raise SessionFencedError(key.session_id, sealed.session.epoch)
-            opened = await self._opened(key, sealed)
+            before = await self._inner.state(key)
+            if revision not in (None, before.session.revision):
+                raise SessionFencedError(key.session_id, before.session.epoch)
+            opened_before = await self._opened(key, before)
             try:
-                sealed_activation = await self._inner.activate(key, revision=sealed.session.revision, jump=jump)
+                activated = await self._inner.activate(key, revision=before.session.revision, jump=jump)
             except SessionFencedError:
                 if revision is not None:
                     raise
                 continue  # it has changed meanwhile
-            if sealed_activation.session.log != sealed.session.log:
-                return await self._opened(key, sealed_activation)  # it is another session of this id
-            epoch, revision = sealed_activation.session.epoch, sealed_activation.session.revision
-            return replace(
-                opened, session=replace(opened.session, epoch=epoch, revision=revision), now=sealed_activation.now
-            )
+            if activated.session.log != before.session.log:
+                # It is another session of this id: what was decrypted is that of the deleted one.
+                return await self._opened(key, activated)
+            epoch, revision = activated.session.epoch, activated.session.revision
+            session = replace(opened_before.session, epoch=epoch, revision=revision)
+            return replace(opened_before, session=session, now=activated.now)
 
     async def state(self, key: SessionKey) -> Activation:
         return await self._opened(key, await self._inner.state(key))
@@ -121,6 +121,7 @@ class EncryptedStore(Shared):
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         places = (block_place(log, position) for log, start, stop in spans for position in range(start, stop))
         sealed_blocks, texts = await self._inner.blocks(spans), self._texts()
+        # The inner store may return the first blocks only.
         return [await texts.open(place, block) for block, place in zip(sealed_blocks, places, strict=False)]
 
     async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:

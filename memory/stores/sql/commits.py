@@ -97,7 +97,7 @@ class CommitWriter:
         try:
             self._write_together(cursor, [group[index] for index in order])
         except Exception:
-            if not _is_done(cursor.connection.rollback):
+            if not _rolled_back(cursor.connection.rollback):
                 raise
         else:
             return outcomes
@@ -153,14 +153,14 @@ def attempt(execute: Callable[[str], object], work: Callable[[], object]) -> Exc
     try:
         work()
     except Exception as error:
-        if not _is_done(partial(execute, "ROLLBACK TO SAVEPOINT one")):
-            raise
+        if not _rolled_back(partial(execute, "ROLLBACK TO SAVEPOINT one")):
+            raise  # the savepoint has gone with the transaction: nothing of the group is written
         return error
     execute("RELEASE SAVEPOINT one")
     return None
 
 
-def _is_done(rollback: Callable[[], object]) -> bool:
+def _rolled_back(rollback: Callable[[], object]) -> bool:
     """Roll back after an error; return whether that was possible. Raises nothing, as that would hide the error."""
     try:
         rollback()

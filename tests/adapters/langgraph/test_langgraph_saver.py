@@ -29,7 +29,7 @@ import scale
 from turnwise.adapters import TurnwiseSaver
 from turnwise.adapters.langgraph import threads
 from turnwise.adapters.langgraph.conformance import main, report_on
-from turnwise.adapters.langgraph.encoding import Codec, Known, place, share, value_of
+from turnwise.adapters.langgraph.encoding import Codec, Known, arranged, share, value_of
 from turnwise.errors import (
     CheckpointFencedError,
     CheckpointInUseError,
@@ -419,7 +419,7 @@ def test_a_list_of_spans_has_the_elements_in_order(seed: int) -> None:
                 values = [chance.choice([value, "c" * chance.randrange(99)]) for value in values]
             case 4:
                 values = values[chance.randrange(len(values) + 1) :] + values[:2]
-        spans, new = place([codec.dump(value) for value in values], elements, end)
+        spans, new = arranged([codec.dump(value) for value in values], elements, end)
         stored |= {("c", position): typed for position, typed in new}
         end += len(new)
         assert value_of(codec, "c", [0, *spans], stored) == values
@@ -433,7 +433,7 @@ def test_short_values_that_repeat_are_not_stored_again(kinds: int) -> None:
     spans: list[int] = []
     for _ in range(100):
         values.append(chance.randrange(kinds))
-        spans, new = place([codec.dump(str(value)) for value in values], elements, end)
+        spans, new = arranged([codec.dump(str(value)) for value in values], elements, end)
         end += len(new)
     assert end < 110 and len(spans) <= 4
 
@@ -554,6 +554,20 @@ def test_pending_writes_do_not_bring_a_deleted_thread_back(saver: TurnwiseSaver)
     assert saver._loop.wait(lambda: saver._threads._store.spaces("first")) == []
     assert saver.get_tuple(first) is None
     saver.put_writes(first, [("messages", "a")], "of a new run, before its first checkpoint")
+
+
+def test_pruning_leaves_what_writes_for_a_later_checkpoint_share(saver: TurnwiseSaver) -> None:
+    old, new = ([f"{word} {number}" * 20 for number in range(9)] for word in ("old", "new"))
+    newer: Any = made("2", texts=new) | {"channel_versions": {"texts": "2"}}
+    first = saver.put(T, made("1", texts=old), {}, {"texts": "1"})
+    second = saver.put(first, newer, {}, {"texts": "2"})
+    later: Any = {"configurable": {**second["configurable"], "checkpoint_id": "f3"}}
+    saver.put_writes(later, [("texts", old)], "task")
+    saver.prune(["t"])
+    saver.put(second, newer | {"id": "f3"}, {}, {})
+    read = saver.get_tuple(later)
+    assert read and read.pending_writes == [("task", "texts", old)]
+    assert [checkpoint.checkpoint["id"] for checkpoint in saver.list(T)] == ["f3", "f2"]
 
 
 def test_a_run_does_not_write_to_a_thread_made_anew(saver: TurnwiseSaver) -> None:

@@ -401,3 +401,76 @@ async def test_a_forgotten_turn_does_not_come_back_after_a_sweep(make: Make, clo
     await memory.remember(ANN, batch)
     assert await ids(memory) == []
     await memory.close()
+
+
+class SlowNotes:
+    """Keeps the uses that are written; each write waits for `goes_on`, and those of `fails` raise."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.calls: list[list[Use]] = []
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+        self.fails = fails
+
+    async def write(self, uses: Sequence[Use]) -> None:
+        self.calls.append(list(uses))
+        self.begun.set()
+        await self.goes_on.wait()
+        if len(self.calls) <= self.fails:
+            raise StoreError("away")
+
+
+@pytest.mark.virtual_time
+async def test_a_use_that_is_noted_during_a_write_is_written_within_a_second() -> None:
+    notes = SlowNotes()
+    uses = Uses(notes.write)
+    uses.note("ann", ["1"], 1.0)
+    await notes.begun.wait()
+    uses.note("ann", ["2"], 2.0)
+    assert uses.noted("ann", 0.0) == {"1", "2"}
+    notes.goes_on.set()
+    await asyncio.sleep(1.1)
+    assert notes.calls == [[Use("ann", ("1",), 1.0)], [Use("ann", ("2",), 2.0)]]
+    assert uses.noted("ann", 0.0) == set()
+
+
+@pytest.mark.virtual_time
+async def test_uses_that_could_not_be_written_are_tried_again_without_others() -> None:
+    notes = SlowNotes(fails=3)
+    notes.goes_on.set()
+    uses = Uses(notes.write)
+    uses.note("ann", ["1"], 1.0)
+    await asyncio.sleep(1.1)
+    trouble: str | None = uses.trouble
+    assert trouble == "away" and uses.noted("ann", 0.0) == {"1"}
+    await asyncio.sleep(10)
+    assert uses.trouble is None and notes.calls == [[Use("ann", ("1",), 1.0)]] * 4
+    await asyncio.sleep(100)
+    assert len(notes.calls) == 4
+
+
+async def test_a_counted_use_is_counted_once_though_used_again_meanwhile() -> None:
+    notes = SlowNotes()
+    uses = Uses(notes.write)
+    uses.note("ann", ["1"], 1.0, counts=True)
+    writing = asyncio.create_task(uses.write())
+    await notes.begun.wait()
+    uses.note("ann", ["1"], 5.0)
+    notes.goes_on.set()
+    await writing
+    await uses.write()
+    assert notes.calls == [[Use("ann", ("1",), 1.0, counts=True)], [Use("ann", ("1",), 5.0, counts=False)]]
+    await uses.close()
+
+
+async def test_uses_of_a_cancelled_write_are_written_by_the_next() -> None:
+    notes = SlowNotes()
+    uses = Uses(notes.write)
+    uses.note("ann", ["1"], 1.0, counts=True)
+    writing = asyncio.create_task(uses.write())
+    await notes.begun.wait()
+    uses.note("ann", ["1", "2"], 2.0)
+    writing.cancel()
+    await asyncio.wait([writing])
+    notes.goes_on.set()
+    await uses.close()
+    assert notes.calls[1:] == [[Use("ann", ("1",), 2.0, counts=True), Use("ann", ("2",), 2.0)]]

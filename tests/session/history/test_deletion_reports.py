@@ -53,3 +53,20 @@ def test_a_memory_that_was_not_verified_leaves_a_deletion_unverified() -> None:
     assert not Forgotten(items={"a": 1, "b": 1}, erased={"a": clean}, was_checked=True).verified
     total = Forgotten(was_checked=True) + Forgotten(sessions=1, turns=2)
     assert total.verified and (total.sessions, total.turns) == (1, 2)
+
+
+def test_a_verified_deletion_does_not_hide_another_one_of_the_same_memory() -> None:
+    clean = Erasure(items=1, files=2, found=(), verified=True)
+    dirty = Erasure(items=2, files=1, found=("a.db",), verified=False)
+    parts = [Forgotten(items={"a": part.items}, erased={"a": part}, was_checked=True) for part in (dirty, clean)]
+    for total in (parts[0] + parts[1], parts[1] + parts[0]):
+        assert total.erased["a"] == Erasure(items=3, files=2, found=("a.db",), verified=False)
+        assert total.items == {"a": 3} and not total.verified
+
+
+def test_a_deletion_that_nobody_verified_is_not_hidden() -> None:
+    clean = Erasure(items=1, files=1, found=(), verified=True)
+    checked = Forgotten(items={"a": 1}, erased={"a": clean}, was_checked=True)
+    for total in (checked + Forgotten(items={"a": 2}), Forgotten(items={"a": 2}) + checked):
+        assert not total.verified and total.erased["a"].items == 3
+    assert (checked + Forgotten(items={"a": 0})).verified

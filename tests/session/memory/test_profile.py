@@ -325,4 +325,4 @@ async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turn
 async def test_nothing_is_written_for_a_profile_that_fits() -> None:
     memory = memory_of(await items_of(*WHO))
     assert (await memory.recall_with_profile(ADA, "Who is allergic to peanuts?")).found
-    assert memory._lexical._uses._noted == {}
+    assert memory._lexical._uses._unwritten == {}

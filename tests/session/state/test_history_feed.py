@@ -17,7 +17,7 @@ from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state import event_forwarder as history_feed, journal, ownership
 from turnwise.actors.session.state.reads import SessionReads
-from turnwise.errors import ConfigError, SessionFencedError, StoreError
+from turnwise.errors import ConfigError, CorruptRecordError, SessionFencedError, StoreError
 from turnwise.memory.conversation.events import without_blocks
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.views.rebuild import rebuild
@@ -212,3 +212,20 @@ async def test_a_deletion_that_fails_loses_no_event_of_those_that_the_store_has(
         event.seq for event in (*await history.events(SessionKey(SESSION)), *await store.events(SessionKey(SESSION)))
     }
     assert seqs >= set(stored_seqs) and len(seqs) == len(stored_seqs) + 4
+
+
+async def test_the_history_of_a_session_that_cannot_be_read_is_deleted_too() -> None:
+    history, key = InMemoryHistory(), SessionKey(SESSION)
+    core, store = await core_with(history)
+    await run(core, "a")
+    while not await history.last_seq(key):
+        await asyncio.sleep(0)
+
+    async def unreadable(*_: Any, **__: Any) -> Any:
+        raise CorruptRecordError(f"session {SESSION!r}", "damaged")
+
+    for verb in ("get", "activate", "state"):
+        setattr(store, verb, unreadable)
+    core = SessionCore(key, store, ScriptedEngine(), history=history)
+    assert (await core.forgetting.delete()).sessions == 1
+    assert await store.count() == 0 == await history.last_seq(key)

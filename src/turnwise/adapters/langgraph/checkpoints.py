@@ -99,6 +99,9 @@ class CheckpointStore(Protocol):
     async def writes(self, key: int, ids: Sequence[str]) -> dict[str, list[bytes]]:
         """Return the pending writes of checkpoints, oldest first."""
 
+    async def early_writes(self, key: int) -> dict[str, list[bytes]]:
+        """Return the pending writes, oldest first, whose checkpoints are not stored, but may come later."""
+
     async def spaces(self, thread_id: str) -> list[tuple[Place, Space]]:
         """Return all namespaces of a thread."""
 
@@ -163,6 +166,12 @@ class InMemoryCheckpoints:
     async def writes(self, key: int, ids: Sequence[str]) -> dict[str, list[bytes]]:
         writes = next((content.writes for content in self._contents.values() if content.space.key == key), {})
         return {name: list(writes[name]) for name in ids if name in writes}
+
+    async def early_writes(self, key: int) -> dict[str, list[bytes]]:
+        contents = next((content for content in self._contents.values() if content.space.key == key), None)
+        if contents is None:
+            return {}
+        return {name: list(writes) for name, writes in contents.writes.items() if name not in contents.rows}
 
     async def spaces(self, thread_id: str) -> list[tuple[Place, Space]]:
         self._check_open()

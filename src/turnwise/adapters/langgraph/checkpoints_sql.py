@@ -163,6 +163,21 @@ class SQLCheckpoints(SecureDeleteDatabase):
 
         return await self._read_snapshot(read)
 
+    async def early_writes(self, key: int) -> dict[str, list[bytes]]:
+        joined = writes.outerjoin(
+            checkpoints, (checkpoints.c.space == writes.c.space) & (checkpoints.c.id == writes.c.checkpoint_id)
+        )
+        select = sa.select(writes.c.checkpoint_id, writes.c.data).select_from(joined)
+        select = select.where(writes.c.space == key, checkpoints.c.id.is_(None)).order_by(writes.c.number)
+
+        def read(connection: sa.Connection) -> dict[str, list[bytes]]:
+            writes_by_id: dict[str, list[bytes]] = {}
+            for name, data in connection.execute(select).all():
+                writes_by_id.setdefault(name, []).append(data)
+            return writes_by_id
+
+        return await self._read_snapshot(read)
+
     async def spaces(self, thread_id: str) -> list[tuple[Place, Space]]:
         select = sa.select(spaces).where(spaces.c.thread_id == thread_id)
         return [((row.thread_id, row.ns), _space(row)) for row in await self._read(lambda c: c.execute(select).all())]

@@ -160,7 +160,7 @@ class Known:
         return count
 
 
-def place(elements: Sequence[Typed], memory: Known, end: int) -> tuple[list[int], list[tuple[int, Typed]]]:
+def arranged(elements: Sequence[Typed], memory: Known, end: int) -> tuple[list[int], list[tuple[int, Typed]]]:
     """Decide where the elements of a list are: at known positions, or at new ones from `end` on.
 
     Returns:

@@ -267,7 +267,8 @@ class _Work:
         puts: dict[ItemKey, dict[str, Any] | None] = {}
         for name, op in self._puts.items():
             vectors = [made_vectors[text].tobytes() for text in texts.get(name, ())]
-            ttl_s = None if op.ttl is None else op.ttl * 60
+            ttl_minutes = op.ttl
+            ttl_s = None if ttl_minutes is None else ttl_minutes * 60
             puts[name] = (
                 None
                 if op.value is None
@@ -417,5 +418,5 @@ def _is_under(namespace: tuple[str, ...], condition: MatchCondition) -> bool:
     path = condition.path
     labels = namespace[: len(path)] if condition.match_type == "prefix" else namespace[len(namespace) - len(path) :]
     return len(namespace) >= len(path) and all(
-        label in ("*", pattern) for label, pattern in zip(path, labels, strict=True)
+        wanted in ("*", label) for wanted, label in zip(path, labels, strict=True)
     )

@@ -25,8 +25,8 @@ from turnwise.adapters.langgraph.encoding import (
     Ranges,
     Ref,
     Typed,
+    arranged,
     pack,
-    place,
     ranges_of,
     share,
     spans_of,
@@ -405,7 +405,7 @@ class GraphThreads:
                 continue
             channel_known = await self._channel_elements(memory, channel, before.get(channel), codec)
             elements = dumped if isinstance(dumped, list) else [dumped]
-            spans, new = place(elements, channel_known, ends.get(channel, 0))
+            spans, new = arranged(elements, channel_known, ends.get(channel, 0))
             refs[channel] = [LIST, *spans] if isinstance(dumped, list) else [VALUE, spans[0]]
             values += [(channel, index, typed) for index, typed in new]
             if new:
@@ -505,7 +505,10 @@ class GraphThreads:
     async def _remove(
         self, where: Place, keep: Callable[[Mapping[str, Stored], Space], set[str]], codec: Codec
     ) -> None:
-        """Delete all checkpoints of a space but those that `keep` returns, and the elements that nothing refers to."""
+        """Delete all checkpoints of a space but those that `keep` returns, and the elements that nothing refers to.
+
+        Pending writes of a checkpoint that is not stored yet stay, with the elements that they share.
+        """
         async with self._locks.setdefault(where, asyncio.Lock()):
             self._memories.pop(where, None)
             while read := await self._store.read(where, None):
@@ -519,7 +522,9 @@ class GraphThreads:
                 if not (removed := [*(all_.keys() - kept_ids)]):
                     return
                 refs = [item for name in kept_ids for item in all_[name].refs.items()]
-                for name, writes in (await self._store.writes(space.key, [*kept_ids])).items():
+                kept_writes = await self._store.writes(space.key, [*kept_ids])
+                kept_writes |= await self._store.early_writes(space.key)
+                for name, writes in kept_writes.items():
                     refs += [(write.channel, write.ref) for write in _merged(name, writes)]
                 revision = _next(space.revision)
                 head = space.head if space.head in kept_ids else max(kept_ids, default=None)

@@ -26,6 +26,9 @@ class Handles:
 
     A session's owner never changes, and a handle of a deleted session finds no other one, so a held handle is as good
     as one that was looked up now. If its session is not found, it is looked up again, once.
+
+    The user is part of each key: a held handle is given out without asking the manager, so the key is what keeps other
+    users away.
     """
 
     def __init__(self, manager: AsyncSessionManager) -> None:

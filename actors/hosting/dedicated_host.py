@@ -104,7 +104,7 @@ class DedicatedHost:
 
         A failed attempt is logged and repeated later, unless the session was deleted or cannot be read.
         """
-        await retry(self._warm, f"session {self._key.session_id!r}: recovery", until=_is_final)
+        await retry(self._warm, f"session {self._key.full_name!r}: recovery", until=_is_final)
 
     async def _warm(self) -> None:
         answer = pickle.loads(await self.call(verbs.warm().to(SessionRef(self._key)).pickled()))

@@ -96,7 +96,7 @@ def test_expired_sessions_of_an_encrypted_store_are_deleted_but_not_archived(tmp
     swept = turnwise("sweep", url, "--archive", str(tmp_path / "archive"))
     assert (
         swept.exit_code == 1
-        and "'chat' of ann: session chat is encrypted" in swept.stderr
+        and "chat of ann: session chat is encrypted" in swept.stderr
         and "deleted: 0" in swept.stdout
     )
     assert not files(tmp_path / "archive")

@@ -89,10 +89,10 @@ def test_a_run_that_could_not_be_ended_is_seen_to_though_the_store_raises_an_err
         await asyncio.sleep(1)
         stage.store.commit, stage.store.activate = commit, stage_activate
         await asyncio.sleep(100)
-        assert (await stage.store.run("run")).state == "interrupted", "nobody had to ask"
+        assert (await stage.store.run("run", "ada")).state == "interrupted", "nobody had to ask"
 
     play(story())
-    logged(caplog, "session 'session'", "run 'run'", "OSError")
+    logged(caplog, "session 'session of ada'", "run 'run'", "OSError")
 
 
 def test_unsaved_turns_are_found_though_the_store_raises_an_error_of_its_own(
@@ -111,7 +111,7 @@ def test_unsaved_turns_are_found_though_the_store_raises_an_error_of_its_own(
         assert failed.is_set() and book.turns == [0], "no turn had to come to go on with it"
 
     play(story())
-    logged(caplog, "session 'session'", "OSError", "Traceback")
+    logged(caplog, "session 'session of ada'", "OSError", "Traceback")
 
 
 def test_a_saver_that_meets_an_error_of_its_session_is_begun_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -127,7 +127,7 @@ def test_a_saver_that_meets_an_error_of_its_session_is_begun_again(caplog: pytes
         assert book.turns == [0]
 
     play(story())
-    logged(caplog, "session 'session'", "memory 0", "RuntimeError")
+    logged(caplog, "session 'session of ada'", "memory 0", "RuntimeError")
 
 
 @pytest.mark.parametrize("verb", ["turns", "runs"])
@@ -160,7 +160,7 @@ def test_a_corrupt_turn_above_the_mark_is_reported_and_later_ones_are_saved(
         assert book.turns == [0, 1, 3, 4, 5] and len(await stage.events_of(TurnNotSaved)) == 2, "it is told once"
 
     play(story())
-    logged(caplog, "session 'session'", "turn 2")
+    logged(caplog, "session 'session of ada'", "turn 2")
 
 
 def test_a_history_that_raises_an_error_of_its_own_is_caught_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -368,7 +368,7 @@ def test_the_error_of_a_change_whose_caller_has_gone_is_logged(caplog: pytest.Lo
         await asyncio.sleep(1)
 
     play(story())
-    logged(caplog, "session 'session'", "OSError")
+    logged(caplog, "session 'session of ada'", "OSError")
 
 
 def test_an_actor_leaves_though_ray_raises_an_error(

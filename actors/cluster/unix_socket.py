@@ -83,10 +83,9 @@ class Connection:
         answer: asyncio.Future[bytes] = self._loop.create_future()
         self._waiting[number] = answer
         answer.add_done_callback(lambda _: self._waiting.pop(number, None))
-        is_sending = bool(self._unsent)
+        if not self._unsent:
+            self._loop.call_soon(self._send)  # together with the other requests of this moment
         self._unsent += _message(number, request)
-        if not is_sending:
-            self._send()
         return answer
 
     def close(self) -> None:
@@ -95,6 +94,9 @@ class Connection:
 
     def _send(self) -> None:
         """Send what the socket takes, and the rest when it takes more."""
+        if not self.is_open:
+            self._end("it was closed")
+            return
         try:
             del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
@@ -127,6 +129,7 @@ class Connection:
                 self._loop.remove_reader(self._socket)
                 self._loop.remove_writer(self._socket)
             self._socket.close()
+        self._unsent.clear()
         for answer in list(self._waiting.values()):
             if not answer.done():
                 answer.set_exception(ConnectionError(f"the connection is lost ({reason})"))
@@ -186,6 +189,7 @@ class _ServedConnection(asyncio.Protocol):
         self._is_trusted = False
         """Whether the process at the other end belongs to this user."""
         self._messages = _MessageReader()
+        self._unsent: list[bytes] = []
         self._under_way: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -211,8 +215,14 @@ class _ServedConnection(asyncio.Protocol):
             answer = await self._answer(request)
         except Exception:  # noqa: BLE001 - the caller asks again by other means, which hand on the error
             answer = b""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send)  # together with the other answers of this moment
+        self._unsent.append(_message(number, answer))
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, []
         if not self._transport.is_closing():
-            self._transport.write(_message(number, answer))
+            self._transport.write(b"".join(unsent))
 
 
 class _MessageReader:

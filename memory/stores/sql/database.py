@@ -390,9 +390,6 @@ class SQLDatabase(Shared):
             for index in (index for table in self._schema.tables.tables.values() for index in table.indexes):
                 if WHERE in index.info:
                     index.kwargs[f"{connection.dialect.name}_where"] = index.info[WHERE]
-            for table in self._schema.tables.tables.values() if self._file else ():
-                if len(table.primary_key.columns) > 1:
-                    table.kwargs["sqlite_with_rowid"] = False  # else each row writes to an index besides
             self._schema.tables.create_all(connection)
             version = str(self._schema.version)
             connection.execute(sa.insert(_meta).values(name=self._schema.name, value=version))

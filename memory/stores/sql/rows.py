@@ -259,9 +259,19 @@ def event_row(key: int, event: Event, *, blocks: bool = False) -> dict[str, Any]
 
 def read_event(row: Iterable[Any], session: SessionKey) -> AnyEvent:
     """Return the event of a row, which has the columns of an events table in their order."""
-    _, seq, time, turn_index, run_id, key, kind, body = row  # access by name would take longer than decoding the body
-    place = {**session._asdict(), "seq": seq, "at": time, "turn_index": turn_index, "run_id": run_id, "key": key}
-    return decoded_event(kind, body, place)
+    session_id, user_id = session
+    # A session has many events: access by name, and `_asdict`, would take longer than decoding the body.
+    _, seq, time, turn_index, run_id, key, kind, body = row
+    columns = {
+        "session_id": session_id,
+        "user_id": user_id,
+        "seq": seq,
+        "at": time,
+        "turn_index": turn_index,
+        "run_id": run_id,
+        "key": key,
+    }
+    return decoded_event(kind, body, columns)
 
 
 def read_sessions(rows: Iterable[Any]) -> tuple[tuple[SessionRecord, ...], tuple[SessionKey, ...]]:

@@ -78,7 +78,11 @@ def record_of(cls: type[Stored], values: Mapping[str, Any]) -> Stored:
         ValidationError: a field is missing, unknown, or has a value that does not fit.
     """
     record: Stored = adapter(cls).validator.validate_python(values)
-    return record
+    lean: Stored = object.__new__(cls)
+    lean_values = lean.__dict__  # shares its keys with the class's other records, unless it is updated as a whole
+    for name, value in record.__dict__.items():
+        lean_values[name] = value
+    return lean
 
 
 def adapter(cls: Any) -> TypeAdapter[Any]:

@@ -12,7 +12,6 @@ from turnwise.errors import ConfigError, InvalidIdError, WorkingMemoryError
 from turnwise.memory.conversation.codec import decode_text, decoded, to_json
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source, is_local
 from turnwise.memory.longterm.items.base import ItemStore
-from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.urls import items_at
 from turnwise.memory.longterm.recall.quoting import quote
 from turnwise.memory.values.ids import check_id
@@ -68,6 +67,8 @@ class WorkingMemory:
             raise ConfigError("WorkingMemory.max_bytes", max_bytes, "is less than the format's initial text takes")
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from turnwise.memory.longterm.items.in_memory import InMemoryItems  # here, since few programs have notes
+
         if isinstance(self._store, InMemoryItems):
             raise TypeError("notes in the memory of a process cannot be sent to another one: use SQLItems")
         return partial(WorkingMemory, form=self._form, per=self._per, max_bytes=self._max_bytes), (self._store,)

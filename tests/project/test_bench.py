@@ -88,7 +88,7 @@ COUNTED = [
     "memory of a session's process",
     "of which modules, in a process without Ray's",
     "to that of a bare actor's",
-    "actor calls a turn, counted in this process",
+    "requests a turn, counted in this process",
     "transactions a turn, counted at SQLite",
     "what a step adds",
     "transactions of 20 steps, counted at SQLite",

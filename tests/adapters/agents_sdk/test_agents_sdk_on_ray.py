@@ -62,6 +62,7 @@ def test_an_approval_outlives_the_process_and_calls_are_made_once(make_manager: 
         session = manager.open("trip", user_id="sarah")
         run = session.run("Pay.")
         request = next(event for event in run.events() if event.kind == "approval_requested")
+        run.wait(until="settled")  # a call is asked for before the run is suspended
         kill(session)
         run.approve(request.call_id)
         turn = run.wait(WAIT_S)

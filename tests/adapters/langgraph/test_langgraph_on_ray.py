@@ -29,6 +29,7 @@ async def test_an_interrupt_is_answered_after_its_process_was_killed(
         session = manager.open("chat")
         run = session.run("hello")
         request = next(event for event in run.events() if event.kind == "approval_requested")
+        run.wait(until="settled")  # a call is asked for before the run is suspended
         os.kill(process_of(session.info()), signal.SIGKILL)
         manager.execution(run.run_id).approve(request.call_id)
         assert run.wait().text == "got True"

@@ -31,7 +31,7 @@ MOST_ACTORS = 256
 MOST_IDLE = 16
 """How many idle connections to one actor the threads of a process keep."""
 
-Kept = TypeVar("Kept")
+Pooled = TypeVar("Pooled")
 New = TypeVar("New")
 
 
@@ -105,7 +105,7 @@ def ask_blocking(actor: Any, request: bytes, reach: Reach) -> bytes | None:
     return answer or None
 
 
-class _Connections(Generic[Kept]):
+class _Connections(Generic[Pooled]):
     """The connections to actors, by actor id. Of idle ones, the least recently used are closed.
 
     Args:
@@ -113,32 +113,32 @@ class _Connections(Generic[Kept]):
         is_idle: whether it may be closed.
     """
 
-    def __init__(self, close: Callable[[Kept], object], is_idle: Callable[[Kept], bool]) -> None:
+    def __init__(self, close: Callable[[Pooled], object], is_idle: Callable[[Pooled], bool]) -> None:
         self._close = close
         self._is_idle = is_idle
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._by_actor: OrderedDict[str, Pooled] = OrderedDict()
         self._again_at: dict[str, float] = {}
         """When to try again to connect, by actor id."""
         self._lock = threading.Lock()
 
-    def get(self, actor_id: str) -> Kept | None:
+    def get(self, actor_id: str) -> Pooled | None:
         with self._lock:
-            if (kept := self._kept.get(actor_id)) is not None:
-                self._kept.move_to_end(actor_id)
-            return kept
+            if (pooled := self._by_actor.get(actor_id)) is not None:
+                self._by_actor.move_to_end(actor_id)
+            return pooled
 
-    def keep(self, actor_id: str, kept: Kept) -> None:
+    def keep(self, actor_id: str, pooled: Pooled) -> None:
         with self._lock:
-            self._kept[actor_id] = kept
-            if len(self._kept) > MOST_ACTORS:
-                oldest = next((key for key, value in self._kept.items() if self._is_idle(value)), None)
+            self._by_actor[actor_id] = pooled
+            if len(self._by_actor) > MOST_ACTORS:
+                oldest = next((key for key, value in self._by_actor.items() if self._is_idle(value)), None)
                 if oldest is not None:
-                    self._close(self._kept.pop(oldest))
+                    self._close(self._by_actor.pop(oldest))
 
     def drop(self, actor_id: str) -> None:
         with self._lock:
-            if (kept := self._kept.pop(actor_id, None)) is not None:
-                self._close(kept)
+            if (pooled := self._by_actor.pop(actor_id, None)) is not None:
+                self._close(pooled)
 
     def connect(self, actor_id: str, connect: Callable[[str], New]) -> New | None:
         """Return a new connection; None if nobody listens there, or nobody did a moment ago."""
@@ -155,12 +155,12 @@ class _Connections(Generic[Kept]):
 
     def forget(self) -> None:
         """Forget connections that belong to the process from which this one was forked."""
-        self._kept.clear()
+        self._by_actor.clear()
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        while self._kept:
-            self._close(self._kept.popitem()[1])
+        while self._by_actor:
+            self._close(self._by_actor.popitem()[1])
 
 
 def _connections_of(loop: asyncio.AbstractEventLoop) -> _Connections[Connection]:

@@ -9,7 +9,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from engines import process_of
 from turnwise import AsyncSessionManager, EchoEngine, Packed, Session, SessionConfig, SessionManager, WaitTimeoutError
 from turnwise.actors.cluster import local_calls, reach
 from turnwise.actors.cluster.local_calls import _BY_LOOP, _IDLE
-from turnwise.actors.cluster.unix_socket import Connection
+from turnwise.actors.cluster.unix_socket import Connection, serve
+from turnwise.memory.values.ids import new_id
 
 MakeManager = Callable[..., SessionManager]
 WAIT_S = 60.0
@@ -96,7 +98,9 @@ async def test_many_tasks_share_a_connection(ray_address: str, options: dict[str
         for number, text in enumerate(texts):
             assert f"I am {number}." in text
         ours = _BY_LOOP[asyncio.get_running_loop()]
-        assert 0 < len(ours._kept) <= len(chats) and all(kept.is_idle for kept in ours._kept.values())
+        assert 0 < len(ours._by_actor) <= len(chats) and all(
+            connection.is_idle for connection in ours._by_actor.values()
+        )
 
 
 def test_threads_that_wait_each_have_a_connection(make_manager: MakeManager) -> None:
@@ -187,10 +191,10 @@ def test_connections_of_closed_event_loops_are_closed(ray_address: str, tmp_path
         async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine()) as manager:
             chat = await manager.open("chat")
             await (await chat.run("Hello.")).wait(WAIT_S)
-            while not _BY_LOOP[asyncio.get_running_loop()]._kept:
+            while not _BY_LOOP[asyncio.get_running_loop()]._by_actor:
                 await asyncio.sleep(0.1)
                 await chat.latest()
-            return next(iter(_BY_LOOP[asyncio.get_running_loop()]._kept.values()))
+            return next(iter(_BY_LOOP[asyncio.get_running_loop()]._by_actor.values()))
 
     connections = [asyncio.run(main()) for _ in range(2)]
     assert [connection.is_open for connection in connections] == [False, True]
@@ -201,7 +205,7 @@ def test_connections_of_closed_event_loops_are_closed(ray_address: str, tmp_path
 
 def test_the_least_recently_used_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     closed, busy = list[str](), {"b"}
-    connections = local_calls._Connections[str](closed.append, lambda kept: kept not in busy)
+    connections = local_calls._Connections[str](closed.append, lambda name: name not in busy)
     monkeypatch.setattr(local_calls, "MOST_ACTORS", 3)
     for actor_id in "abc":
         connections.keep(actor_id, actor_id)
@@ -212,6 +216,23 @@ def test_the_least_recently_used_idle_connections_are_closed(monkeypatch: pytest
     connections.drop("e")
     connections.close()
     assert closed[3] == "e" and {*closed[4:]} == {"b", "f"}
+
+
+async def test_a_verb_that_fails_unexpectedly_is_asked_for_by_ray() -> None:
+    """Ray hands on the error, which a socket does not."""
+
+    async def fail(request: bytes) -> bytes:
+        raise ValueError(request)
+
+    name = new_id()
+    actor = SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: name))
+    with closing(await serve(name, fail)):
+        assert await local_calls.ask(actor, b"verb", reach.Reach(time.monotonic())) is None
+        blocking = asyncio.to_thread(local_calls.ask_blocking, actor, b"verb", reach.Reach(time.monotonic()))
+        assert await blocking is None
+        _IDLE.drop(name)
+        _BY_LOOP[asyncio.get_running_loop()].drop(name)
+        await asyncio.sleep(0.01)  # the other side closes its connections
 
 
 def test_a_caller_that_found_nobody_tries_again_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,7 +291,7 @@ async def test_recalls_go_over_a_socket_and_by_ray_while_the_memorys_process_is_
         """Recall until that goes over the socket; return the id of the process that answers."""
         while True:
             await recall()
-            connections = local_calls._BY_LOOP[asyncio.get_running_loop()]._kept.values()
+            connections = local_calls._BY_LOOP[asyncio.get_running_loop()]._by_actor.values()
             if pids := [connection.peer_pid for connection in connections if connection.is_open]:
                 return pids[0]
             await asyncio.sleep(0.05)

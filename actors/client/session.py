@@ -63,10 +63,10 @@ _EXPORTED_AT_ONCE = 100
 class AsyncSession:
     """`Session` with its methods as coroutines: any number at once, from any process; they take effect one at a time.
 
-    A change is durable when its method returns. Most methods are one Ray call. Reads of a session without a live
-    process query the store; `export_messages` reads page by page; `cancel` and `end` repeat their call until the run
-    has ended. A method whose argument has the wrong type or is out of range raises InvalidInputError, which names the
-    argument, and changes nothing.
+    A change is durable when its method returns. Most methods are one request to its process. Reads of a session
+    without a live process query the store; `export_messages` reads page by page; `cancel` and `end` repeat their
+    request until the run has ended. A method whose argument has the wrong type or is out of range raises
+    InvalidInputError, which names the argument, and changes nothing.
     """
 
     def __init__(self, client: ClusterClient, ref: SessionRef, agent: str | None) -> None:

@@ -43,7 +43,7 @@ _Items: TypeAlias = list[MemoryItem]
 class AsyncSessionMemory:
     """`SessionMemory` with its verbs as coroutines.
 
-    User, session and agent are those of the session; no method takes them as arguments. Each method is one Ray call to
+    User, session and agent are those of the session; no method takes them as arguments. Each method is one request to
     the session, which makes one call to each memory.
 
     Every method may raise, beside the errors that it documents:

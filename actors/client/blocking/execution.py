@@ -61,7 +61,7 @@ class ExecutionHandle(RunHandle):
     def wait(self, timeout_s: float | None = None, *, until: Until = "ended") -> Turn:
         """Return the finished turn, or raise the run's error. Any number of callers may wait, also after the run.
 
-        Costs one Ray call every ten seconds, or none if the run had ended when its start was acknowledged. On return
+        Costs one request every ten seconds, or none if the run had ended when its start was acknowledged. On return
         the run's end is durable, and the next queued run has started, if one is due. The `on_event` that `run` was
         given has had all events, unless it needs more than ten seconds for the rest. Leaving or cancelling the wait
         does not cancel the run.

@@ -97,6 +97,7 @@ def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, l
             "successor": run.successor,
             "engine": run.engine,
             "idempotency key": run.idempotency_key,
+            "fingerprint": run.idempotency.fingerprint if run.idempotency else None,
         },
     )
     _check_asked(line, run)

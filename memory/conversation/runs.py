@@ -51,6 +51,15 @@ RUN_CHANGES: tuple[str, ...] = (
 """The fields of a run that may change after it was stored."""
 
 
+@dataclass(frozen=True)
+class Idempotency(Record):
+    """The idempotency key that a run's caller chose. A request that repeats it must have the same fingerprint."""
+
+    key: str
+    fingerprint: str
+    """A digest of the prompts and of the options of the model call."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRecord(Record):
     """A run as it is stored."""
@@ -79,9 +88,7 @@ class RunRecord(Record):
     """The run that has its prompts, or that has come in its place, while it was queued: see `code`."""
     labels: FrozenDict = field(default_factory=FrozenDict)
     timeout_s: float | None = None
-    idempotency_key: str | None = None
-    fingerprint: str | None = None
-    """A digest of the prompts, if there is an idempotency key."""
+    idempotency: Idempotency | None = None
     usage: Usage | None = None
     """Usage up to the run's last commit."""
     stop_reason: str | None = None
@@ -115,6 +122,11 @@ class RunRecord(Record):
     def session_key(self) -> SessionKey:
         """Its session."""
         return SessionKey(self.session_id, self.user_id)
+
+    @property
+    def idempotency_key(self) -> str | None:
+        """The key by which a repeated request finds it."""
+        return self.idempotency.key if self.idempotency else None
 
     @property
     def is_open(self) -> bool:

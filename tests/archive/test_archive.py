@@ -32,7 +32,7 @@ from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.archive.importer import UNFINISHED
 from turnwise.memory.conversation.blocks import Block, Summary, Text, ToolUse, User, decode, encode
 from turnwise.memory.conversation.events import Event, PromptAppended, RunCompleted, UnknownEvent, WindowCompacted
-from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.runs import Idempotency, RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
@@ -121,7 +121,7 @@ class Writer:
             created_at=1.5,
             calls=freeze({"c": {"name": "look"}}) if is_open else freeze({}),
             labels=freeze({TEXT: TEXT}),
-            idempotency_key=words.choice([None, f"key {index}"]),
+            idempotency=words.choice([None, Idempotency(f"key {index}", "f" * 64)]),
             model=words.choice([None, "m"]),
             params=words.choice([freeze({}), PARAMS]),
             output=words.choice([None, freeze({"schema": NESTED, "retries": 2})]),

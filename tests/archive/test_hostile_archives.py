@@ -227,6 +227,7 @@ def summary(*of: Any, folded: Any = ()) -> Summary:
 
 HI, YES = User(text="hi"), Text(text="yes")
 USE, RESULT = ToolUse(call_id="a", name="look"), ToolResult(call_id="a", text="seen")
+KEY = {"key": "k", "fingerprint": "f"}
 PENDING = {"index": 0, "status": "pending", "prompt": [["", 0, 1]]}
 
 DEEP = "[" * 50_000 + "]" * 50_000
@@ -319,10 +320,14 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
         3,
         r"run id 'a\x00' cannot be used",
     ),
-    "a blank idempotency key": (written([HI], [], [a_run(idempotency_key=" ")]), 3, "it is blank"),
+    "a blank idempotency key": (
+        written([HI], [], [a_run(idempotency={"key": " ", "fingerprint": "f"})]),
+        3,
+        "it is blank",
+    ),
     "two runs of an id": (written([HI], [], [a_run(), a_run(turn_index=1)]), 4, "run 'r' is in the archive twice"),
     "two runs of a key": (
-        written([HI], [], [a_run(idempotency_key="k"), a_run(run_id="q", turn_index=1, idempotency_key="k")]),
+        written([HI], [], [a_run(idempotency=KEY), a_run(run_id="q", turn_index=1, idempotency=KEY)]),
         4,
         "idempotency key 'k' is in the archive twice",
     ),

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -53,6 +54,12 @@ def test_a_copy_equals_that_of_dataclasses(record: Any, changes: dict[str, Any])
     assert dataclasses.asdict(record) == before, "the record is as it was"
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(changed, dataclasses.fields(record)[0].name, None)
+
+
+@pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
+def test_copies_of_a_record_share_the_names_of_its_fields(record: Any) -> None:
+    """Python shares them among the objects of a class that has fewer than 30; a copy without is five times as large."""
+    assert sys.getsizeof(vars(replace(record))) < sys.getsizeof(dict.fromkeys(vars(record)))
 
 
 def test_a_field_that_a_record_does_not_have_is_refused() -> None:

@@ -35,7 +35,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse, User, encode
 from turnwise.memory.conversation.events import Event, PromptAppended, RunFailed, ToolStarted
-from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.runs import Idempotency, RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
@@ -115,7 +115,7 @@ READABLE = {
     TurnRecord: "index parent turn_id run_id status prompt appended input output carried usage created_at forgotten"
     " removed",
     RunRecord: "run_id session_id user_id turn_index state first_seq created_at started_at ended_at code timeout_s"
-    " successor idempotency_key parent usage resumes memory model engine joins trace",
+    " successor parent usage resumes memory model engine joins trace",
 }
 """What stays as it is. A new field is sealed in `encryption_records`, or named here and in `EncryptedStore`."""
 
@@ -143,8 +143,7 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
         first_seq=1,
         created_at=1.0,
         labels=secret_json,
-        idempotency_key="key",
-        fingerprint=secret,
+        idempotency=Idempotency("key", secret),
         model="m",
         params=secret_json,
         output=secret_json,

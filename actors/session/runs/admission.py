@@ -45,7 +45,7 @@ from turnwise.memory.conversation.events import PromptAppended, RunQueued, Sessi
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.prompts import Prompt, accept, check_calls
-from turnwise.memory.conversation.runs import REPLACED, IfBusy, RunRecord
+from turnwise.memory.conversation.runs import REPLACED, Idempotency, IfBusy, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans, join, size
 from turnwise.memory.conversation.turns import TurnRecord
@@ -111,11 +111,10 @@ class _StartRequest:
         self.key = options.get("idempotency_key")
         self.operation = NO_OPERATION
         """The run as telemetry follows it."""
-        self.fingerprint = self._fingerprint() if self.key else None
-        """A digest of the prompts and of the options of the model call. A start that repeats a key must have the same
-        digest."""
+        self.idempotency = Idempotency(self.key, self._fingerprint()) if self.key else None
 
     def _fingerprint(self) -> str:
+        """Return a digest of the prompts and of the options of the model call."""
         options = [self.options.get(name) for name in ("model", "params", "output", "instructions", "tools")]
         return hashlib.sha256("\n".join([*self.encoded, json.dumps(options, sort_keys=True)]).encode()).hexdigest()
 
@@ -604,8 +603,7 @@ class RunAdmission:
             created_at=now,
             started_at=now + silence_s if silence_s else None,
             run_id=request.run_id,
-            idempotency_key=request.key,
-            fingerprint=request.fingerprint,
+            idempotency=request.idempotency,
             timeout_s=options.get("timeout_s"),
             parent=options.get("parent"),
             engine=session.engine,
@@ -625,7 +623,7 @@ class RunAdmission:
         record = open_run.record if open_run else ended[0] if ended else None
         if record is None and request.key:
             record = await self._journal.store.run_of_key(self._state.key, request.key)
-            if record and record.fingerprint != request.fingerprint:
+            if record and record.idempotency != request.idempotency:
                 raise IdempotencyConflictError(self._state.session_id, request.key, record.run_id)
         if record is None and stored:
             try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.events import AnyEvent, PromptAppended
-from turnwise.memory.conversation.runs import RunRecord, RunState
+from turnwise.memory.conversation.runs import Idempotency, RunRecord, RunState
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
@@ -52,6 +52,8 @@ def a_turn(index: int, **values: Any) -> TurnRecord:
 
 def a_run(run_id: str, index: int, state: RunState = "running", **values: Any) -> RunRecord:
     values = {"first_seq": 1, "created_at": 1.5, "session_id": "s", **values}
+    if (key := values.pop("idempotency_key", None)) is not None:
+        values["idempotency"] = Idempotency(key, "f" * 64)
     return RunRecord(run_id=run_id, turn_index=index, state=state, **values)
 
 

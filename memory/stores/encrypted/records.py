@@ -108,11 +108,13 @@ async def open_turn(texts: Unsealing, session: SessionKey, turn: TurnRecord) -> 
 
 def seal_run(key: UserKey, run: RunRecord) -> RunRecord:
     """Return the encrypted run. It has two encrypted parts, because commits change only one of them."""
-    request = [run.labels, run.fingerprint, run.params, run.output, run.instructions, run.tools]
+    idempotency = run.idempotency
+    fingerprint = idempotency.fingerprint if idempotency else None
+    request = [run.labels, fingerprint, run.params, run.output, run.instructions, run.tools]
     return replace(
         run,
         labels=_seal(key, _labels_place(run), request),
-        fingerprint=None,
+        idempotency=replace(idempotency, fingerprint="") if idempotency else None,
         params=FrozenDict(),
         output=None,
         instructions=None,
@@ -130,7 +132,7 @@ async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
     return replace(
         run,
         labels=freeze(labels),
-        fingerprint=fingerprint,
+        idempotency=replace(run.idempotency, fingerprint=fingerprint) if run.idempotency else None,
         params=freeze(params),
         output=freeze(output),
         instructions=instructions,

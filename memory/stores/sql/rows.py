@@ -193,7 +193,9 @@ def read_turn(row: Any, key: SessionKey) -> TurnRecord:
     return decoded(f"turn {key.session_id}#{row.idx}", decode)
 
 
-_RUN_FIELDS = [field.name for field in fields(RunRecord) if field.name not in ("session_id", "user_id", "joins")]
+_RUN_FIELDS = [
+    field.name for field in fields(RunRecord) if field.name not in ("session_id", "user_id", "joins", "idempotency")
+]
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
@@ -209,6 +211,8 @@ def run_row(key: int, run: RunRecord) -> dict[str, Any]:
         "tools": to_json(run.tools or None),
         "trace": to_json(run.trace or None),
         "joins": run.joins or None,
+        "idempotency_key": run.idempotency_key,
+        "fingerprint": run.idempotency.fingerprint if run.idempotency else None,
         **_run_texts(run),
     }
 
@@ -238,6 +242,8 @@ def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
 def read_run(row: Any, key: SessionKey) -> RunRecord:
     def decode() -> RunRecord:
         values = _values(row, _RUN_FIELDS, _RUN_TEXTS)
+        if idempotency := _values(row, ("idempotency_key", "fingerprint"), set()):
+            values["idempotency"] = {"key": idempotency.pop("idempotency_key", None), **idempotency}
         return record_of(RunRecord, {**values, **key._asdict(), "joins": bool(row.joins)})
 
     return decoded(f"run {row.run_id}", decode)

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from turnwise.actors.client import steps
 from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.client.shared.resending import Search, is_away, lost_error
-from turnwise.actors.cluster.reach import NoProcessError
+from turnwise.actors.cluster.actor_waiting import NoProcessError
 from turnwise.actors.cluster.wire import (
     ClientOutcome,
     EngineWanted,
@@ -23,7 +23,7 @@ from turnwise.actors.cluster.wire import (
     Waited,
 )
 from turnwise.actors.hosting import verbs
-from turnwise.actors.hosting.verb import Reader, VerbCall
+from turnwise.actors.hosting.verb_declaration import Reader, VerbCall
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.errors import NoActiveRunError, OverloadedError, ReadOnlyStoreError, SessionFencedError
 from turnwise.memory.conversation.events import AnyEvent, Event

@@ -14,9 +14,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from turnwise.actors.client.request_batching import RequestBatcher
 from turnwise.actors.client.shared.portal import Portal
-from turnwise.actors.cluster import local_calls, reach as reaching
+from turnwise.actors.cluster import actor_waiting as reaching, local_calls
+from turnwise.actors.cluster.actor_waiting import Reach
 from turnwise.actors.cluster.ray_runtime import interruptible
-from turnwise.actors.cluster.reach import Reach
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -12,8 +12,8 @@ from turnwise.actors.cluster.ray_runtime import this_ray
 from turnwise.errors import ManagerClosedError, SessionNotFoundError, StoreClosedError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.base import Page, SessionStore
+from turnwise.memory.stores.cluster_check import rivals
 from turnwise.memory.stores.encrypted.records import check_session
-from turnwise.memory.stores.sharing import rivals
 
 _log = logging.getLogger(__name__)
 

@@ -52,7 +52,7 @@ class StoreSpec:
 
     def _owned(self, store: SessionStore) -> SessionStore:
         """Return the store, which knows this Ray from now on if it tells one from another."""
-        from turnwise.memory.stores.sharing import Shared
+        from turnwise.memory.stores.cluster_check import Shared
 
         if isinstance(store, Shared) and not self.read_only:
             from turnwise.actors.cluster.ray_runtime import this_ray

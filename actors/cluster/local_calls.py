@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError
 
-from turnwise.actors.cluster.reach import Reach, presence
+from turnwise.actors.cluster.actor_waiting import Reach, presence
 from turnwise.actors.cluster.unix_socket import Answering, BlockingConnection, Connection, serve
 from turnwise.memory.background import log_failure
 

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 
 from turnwise.actors.cluster.ray_address import check_ray_address, starts_own_ray
 from turnwise.errors import ConfigError
-from turnwise.memory.stores.sharing import RayId
+from turnwise.memory.stores.cluster_check import RayId
 
 _log = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
+from turnwise.actors.cluster.actor_settings import Kept, read_settings
 from turnwise.actors.cluster.actor_spec import ActorSpec
+from turnwise.actors.cluster.actor_waiting import NoProcessError, reached
 from turnwise.actors.cluster.gc_tuning import collect_rarely
-from turnwise.actors.cluster.kept_settings import Kept, read_settings
 from turnwise.actors.cluster.local_calls import listen
 from turnwise.actors.cluster.logs import LogSettings
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.reach import NoProcessError, reached
 from turnwise.actors.cluster.sharding import Layout, find_layouts
 from turnwise.actors.hosting.loading import Loading, StartsInRay
 from turnwise.actors.hosting.shutdown import Shutdown, where

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from turnwise.actors.cluster.actor_settings import Kept, read_settings
 from turnwise.actors.cluster.gc_tuning import collect_rarely
-from turnwise.actors.cluster.kept_settings import Kept, read_settings
 from turnwise.actors.cluster.local_calls import listen
 from turnwise.actors.hosting.loading import Loading, StartsInRay
 from turnwise.actors.hosting.shutdown import Shutdown, where

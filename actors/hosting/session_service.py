@@ -11,11 +11,11 @@ from typing import Any
 from turnwise.actors.cluster.wire import EngineWanted, Message
 from turnwise.actors.hosting.stored_source import StoredSource, UnattendedError
 from turnwise.actors.hosting.switched_engines import EngineOverride
-from turnwise.actors.hosting.verb import Reader, Verb
+from turnwise.actors.hosting.verb_declaration import Reader, Verb
 from turnwise.actors.hosting.verbs import find_verb
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.worker_resources import WorkerResources
-from turnwise.actors.memory.session_memory import SessionMemoryAccess
+from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.errors import CorruptRecordError

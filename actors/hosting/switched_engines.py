@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from turnwise.actors.cluster.kept_settings import Kept, drop_notes, keep, note, notes, read_settings
+from turnwise.actors.cluster.actor_settings import Kept, drop_notes, keep, note, notes, read_settings
 from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.sessions import SessionKey
 

@@ -19,9 +19,9 @@ from turnwise.actors.cluster.wire import (
     StartAnswer,
     Waited,
 )
-from turnwise.actors.hosting.verb import Reader, Verb, changes, of_memory, reads, starts
+from turnwise.actors.hosting.verb_declaration import Reader, Verb, changes, of_memory, reads, starts
 from turnwise.actors.hosting.waits import ENDING_S
-from turnwise.actors.memory.session_memory import SessionMemoryAccess
+from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.errors import TurnNotFoundError, TurnwiseError, UnknownVerbError
 from turnwise.memory.conversation.runs import Until, has_reached
 from turnwise.memory.conversation.spans import Span, Spans, union

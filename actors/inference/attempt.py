@@ -31,7 +31,7 @@ from turnwise.memory.conversation.model_params import of_later_step
 from turnwise.memory.conversation.transcript import Ledger, repair
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage, unreported
-from turnwise.memory.longterm.session_memory import MemoryAccess
+from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.values.frozen_json import freeze, plain_json
 from turnwise.memory.values.growing_text import WholeCharacters, whole, whole_json
 from turnwise.memory.values.records import replace

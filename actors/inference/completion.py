@@ -18,7 +18,7 @@ from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage, unreported
-from turnwise.memory.longterm.session_memory import MemoryAccess
+from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.tokens.counter import RoughCounter
 
 Result = TypeVar("Result")

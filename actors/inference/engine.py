@@ -13,7 +13,7 @@ from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.longterm.session_memory import MemoryAccess
+from turnwise.memory.longterm.memory_access import MemoryAccess
 
 NewEvent = tuple[type[Event], dict[str, Any]]
 """An event that is not numbered yet: its class and its fields, without session, turn, run, number and time."""

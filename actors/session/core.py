@@ -19,7 +19,7 @@ from turnwise.actors.session.history.forking import Forking
 from turnwise.actors.session.history.importing import Importing
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
-from turnwise.actors.session.memory.saving_progress import SavingProgress
+from turnwise.actors.session.memory.unsaved_turns import SavingProgress
 from turnwise.actors.session.runs.admission import RunAdmission
 from turnwise.actors.session.runs.approvals import Approvals
 from turnwise.actors.session.runs.prompt_joining import PromptJoining

@@ -22,8 +22,8 @@ from turnwise.memory.conversation.events import PlannerNote
 from turnwise.memory.conversation.output_type import is_sent_back
 from turnwise.memory.conversation.spans import Span, Spans, join
 from turnwise.memory.longterm.base import MemoryItem, Source, item_id
+from turnwise.memory.longterm.memory_access import MEMORY_TOOLS
 from turnwise.memory.longterm.memory_types import MemoryType
-from turnwise.memory.longterm.session_memory import MEMORY_TOOLS
 from turnwise.memory.providers.openai_chat import ERROR, arguments_of
 
 

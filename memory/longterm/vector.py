@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from turnwise.memory.longterm.index.vector_index import Health
-    from turnwise.memory.longterm.recall.growth import Growth
+    from turnwise.memory.longterm.recall.index_growth import Growth
     from turnwise.memory.longterm.recall.user_index import Match, UserIndex
 
     _Match = tuple[list[MemoryItem], Match]
@@ -863,7 +863,7 @@ class VectorMemory:
 
 def _growth(user_index: UserIndex | None, loaded: Loaded) -> Growth:
     """Return the growth of a user's index in memory to the loaded rows."""
-    from turnwise.memory.longterm.recall.growth import Growth, growth_between
+    from turnwise.memory.longterm.recall.index_growth import Growth, growth_between
     from turnwise.memory.longterm.recall.user_index import UserIndex
 
     if user_index is not None and loaded.base != user_index.revision:

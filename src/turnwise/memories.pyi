@@ -24,12 +24,12 @@ from turnwise.memory.longterm.index.locations import (
 from turnwise.memory.longterm.index.vector_index import VectorIndex as VectorIndex
 from turnwise.memory.longterm.index.vectors import Vectors as Vectors, VectorsPlace as VectorsPlace
 from turnwise.memory.longterm.lexical import LexicalMemory as LexicalMemory
+from turnwise.memory.longterm.memory_access import MemoryAccess as MemoryAccess
 from turnwise.memory.longterm.memory_types import MemoryCategory as MemoryCategory, MemoryType as MemoryType
 from turnwise.memory.longterm.recall.recalled_content import RecalledContent as RecalledContent
 from turnwise.memory.longterm.retention.deletion import Erasure as Erasure
 from turnwise.memory.longterm.retention.deletion_report import Forgotten as Forgotten
 from turnwise.memory.longterm.retention.retention import Retention as Retention
-from turnwise.memory.longterm.session_memory import MemoryAccess as MemoryAccess
 from turnwise.memory.longterm.static import StaticMemory as StaticMemory
 from turnwise.memory.longterm.vector import VectorMemory as VectorMemory
 from turnwise.memory.working.formats import FreeText as FreeText, JsonForm as JsonForm, Markdown as Markdown

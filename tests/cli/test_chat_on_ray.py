@@ -19,7 +19,7 @@ from processes.terminal import CTRL_C, CTRL_D, Terminal, turnwise
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.memory.stores.sharing import naming
+from turnwise.memory.stores.cluster_check import naming
 from turnwise.testing import LocalProvider, tool_script
 
 WORDS = " ".join(f"word{n}" for n in range(60))

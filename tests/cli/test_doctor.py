@@ -20,7 +20,7 @@ from turnwise.actors.cluster.diagnosis import RayFacts
 from turnwise.cli import doctor, process_facts as environment
 from turnwise.cli.process_facts import Facts
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.stores.sharing import RayId
+from turnwise.memory.stores.cluster_check import RayId
 from turnwise.memory.stores.sql.schema import SCHEMA
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.stores.urls import open_store

@@ -20,7 +20,7 @@ from turnwise.actors.cluster.wire import EngineWanted, SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.switched_engines import EngineOverride
-from turnwise.actors.hosting.verb import VerbCall
+from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.worker_resources import MAX_CACHED, SessionSetup
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.memory.attached import MemorySlot

@@ -16,7 +16,7 @@ from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.shared import resending as reaching
 from turnwise.actors.client.shared.actor_lookup import _LookupOfOne
 from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.cluster.reach import REACH_S
+from turnwise.actors.cluster.actor_waiting import REACH_S
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.errors import SessionLostError

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from processes.large_settings import Holder, end_all, named_in
-from turnwise.actors.cluster import kept_settings
-from turnwise.actors.cluster.kept_settings import PART_BYTES, ActorSettings, sweep_settings
+from turnwise.actors.cluster import actor_settings
+from turnwise.actors.cluster.actor_settings import PART_BYTES, ActorSettings, sweep_settings
 from turnwise.actors.hosting.switched_engines import EngineOverride, drop_overrides, find_overrides, save_override
 from turnwise.memory.conversation.sessions import SessionKey
 
@@ -28,7 +28,7 @@ class KeptSettings:
 
     @staticmethod
     def _all() -> set[str]:
-        return {name.split("/")[1] for name in kept_settings._names("")}
+        return {name.split("/")[1] for name in actor_settings._names("")}
 
     @property
     def keys(self) -> set[str]:
@@ -37,7 +37,7 @@ class KeptSettings:
     def sweep(self) -> set[str]:
         """Sweep as if nobody had used any settings for a long time; return the keys that are left."""
         for key in self.keys:
-            kept_settings._put(key, "asked", b"0")
+            actor_settings._put(key, "asked", b"0")
         sweep_settings()
         return self.keys
 
@@ -93,14 +93,14 @@ def test_settings_that_are_asked_for_while_they_are_deleted_get_another_key(
 ) -> None:
     settings, actors = large("raced"), list[Any]()
     settings.keep()
-    delete = kept_settings._delete
+    delete = actor_settings._delete
 
     def delete_late(key: str, part: str, *, by_prefix: bool = False) -> None:
         if not actors:  # at the last moment: it has been looked whether anybody uses them
             actors.append(settings.actor(Holder, "late", "holders"))
         delete(key, part, by_prefix=by_prefix)
 
-    monkeypatch.setattr(kept_settings, "_delete", delete_late)
+    monkeypatch.setattr(actor_settings, "_delete", delete_late)
     assert len(store.sweep()) == 1
     assert ray_session.get(actors[0].size.remote(), timeout=BACK_S) == 5 * PART_BYTES
 
@@ -110,7 +110,7 @@ def test_settings_that_are_asked_for_before_they_are_deleted_stay(
 ) -> None:
     settings = large("raced")
     settings.keep()
-    put = kept_settings._put
+    put = actor_settings._put
 
     def ask_first(key: str, part: str, value: bytes) -> None:
         if part.startswith("doomed"):
@@ -119,15 +119,15 @@ def test_settings_that_are_asked_for_before_they_are_deleted_stay(
 
     for key in store.keys:
         put(key, "asked", b"0")
-    monkeypatch.setattr(kept_settings, "_put", ask_first)
+    monkeypatch.setattr(actor_settings, "_put", ask_first)
     sweep_settings()
     (key,) = store.keys
-    assert kept_settings._get(key, "count") == b"5" and not kept_settings._names(f"{key}/doomed")
+    assert actor_settings._get(key, "count") == b"5" and not actor_settings._names(f"{key}/doomed")
 
 
 def test_small_settings_are_in_the_record_of_their_actor(store: KeptSettings) -> None:
-    settings = ActorSettings(b"x" * kept_settings.INLINE_BYTES)
-    assert settings.keep() == b"x" * kept_settings.INLINE_BYTES and store.keys == set()
+    settings = ActorSettings(b"x" * actor_settings.INLINE_BYTES)
+    assert settings.keep() == b"x" * actor_settings.INLINE_BYTES and store.keys == set()
 
 
 def test_engines_that_sessions_switched_to_are_noted_once_and_as_long_as_needed(store: KeptSettings) -> None:

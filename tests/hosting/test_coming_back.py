@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from turnwise.actors.cluster.kept_settings import SettingsLostError
-from turnwise.actors.cluster.reach import LOOK_S, REACH_S, NoProcessError, Presence, Reach
+from turnwise.actors.cluster.actor_settings import SettingsLostError
+from turnwise.actors.cluster.actor_waiting import LOOK_S, REACH_S, NoProcessError, Presence, Reach
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.loading import FREE_STARTS, LOAD_S, Loading

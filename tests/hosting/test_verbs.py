@@ -18,7 +18,7 @@ from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.session_service import SessionService
 from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.hosting.switched_engines import EngineOverride
-from turnwise.actors.hosting.verb import Verb, VerbCall
+from turnwise.actors.hosting.verb_declaration import Verb, VerbCall
 from turnwise.actors.hosting.verbs import VERBS
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.inference.echo import EchoEngine

@@ -23,7 +23,7 @@ from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.wire import Message, PackedOutcome, Refused, SessionInfo, SessionRef, Waited
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
-from turnwise.actors.hosting.verb import VerbCall
+from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
 from turnwise.actors.hosting.worker_resources import SessionSetup
 from turnwise.actors.inference.engine import RunContext, SessionView

@@ -19,7 +19,7 @@ from servers.http_service import ANN, TOKENS, on_server
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.hosting.verb import VerbCall
+from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import tool

@@ -12,7 +12,7 @@ import pytest
 from memories.session_memories import Book
 from stored.open_stores import closing
 from turnwise.actors.memory.attached import MemorySlot
-from turnwise.actors.memory.session_memory import SessionMemoryAccess
+from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.errors import InvalidInputError, NoMemoryError, ReadOnlyMemoryError
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory

@@ -19,7 +19,7 @@ import pytest
 
 from processes.forks import Fork
 from turnwise.errors import ConfigError, StoreError
-from turnwise.memory.stores.sharing import RayId
+from turnwise.memory.stores.cluster_check import RayId
 from turnwise.memory.stores.sql import sqlite_owner
 from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
 

@@ -9,7 +9,7 @@ from typing import Any
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.shared.import_parts import Conversation
 from turnwise.actors.hosting import verbs
-from turnwise.actors.hosting.verb import VerbCall
+from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.prompts import Refuses, takes_all
 from turnwise.memory.providers.message_reading import MAX_BYTES, read_messages

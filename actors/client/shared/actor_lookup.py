@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import ray
 
 from turnwise.actors.cluster.actor_names import actor_name, actors_of, find_actor
+from turnwise.actors.cluster.actor_settings import ActorSettings
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.identity import pickled
-from turnwise.actors.cluster.kept_settings import ActorSettings
 from turnwise.actors.cluster.node_choice import ANYWHERE, here
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import Layout, find_layouts

@@ -28,7 +28,7 @@ from turnwise.actors.cluster.wire import (
     SessionRef,
 )
 from turnwise.actors.hosting import verbs
-from turnwise.actors.hosting.verb import VerbCall
+from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.named_engines import as_engine, engines_of
 from turnwise.actors.memory.attached import MemorySlot

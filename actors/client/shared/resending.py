@@ -7,8 +7,8 @@ from typing import Any
 
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError, RayTaskError
 
-from turnwise.actors.cluster.reach import REACH_S, NoProcessError, Reach
-from turnwise.actors.hosting.verb import Verb
+from turnwise.actors.cluster.actor_waiting import REACH_S, NoProcessError, Reach
+from turnwise.actors.hosting.verb_declaration import Verb
 from turnwise.errors import SessionFencedError, SessionLostError
 from turnwise.memory.growing_pauses import GrowingPauses
 

@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, Unpack, cast, runtime_checkable
 
+from turnwise.actors.cluster.actor_settings import Kept, read_settings
 from turnwise.actors.cluster.gc_tuning import collect_rarely
-from turnwise.actors.cluster.kept_settings import Kept, read_settings
 from turnwise.actors.cluster.local_calls import listen
 from turnwise.actors.cluster.shared_actors.batcher import Batcher
 from turnwise.actors.cluster.wire import Refused

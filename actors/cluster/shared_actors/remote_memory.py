@@ -14,10 +14,10 @@ from ray import cloudpickle
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
 from turnwise.actors.cluster import local_calls
+from turnwise.actors.cluster.actor_settings import ActorSettings
+from turnwise.actors.cluster.actor_waiting import Reach
 from turnwise.actors.cluster.identity import identity
-from turnwise.actors.cluster.kept_settings import ActorSettings
 from turnwise.actors.cluster.node_choice import ANYWHERE, here
-from turnwise.actors.cluster.reach import Reach
 from turnwise.actors.cluster.wire import Refused
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig

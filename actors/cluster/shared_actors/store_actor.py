@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from turnwise.actors.cluster.actor_names import detached_actor, find_actor
-from turnwise.actors.cluster.reach import NoProcessError, reached
+from turnwise.actors.cluster.actor_waiting import NoProcessError, reached
 from turnwise.actors.cluster.wire import Refused
 from turnwise.errors import StoreClosedError, StoreError, TurnwiseError
 from turnwise.memory.stores.base import SessionStore

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.inference.timeline import Timeline
 from turnwise.errors import ToolError
-from turnwise.memory.longterm.session_memory import MemoryAccess
+from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.values.frozen_json import FrozenDict
 
 

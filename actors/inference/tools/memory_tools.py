@@ -22,9 +22,9 @@ from turnwise.errors import (
     WorkingMemoryError,
 )
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
+from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall.quoting import quote_json
-from turnwise.memory.longterm.session_memory import MemoryAccess
 
 MOST_SAVED = 4000
 """The maximum length of a text that a model may save, and of a query, in characters."""

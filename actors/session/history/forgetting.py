@@ -14,7 +14,7 @@ from turnwise.actors.memory.config import scope_of
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
-from turnwise.actors.session.memory.saving_progress import SavingProgress
+from turnwise.actors.session.memory.unsaved_turns import SavingProgress
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.actors.session.window.leaving_out import carrying, without

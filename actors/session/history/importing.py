@@ -11,7 +11,7 @@ from turnwise.actors.inference.engine import NewEvent, Selective
 from turnwise.actors.inference.named_engines import NamedEngines
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
-from turnwise.actors.session.memory.saving_progress import SAVED, SavingProgress, use_of
+from turnwise.actors.session.memory.unsaved_turns import SAVED, SavingProgress, use_of
 from turnwise.actors.session.state.run_events import is_snapshot
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor

@@ -12,7 +12,7 @@ from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import scope_of
 from turnwise.actors.session.engines.session_engines import SessionEngines
-from turnwise.actors.session.memory.saving_progress import SavingProgress, use_of
+from turnwise.actors.session.memory.unsaved_turns import SavingProgress, use_of
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor

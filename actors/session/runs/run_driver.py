@@ -14,9 +14,9 @@ from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.engines.spending import Spending
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
-from turnwise.actors.session.memory.saving_progress import SavingProgress
+from turnwise.actors.session.memory.unsaved_turns import SavingProgress
 from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
-from turnwise.actors.session.runs.refused_attachments import leave_out
+from turnwise.actors.session.runs.refused_media import leave_out
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.recorded_output import RecordedOutput
 from turnwise.actors.session.state.run_events import about, end_event, placed, request_event, start_event

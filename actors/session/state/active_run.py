@@ -18,8 +18,8 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.longterm.recall.prompt_sections import Profile
-from turnwise.memory.longterm.session_memory import MemoryAccess
 from turnwise.memory.values.growing_text import whole
 from turnwise.memory.values.records import replace
 

@@ -15,7 +15,7 @@ from turnwise.errors import TurnOverflowError, TurnwiseError, WindowOverflowErro
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_id
-from turnwise.strategies.newest import newest_that_are_valid, without_former_systems
+from turnwise.strategies.newest_blocks import newest_that_are_valid, without_former_systems
 from turnwise.strategies.window import Window
 
 _log = logging.getLogger(__name__)

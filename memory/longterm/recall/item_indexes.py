@@ -16,7 +16,7 @@ from turnwise.memory.longterm.items.rows import Revision, Row
 
 if TYPE_CHECKING:
     # They need numpy, which a process that makes a memory for others need not load.
-    from turnwise.memory.longterm.recall.growth import Growth
+    from turnwise.memory.longterm.recall.index_growth import Growth
     from turnwise.memory.longterm.recall.user_index import UserIndex
 
 HELD_BYTES, HELD_LISTS = 256 << 20, 1_000
@@ -110,7 +110,7 @@ class _IndexedList:
 
     def step(self, items: Sequence[MemoryItem]) -> tuple[UserIndex, int]:
         """Take a step towards the index of these items; return it, and how many items it still lacks."""
-        from turnwise.memory.longterm.recall.growth import growth_between
+        from turnwise.memory.longterm.recall.index_growth import growth_between
         from turnwise.memory.longterm.recall.user_index import UserIndex
 
         with self._lock:
@@ -129,7 +129,7 @@ class _IndexedList:
 
     def remove(self, ids: set[str]) -> None:
         """Remove items from the index."""
-        from turnwise.memory.longterm.recall.growth import UNFINISHED
+        from turnwise.memory.longterm.recall.index_growth import UNFINISHED
 
         with self._lock:
             if self.index is None:

@@ -13,6 +13,7 @@ from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Activation, Commit, Page, SessionOrder, SessionStore
+from turnwise.memory.stores.cluster_check import RayId, Shared, rivals
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import (
     block_place,
@@ -26,7 +27,6 @@ from turnwise.memory.stores.encrypted.records import (
     seal_turn,
 )
 from turnwise.memory.stores.encrypted.settings import Encryption
-from turnwise.memory.stores.sharing import RayId, Shared, rivals
 
 
 class EncryptedStore(Shared):

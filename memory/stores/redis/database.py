@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from turnwise.errors import ConfigError, CorruptRecordError, StoreError, StoreURLError
+from turnwise.memory.stores.cluster_check import RayId, Shared, rivals_among
 from turnwise.memory.stores.loop_thread import LoopThread
-from turnwise.memory.stores.sharing import RayId, Shared, rivals_among
 from turnwise.memory.stores.urls import REDIS_SCHEMES, redact
 from turnwise.memory.values.ranges import check_seconds, check_whole_number
 

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
-from turnwise.memory.stores.sharing import LABEL, RayId, Shared, rivals_among
+from turnwise.memory.stores.cluster_check import LABEL, RayId, Shared, rivals_among
 from turnwise.memory.stores.sql.error_hints import is_undecodable, lacks_tables, remedy, without_text
 from turnwise.memory.stores.sql.sqlite_file import SQLiteFile, begin_writing, path_of
 from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner

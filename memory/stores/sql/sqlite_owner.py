@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from turnwise.errors import ConfigError, StoreError
-from turnwise.memory.stores.sharing import RayId, naming
+from turnwise.memory.stores.cluster_check import RayId, naming
 
 LOOK_S = 0.05
 """How often a held lock is tried again, in seconds."""

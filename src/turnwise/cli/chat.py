@@ -196,7 +196,7 @@ def check_free(store: str) -> None:
         StoreURLError, ConfigError, StillEncryptedError: see above.
     """
     from turnwise.cli.doctor import lock_holder, sqlite_file
-    from turnwise.memory.stores.sharing import naming
+    from turnwise.memory.stores.cluster_check import naming
 
     file = sqlite_file(resolve_url(store))
     holder = lock_holder(file) if file and not os.environ.get("RAY_ADDRESS") else None

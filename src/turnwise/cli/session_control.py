@@ -279,8 +279,8 @@ async def _acting(place: _Place, id: str, *, may: str = "") -> AsyncIterator[tup
         TurnwiseError: there is no such session or run, or it cannot be changed from here; the message says how.
     """
     _set_ray_address(place.store)
-    from turnwise.actors.client.attachment import NoEngine, live
     from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.client.without_engine import NoEngine, live
     from turnwise.actors.cluster.ray_runtime import will_start
 
     async with reading(place.store, place.history, namespace=place.namespace, live=True) as reader:
@@ -325,7 +325,7 @@ def _set_ray_address(store: str) -> None:
     path = file_of(store)
     if path is None or os.environ.get(RAY_ADDRESS):
         return
-    from turnwise.memory.stores.sharing import variables_of
+    from turnwise.memory.stores.cluster_check import variables_of
     from turnwise.memory.stores.sql.sqlite_owner import running_owner
 
     if owner := running_owner(path):
@@ -346,7 +346,7 @@ async def _check_open_runs(session: AsyncSession, may: str, *, is_alone: bool = 
     Args:
         is_alone: whether there is no Ray that could have noted their engine.
     """
-    from turnwise.actors.client.attachment import has_noted_engine
+    from turnwise.actors.client.without_engine import has_noted_engine
 
     info: SessionInfo = await session.info()
     if info.active_run_id is None or may == "end" or (may == "cancel" and not info.queued_run_ids):
@@ -368,7 +368,7 @@ async def _check_rivals(store: str) -> None:
         ConfigError: says which.
     """
     from turnwise.actors.cluster.ray_runtime import this_ray
-    from turnwise.memory.stores.sharing import Shared, rivals
+    from turnwise.memory.stores.cluster_check import Shared, rivals
     from turnwise.memory.stores.urls import open_store, redact
 
     opened = await asyncio.to_thread(open_store, store)

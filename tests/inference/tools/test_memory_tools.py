@@ -45,8 +45,8 @@ from turnwise.memory.longterm.extraction.candidates import Limits
 from turnwise.memory.longterm.extraction.input import input_of
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
-from turnwise.memory.longterm.session_memory import MemoryAccess
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.ids import new_id

@@ -23,7 +23,7 @@ from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.rows import Revision, Row
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.recall import analyzer, growth, item_words, query as queries, user_index
+from turnwise.memory.longterm.recall import analyzer, index_growth, item_words, query as queries, user_index
 from turnwise.memory.longterm.recall.analyzer import words
 from turnwise.memory.longterm.recall.item_indexes import numbers_between
 from turnwise.memory.longterm.recall.query import MAX_TERMS, parse
@@ -326,7 +326,7 @@ async def test_a_huge_item_of_one_user_holds_up_no_other(make: Make, analysed: l
     while not analysed and not slow.done():
         await asyncio.sleep(0)
     assert await ids(memory, "lighthouse", BOB) == ["2"]
-    passages = growth.STEP_CHARS // 800 + 1
+    passages = index_growth.STEP_CHARS // 800 + 1
     assert len(analysed) <= 8 * passages and not slow.done()
     slow.cancel()
     await memory.close()

@@ -15,7 +15,7 @@ from test_recalling import Parrot, opened
 from schedules import SESSION
 from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
 from turnwise.actors.memory.config import MemoryConfig
-from turnwise.actors.memory.session_memory import SessionMemoryAccess
+from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ConfigError, NoMemoryError, ReadOnlyMemoryError
 from turnwise.memory.conversation.blocks import Block, Image, Recalled

@@ -33,8 +33,8 @@ from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.memory_access import MEMORY_TOOLS
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
-from turnwise.memory.longterm.session_memory import MEMORY_TOOLS
 from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.flush_to_memory import FlushToMemory

@@ -13,7 +13,7 @@ from schedules import SESSION
 from turnwise.actors.client.importing import read_conversation, send_conversation
 from turnwise.actors.client.shared.import_parts import PART, Conversation
 from turnwise.actors.hosting import verbs
-from turnwise.actors.hosting.verb import VerbCall
+from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, StoreError, TooManyError, TurnsChangedError

@@ -18,7 +18,7 @@ from servers.holds import HOLDS, LOOP_S, measure_this_loop, slowness
 from stored.open_stores import closing
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.stored_source import StoredSource
-from turnwise.actors.hosting.verb import Reader
+from turnwise.actors.hosting.verb_declaration import Reader
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.reads import SessionReads

@@ -23,7 +23,7 @@ from turnwise.actors.inference.named_engines import NamedEngines
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.memory.saving_progress import SavingProgress
+from turnwise.actors.session.memory.unsaved_turns import SavingProgress
 from turnwise.actors.session.state.cached_blocks import CachedBlocks
 from turnwise.actors.session.state.journal import Journal
 from turnwise.actors.session.state.session_tasks import SessionTasks

@@ -34,7 +34,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.http.config import PREFIX
 from turnwise.http.problems import status_of
 from turnwise.http.settings import HttpSettings
-from turnwise.memory.longterm.session_memory import MemoryAccess
+from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.values import checked_settings
 
 ROOT = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ from turnwise.actors.cluster.wire import Refused, SessionRef, Waited
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.packed_host import PackedHost, PreviousHost
 from turnwise.actors.hosting.switched_engines import EngineOverride
-from turnwise.actors.hosting.verb import VerbCall
+from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.worker_resources import SessionSetup, WorkerResources
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig

@@ -8,7 +8,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from turnwise.actors.cluster.wire import Message, SessionRef
-from turnwise.actors.memory.session_memory import SessionMemoryAccess
+from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 
 if TYPE_CHECKING:
     from turnwise.actors.hosting.session_service import SessionService

@@ -15,7 +15,7 @@ from turnwise.errors import InvalidInputError, LongTermMemoryError, NoMemoryErro
 from turnwise.memory.longterm.base import (
     ItemChanges,
     MemoryItem,
-    Profiled,
+    Pinning,
     Scope,
     Source,
     can_list,
@@ -186,7 +186,7 @@ class SessionMemoryAccess:
         if not memories:
             raise NoMemoryError(self._scope.session_id or "", "memory with profiles")
         for memory in memories:
-            if isinstance(memory, Profiled) and await memory.pin(self._scope, id, pinned):
+            if isinstance(memory, Pinning) and await memory.pin(self._scope, id, pinned):
                 return True
         return False
 

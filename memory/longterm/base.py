@@ -72,7 +72,7 @@ class MemoryItem:
     """The time from which it is not recalled, in seconds since the epoch; None for no limit."""
     status: Status = "active"
     pinned: bool = False
-    """Whether it is in the user's profile regardless of its type. See `ProfiledRecall`."""
+    """Whether it is in the user's profile regardless of its type. See `Reminder`."""
     uses: int = field(default=0, compare=False)
     """How often it was recalled for a query or said again. Counted at most once a second, and only if the user's
     profile may be too large for a request. See `profile_of`."""
@@ -113,35 +113,47 @@ class Recall:
     limit: int = 10
     types: Annotated[Collection[MemoryType] | None, PlainValidator(checked_types)] = None
     as_of: float | None = None
-    with_profile: bool = False
-    """Whether to return the user's profile as well."""
+    is_reminder: bool = False
+    """Whether it is a prompt, not a query: see `Reminding.remind`."""
     per_category: bool = False
     """Whether `limit` is for each category."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfiledRecall:
-    """A user's profile, which is for every request, and the items found for this request."""
+class Reminder:
+    """What a memory adds to a request without being asked."""
 
     profile: Sequence[MemoryItem]
-    """Items about who the user is and how to answer them, the most important first, since not all may fit."""
-    found: Sequence[MemoryItem]
-    """The items that `recall` returns, the best first. They may include items of the profile."""
+    """Items for every request of the user, the most important first, since not all may fit: who the user is and how to
+    answer them."""
+    items: Sequence[MemoryItem]
+    """The items that stand out as relevant to the prompt, the best first. They may include items of the profile."""
 
 
 @runtime_checkable
-class Profiled(Protocol):
-    """Methods that a memory with user profiles has in addition."""
+class Reminding(Protocol):
+    """The method of a memory that tells what a prompt needs from what merely resembles it.
 
-    async def recall_with_profile(
-        self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
-    ) -> ProfiledRecall:
-        """Return the user's profile and the items relevant to the query; a blank query finds no items.
+    A session calls it for each prompt. It calls `recall` of a memory that lacks it.
+    """
+
+    async def remind(
+        self, scope: Scope, prompt: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
+    ) -> Reminder:
+        """Return the user's profile, and the items without which the prompt may be answered worse: for most, none.
+
+        `recall` returns the best items for any query. This returns items only if they stand out. A blank prompt has no
+        items.
 
         Args:
-            limit: how many items to find that are not in the profile. Items of the profile that are as relevant are
-                found too, up to as many again.
+            limit: the most items that are not in the profile. Items of the profile that stand out as much are returned
+                too, up to as many again.
         """
+
+
+@runtime_checkable
+class Pinning(Protocol):
+    """The method of a memory with user profiles, to which a program adds items."""
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """Pin an item that the scope sees to the profile, or unpin it; return whether it is a valid item."""
@@ -234,13 +246,13 @@ class LongTermMemory(Protocol):
     scope names no agent, to all of the user's agents. A recall returns items of the scope's user and of the scope's
     agent, and never those of other users or agents.
 
-    Each method may raise; the failure of one memory does not affect others. A memory may also be `Listing` or
-    `Profiled`, and have these attributes:
+    Each method may raise; the failure of one memory does not affect others. A memory may also be `Listing`,
+    `Reminding` or `Pinning`, and have these attributes:
 
     - `label`: a `Label` with its name in sessions and its limit of tokens.
     - `read_only`: if true, it cannot be written; see `is_read_only`.
     - `is_local`: if true, it keeps files, so its actor stays on the node with the files.
-    - `limits_categories`: if true, `recall` and `recall_with_profile` take the argument `per_category`; see
+    - `limits_categories`: if true, `recall` and `remind` take the argument `per_category`; see
       `base.limits_categories`.
     - `can_list`, `has_profiles`: if false, it does not list or has no profiles, though it has the methods.
     """
@@ -262,9 +274,9 @@ class LongTermMemory(Protocol):
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
     ) -> Sequence[MemoryItem]:
-        """Return up to `limit` items that are relevant to the query, the best first; none if no item is.
+        """Return the `limit` items that are the most relevant to the query, the best first, with their scores.
 
-        Filters apply before the limit, so `limit` items are returned if that many match. The scope's session is not a
+        An item that shares nothing with the query is not returned. Filters apply before the limit, so `limit` items are returned if that many match. The scope's session is not a
         filter. A memory that can recall only with reduced quality returns a `DegradedRecall`, which the run reports by
         an event.
 
@@ -312,7 +324,7 @@ class LongTermMemory(Protocol):
 
 
 def limits_categories(memory: object) -> bool:
-    """Return whether `recall` and `recall_with_profile` take `per_category`: the attribute `limits_categories`.
+    """Return whether `recall` and `remind` take `per_category`: the attribute `limits_categories`.
 
     With `per_category=True`, `limit` is how many items of each category to return, so that those of one category do
     not displace another's. Other memories are asked for more items, of which the first of each category are used.
@@ -332,8 +344,8 @@ def first_of_each(items: Iterable[MemoryItem], limit: int) -> list[MemoryItem]:
 
 
 def has_profiles(memory: object) -> bool:
-    """Return whether the memory has user profiles: it is `Profiled`, and no attribute says that it has none."""
-    return isinstance(memory, Profiled) and bool(getattr(memory, "has_profiles", True))
+    """Return whether the memory has user profiles: it is `Pinning`, and no attribute says that it has none."""
+    return isinstance(memory, Pinning) and bool(getattr(memory, "has_profiles", True))
 
 
 def can_list(memory: object) -> bool:

@@ -16,7 +16,7 @@ from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
     MemoryItem,
-    ProfiledRecall,
+    Reminder,
     Scope,
     is_local,
     recalled,
@@ -126,38 +126,41 @@ class LexicalMemory:
         per_category: bool = False,
     ) -> Sequence[MemoryItem]:
         which = ItemFilter(types=types, as_of=as_of)
-        items = await self.items(scope, which)
-        ranked = await self.ranked(scope, query, items, which, limit=max(limit, 0), per_category=per_category)
+        indexed = await self.indexed(scope, await self.items(scope, which), which)
+        ranked = await self._ranked(indexed, query, limit=max(limit, 0), per_category=per_category)
         best = list(ranked)
         self.use(scope, [item.id for item in best], recalled=True)
         return recalled(best, trouble_of(ranked))
 
-    async def recall_with_profile(
+    async def remind(
         self,
         scope: Scope,
-        query: str,
+        prompt: str,
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         profile: Collection[MemoryType] = (),
         per_category: bool = False,
-    ) -> ProfiledRecall:
-        """See `Profiled`. Reads the store once for both parts.
+    ) -> Reminder:
+        """See `Reminding`. The profile has pinned items and standing wishes. Reads the store once for both parts.
 
         Args:
-            profile: the types of items that are in the profile in addition to pinned items.
+            profile: the types of items that are in the profile in addition.
         """
         which = ItemFilter(types=types)
         items = await self.items(scope, which)
-        profile_items = profile_of(items, profile)
+        indexed = await self.indexed(scope, items, which)
+        profile_items = with_wishes(profile_of(items, profile), indexed.user_index.wishes(scope, which))
         most = max(limit, 0) + len(profile_items)
-        ranked = await self.ranked(scope, query, items, which, limit=most, per_category=per_category) if query else []
+        ranked: Sequence[MemoryItem] = []
+        if prompt:
+            ranked = await self._ranked(indexed, prompt, limit=most, per_category=per_category, is_reminder=True)
         recalled_items = within_limits(profile_items, ranked, limit, per_category=per_category)
         self.use_profile(scope, profile_items, recalled_items)
-        return ProfiledRecall(profile=profile_items, found=recalled(recalled_items, trouble_of(ranked)))
+        return Reminder(profile=profile_items, items=recalled(recalled_items, trouble_of(ranked)))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
-        """See `Profiled.pin`."""
+        """See `Pinning.pin`."""
         return await pin(self._store, scope, id, pinned)
 
     async def ranked(
@@ -168,15 +171,18 @@ class LexicalMemory:
         which: ItemFilter = ALL,
         *,
         limit: int,
-        per_category: bool = False,
     ) -> Sequence[MemoryItem]:
-        """Return up to `limit` of the scope's items that are relevant to the query, the best first.
+        """Return the `limit` of the scope's items that are the most relevant to the query, the best first.
 
         Args:
             items: what `items` returned for the scope and `which`.
         """
-        indexed = await self.indexed(scope, items, which)
-        ranked, trouble = await on_thread(self._rank, indexed.user_index, query, limit, per_category)
+        return await self._ranked(await self.indexed(scope, items, which), query, limit=limit)
+
+    async def _ranked(
+        self, indexed: Indexed, query: str, *, limit: int, per_category: bool = False, is_reminder: bool = False
+    ) -> Sequence[MemoryItem]:
+        ranked, trouble = await on_thread(self._rank, indexed.user_index, query, limit, per_category, is_reminder)
         return recalled(ranked, indexed.trouble or trouble)
 
     async def indexed(self, scope: Scope, items: Sequence[MemoryItem], which: ItemFilter = ALL) -> Indexed:
@@ -335,6 +341,12 @@ def profile_of(items: Sequence[MemoryItem], types: Collection[MemoryType]) -> li
     used = sorted(newest, key=lambda item: -item.uses)
     by_turns = {item.id: item for pair in zip(used, newest, strict=True) for item in pair}
     return sorted(by_turns.values(), key=lambda item: not item.pinned)[:PROFILED]
+
+
+def with_wishes(profile: Sequence[MemoryItem], wishes: Sequence[MemoryItem]) -> list[MemoryItem]:
+    """Return the profile with the wishes of items that it does not have, up to `PROFILED` items."""
+    ids = {item.id for item in profile}
+    return [*profile, *(wish for wish in wishes if wish.id not in ids)][:PROFILED]
 
 
 def within_limits(

@@ -20,7 +20,7 @@ from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
     MemoryItem,
-    ProfiledRecall,
+    Reminder,
     Recall,
     Scope,
     is_local,
@@ -34,7 +34,7 @@ from turnwise.memory.longterm.items.changes import pin, update
 from turnwise.memory.longterm.items.rows import ROWS, Loaded, Pending, Revision, key_of
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.items.texts import still_contained, to_delete
-from turnwise.memory.longterm.lexical import profile_of, within_limits
+from turnwise.memory.longterm.lexical import profile_of, with_wishes, within_limits
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.passages import item_key, vector_keys, vectors_of
 from turnwise.memory.longterm.recall.query import parse
@@ -260,25 +260,25 @@ class VectorMemory:
     ) -> Sequence[MemoryItem]:
         await self.prepare(scope)
         request = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of, per_category=per_category)
-        return (await self.recall_many_with_profiles([request]))[0].found
+        return (await self.answer_many([request]))[0].items
 
-    async def recall_with_profile(
+    async def remind(
         self,
         scope: Scope,
-        query: str,
+        prompt: str,
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         per_category: bool = False,
-    ) -> ProfiledRecall:
-        """See `Profiled`: pinned items are in the profile. Reads the file once for both parts."""
+    ) -> Reminder:
+        """See `Reminding`. The profile has pinned items and standing wishes. Reads the file once for both parts."""
         await self.prepare(scope)
-        more = {"with_profile": True, "per_category": per_category}
-        request = Recall(scope=scope, query=query, limit=limit, types=types, **more)
-        return (await self.recall_many_with_profiles([request]))[0]
+        more = {"is_reminder": True, "per_category": per_category}
+        request = Recall(scope=scope, query=prompt, limit=limit, types=types, **more)
+        return (await self.answer_many([request]))[0]
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
-        """See `Profiled.pin`."""
+        """See `Pinning.pin`."""
         return await pin(self._store, scope, id, pinned)
 
     async def update(
@@ -412,9 +412,9 @@ class VectorMemory:
 
     async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
         """Answer each request of the batch with one call of the embedding function and one read of the file."""
-        return [answer.found for answer in await self.recall_many_with_profiles(batch)]
+        return [answer.items for answer in await self.answer_many(batch)]
 
-    async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
+    async def answer_many(self, batch: Sequence[Recall]) -> list[Reminder]:
         """Answer each request of the batch as `recall_many` does, with the profile if it is requested."""
         if not batch:
             return []
@@ -445,7 +445,7 @@ class VectorMemory:
             self._recover()
         if self._retention is not None and self._retention.refresh:
             for request, answer in zip(batch, answers, strict=True):
-                self._uses.note(request.scope.user_id, [item.id for item in (*answer.profile, *answer.found)], now)
+                self._uses.note(request.scope.user_id, [item.id for item in (*answer.profile, *answer.items)], now)
         return answers
 
     # What keeps it whole
@@ -752,7 +752,7 @@ class VectorMemory:
         vectors: _Vectors,
         held: dict[str, UserIndex],
         now: float,
-    ) -> list[ProfiledRecall]:
+    ) -> list[Reminder]:
         user_indexes, troubles = self._updated_indexes(loaded, held)
         users = [request.scope.user_id for request in batch]
         matches = [
@@ -766,7 +766,10 @@ class VectorMemory:
         which = ItemFilter(
             types=request.types, as_of=request.as_of, live_at=now if request.as_of is None else request.as_of
         )
-        profile = profile_of(user_index.pinned(request.scope, which, expired), ()) if request.with_profile else []
+        profile: list[MemoryItem] = []
+        if request.is_reminder:
+            pinned, wishes = (part(request.scope, which, expired) for part in (user_index.pinned, user_index.wishes))
+            profile = with_wishes(profile_of(pinned, ()), wishes)
         return profile, user_index.match(
             parse(request.query), request.scope, which, weights=self._weights, expired=expired
         )
@@ -778,11 +781,11 @@ class VectorMemory:
         matches: Sequence[_Match],
         query_vectors: _Vectors,
         troubles: Mapping[str, str],
-    ) -> list[ProfiledRecall]:
+    ) -> list[Reminder]:
         """Return the answers, given the vectors of the queries."""
         rows, trouble = query_vectors
         vectors = iter(()) if rows is None else iter(rows)
-        answers: list[ProfiledRecall] = []
+        answers: list[Reminder] = []
         for request, (profile, match) in zip(batch, matches, strict=True):
             check_awaited()
             user_index = user_indexes[request.scope.user_id]
@@ -791,7 +794,7 @@ class VectorMemory:
             ranked = user_index.rank(match, limit=most, similarities=similarities, per_category=request.per_category)
             best = within_limits(profile, ranked, request.limit, per_category=request.per_category)
             items = recalled(best, trouble or troubles.get(request.scope.user_id))
-            answers.append(ProfiledRecall(profile=profile, found=items))
+            answers.append(Reminder(profile=profile, items=items))
         return answers
 
     def _updated_indexes(

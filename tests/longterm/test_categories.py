@@ -12,7 +12,7 @@ import pytest
 
 from stored.open_stores import closing
 from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
-from turnwise.memory.longterm.base import MemoryItem, ProfiledRecall, Scope, limits_categories
+from turnwise.memory.longterm.base import MemoryItem, Reminder, Scope, limits_categories
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
@@ -57,7 +57,7 @@ async def test_each_category_has_its_own_limit(make: str, tmp_path: Path) -> Non
             counts = Counter(item.type.category for item in recalled)
             assert counts == {"semantic": limit, "episodic": min(limit, 2), "procedural": 1}
             assert [item.score for item in recalled] == sorted((item.score for item in recalled), reverse=True)
-            profiled = await memory.recall_with_profile(ADA, QUERY, limit=limit, per_category=True)
+            profiled = await memory.remind(ADA, QUERY, limit=limit, per_category=True)
             assert [item.id for item in profiled.found] == [item.id for item in recalled]
         types = [MemoryType.FACTS, MemoryType.SKILL]
         recalled = await memory.recall(ADA, QUERY, limit=3, types=types, per_category=True)
@@ -84,8 +84,8 @@ class Own:
         self.limits.append(options["limit"])
         return await self.inner.recall(scope, query, **options)
 
-    async def recall_with_profile(self, scope: Scope, query: str, **options: Any) -> ProfiledRecall:
-        return ProfiledRecall(profile=FACTS[:1], found=await self.recall(scope, query, **options))
+    async def remind(self, scope: Scope, query: str, **options: Any) -> Reminder:
+        return Reminder(profile=FACTS[:1], found=await self.recall(scope, query, **options))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         return False
@@ -99,6 +99,6 @@ async def test_a_memory_that_cannot_is_asked_once_for_more() -> None:
     recalled = await host.do_recall(ADA, QUERY, limit=5, types=None, as_of=None, per_category=True)
     assert Counter(item.type.category for item in recalled) == {"semantic": 5, "episodic": 2, "procedural": 1}
     assert memory.limits == [15]
-    profiled = await host.do_recall_with_profile(ADA, QUERY, limit=5, types=None, per_category=True)
+    profiled = await host.do_remind(ADA, QUERY, limit=5, types=None, per_category=True)
     assert profiled.profile == FACTS[:1] and len(profiled.found) == 8
     assert len(await host.do_recall(ADA, QUERY, limit=2, types=None, as_of=None)) == 2

@@ -585,7 +585,7 @@ async def test_items_beside_a_profile_are_as_many_as_requested(make: MakeMemory)
     for number in range(6):
         assert await memory.pin(ANN, str(number), True)
     for limit in (0, 1, 4, 20):
-        profiled = await memory.recall_with_profile(ANN, "What does her walrus eat?", limit=limit)
+        profiled = await memory.remind(ANN, "What does her walrus eat?", limit=limit)
         pinned = {entry.id for entry in profiled.profile}
         assert len(pinned) == 6
         assert sum(entry.id not in pinned for entry in profiled.found) == min(limit, 6)

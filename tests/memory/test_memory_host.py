@@ -15,7 +15,7 @@ from turnwise.actors.cluster.shared_actors import memory_actor
 from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
 from turnwise.actors.cluster.wire import Refused
 from turnwise.errors import InvalidMemoryError, StoreError
-from turnwise.memory.longterm.base import DegradedRecall, MemoryItem, ProfiledRecall, Recall, Scope, trouble_of
+from turnwise.memory.longterm.base import DegradedRecall, MemoryItem, Reminder, Recall, Scope, trouble_of
 from turnwise.memory.longterm.index.locations import ChromaFolder
 from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
@@ -159,18 +159,18 @@ class Coarse(Waiting):
         return [[] for _ in batch]
 
     async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
-        return [answer.found for answer in await self.recall_many_with_profiles(batch)]
+        return [answer.found for answer in await self.answer_many(batch)]
 
-    async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
+    async def answer_many(self, batch: Sequence[Recall]) -> list[Reminder]:
         self.batches.append(batch)
         items = [MemoryItem(id=str(number), text="tea") for number in range(batch[0].limit)]
-        return [ProfiledRecall(profile=items[:1], found=DegradedRecall(items, "by words")) for _ in batch]
+        return [Reminder(profile=items[:1], found=DegradedRecall(items, "by words")) for _ in batch]
 
     async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
         return (await self.recall_many([Recall(scope=scope, query=query, **filters)]))[0]
 
-    async def recall_with_profile(self, scope: Scope, query: str, **filters: Any) -> ProfiledRecall:
-        return (await self.recall_many_with_profiles([Recall(scope=scope, query=query, **filters)]))[0]
+    async def remind(self, scope: Scope, query: str, **filters: Any) -> Reminder:
+        return (await self.answer_many([Recall(scope=scope, query=query, **filters)]))[0]
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         return False
@@ -180,7 +180,7 @@ async def test_recalls_with_a_limit_per_category_tell_trouble() -> None:
     host = MemoryHost(b"")
     host._opening = asyncio.create_task(asyncio.sleep(0, Coarse()))
     found = await host.do_recall(ADA, "tea", limit=2, per_category=True)
-    profiled = await host.do_recall_with_profile(ADA, "tea", limit=2, per_category=True)
+    profiled = await host.do_remind(ADA, "tea", limit=2, per_category=True)
     assert len(profiled.profile) == 1 and [len(found), len(profiled.found)] == [2, 2]
     assert trouble_of(found) == trouble_of(profiled.found) == "by words"
 
@@ -190,10 +190,10 @@ async def test_recalls_with_a_limit_per_category_share_a_batch() -> None:
     host._opening = asyncio.create_task(asyncio.sleep(0, memory))
     await asyncio.gather(
         *(host.do_recall(scope, "tea", limit=2, per_category=True) for scope in (ADA, BOB)),
-        host.do_recall_with_profile(ADA, "tea", limit=2, per_category=True),
+        host.do_remind(ADA, "tea", limit=2, per_category=True),
     )
     (batch,) = memory.batches
-    assert [recall.with_profile for recall in batch] == [False, False, True]
+    assert [recall.is_reminder for recall in batch] == [False, False, True]
     assert {(recall.limit, recall.per_category) for recall in batch} == {(2 * len(MemoryCategory), False)}
 
 

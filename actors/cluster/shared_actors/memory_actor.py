@@ -24,9 +24,10 @@ from turnwise.memory.longterm.base import (
     Listing,
     LongTermMemory,
     MemoryItem,
-    Profiled,
-    ProfiledRecall,
+    Pinning,
     Recall,
+    Reminder,
+    Reminding,
     Scope,
     first_of_each,
     limits_categories,
@@ -65,10 +66,10 @@ class Batched(Protocol):
 
 
 @runtime_checkable
-class BatchedProfiled(Batched, Protocol):
-    """The protocol of a memory that is both `Batched` and `Profiled`."""
+class BatchedReminding(Batched, Protocol):
+    """The protocol of a memory that is both `Batched` and `Reminding`."""
 
-    async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
+    async def answer_many(self, batch: Sequence[Recall]) -> list[Reminder]:
         """Answer each question of the batch, with the profile where it is wanted."""
 
 
@@ -108,8 +109,8 @@ class MemoryHost:
         self._has_deferred = False
         """Whether a call may have deferred work since `_catching_up` last asked the memory to do it."""
         self._sweeping: asyncio.Task[None] | None = None
-        self._batches_profiles = False
-        """Whether the memory, once it is open, is `BatchedProfiled`."""
+        self._batches_reminders = False
+        """Whether the memory, once it is open, is `BatchedReminding`."""
         self._pending_saves: dict[str, set[asyncio.Future[Collection[str]]]] = {}
         """What a memory that is not `Batched` is being given, by user.
 
@@ -180,26 +181,24 @@ class MemoryHost:
             return cast(Sequence[MemoryItem], await self._recalls.ask(request))
         return await memory.recall(scope, query, **filters)
 
-    async def do_recall_with_profile(self, scope: Scope, query: str, **filters: Any) -> ProfiledRecall:
+    async def do_remind(self, scope: Scope, prompt: str, **filters: Any) -> Reminder:
         memory = await self._memory()
         limit = _widened(memory, filters)
-        profiled = await self._recalled_with_profile(memory, scope, query, **filters)
-        return profiled if limit is None else replace(profiled, found=_of_each(profiled.found, limit))
+        reminder = await self._reminder(memory, scope, prompt, **filters)
+        return reminder if limit is None else replace(reminder, items=_of_each(reminder.items, limit))
 
-    async def _recalled_with_profile(
-        self, memory: LongTermMemory, scope: Scope, query: str, **filters: Any
-    ) -> ProfiledRecall:
-        if self._batches_profiles:
+    async def _reminder(self, memory: LongTermMemory, scope: Scope, prompt: str, **filters: Any) -> Reminder:
+        if self._batches_reminders:
             await _prepare(memory, scope)
-            request = Recall(scope=scope, query=query, with_profile=True, **filters)
-            return cast(ProfiledRecall, await self._recalls.ask(request))
-        if not isinstance(memory, Profiled):
-            raise LongTermMemoryError(f"{type(memory).__name__} has no profiles")
-        return await memory.recall_with_profile(scope, query, **filters)
+            request = Recall(scope=scope, query=prompt, is_reminder=True, **filters)
+            return cast(Reminder, await self._recalls.ask(request))
+        if isinstance(memory, Reminding):
+            return await memory.remind(scope, prompt, **filters)
+        return Reminder(profile=(), items=await self._recalled(memory, scope, prompt, **filters))
 
     async def do_pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         memory = await self._memory()
-        return isinstance(memory, Profiled) and await memory.pin(scope, id, pinned)
+        return isinstance(memory, Pinning) and await memory.pin(scope, id, pinned)
 
     async def do_update(
         self, scope: Scope, id: str, text: str | None, type: MemoryType | None, **changes: Unpack[ItemChanges]
@@ -264,12 +263,12 @@ class MemoryHost:
 
     async def _recall_many(
         self, batch: Sequence[Recall]
-    ) -> Sequence[Sequence[MemoryItem] | ProfiledRecall | BaseException]:
+    ) -> Sequence[Sequence[MemoryItem] | Reminder | BaseException]:
         memory = await self._memory()
-        if not self._batches_profiles:
+        if not self._batches_reminders:
             return await cast(Batched, memory).recall_many(batch)
-        answers = await cast(BatchedProfiled, memory).recall_many_with_profiles(batch)
-        return [answer if recall.with_profile else answer.found for recall, answer in zip(batch, answers, strict=True)]
+        answers = await cast(BatchedReminding, memory).answer_many(batch)
+        return [answer if recall.is_reminder else answer.items for recall, answer in zip(batch, answers, strict=True)]
 
     async def _memory(self) -> LongTermMemory:
         if self._opened is not None:
@@ -284,7 +283,7 @@ class MemoryHost:
                 self._opening = None
             raise
         if self._opened is None:
-            self._opened, self._batches_profiles = memory, isinstance(memory, BatchedProfiled)
+            self._opened, self._batches_reminders = memory, isinstance(memory, BatchedReminding)
             self._catch_up_soon(memory)  # with what an earlier process left
             if isinstance(memory, Sweeping):
                 self._sweeping = asyncio.create_task(self._sweep(memory))

@@ -26,7 +26,7 @@ from turnwise.memory.longterm.base import (
     ItemChanges,
     LongTermMemory,
     MemoryItem,
-    ProfiledRecall,
+    Reminder,
     Scope,
     can_list,
     has_profiles,
@@ -139,18 +139,17 @@ class RemoteMemory:
         items = await self._ask("recall", scope, query, **filters)
         return cast(Sequence[MemoryItem], items)
 
-    async def recall_with_profile(
+    async def remind(
         self,
         scope: Scope,
-        query: str,
+        prompt: str,
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         per_category: bool = False,
-    ) -> ProfiledRecall:
+    ) -> Reminder:
         filters = {"limit": limit, "types": types, "per_category": per_category}
-        recall = await self._ask("recall_with_profile", scope, query, **filters)
-        return cast(ProfiledRecall, recall)
+        return cast(Reminder, await self._ask("remind", scope, prompt, **filters))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         return self.has_profiles and bool(await self._ask("pin", scope, id, pinned))
@@ -347,7 +346,7 @@ def _with_remotes(
 
 
 _FILES_LOST = "the node with its files is lost: open a manager with it where they are, or keep it in a database"
-_RECALLS = ("recall", "recall_with_profile")
+_RECALLS = ("recall", "remind")
 _GIVEN_UP = (*_RECALLS, "remember", "list_items")
 """What the actor ends when its caller waits no longer. What deletes or changes an item goes on."""
 _PER_PROCESS = ("_actor", "_may_make", "_failures", "_rests_until")

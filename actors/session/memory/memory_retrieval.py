@@ -24,8 +24,8 @@ from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.spans import subtract
 from turnwise.memory.longterm.base import (
     MemoryItem,
-    Profiled,
-    ProfiledRecall,
+    Reminding,
+    Reminder,
     Scope,
     first_of_each,
     is_read_only,
@@ -48,7 +48,7 @@ SHARE = 2
 """Retrieved text may take up to 1/SHARE of a request's tokens."""
 
 
-_Answer = tuple[MemorySlot, Sequence[MemoryItem] | ProfiledRecall | Exception]
+_Answer = tuple[MemorySlot, Sequence[MemoryItem] | Reminder | Exception]
 
 
 class MemoryRetrieval:
@@ -189,9 +189,9 @@ class MemoryRetrieval:
             if isinstance(result, Exception):
                 self._state.publish_live(run, MemoryFailed, {"memory": slot.name, "why": reason(result)})
                 continue
-            if isinstance(result, ProfiledRecall):
+            if isinstance(result, Reminder) and result.profile:
                 profiles[slot.name] = result.profile
-            answers.append((slot, result.found if isinstance(result, ProfiledRecall) else result))
+            answers.append((slot, result.items if isinstance(result, Reminder) else result))
         at_most = min(config.profile_tokens, _memory_limit(run) // SHARE)
         run.profile = make_profile(profiles, counter=counter, max_tokens=at_most)
         retrieved: dict[str, RetrievalResult] = {}
@@ -205,21 +205,20 @@ class MemoryRetrieval:
 
     async def _search_one(
         self, slot: MemorySlot, query: str, config: MemoryConfig
-    ) -> Sequence[MemoryItem] | ProfiledRecall | Exception:
-        """Search one memory, and get the profile in the same call if it has profiles; return its error if it fails."""
+    ) -> Sequence[MemoryItem] | Reminder | Exception:
+        """Search one memory, and get the profile in the same call; return its error if it fails."""
         options: dict[str, Any] = {"limit": config.max_results}
         options["types"] = None if is_read_only(slot.memory) else config.types
         if slot.limits_categories:
             options["per_category"] = True
         try:
             with part("recall", lambda: {"memory": slot.name, "query": query, "limit": config.max_results}) as search:
-                result: Sequence[MemoryItem] | ProfiledRecall
-                if _has_profile(slot, config):
-                    memory = cast(Profiled, slot.memory)
-                    result = await memory.recall_with_profile(self._scope, query, **options)
+                result: Sequence[MemoryItem] | Reminder
+                if isinstance(slot.memory, Reminding):
+                    result = await slot.memory.remind(self._scope, query, **options)
                 else:
                     result = await slot.memory.recall(self._scope, query, **options)
-                search.note(found=result.found if isinstance(result, ProfiledRecall) else result)
+                search.note(found=result.items if isinstance(result, Reminder) else result)
                 return result
         except Exception as error:  # noqa: BLE001 - the run continues without this memory, and an event says so
             return error

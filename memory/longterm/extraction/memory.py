@@ -21,7 +21,7 @@ from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
     MemoryItem,
-    ProfiledRecall,
+    Reminder,
     Scope,
     first_of_each,
     is_local,
@@ -260,36 +260,40 @@ class ExtractiveMemory:
                 self._lexical.use(scope, [item.id for item in best], recalled=True)
                 return recalled(best, trouble_of(chosen))
             except Exception as error:  # noqa: BLE001 - whatever a model raises is reported
-                reason = f"the model could not choose facts: {error!r}"[:_WHY_CHARS]
+                reason = _not_chosen(error)
         options: dict[str, Any] = {"types": types, "as_of": as_of, "per_category": per_category}
         items = await self._lexical.recall(scope, query, limit=limit, **options)
         return recalled(items, reason or trouble_of(items))
 
-    async def recall_with_profile(
+    async def remind(
         self,
         scope: Scope,
-        query: str,
+        prompt: str,
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         per_category: bool = False,
-    ) -> ProfiledRecall:
-        """See `Profiled`. Reads the store once for both parts, unless the model chooses."""
-        profile = self._profile
-        if not self._chooses or not query:
-            options: dict[str, Any] = {"limit": limit, "types": types, "per_category": per_category}
-            return await self._lexical.recall_with_profile(scope, query, profile=profile, **options)
-        items, ranked = await asyncio.gather(
-            self._lexical.items(scope, ItemFilter(types=types)),
-            self.recall(scope, query, limit=2 * limit, types=types, per_category=per_category),
-        )
-        profile_items = profile_of(items, profile)
-        chosen = within_limits(profile_items, ranked, limit, per_category=per_category)
-        self._lexical.use_profile(scope, profile_items, chosen)
-        return ProfiledRecall(profile=profile_items, found=recalled(chosen, trouble_of(ranked)))
+    ) -> Reminder:
+        """See `Reminding`. With `chooses`, the items are those that the model chooses."""
+        reason = None
+        if self._chooses and prompt:
+            try:
+                which = ItemFilter(types=types)
+                items, chosen = await asyncio.gather(
+                    self._lexical.items(scope, which), self._choose(scope, prompt, which)
+                )
+                profile = profile_of(items, self._profile)
+                within = within_limits(profile, chosen, limit, per_category=per_category)
+                self._lexical.use_profile(scope, profile, within)
+                return Reminder(profile=profile, items=recalled(within, trouble_of(chosen)))
+            except Exception as error:  # noqa: BLE001 - whatever a model raises is reported
+                reason = _not_chosen(error)
+        options: dict[str, Any] = {"limit": limit, "types": types, "per_category": per_category}
+        reminder = await self._lexical.remind(scope, prompt, profile=self._profile, **options)
+        return replace(reminder, items=recalled(reminder.items, reason or trouble_of(reminder.items)))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
-        """See `Profiled.pin`."""
+        """See `Pinning.pin`."""
         return not is_record(id) and await self._lexical.pin(scope, id, pinned)
 
     def _bound_model(self) -> TextModel:
@@ -521,6 +525,11 @@ class ExtractiveMemory:
 
 _FILLED = 3
 _WHY_CHARS = 500
+
+
+def _not_chosen(error: Exception) -> str:
+    """Return why the model chose no facts."""
+    return f"the model could not choose facts: {error!r}"[:_WHY_CHARS]
 
 
 def _fact(id: str, accepted: Accepted, olds: Sequence[MemoryItem], now: float) -> MemoryItem:

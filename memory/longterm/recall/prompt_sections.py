@@ -187,8 +187,8 @@ class Profile:
 
     def without(self, recalled: Sequence[MemoryItem]) -> list[MemoryItem]:
         """Return the found items without those whose text is in the section already."""
-        texts = {_same(item) for items in self.items.values() for item in items}
-        return [item for item in recalled if _same(item) not in texts] if texts else list(recalled)
+        texts = {_plain(item.passage or item.text) for items in self.items.values() for item in items}
+        return [item for item in recalled if texts.isdisjoint((_same(item), _plain(item.passage or item.text)))]
 
 
 def make_profile(profiles: Mapping[str, Sequence[MemoryItem]], *, counter: TokenCounter, max_tokens: int) -> Profile:
@@ -209,7 +209,7 @@ def make_profile(profiles: Mapping[str, Sequence[MemoryItem]], *, counter: Token
     entries: list[tuple[bool, int, str, MemoryItem]] = []
     for name, items in profiles.items():
         for place, item in enumerate(items):
-            if (same := _same(item)) in texts:
+            if (same := _plain(item.passage or item.text)) in texts:
                 left_out[name]["duplicate"] += 1
                 continue
             texts.add(same)
@@ -239,7 +239,11 @@ _DAY_S = 86_400
 
 
 def _same(item: MemoryItem) -> str:
-    return " ".join(item.text.casefold().split())
+    return _plain(item.text)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
 
 
 def _sections(items: Sequence[MemoryItem], section: str | None, now: float) -> list[str]:

@@ -25,6 +25,7 @@ from turnwise.memory.longterm.recall.analyzer import is_dense, stem, stems, word
 from turnwise.memory.longterm.recall.item_words import ItemWords, Part
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
 from turnwise.memory.longterm.recall.query import Query, Term, parse
+from turnwise.memory.longterm.recall.standing_wishes import current_wishes, wishes_of
 from turnwise.memory.longterm.recall.ranking import Matched, QueryTerms, Weights, match, rank
 from turnwise.memory.longterm.recall.word_frequency import is_frequent, log_frequency
 
@@ -114,6 +115,8 @@ class UserIndex:
         self._special = 0
         """How many items are for one agent only, were superseded, expire or are resolved."""
         self._pinned: list[Row] = []
+        self._wishes: list[tuple[Row, str]] = []
+        """The standing wishes in the items, with their rows."""
         self._latest_time = 0.0
         self._items = 0
         self._text_bytes = 0
@@ -158,6 +161,7 @@ class UserIndex:
         more = list({arrival.row.row: arrival.row for arrival in arrivals}.values())
         new._special = self._special + sum(not _is_plain(row) for row in more)
         new._pinned = [*self._pinned, *(row for row in more if row.item.pinned)]
+        new._wishes = [*self._wishes, *((row, wish) for row in more for wish in wishes_of(row.item))]
         new._latest_time = max([self._latest_time, *(row.item.created_at for row in more)])
         new._items = self._items + len(more)
         new._text_bytes = self._text_bytes + sum(len(row.item.text) for row in more)
@@ -179,6 +183,7 @@ class UserIndex:
         removed_rows = list({row.row: row for row in compress(self.rows, ~stays)}.values())
         new._special = self._special - sum(not _is_plain(row) for row in removed_rows)
         new._pinned = [row for row in self._pinned if row.row not in removed]
+        new._wishes = [(row, wish) for row, wish in self._wishes if row.row not in removed]
         new._items = self._items - len(removed_rows)
         new._text_bytes = self._text_bytes - sum(len(row.item.text) for row in removed_rows)
         return new
@@ -190,9 +195,13 @@ class UserIndex:
 
     def pinned(self, scope: Scope, which: ItemFilter, expired: Collection[int] = ()) -> list[MemoryItem]:
         """Return the items that are pinned and that the scope sees. Numbers of rows in `expired` are left out."""
-        agents = (None, scope.agent)
-        rows = (row for row in self._pinned if row.agent in agents and row.row not in expired)
-        return [row.item for row in rows if matches(row.item, which)]
+        return [row.item for row in self._pinned if _is_visible(row, scope, which, expired)]
+
+    def wishes(self, scope: Scope, which: ItemFilter, expired: Collection[int] = ()) -> list[MemoryItem]:
+        """Return the standing wishes that hold and that the scope sees, the newest first; see `current_wishes`."""
+        return current_wishes(
+            [(row.item, wish) for row, wish in self._wishes if _is_visible(row, scope, which, expired)]
+        )
 
     @property
     def bytes(self) -> int:
@@ -305,11 +314,8 @@ class UserIndex:
         is_of_now = which.as_of is None or which.as_of >= self._latest_time
         if not self._special and is_of_now and which.types is None and not expired:
             return None
-        agents, expired_rows = (None, scope.agent), set(expired)
-        return np.array(
-            [row.agent in agents and row.row not in expired_rows and matches(row.item, which) for row in self.rows],
-            dtype=bool,
-        )
+        expired_rows = set(expired)
+        return np.array([_is_visible(row, scope, which, expired_rows) for row in self.rows], dtype=bool)
 
 
 def index_of(items: Sequence[MemoryItem]) -> UserIndex:
@@ -643,6 +649,11 @@ def _edits(word: str) -> int:
 
 
 _NONE = array("q")
+
+
+def _is_visible(row: Row, scope: Scope, which: ItemFilter, expired: Collection[int]) -> bool:
+    """Return whether a scope sees a row's item and the item is requested."""
+    return row.agent in (None, scope.agent) and row.row not in expired and matches(row.item, which)
 
 
 def _is_plain(row: Row) -> bool:

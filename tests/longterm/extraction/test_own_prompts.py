@@ -66,7 +66,7 @@ async def test_what_the_assistant_states_from_a_tools_result_is_kept_and_marked(
     assert item.type is MemoryType.CONTEXT and quoted_in(item.text) == SAID
     assert [span.start for span in item.source.spans] == [13]  # the assistant's own block
     assert memory.stats["sourced"] == 1
-    profiled = await memory.recall_with_profile(USER, "")
+    profiled = await memory.remind(USER, "")
     assert profiled.profile == []
     await memory.remember(USER, [told(2, *TURN, at=DAY + 86_400)])
     assert len(await texts(memory.store)) == 1 and memory.stats["same"] == 1

@@ -114,7 +114,7 @@ async def test_while_embeddings_hang_facts_are_found_by_words_and_the_profile_is
     await memory.remember(ANN, items())
     embedding.goes_on.clear()
     for _ in range(3):
-        recall = await memory.recall_with_profile(ANN, "Which cello?", profile=[MemoryType.FACTS])
+        recall = await memory.remind(ANN, "Which cello?", profile=[MemoryType.FACTS])
         assert len(recall.profile) == len(FACTS) and "not answered within 0.1 s" in str(trouble_of(recall.found))
         recalled = await memory.recall(ANN, "Which cello?")
         assert [item.text for item in recalled] == [FACTS[1]] and "not answered within 0.1 s" in str(

@@ -131,11 +131,11 @@ async def test_items_of_the_profile_are_refreshed_by_each_request(make: Make, cl
         await memory.remember(scope, [item("1", "a walrus", pinned=True), item("2", "a boat", type=SKILL)])
     for _ in range(3):
         clock.now += KEEP_S - 1
-        profiled = await memory.recall_with_profile(ANN, "What is 2 + 2?")
+        profiled = await memory.remind(ANN, "What is 2 + 2?")
         assert profiled.found == [] and [recalled.id for recalled in profiled.profile] == ["1"]
-    assert (await memory.recall_with_profile(BOB, "")).profile == []
+    assert (await memory.remind(BOB, "")).profile == []
     assert await memory.sweep() == 3
-    assert [recalled.id for recalled in (await memory.recall_with_profile(ANN, "")).profile] == ["1"]
+    assert [recalled.id for recalled in (await memory.remind(ANN, "")).profile] == ["1"]
     await memory.close()
 
 
@@ -143,9 +143,9 @@ async def test_without_refresh_the_profile_refreshes_nothing(make: Make, clock: 
     memory = make(refresh=False)
     await memory.remember(ANN, [item("1", "a walrus", pinned=True)])
     clock.now += KEEP_S
-    assert [recalled.id for recalled in (await memory.recall_with_profile(ANN, "")).profile] == ["1"]
+    assert [recalled.id for recalled in (await memory.remind(ANN, "")).profile] == ["1"]
     clock.now += 1
-    assert (await memory.recall_with_profile(ANN, "")).profile == []
+    assert (await memory.remind(ANN, "")).profile == []
     await memory.close()
 
 

@@ -142,6 +142,6 @@ async def test_a_note_is_no_fact_to_an_extraction() -> None:
     assert await texts(facts) == ["Ada lives in Bonn, so look up Bonn.", "I live in Rome."]
     recalled = await memory.recall(USER, "Bonn", types=[MemoryType.PLANNER_NOTE])
     assert [item.id for item in recalled] == ["n"]
-    profile = (await memory.recall_with_profile(USER, "")).profile
+    profile = (await memory.remind(USER, "")).profile
     assert [item.text for item in profile] == ["I live in Rome."]
     await memory.close()

@@ -20,7 +20,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ConfigError, NoMemoryError, ReadOnlyMemoryError
 from turnwise.memory.conversation.blocks import Block, Image, Recalled
 from turnwise.memory.conversation.events import MemoryRecalled
-from turnwise.memory.longterm.base import MemoryItem, ProfiledRecall, Scope, Source
+from turnwise.memory.longterm.base import MemoryItem, Reminder, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.longterm.items.changes import supersede
@@ -175,13 +175,13 @@ async def test_a_memory_with_profiles_is_asked_once_for_a_run() -> None:
     await facts.put(ADA, WHO)
     memory, parrot = memory_of(facts), Parrot()
     calls: list[str] = []
-    whole = memory.recall_with_profile
+    whole = memory.remind
 
-    async def counted(*args: Any, **options: Any) -> ProfiledRecall:
+    async def counted(*args: Any, **options: Any) -> Reminder:
         calls.append(args[1])
         return await whole(*args, **options)
 
-    memory.recall_with_profile = counted  # type: ignore[method-assign]
+    memory.remind = counted  # type: ignore[method-assign]
     core = await chat(memory, parrot)
     await request(core, "Suggest a snack")
     assert (calls, facts.reads, len(parrot.queries)) == (["Suggest a snack"], 1, 1)
@@ -211,16 +211,16 @@ async def test_a_pin_holds_in_every_process_and_for_the_fact_that_replaces_it(ki
     )
     memory, later = memory_of(make()), memory_of(make())
     await memory.remember(ADA, [MemoryItem(id="s", text="Folds cranes.", type=_SKILL, source=Source())])
-    assert (await later.recall_with_profile(ADA, "")).profile == []
+    assert (await later.remind(ADA, "")).profile == []
     assert await memory.pin(ADA, "s", True) and not await memory.pin(Scope(user_id="eve"), "s", True)
-    (item,) = (await later.recall_with_profile(ADA, "")).profile
+    (item,) = (await later.remind(ADA, "")).profile
     assert item.id == "s" and item.pinned
     assert await later.pin(ADA, "s", False)
-    assert (await memory.recall_with_profile(ADA, "")).profile == []
+    assert (await memory.remind(ADA, "")).profile == []
     # a memory without a model has what is pinned
     plain = LexicalMemory(make())
     await plain.pin(ADA, "s", True)
-    assert [item.id for item in (await plain.recall_with_profile(ADA, "")).profile] == ["s"]
+    assert [item.id for item in (await plain.remind(ADA, "")).profile] == ["s"]
 
 
 async def test_programs_pin_and_what_cannot_be_pinned_is_said() -> None:
@@ -228,14 +228,14 @@ async def test_programs_pin_and_what_cannot_be_pinned_is_said() -> None:
     slots = (await chat(Parrot(), memory)).engines.current.memories
     access = SessionMemoryAccess(ADA, slots, None)
     assert await access.pin("w1", True) and not await access.pin("nothing", True)
-    assert (await memory.recall_with_profile(ADA, "")).profile[0].id == "w1"
+    assert (await memory.remind(ADA, "")).profile[0].id == "w1"
     with pytest.raises(ReadOnlyMemoryError):
         await SessionMemoryAccess(ADA, slots, None, is_reading=True).pin("w1", True)
     with pytest.raises(NoMemoryError, match="profiles"):
         await SessionMemoryAccess(ADA, slots[:1], None).pin("w1", True)
     host = MemoryHost(b"")
     host._opening = asyncio.create_task(asyncio.sleep(0, memory))
-    assert (await host.do_recall_with_profile(ADA, "")).profile[0].id == "w1"
+    assert (await host.do_remind(ADA, "")).profile[0].id == "w1"
     assert await host.do_pin(ADA, "w1", False)
 
 
@@ -282,19 +282,19 @@ async def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_p
     (recalled,) = [block.text for block in blocks if isinstance(block, Recalled)]
     assert recalled.count("The boat") == recalled.count("The kite") == 1 and "The boat" in section(blocks)
     assert (await recall_event(core)).profile == {"memory 0": 2}
-    assert (await memory.recall_with_profile(eve, "")).profile == []
-    assert [item.id for item in (await memory.recall_with_profile(replace(ADA, agent="b"), "")).profile] == ["boat"]
+    assert (await memory.remind(eve, "")).profile == []
+    assert [item.id for item in (await memory.remind(replace(ADA, agent="b"), "")).profile] == ["boat"]
     # in another process, also one that has read them before
     later, host = make(), MemoryHost(b"")
     host._opening = asyncio.create_task(asyncio.sleep(0, later))
     answers = await asyncio.gather(
-        host.do_recall_with_profile(ADA, "kite", limit=5), host.do_recall(ADA, "kite"), host.do_recall(eve, "boat")
+        host.do_remind(ADA, "kite", limit=5), host.do_recall(ADA, "kite"), host.do_recall(eve, "boat")
     )
     assert {item.id for item in answers[0].profile} == {"boat", "skill"}
     assert [items[0].id for items in (answers[0].found, *answers[1:])] == ["kite", "kite", "boat"]
     assert await memory.pin(ADA, "boat", False) and await host.do_pin(ADA, "skill", False)
     for profiled_memory in (memory, later):
-        assert (await profiled_memory.recall_with_profile(ADA, "")).profile == []
+        assert (await profiled_memory.remind(ADA, "")).profile == []
         await profiled_memory.close()
 
 
@@ -309,14 +309,14 @@ async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turn
     ]
     await memory.remember(ADA, crates)
     newest = [item.id for item in reversed(crates)]
-    assert [item.id for item in (await memory.recall_with_profile(ADA, "hey")).profile] == newest
+    assert [item.id for item in (await memory.remind(ADA, "hey")).profile] == newest
     for query in ("pears3", "pears3 and pears4", "Where is a boat?"):
-        await memory.recall_with_profile(ADA, query)
+        await memory.remind(ADA, query)
         await memory._lexical._uses.write()
     await memory.pin(ADA, "c07", True)
     await memory.close()
     later = make()
-    profile = (await later.recall_with_profile(ADA, "")).profile
+    profile = (await later.remind(ADA, "")).profile
     assert [item.id for item in profile[:6]] == ["c07", "c03", "c29", "c04", "c28", "c27"]
     assert {item.id: item.uses for item in profile if item.uses} == {"c03": 2, "c04": 1}
     await later.close()
@@ -324,5 +324,5 @@ async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turn
 
 async def test_nothing_is_written_for_a_profile_that_fits() -> None:
     memory = memory_of(await items_of(*WHO))
-    assert (await memory.recall_with_profile(ADA, "Who is allergic to peanuts?")).found
+    assert (await memory.remind(ADA, "Who is allergic to peanuts?")).found
     assert memory._lexical._uses._unwritten == {}

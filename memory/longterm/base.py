@@ -276,9 +276,9 @@ class LongTermMemory(Protocol):
     ) -> Sequence[MemoryItem]:
         """Return the `limit` items that are the most relevant to the query, the best first, with their scores.
 
-        An item that shares nothing with the query is not returned. Filters apply before the limit, so `limit` items are returned if that many match. The scope's session is not a
-        filter. A memory that can recall only with reduced quality returns a `DegradedRecall`, which the run reports by
-        an event.
+        An item that shares nothing with the query is not returned. Filters apply before the limit, so `limit` items are
+        returned if that many match. The scope's session is not a filter. A memory that can recall only with reduced
+        quality returns a `DegradedRecall`, which the run reports by an event.
 
         Args:
             types: the types of items to return; all if left out.

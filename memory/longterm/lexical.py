@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from turnwise.errors import StoreError
 from turnwise.memory.background import on_thread
 from turnwise.memory.longterm.base import (
     ItemChanges,
@@ -28,6 +27,7 @@ from turnwise.memory.longterm.items.rules import matches
 from turnwise.memory.longterm.items.texts import still_contained, to_delete
 from turnwise.memory.longterm.items.urls import items_at
 from turnwise.memory.longterm.memory_types import MemoryType
+from turnwise.memory.longterm.recall.embedding_function import portable
 from turnwise.memory.longterm.recall.item_indexes import Indexed, ItemIndexes
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.similarity import Similarity
@@ -49,13 +49,13 @@ class LexicalMemory:
     passages, which is all of a text of 50 KB. If a user has many new items, they are indexed in steps. A recall that
     has no time for all steps finds the indexed items, as a `DegradedRecall`, and the next recall continues.
 
-    With `similarity` it also ranks by vectors; while those fail, it ranks by words alone and returns a
+    With `embedding` it also ranks by vectors; while those fail, it ranks by words alone and returns a
     `DegradedRecall`. A pickle has the settings only.
 
     Args:
         items: the store, or its URL, or the path of a SQLite file; it is closed with the memory.
         weights: the weights of the ranking.
-        similarity: makes and compares the vectors of items and queries; it is closed with the memory.
+        embedding: one of Chroma's embedding functions, for vectors of items and queries; see `Similarity`.
         retention: how long unused items are kept; without it, they never expire. It applies to everything in the store,
             so the store should hold no other memory's items.
         clock: returns the time in seconds since the epoch, for uses, updates, and items without a time.
@@ -67,7 +67,7 @@ class LexicalMemory:
         items: ItemStore | str | Path,
         *,
         weights: Weights = FACTS,
-        similarity: Similarity | None = None,
+        embedding: Any = None,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
         name: str | None = None,
@@ -75,7 +75,8 @@ class LexicalMemory:
     ) -> None:
         self.label = Label(name=name, max_tokens=max_tokens)
         """Its name and limit in sessions."""
-        self._similarity = similarity
+        self._embedding = embedding
+        self._similarity = None if embedding is None else Similarity(embedding)
         self._store = items_at(items)
         self._weights = weights
         self._indexes = ItemIndexes()
@@ -98,7 +99,7 @@ class LexicalMemory:
     def __reduce__(self) -> tuple[Any, ...]:
         settings: dict[str, Any] = {
             "weights": self._weights,
-            "similarity": self._similarity,
+            "embedding": portable(self._embedding),
             "retention": self._retention,
             "clock": self._clock,
         }
@@ -191,21 +192,13 @@ class LexicalMemory:
         return await self._indexes.of(scope.user_id, (scope.agent, types, which.as_of is None), items)
 
     def _rank(
-        self, user_index: UserIndex, query: str, limit: int, per_category: bool
+        self, user_index: UserIndex, query: str, limit: int, per_category: bool, is_reminder: bool
     ) -> tuple[list[MemoryItem], str | None]:
         """Return the best items, and why only words were ranked (None if vectors worked)."""
-        from turnwise.memory.longterm.recall.user_index import find
+        from turnwise.memory.longterm.recall.user_index import find_near
 
-        similarities = trouble = None
-        if self._similarity is not None:
-            try:
-                similarities = self._similarity.of(query, [row.item.text for row in user_index.rows])
-            except StoreError as error:
-                trouble = str(error)
-        selected = find(
-            user_index, query, limit=limit, weights=self._weights, similarities=similarities, per_category=per_category
-        )
-        return selected, trouble
+        options: dict[str, Any] = {"per_category": per_category, "is_reminder": is_reminder}
+        return find_near(user_index, self._similarity, query, limit=limit, weights=self._weights, **options)
 
     async def update(
         self,

@@ -12,12 +12,24 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeGuard, Unpack, cast
 
 from turnwise.errors import ConfigError, InvalidMemoryError, ReadOnlyMemoryError
 from turnwise.memory.background import on_thread
-from turnwise.memory.longterm.base import ItemChanges, Label, MemoryItem, Scope, first_of_each, is_local, recalled
+from turnwise.memory.longterm.base import (
+    ItemChanges,
+    Label,
+    MemoryItem,
+    Reminder,
+    Scope,
+    first_of_each,
+    is_local,
+    recalled,
+)
 from turnwise.memory.longterm.items.base import ItemFilter, ItemStore, all_items
 from turnwise.memory.longterm.items.rules import checked_item, matches, parse_position
+from turnwise.memory.longterm.items.urls import items_at
 from turnwise.memory.longterm.memory_types import MemoryType
+from turnwise.memory.longterm.recall.embedding_function import portable
 from turnwise.memory.longterm.recall.item_indexes import ItemIndexes
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
+from turnwise.memory.longterm.recall.similarity import Similarity
 from turnwise.memory.stores.base import Page, check_limit
 from turnwise.memory.values.ranges import check_whole_number
 from turnwise.memory.values.required_arguments import needs
@@ -34,15 +46,18 @@ EVERYONE = "everyone"
 class StaticMemory:
     """Read-only facts for all users: a handbook, a policy. `remember`, `update` and `forget` raise.
 
-    Up to `all_up_to` facts are all recalled for every query, the best first; of more facts, those that share words with
-    the query. A pickle has the settings: the facts, or the settings of their store.
+    Up to `all_up_to` facts are all recalled for every query and prompt, the best first; of more facts, the best for a
+    query, and those that stand out for a prompt. A pickle has the settings: the facts, and those of their store.
 
     Args:
-        facts: texts, items, mappings such as `{"id": "fact1", "content": "..."}`, a `FactTable`, or a store that has
-            them as facts of the user `owner`. A store is read at each recall, so changes in it are seen.
+        facts: texts, items, mappings such as `{"id": "fact1", "content": "..."}` or `{"key": "...", "value": "..."}`, a
+            `FactTable`, or a store or the URL of one.
+        store: a store with more facts, or its URL. It has them as facts of the user `owner`, and is read at each
+            recall, so changes in it are seen. Of two facts with the same id, the one in `facts` counts.
         owner: the user whose facts in the store are for everyone.
         all_up_to: the most facts that are all recalled for any query.
         weights: the weights of the ranking.
+        embedding: one of Chroma's embedding functions, by whose vectors facts are found too; see `Similarity`.
         name: its name in sessions, see `Label`; `max_tokens` likewise.
 
     Raises:
@@ -56,11 +71,13 @@ class StaticMemory:
 
     def __init__(
         self,
-        facts: Iterable[str | MemoryItem | Mapping[str, Any]] | FactTable | ItemStore,
+        facts: Iterable[str | MemoryItem | Mapping[str, Any]] | FactTable | ItemStore | str,
+        store: ItemStore | str | None = None,
         *,
         owner: str = EVERYONE,
         all_up_to: int = 10,
         weights: Weights = FACTS,
+        embedding: Any = None,
         name: str | None = None,
         max_tokens: int | None = None,
     ) -> None:
@@ -68,25 +85,35 @@ class StaticMemory:
         self.label = Label(name=name, max_tokens=max_tokens)
         """Its name and limit in sessions."""
         self._owner = Scope(user_id=owner)
-        self._store = facts if isinstance(facts, ItemStore) else None
+        if isinstance(facts, ItemStore) or (isinstance(facts, str) and "://" in facts):
+            if store is not None:
+                raise ConfigError("StaticMemory.store", store, "is a second store: pass one of them")
+            facts, store = (), facts
+        self._store = None if store is None else items_at(store)
         self._table = facts if _is_table(facts) else None
-        self._items = () if self._store or self._table else _items(cast(Iterable[Any], facts))
+        self._items = () if self._table else _items(cast(Iterable[Any], facts))
         self._all_up_to = all_up_to
         self._weights = weights
+        self._embedding = embedding
+        self._set_up()
+
+    def _set_up(self) -> None:
         self._indexes = ItemIndexes()
         """The index of the facts as of the last recall."""
+        self._similarity = None if self._embedding is None else Similarity(self._embedding)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "_indexes"}
+        state = {name: value for name, value in vars(self).items() if name not in ("_indexes", "_similarity")}
+        return state | {"_embedding": portable(self._embedding)}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        self._indexes = ItemIndexes()
+        self._set_up()
 
     @property
     def is_local(self) -> bool:
-        """Whether the facts are in a store that is a file on one machine."""
-        return is_local(self._store or self._table)
+        """Whether facts are in a store that is a file on one machine."""
+        return is_local(self._store) or is_local(self._table)
 
     @classmethod
     def from_file(
@@ -97,6 +124,7 @@ class StaticMemory:
         topic: str | None = None,
         all_up_to: int = 10,
         weights: Weights = FACTS,
+        embedding: Any = None,
         name: str | None = None,
         max_tokens: int | None = None,
     ) -> Self:
@@ -127,11 +155,11 @@ class StaticMemory:
             ]
         if not facts:
             raise ConfigError("StaticMemory.from_file", str(path), "contains no facts")
-        return cls(facts, all_up_to=all_up_to, weights=weights, name=name, max_tokens=max_tokens)
+        return cls(facts, all_up_to=all_up_to, weights=weights, embedding=embedding, name=name, max_tokens=max_tokens)
 
     def __repr__(self) -> str:
-        facts = self._store or self._table
-        return f"StaticMemory({facts!r})" if facts else f"StaticMemory(<{len(self._items)} facts>)"
+        own = repr(self._table) if self._table else f"<{len(self._items)} facts>" if self._items else ""
+        return f"StaticMemory({', '.join(filter(None, (own, repr(self._store) if self._store else '')))})"
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> NoReturn:
         raise ReadOnlyMemoryError(repr(self), "remember")
@@ -146,28 +174,61 @@ class StaticMemory:
         as_of: float | None = None,
         per_category: bool = False,
     ) -> Sequence[MemoryItem]:
+        return await self._best(query, limit, types=types, as_of=as_of, per_category=per_category)
+
+    async def remind(
+        self,
+        scope: Scope,
+        prompt: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        per_category: bool = False,
+    ) -> Reminder:
+        """See `Reminding`. The profile is empty."""
+        items = await self._best(prompt, limit, types=types, per_category=per_category, is_reminder=True)
+        return Reminder(profile=(), items=items)
+
+    async def _best(
+        self,
+        query: str,
+        limit: int,
+        *,
+        types: Collection[MemoryType] | None,
+        per_category: bool,
+        as_of: float | None = None,
+        is_reminder: bool = False,
+    ) -> Sequence[MemoryItem]:
         which = ItemFilter(types=types, as_of=as_of, live_at=time.time() if as_of is None else as_of)
-        if self._store:
-            items = await all_items(self._store, self._owner, which)
-        else:
-            items = [item for item in await self._own() if matches(item, which)]
+        items = await self._facts(which)
         kinds = None if types is None else frozenset(types)
         indexed = await self._indexes.of(self._owner.user_id, (kinds, as_of is None), items)
-        ranked = await on_thread(self._rank, indexed.user_index, query, max(limit, 0), per_category)
+        options = {"per_category": per_category, "is_reminder": is_reminder}
+        ranked, trouble = await on_thread(self._rank, indexed.user_index, query, max(limit, 0), options)
         if len(items) <= self._all_up_to:
-            bears = {item.id for item in ranked}
-            ranked += [replace(item, score=0.0) for item in items if item.id not in bears]
+            ranked_ids = {item.id for item in ranked}
+            ranked += [replace(item, score=0.0) for item in items if item.id not in ranked_ids]
         best = first_of_each(ranked, max(limit, 0)) if per_category else ranked[: max(limit, 0)]
-        return recalled(best, indexed.trouble or (self._table.trouble if self._table else None))
+        return recalled(best, indexed.trouble or (self._table.trouble if self._table else None) or trouble)
+
+    async def _facts(self, which: ItemFilter) -> Sequence[MemoryItem]:
+        own = [item for item in await self._own() if matches(item, which)]
+        if self._store is None:
+            return own
+        ids = {item.id for item in own}
+        return [*own, *(item for item in await all_items(self._store, self._owner, which) if item.id not in ids)]
 
     async def _own(self) -> Sequence[MemoryItem]:
-        """Return the facts, if they are in no store."""
+        """Return the facts that are in no store."""
         return await self._table.items() if self._table else self._items
 
-    def _rank(self, user_index: UserIndex, query: str, limit: int, per_category: bool) -> list[MemoryItem]:
-        from turnwise.memory.longterm.recall.user_index import find
+    def _rank(
+        self, user_index: UserIndex, query: str, limit: int, options: dict[str, bool]
+    ) -> tuple[list[MemoryItem], str | None]:
+        """Return the best facts, and why only words were ranked (None if vectors worked)."""
+        from turnwise.memory.longterm.recall.user_index import find_near
 
-        return find(user_index, query, limit=limit, weights=self._weights, per_category=per_category)
+        return find_near(user_index, self._similarity, query, limit=limit, weights=self._weights, **options)
 
     async def list_items(
         self,
@@ -177,13 +238,20 @@ class StaticMemory:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[MemoryItem]:
-        """See `Listing.list_items`. Facts that were passed come in their order."""
-        if self._store:
-            return await self._store.query(self._owner, ItemFilter(types=types), cursor=cursor, limit=limit)
+        """See `Listing.list_items`. Facts that were passed come first, in their order."""
+        which, of_store = ItemFilter(types=types), (cursor or "").startswith(_OF_STORE)
+        if self._store and of_store:
+            page = await self._store.query(
+                self._owner, which, cursor=(cursor or "").removeprefix(_OF_STORE) or None, limit=limit
+            )
+            return Page(page.items, page.cursor and _OF_STORE + page.cursor)
         start = parse_position(cursor)
         stop = start + check_limit(limit)
-        facts = [item for item in await self._own() if matches(item, ItemFilter(types=types))]
-        return Page(tuple(facts[start:stop]), str(stop) if stop < len(facts) else None)
+        facts = [item for item in await self._own() if matches(item, which)]
+        if not facts and self._store:
+            return await self.list_items(scope, types=types, cursor=_OF_STORE, limit=limit)
+        following = str(stop) if stop < len(facts) else _OF_STORE if self._store else None
+        return Page(tuple(facts[start:stop]), following)
 
     async def update(
         self,
@@ -202,8 +270,10 @@ class StaticMemory:
         raise ReadOnlyMemoryError(repr(self), "forget")
 
     async def close(self) -> None:
-        """Close the store or table that was passed, if one was."""
-        if facts := self._store or self._table:
+        """Close the store and the table that were passed."""
+        if self._similarity is not None:
+            self._similarity.close()
+        for facts in filter(None, (self._store, self._table)):
             await facts.close()
 
 
@@ -287,12 +357,18 @@ def _item(number: int, fact: Any) -> MemoryItem:
     fields: dict[str, Any] = {"id": str(number), "type": MemoryType.FACTS, **values}
     if "content" in fields:
         fields["text"] = fields.pop("content")
+    if "key" in fields and "value" in fields:
+        key = str(fields.pop("key"))
+        fields = {"topic": key, "text": f"{key}: {fields.pop('value')}", **fields}
     if unknown := fields.keys() - _FIELDS:
         raise InvalidMemoryError(str(fields["id"]), f"has no fields {', '.join(sorted(map(str, unknown)))}")
     if not isinstance(fields.get("text"), str):
         raise InvalidMemoryError(str(fields["id"]), "its text, in the field `text` or `content`, is missing")
     return checked_item(_ANYBODY, MemoryItem(**{**fields, "id": str(fields["id"])}))
 
+
+_OF_STORE = "store:"
+"""How the cursor of a page begins whose items are in the store."""
 
 _FIELDS = frozenset(("id", "text", "type", "topic", "name", "aliases", "created_at", "expires_at"))
 

@@ -20,8 +20,8 @@ from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
     MemoryItem,
-    Reminder,
     Recall,
+    Reminder,
     Scope,
     is_local,
     recalled,
@@ -37,6 +37,7 @@ from turnwise.memory.longterm.items.texts import still_contained, to_delete
 from turnwise.memory.longterm.lexical import profile_of, with_wishes, within_limits
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.passages import item_key, vector_keys, vectors_of
+from turnwise.memory.longterm.recall.prominence import UNRELATED, spread_out
 from turnwise.memory.longterm.recall.query import parse
 from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.retention.deletion import texts_of
@@ -226,6 +227,8 @@ class VectorMemory:
         """How many items had no vectors when `catch_up` began to compute them; 0 if all have vectors."""
         self._made_count = 0
         """For how many of these items `catch_up` has computed them."""
+        self._unrelated: NDArray[np.float32] | None = None
+        """The vectors of `UNRELATED`, once they were needed."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings: dict[str, Any] = {
@@ -428,10 +431,11 @@ class VectorMemory:
         users = dict.fromkeys(request.scope.user_id for request in batch)
         now = self._clock()
         expiry = self._expiry(now, users)
-        embedding = self._begin_vectors([request.query for request in batch if request.query], queries=True)
+        embedding = self._begin_vectors(self._texts_of(batch), queries=True)
         if expiry is None and self._store.revisions(users) == revisions and self._is_quick(batch, user_indexes):
             matches = [self._match(request, user_indexes[request.scope.user_id], now) for request in batch]
             vectors = await self._vectors_of(embedding)
+            self._take_unrelated(batch, vectors[0])
             before = self.trouble
             answers = self._ranked(batch, user_indexes, matches, vectors, {})
             self._note_recalled(users)
@@ -439,6 +443,7 @@ class VectorMemory:
             vectors, loaded = await asyncio.gather(
                 self._vectors_of(embedding), self._store.load(users, revisions, expiry, most=LOADED)
             )
+            self._take_unrelated(batch, vectors[0])
             before = self.trouble
             answers = await on_thread(self._answer, batch, loaded, vectors, user_indexes, now)
         if vectors[0] is not None and self.trouble is before:
@@ -722,6 +727,18 @@ class VectorMemory:
 
     # Ranking
 
+    def _texts_of(self, batch: Sequence[Recall]) -> list[str]:
+        """Return the texts whose vectors the requests need: those of each request in turn, then unrelated ones."""
+        texts = [text for request in batch for text in _texts(request)]
+        is_first = self._unrelated is None and any(request.is_reminder for request in batch)
+        return [*texts, *UNRELATED] if texts and is_first else texts
+
+    def _take_unrelated(self, batch: Sequence[Recall], vectors: NDArray[np.float32] | None) -> None:
+        """Keep the vectors of the unrelated texts, if they were computed with those of the batch."""
+        count = sum(len(_texts(request)) for request in batch)
+        if vectors is not None and len(vectors) > count:
+            self._unrelated = vectors[count:]
+
     def _expiry(self, now: float, users: Collection[str]) -> Expiry | None:
         if self._retention is None:
             return None
@@ -782,16 +799,21 @@ class VectorMemory:
         query_vectors: _Vectors,
         troubles: Mapping[str, str],
     ) -> list[Reminder]:
-        """Return the answers, given the vectors of the queries."""
-        rows, trouble = query_vectors
-        vectors = iter(()) if rows is None else iter(rows)
+        """Return the answers, given the vectors of `_texts_of`."""
+        vectors, trouble = query_vectors
         answers: list[Reminder] = []
         for request, (profile, match) in zip(batch, matches, strict=True):
             check_awaited()
-            user_index = user_indexes[request.scope.user_id]
-            similarities = user_index.similarities(next(vectors, None) if request.query else None)
-            most = max(request.limit, 0) + len(profile)
-            ranked = user_index.rank(match, limit=most, similarities=similarities, per_category=request.per_category)
+            user_index, rows = user_indexes[request.scope.user_id], None
+            if vectors is not None:
+                count = len(_texts(request))
+                rows, vectors = vectors[:count], vectors[count:]
+            most, per_category = max(request.limit, 0) + len(profile), request.per_category
+            if request.is_reminder:
+                near = spread_out(user_index.near(rows, self._unrelated), match.query)
+                ranked = user_index.remind(match, limit=most, near=near, per_category=per_category)
+            else:
+                ranked = user_index.rank(match, limit=most, near=user_index.near(rows), per_category=per_category)
             best = within_limits(profile, ranked, request.limit, per_category=request.per_category)
             items = recalled(best, trouble or troubles.get(request.scope.user_id))
             answers.append(Reminder(profile=profile, items=items))
@@ -862,6 +884,14 @@ class VectorMemory:
         self._incomplete.discard(user)
         if self._user_indexes.pop(user, None) is not None:
             self._held_bytes -= self._sizes.pop(user)
+
+
+def _texts(request: Recall) -> Sequence[str]:
+    """Return the texts of a request that are compared by vectors: its query, or the sentences of a prompt."""
+    if not request.is_reminder:
+        return [request.query] if request.query else []
+    query = parse(request.query)
+    return [query.texts[part] for part in query.told_apart()]
 
 
 def _growth(user_index: UserIndex | None, loaded: Loaded) -> Growth:

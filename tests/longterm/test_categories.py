@@ -58,7 +58,7 @@ async def test_each_category_has_its_own_limit(make: str, tmp_path: Path) -> Non
             assert counts == {"semantic": limit, "episodic": min(limit, 2), "procedural": 1}
             assert [item.score for item in recalled] == sorted((item.score for item in recalled), reverse=True)
             profiled = await memory.remind(ADA, QUERY, limit=limit, per_category=True)
-            assert [item.id for item in profiled.found] == [item.id for item in recalled]
+            assert [item.id for item in profiled.items] == [item.id for item in recalled]
         types = [MemoryType.FACTS, MemoryType.SKILL]
         recalled = await memory.recall(ADA, QUERY, limit=3, types=types, per_category=True)
         assert Counter(item.type for item in recalled) == {"facts": 3, "skill": 1}
@@ -85,7 +85,7 @@ class Own:
         return await self.inner.recall(scope, query, **options)
 
     async def remind(self, scope: Scope, query: str, **options: Any) -> Reminder:
-        return Reminder(profile=FACTS[:1], found=await self.recall(scope, query, **options))
+        return Reminder(profile=FACTS[:1], items=await self.recall(scope, query, **options))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         return False
@@ -100,5 +100,5 @@ async def test_a_memory_that_cannot_is_asked_once_for_more() -> None:
     assert Counter(item.type.category for item in recalled) == {"semantic": 5, "episodic": 2, "procedural": 1}
     assert memory.limits == [15]
     profiled = await host.do_remind(ADA, QUERY, limit=5, types=None, per_category=True)
-    assert profiled.profile == FACTS[:1] and len(profiled.found) == 8
+    assert profiled.profile == FACTS[:1] and len(profiled.items) == 8
     assert len(await host.do_recall(ADA, QUERY, limit=2, types=None, as_of=None)) == 2

@@ -588,8 +588,8 @@ async def test_items_beside_a_profile_are_as_many_as_requested(make: MakeMemory)
         profiled = await memory.remind(ANN, "What does her walrus eat?", limit=limit)
         pinned = {entry.id for entry in profiled.profile}
         assert len(pinned) == 6
-        assert sum(entry.id not in pinned for entry in profiled.found) == min(limit, 6)
-        assert sum(entry.id in pinned for entry in profiled.found) == min(limit, 6)
+        assert sum(entry.id not in pinned for entry in profiled.items) == min(limit, 6)
+        assert sum(entry.id in pinned for entry in profiled.items) == min(limit, 6)
 
 
 async def test_recalls_that_are_the_first_at_once_open_one_connection_for_revisions(

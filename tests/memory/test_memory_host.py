@@ -15,7 +15,7 @@ from turnwise.actors.cluster.shared_actors import memory_actor
 from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
 from turnwise.actors.cluster.wire import Refused
 from turnwise.errors import InvalidMemoryError, StoreError
-from turnwise.memory.longterm.base import DegradedRecall, MemoryItem, Reminder, Recall, Scope, trouble_of
+from turnwise.memory.longterm.base import DegradedRecall, MemoryItem, Recall, Reminder, Scope, trouble_of
 from turnwise.memory.longterm.index.locations import ChromaFolder
 from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
@@ -159,12 +159,12 @@ class Coarse(Waiting):
         return [[] for _ in batch]
 
     async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
-        return [answer.found for answer in await self.answer_many(batch)]
+        return [answer.items for answer in await self.answer_many(batch)]
 
     async def answer_many(self, batch: Sequence[Recall]) -> list[Reminder]:
         self.batches.append(batch)
         items = [MemoryItem(id=str(number), text="tea") for number in range(batch[0].limit)]
-        return [Reminder(profile=items[:1], found=DegradedRecall(items, "by words")) for _ in batch]
+        return [Reminder(profile=items[:1], items=DegradedRecall(items, "by words")) for _ in batch]
 
     async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
         return (await self.recall_many([Recall(scope=scope, query=query, **filters)]))[0]
@@ -181,8 +181,8 @@ async def test_recalls_with_a_limit_per_category_tell_trouble() -> None:
     host._opening = asyncio.create_task(asyncio.sleep(0, Coarse()))
     found = await host.do_recall(ADA, "tea", limit=2, per_category=True)
     profiled = await host.do_remind(ADA, "tea", limit=2, per_category=True)
-    assert len(profiled.profile) == 1 and [len(found), len(profiled.found)] == [2, 2]
-    assert trouble_of(found) == trouble_of(profiled.found) == "by words"
+    assert len(profiled.profile) == 1 and [len(found), len(profiled.items)] == [2, 2]
+    assert trouble_of(found) == trouble_of(profiled.items) == "by words"
 
 
 async def test_recalls_with_a_limit_per_category_share_a_batch() -> None:

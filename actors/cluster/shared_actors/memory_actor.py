@@ -261,9 +261,7 @@ class MemoryHost:
         remaining = iter(answers)
         return [None if save is None else next(remaining) for save in batch]
 
-    async def _recall_many(
-        self, batch: Sequence[Recall]
-    ) -> Sequence[Sequence[MemoryItem] | Reminder | BaseException]:
+    async def _recall_many(self, batch: Sequence[Recall]) -> Sequence[Sequence[MemoryItem] | Reminder | BaseException]:
         memory = await self._memory()
         if not self._batches_reminders:
             return await cast(Batched, memory).recall_many(batch)

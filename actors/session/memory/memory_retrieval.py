@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.observing import part
@@ -24,8 +24,8 @@ from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.spans import subtract
 from turnwise.memory.longterm.base import (
     MemoryItem,
-    Reminding,
     Reminder,
+    Reminding,
     Scope,
     first_of_each,
     is_read_only,

@@ -41,7 +41,6 @@ from turnwise.memory.longterm.lexical import LexicalMemory, profile_of, within_l
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall.embedding_function import portable
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
-from turnwise.memory.longterm.recall.similarity import Similarity
 from turnwise.memory.longterm.retention.deletion import texts_of
 from turnwise.memory.longterm.retention.retention import Retention
 from turnwise.memory.longterm.text_model import TextModel
@@ -163,8 +162,7 @@ class ExtractiveMemory:
         for setting, prompt in (("facts_prompt", facts_prompt), ("choosing_prompt", choosing_prompt)):
             if not prompt.strip():
                 raise ConfigError(f"ExtractiveMemory.{setting}", prompt, "must not be blank")
-        similarity = None if embedding is None else Similarity(embedding)
-        self._lexical = LexicalMemory(store, weights=weights, similarity=similarity, retention=retention, clock=clock)
+        self._lexical = LexicalMemory(store, weights=weights, embedding=embedding, retention=retention, clock=clock)
         self._chooses = chooses
         self._profile = self._settings["profile"]
         self._limits = Limits(

@@ -19,6 +19,9 @@ MAX_PARTS = 32
 MAX_TERMS = 96
 """The most different words of a query. Of more, the rarest are used."""
 
+MAX_VECTORS = 8
+"""The most sentences of a prompt that are compared by vectors."""
+
 WINDOW = 24
 """A sentence with more words is split into windows of this many words, which overlap by half."""
 
@@ -43,8 +46,16 @@ class Query:
     """No word twice."""
     parts: tuple[tuple[int, ...], ...]
     """The positions of each part's terms."""
+    texts: tuple[str, ...]
+    """The text of each part, for its vector."""
     words: tuple[str, ...]
     """All of its words, in order."""
+
+    def told_apart(self) -> list[int]:
+        """Return the parts that get a vector each: up to `MAX_VECTORS`, those whose words say the most, in order."""
+        nats = [sum(-self.terms[term].log_frequency for term in part) for part in self.parts]
+        best = sorted(range(len(nats)), key=nats.__getitem__, reverse=True)[:MAX_VECTORS]
+        return sorted(best)
 
 
 def parse(text: str) -> Query:
@@ -56,17 +67,22 @@ def parse(text: str) -> Query:
 
 @lru_cache(maxsize=512)
 def _parse(text: str) -> Query:
-    sentences = [sentence_words for sentence in _SENTENCE_END.split(text) if (sentence_words := words(sentence))]
-    query_words = [word for sentence in sentences for word in sentence]
+    sentences = [
+        (sentence, sentence_words) for sentence in _SENTENCE_END.split(text) if (sentence_words := words(sentence))
+    ]
+    query_words = [word for _, sentence_words in sentences for word in sentence_words]
     language = language_of(query_words)
     frequencies = {word: log_frequency(word, language) for word in dict.fromkeys(query_words)}
     rarest = [_term(word, language) for word in sorted(frequencies, key=frequencies.__getitem__)[:MAX_TERMS]]
     places = {term.word: place for place, term in enumerate(rarest)}
-    windows = [window for sentence in sentences for window in _windows(sentence)]
+    windows = [window for sentence, sentence_words in sentences for window in _windows(sentence, sentence_words)]
     if len(windows) > MAX_PARTS:
         windows = windows[: MAX_PARTS // 2] + windows[-MAX_PARTS // 2 :]
-    parts = [tuple(dict.fromkeys(places[word] for word in window if word in places)) for window in windows]
-    return Query(tuple(rarest), tuple(dict.fromkeys(filter(None, parts))), tuple(query_words))
+    texts_by_part: dict[tuple[int, ...], str] = {}
+    for window_text, window in windows:
+        if part := tuple(dict.fromkeys(places[word] for word in window if word in places)):
+            texts_by_part.setdefault(part, window_text)
+    return Query(tuple(rarest), tuple(texts_by_part), tuple(texts_by_part.values()), tuple(query_words))
 
 
 @lru_cache(maxsize=100_000)
@@ -118,10 +134,13 @@ def _asks_for_more(prompt_words: Sequence[str]) -> bool:
     return False
 
 
-def _windows(sentence: Sequence[str]) -> list[Sequence[str]]:
-    if len(sentence) <= WINDOW:
-        return [sentence]
-    return [sentence[start : start + WINDOW] for start in range(0, len(sentence) - WINDOW // 2, WINDOW // 2)]
+def _windows(sentence: str, sentence_words: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
+    """Return the parts of a sentence, each with its text."""
+    if len(sentence_words) <= WINDOW:
+        return [(sentence.strip(), sentence_words)]
+    starts = range(0, len(sentence_words) - WINDOW // 2, WINDOW // 2)
+    windows = [sentence_words[start : start + WINDOW] for start in starts]
+    return [(" ".join(window), window) for window in windows]
 
 
 _SENTENCE_END = re.compile(r"(?<=[.!?\u2026:;])\s+|[\u3002\uff01\uff1f\uff1a\uff1b]|\n+")

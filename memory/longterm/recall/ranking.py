@@ -1,7 +1,4 @@
-"""Ranks the items of one user for a query, by their words, names and vectors, and by the words of neighbouring items.
-
-All scores are information in nats: the less likely a match is by chance, the higher its score.
-"""
+"""Ranks the items of one user for a query: by words, names and vectors, and by those of the items around them."""
 
 from __future__ import annotations
 
@@ -28,14 +25,14 @@ class Weights:
         ConfigError: a weight is not a number, or out of range.
     """
 
-    saturation: float = 0.25
+    saturation: float = 0.5
     """BM25's k1: the lower it is, the less a repeated word adds."""
-    before: float = 0.5
-    """The weight of a word in the previous item, relative to one in the item itself; multiplied again per item."""
-    after: float = 0.55
-    """The same for the item after; the one after that counts `before` times as much, and so on."""
-    reach: int = 3
+    around: float = 0.35
+    """The weight of a word in the item before or after, relative to one in the item itself; half of it for the next."""
+    reach: int = 2
     """How many items of the same session before and after count."""
+    short: int = 220
+    """An item with more characters stands for itself: the items around it count as much less as it is longer."""
     speaker: float = 0.5
     """The gain of an item whose speaker the query names, as a share of its score."""
     name: float = 5.0
@@ -51,24 +48,25 @@ class Weights:
     rare: float = 11.0
     """A word has weight 1 if -ln(its general frequency) is at least this. Between `common` and `rare`, the weight is
     linear."""
+    vectors: float = 0.7
+    """How many standard deviations of the scores by words a standard deviation of the similarities counts."""
     margin: float = 0.5
-    """A sentence of a query counts if its best item shares at least ln(number of items) + `margin` nats with it, and at
-    least the share `part` of the sentence's nats."""
+    """A sentence of a prompt stands out by its words if its best item shares at least ln(number of items) + `margin`
+    nats with it, and at least the share `part` of the sentence's nats."""
     part: float = 0.25
     """See `margin`."""
     share: float = 0.7
-    """A sentence also counts if its best item shares at least this share of the sentence's nats, and at least `least`
-    nats by general word frequency."""
+    """A sentence also stands out if its best item shares at least this share of the sentence's nats, and at least
+    `least` nats by general word frequency."""
     least: float = 8.0
-    """See `share`. A sentence with fewer nats by general word frequency has no content."""
-    vectors: float = 8.0
-    """The nats that an item gains if its vector is that of the query."""
-    similar: float = 0.45
-    """The least vector similarity at which an item is relevant regardless of its words."""
+    """See `share`. A sentence with fewer nats by general word frequency has no content, and never stands out."""
+    prominence: float = 1.0
+    """A sentence stands out by its vector if its similarity to the best item exceeds that of unrelated texts by this
+    many of their standard deviations."""
     tail: float = 0.7
-    """A fact is left out if its score by words is below this share of the best fact's: most such facts are look-alikes.
-    Facts that only vectors find are kept. So are turns (items of type INTERACTION), since each may have another part of
-    the answer."""
+    """A reminder leaves out a fact whose score by words is below this share of the best fact's: most such facts are
+    look-alikes. It keeps facts that only vectors find, and turns (items of type INTERACTION), since each may have
+    another part of the answer."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -88,13 +86,13 @@ _COUNT = (0, _MOST, "must be a whole number from 0 to a million")
 _ANY = (-_MOST, _MOST, "must be a number from minus to plus a million")
 
 _RANGES = {
-    **dict.fromkeys(("before", "after", "corrected", "part", "tail"), _SHARE),
+    **dict.fromkeys(("around", "corrected", "part", "tail"), _SHARE),
     "saturation": (0.01, _MOST, "must be a number from 0.01 to a million"),
     **dict.fromkeys(("speaker", "name", "share", "least", "vectors"), _AMOUNT),
     **dict.fromkeys(("reach", "background"), _COUNT),
-    **dict.fromkeys(("common", "rare", "similar"), _ANY),
+    **dict.fromkeys(("common", "rare", "prominence"), _ANY),
     "margin": (-math.inf, _MOST, "must be a number up to a million, or minus infinity for none"),
-    "text_words": (1, _MOST, "must be a whole number from 1 to a million"),
+    **dict.fromkeys(("text_words", "short"), (1, _MOST, "must be a whole number from 1 to a million")),
 }
 """The least and the greatest value of each weight, and the text of the error."""
 
@@ -102,15 +100,28 @@ FACTS = Weights(reach=0, least=2.0)
 """For facts: each stands for itself, and of those that share less than the best does most are look-alikes."""
 
 
+class Passages(NamedTuple):
+    """The passages of a user's items. Those of an item stand together in their order, as do the items of a session."""
+
+    items: Places
+    """Of each passage, a number that it shares with those of the same item."""
+    sessions: Places
+    """Of each passage, the number of its session."""
+    chars: Places
+    """Of each passage, how many characters its item has."""
+    is_fact: NDArray[np.bool_]
+    """Of each passage, whether its item is a fact, and not what was said in a turn."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueryTerms:
-    """A query as numbers, matched against the items."""
+    """A query as numbers, matched against the passages."""
 
     terms: Places
-    """Numbers of terms, in ascending order. With `places`, pairs of a term and an item that has it; a pair may occur
+    """Numbers of terms, in ascending order. With `places`, pairs of a term and a passage that has it; a pair may occur
     twice."""
     places: Places
-    """For each entry of `terms`, the item that has the term."""
+    """For each entry of `terms`, the passage that has the term."""
     log_frequencies: Sequence[float]
     """For each term, the logarithm of its general frequency in its language."""
     is_corrected: Sequence[bool]
@@ -118,115 +129,237 @@ class QueryTerms:
     parts: Sequence[Sequence[int]]
     """The terms of each sentence."""
     speakers: Places
-    """The items whose speaker the query names."""
+    """The passages of items whose speaker the query names."""
     named: Sequence[tuple[int, float]]
-    """The items whose name the query has, each with the log frequency of the name's rarest word."""
+    """The passages of items whose name the query has, each with the log frequency of the name's rarest word."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matched:
-    """The items' scores by words and names, without vectors."""
-
-    query: QueryTerms
-    present: Places
-    """The terms that some item has, in ascending order."""
-    has: Numbers
-    """Of each of these terms, and each item, 1 if the item has it; else 0."""
-    scores: Numbers
-    """In nats; 0 for an item that matches nothing."""
-    has_content: bool
-    """False for a query without content words, such as a greeting; vectors are then ignored."""
-    neighbours: _Neighbours
-    weights: Weights
-
-
-@dataclass(frozen=True)
 class Ranked:
-    """The relevant items, the best first."""
+    """The best items, in their order."""
 
     places: Places
+    """The first passage of each item."""
+    counts: Places
+    """How many passages each item has."""
     scores: Numbers
-    """From 0 to 1."""
+    """Of each item, from 0 to 1."""
+    passage_scores: Numbers
+    """Of all passages, in nats."""
 
 
-def match(query: QueryTerms, sessions: Places, weights: Weights) -> Matched:
-    """Score the items of one user by words and names. Each sentence of a query is scored by itself.
+class Matched:
+    """The matches of a query's words with the passages of one user's items.
 
-    Args:
-        sessions: of each item; items of a session stand together, in their order.
+    Scores are nats: the less likely a match is by chance, the higher it is. What is rare is counted in items, and the
+    words of the items around one count for it too. Each sentence is scored by itself.
     """
-    import numpy as np
 
-    neighbours = _Neighbours(sessions, weights)
-    logs = np.array(query.log_frequencies)
-    is_present = np.bincount(query.terms, minlength=len(logs)) > 0
-    present, rows = np.flatnonzero(is_present), np.cumsum(is_present) - 1
-    has = np.zeros((len(present), len(sessions)))
-    has[rows[query.terms], query.places] = 1.0
-    telling = np.minimum(np.maximum((-logs - weights.common) / (weights.rare - weights.common), 0.0), 1.0)
-    is_part = np.zeros((len(query.parts), len(logs)))
-    for row, terms in enumerate(query.parts):
-        is_part[row, list(terms)] = 1.0
-    has_content = bool((is_part @ (-logs * telling)).max(initial=0.0) >= weights.least)
-    telling *= np.where(np.array(query.is_corrected), weights.corrected, 1.0)
-    scores = _by_words(_QueryNumbers(logs, telling, is_part), present, has, neighbours, weights)
-    for place, frequency in query.named:
-        scores[place] += weights.name * _telling(frequency, weights)
-    return Matched(
-        query=query,
-        present=present,
-        has=has,
-        scores=scores,
-        has_content=has_content,
-        neighbours=neighbours,
-        weights=weights,
-    )
+    def __init__(self, query: QueryTerms, passages: Passages, weights: Weights) -> None:
+        import numpy as np
+
+        self._query = query
+        self._passages = passages
+        self._weights = weights
+        self._items = _Items(passages, weights)
+        logs = np.array(query.log_frequencies)
+        is_present = np.bincount(query.terms, minlength=len(logs)) > 0
+        self.present, rows = np.flatnonzero(is_present), np.cumsum(is_present) - 1
+        """The terms that some item has, in ascending order."""
+        self.has = np.zeros((len(self.present), len(passages.items)))
+        """Of each of these terms, and each passage, 1 if the passage has it; else 0."""
+        self.has[rows[query.terms], query.places] = 1.0
+        telling = np.minimum(np.maximum((-logs - weights.common) / (weights.rare - weights.common), 0.0), 1.0)
+        self._is_part = np.zeros((len(query.parts), len(logs)))
+        for row, terms in enumerate(query.parts):
+            self._is_part[row, list(terms)] = 1.0
+        self._general = -logs * telling
+        """Of each term, the nats that it has by its general frequency."""
+        self._has_content = self._is_part @ self._general >= weights.least
+        """Of each sentence, whether it says anything, unlike a greeting."""
+        telling *= np.where(np.array(query.is_corrected), weights.corrected, 1.0)
+        in_items = self._items.best(self.has)
+        expected = weights.background * np.minimum(1.0, weights.text_words * np.exp(logs))
+        counts = np.zeros(len(logs))
+        counts[self.present] = in_items.sum(axis=1)
+        size = len(self._items)
+        rarity = np.maximum(-np.log((counts + expected + 0.5) / (size + weights.background + 1)), 0.0)
+        self._nats = rarity * telling
+        """Of each term, the nats that an item gains that has it."""
+        around = weights.around * self._items.around(in_items)
+        self._frequency = self.has + np.repeat(around, self._items.counts, axis=1)
+
+    def rank(
+        self,
+        *,
+        limit: int,
+        similarities: Numbers | None = None,
+        prominences: Numbers | None = None,
+        groups: NDArray[np.int8] | None = None,
+        is_reminder: bool = False,
+    ) -> Ranked:
+        """Rank the items by their words, names and vectors.
+
+        Args:
+            limit: the most items to return.
+            similarities: of the query to each passage, one row; for a reminder a row for each sentence. From -1 to 1,
+                NaN for passages without a vector. None if there are no vectors.
+            prominences: of each sentence and passage, see `prominences_of`; needed for a reminder with vectors.
+            groups: of each passage, the group of its item: each group is limited by itself. One group if left out.
+            is_reminder: return only items that stand out for a sentence that does.
+        """
+        import numpy as np
+
+        if not len(self._items) or limit <= 0 or not len(self._nats):
+            return self._nothing()
+        parts, rows, is_near = np.ones((1, len(self._nats))), similarities, None
+        if is_reminder:
+            stands_out = self._standing_out(prominences)
+            parts, rows = self._is_part[stands_out], None if similarities is None else similarities[stands_out]
+            if prominences is not None:
+                is_near = prominences[stands_out] >= self._weights.prominence
+        saturation = self._weights.saturation
+        saturated = self._frequency * (saturation + 1) / (self._frequency + saturation)
+        words_of_passages = (parts * self._nats)[:, self.present] @ saturated
+        words = self._items.best(words_of_passages)
+        is_relevant = words > 0
+        words = np.maximum(words - self._items.chances, 0.0)
+        if len(self._query.speakers):
+            words[:, np.unique(self._items.of_passages[self._query.speakers])] *= 1 + self._weights.speaker
+        scores = words if rows is None else self._with_vectors(words, rows)
+        if is_near is not None:
+            is_relevant |= self._items.best(is_near.astype(float)) > 0
+        elif rows is not None and not is_reminder:
+            is_relevant[:] = True
+        best = np.where(is_relevant, scores, -np.inf).max(axis=0, initial=-np.inf)
+        best = self._with_names(best)
+        selected = np.isfinite(best)
+        of_group = None if groups is None else groups[self._items.starts]
+        members = [selected] if of_group is None else [selected & (of_group == group) for group in np.unique(of_group)]
+        if is_reminder:
+            of_words = words.max(axis=0, initial=0.0)
+            members = [group & ~self._look_alikes(group, of_words) for group in members]
+        order = np.concatenate([_best(best, group, limit) for group in members])
+        if groups is not None:
+            order = order[np.argsort(-best[order], kind="stable")]
+        nats = np.maximum(best[order], 0.0)
+        return Ranked(
+            places=self._items.starts[order],
+            counts=self._items.counts[order],
+            scores=nats / (nats + _HALF),
+            passage_scores=words_of_passages.max(axis=0, initial=0.0) + _of_rows(rows),
+        )
+
+    def _standing_out(self, prominences: Numbers | None) -> NDArray[np.bool_]:
+        """Return which sentences stand out, by their words or by their vectors."""
+        import numpy as np
+
+        weights, size = self._weights, len(self._items)
+        once = np.minimum(self._frequency, 1.0)
+        matched = (self._is_part * self._nats)[:, self.present] @ once
+        if not len(self.present):
+            matched = np.zeros((len(self._is_part), once.shape[1]))
+        places = matched.argmax(axis=1)
+        shared = matched[np.arange(len(places)), places]
+        general = ((self._is_part * self._general)[:, self.present] * once[:, places].T).sum(axis=1)
+        total = (self._is_part * self._nats).sum(axis=1)
+        stands_out = (shared >= weights.margin + math.log(size)) & (shared >= weights.part * total)
+        stands_out |= (shared >= weights.share * total) & (general >= weights.least)
+        if prominences is not None:
+            stands_out |= prominences.max(axis=1, initial=-np.inf) >= weights.prominence
+        return self._has_content & stands_out
+
+    def _with_vectors(self, words: Numbers, similarities: Numbers) -> Numbers:
+        """Return the items' scores by words and vectors, of each part.
+
+        Both are standardised, since neither scale says how much a difference means: see `Weights.vectors`. What is near
+        beside an item counts a quarter.
+        """
+        import numpy as np
+
+        deviation = np.nanstd(similarities, axis=1, keepdims=True)
+        nearest = self._items.best(similarities) - _ALIKE * deviation * np.sqrt(2 * self._items.chances)
+        has_vector = np.isfinite(nearest)
+        counts = np.maximum(has_vector.sum(axis=1, keepdims=True), 1)
+        mean = np.where(has_vector, nearest, 0.0).sum(axis=1, keepdims=True) / counts
+        apart = np.where(has_vector, nearest - mean, 0.0)
+        spread = np.sqrt((apart**2).sum(axis=1, keepdims=True) / counts)
+        near = apart / np.maximum(spread, _SMALL)
+        near += _BESIDE * self._items.around(near)
+        return words + self._weights.vectors * np.maximum(words.std(axis=1, keepdims=True), 1.0) * near
+
+    def _with_names(self, scores: Numbers) -> Numbers:
+        """Return the items' scores with what they gain by their names."""
+        gains: dict[int, float] = {}
+        for place, frequency in self._query.named:
+            item = int(self._items.of_passages[place])
+            gains[item] = max(gains.get(item, 0.0), self._weights.name * _telling(frequency, self._weights))
+        for item, gain in gains.items():
+            if gain:
+                scores[item] = max(scores[item], 0.0) + gain
+        return scores
+
+    def _look_alikes(self, group: NDArray[np.bool_], words: Numbers) -> NDArray[np.bool_]:
+        """Return which of these items are facts with words of the query, but too few beside the best fact."""
+        facts = group & self._passages.is_fact[self._items.starts]
+        least = self._weights.tail * float(words[facts].max(initial=0.0))
+        look_alikes: NDArray[np.bool_] = facts & (words > 0) & (words < least)
+        return look_alikes
+
+    def _nothing(self) -> Ranked:
+        import numpy as np
+
+        none = np.zeros(0, np.int64)
+        passage_scores = np.zeros(len(self._passages.items))
+        return Ranked(places=none, counts=none, scores=np.zeros(0), passage_scores=passage_scores)
 
 
-def rank(
-    matched: Matched,
-    *,
-    facts: NDArray[np.bool_],
-    similarities: Numbers | None,
-    limit: int,
-    groups: NDArray[np.int8] | None = None,
-) -> Ranked:
-    """Rank the items by their words and names, and by their vectors.
+class _Items:
+    """The items to which the passages belong."""
 
-    Args:
-        facts: of each item, whether it is a fact and not what was said in a turn.
-        similarities: of each item's vector to the query's, from -1 to 1, NaN for items without one; None if there are
-            none at all.
-        limit: the most items to return.
-        groups: of each item, its group: each group is limited, and its look-alikes are left out, by itself. One group
-            if left out.
-    """
-    import numpy as np
+    def __init__(self, passages: Passages, weights: Weights) -> None:
+        import numpy as np
 
-    query, weights = matched.query, matched.weights
-    if not len(matched.scores) or limit <= 0:
-        return Ranked(np.zeros(0, np.int64), np.zeros(0))
-    scores = matched.scores.copy()
-    if similarities is not None and matched.has_content:
-        scores = _with_vectors(scores, similarities, matched.neighbours, weights)
-    if len(query.speakers):
-        scores[query.speakers] *= 1 + weights.speaker
-    best = float(scores.max())
-    if best <= 0:
-        return Ranked(np.zeros(0, np.int64), np.zeros(0))
-    bears = scores > 0
-    groups_of_items = [bears] if groups is None else [bears & (groups == group) for group in np.unique(groups[bears])]
-    selected = [group & ~_look_alikes(group & facts, matched.scores, weights.tail) for group in groups_of_items]
-    order = np.concatenate([_best(scores, group, limit) for group in selected])
-    if groups is not None:
-        order = order[np.argsort(-scores[order], kind="stable")]
-    return Ranked(order, scores[order] / (scores[order] + _HALF))
+        count = len(passages.items)
+        is_first = np.ones(count, dtype=bool)
+        is_first[1:] = passages.items[1:] != passages.items[:-1]
+        self.starts = np.flatnonzero(is_first)
+        """The first passage of each item."""
+        self.counts = np.diff(self.starts, append=count)
+        """How many passages each item has."""
+        self.of_passages = np.cumsum(is_first) - 1
+        """Of each passage, the place of its item."""
+        self.chances = np.log(np.maximum(self.counts, 1))
+        """Of each item, the nats by which its best passage is better by chance, as the best of several."""
+        self._alone = np.minimum(1.0, weights.short / np.maximum(passages.chars[self.starts], 1))
+        self._steps = []
+        sessions = passages.sessions[self.starts]
+        for step in range(1, min(weights.reach, len(sessions) - 1) + 1):
+            same = sessions[step:] == sessions[:-step]
+            if same.any():
+                self._steps.append((step, same * _FADE ** (step - 1)))
 
+    def __len__(self) -> int:
+        return len(self.starts)
 
-def _look_alikes(facts: NDArray[np.bool_], words: Numbers, tail: float) -> NDArray[np.bool_]:
-    """Return which of these facts share words with the query, but too few beside the best: see `Weights.tail`."""
-    look_alikes: NDArray[np.bool_] = facts & (words > 0) & (words < tail * float(words[facts].max(initial=0.0)))
-    return look_alikes
+    def best(self, values: Numbers) -> Numbers:
+        """Return the greatest value of each item's passages, of rows of passages; NaN where all are."""
+        import numpy as np
+
+        if not len(self.starts):
+            return values
+        best: Numbers = np.fmax.reduceat(values, self.starts, axis=-1)
+        return best
+
+    def around(self, values: Numbers) -> Numbers:
+        """Return what the items around each one have, of rows of items: less of further ones, and for a long item."""
+        import numpy as np
+
+        total = np.zeros_like(values)
+        for step, weight in self._steps:
+            total[..., step:] += weight * values[..., :-step]
+            total[..., :-step] += weight * values[..., step:]
+        return total * self._alone
 
 
 def _best(scores: Numbers, which: NDArray[np.bool_], limit: int) -> Places:
@@ -237,92 +370,28 @@ def _best(scores: Numbers, which: NDArray[np.bool_], limit: int) -> Places:
     return places[np.argsort(-scores[places], kind="stable")][:limit]
 
 
-class _QueryNumbers(NamedTuple):
-    """A query's terms and sentences as numbers."""
-
-    logs: Numbers
-    """Of each term, the natural logarithm of its frequency."""
-    telling: Numbers
-    """Of each term, how much it says, from 0 to 1."""
-    is_part: Numbers
-    """Of each sentence, and each term, 1 if the sentence has the term; else 0."""
-
-
-_HALF = 10.0
-"""The score in nats that is returned as 0.5."""
-
-_MANY, _SMALL = 10, 1e-6
-
-
-def _by_words(
-    numbers: _QueryNumbers, present: Places, has: Numbers, neighbours: _Neighbours, weights: Weights
-) -> Numbers:
-    """Return each item's score for the sentence that it matches best; 0 if it matches none.
-
-    Args:
-        present: the terms that some item has.
-    """
+def _of_rows(similarities: Numbers | None) -> Numbers | float:
+    """Return by how much a passage's similarity decides which passages of its item are shown."""
     import numpy as np
 
-    size, (logs, telling, is_part) = has.shape[1], numbers
-    if not len(present) or not len(is_part):
-        return np.zeros(size)
-    counts = np.zeros(len(logs))
-    counts[present] = has.sum(axis=1)
-    expected = weights.background * np.minimum(1.0, weights.text_words * np.exp(logs))
-    rarity = np.maximum(-np.log((counts + expected + 0.5) / (size + weights.background + 1)), 0.0)
-
-    frequency = neighbours.spread(has)
-    saturated = frequency * (weights.saturation + 1) / (frequency + weights.saturation)
-    once = np.minimum(frequency, 1.0)
-
-    weight = is_part * (rarity * telling)
-    matched = weight[:, present] @ once
-    places = matched.argmax(axis=1)
-    shared = matched[np.arange(len(places)), places]
-    general = ((is_part * (-logs * telling))[:, present] * once[:, places].T).sum(axis=1)
-    total = weight.sum(axis=1)
-    bears = (shared >= weights.margin + math.log(size)) & (shared >= weights.part * total)
-    bears |= (shared >= weights.share * total) & (general >= weights.least)
-    if not bears.any():
-        return np.zeros(size)
-    scores: Numbers = (weight[bears][:, present] @ saturated).max(axis=0)
-    return scores
-
-
-def _with_vectors(scores: Numbers, similarities: Numbers, neighbours: _Neighbours, weights: Weights) -> Numbers:
-    """Return the scores with what the vectors add to items that bear on the query by their words, or are similar."""
-    import numpy as np
-
-    has_vector = np.isfinite(similarities)
-    if not has_vector.any():
-        return scores
-    raw = np.where(has_vector, similarities, 0.0)
-    # What is as near as the user's items are on the whole says nothing; of few items nobody can tell.
-    usual = float(raw[has_vector].mean()) if has_vector.sum() >= _MANY else 0.0
-    nearer = np.where(has_vector, np.maximum(raw - usual, 0.0) / max(1.0 - usual, _SMALL), 0.0)
-    bears = (scores > 0) | (raw >= weights.similar)
-    return np.where(bears, scores + weights.vectors * neighbours.spread(nearer), 0.0)
+    return 0.0 if similarities is None else np.nan_to_num(similarities).max(axis=0, initial=0.0) * _HALF
 
 
 def _telling(log_frequency: float, weights: Weights) -> float:
     return min(max((-log_frequency - weights.common) / (weights.rare - weights.common), 0.0), 1.0)
 
 
-class _Neighbours:
-    """Adds to each item the words of its neighbours in the session; the further away, the less they count."""
+_HALF = 10.0
+"""The score in nats that is returned as 0.5."""
 
-    def __init__(self, sessions: Places, weights: Weights) -> None:
-        self._steps = []
-        for step in range(1, min(weights.reach, len(sessions) - 1) + 1):
-            same = sessions[step:] == sessions[:-step]
-            if same.any():
-                fade = weights.before ** (step - 1)
-                self._steps.append((step, same * (fade * weights.before), same * (fade * weights.after)))
+_FADE = 0.5
+"""How much of an item's weight the next one in the same direction has."""
 
-    def spread(self, values: Numbers) -> Numbers:
-        total = values.copy()
-        for step, before, after in self._steps:
-            total[..., step:] += before * values[..., :-step]
-            total[..., :-step] += after * values[..., step:]
-        return total
+_BESIDE = 0.25
+"""The weight of the similarity of the item before or after."""
+
+_ALIKE = 0.6
+"""By how much of what is expected of independent passages the most similar passage of an item exceeds the others."""
+
+_SMALL = 0.02
+"""The least standard deviation of similarities: of few items nobody can tell."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.recall.embedding_function import portable
+from turnwise.memory.longterm.recall.prominence import UNRELATED, Similarities, prominences_of, spread_out
+from turnwise.memory.longterm.recall.query import parse
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,40 +48,47 @@ class Similarity:
         settings = {"embedding": portable(self._embedding), "held": self._cache_size, "limit_s": self._limit_s}
         return functools.partial(_similarity, **settings), ()
 
-    def of(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Return the cosine of the query and each text, from -1 to 1. Makes what it has no vector of, `BATCH` at once.
+    def near(self, query: str, texts: Sequence[str], *, is_reminder: bool = False) -> Similarities | None:
+        """Return how similar the texts are to a query, or to the sentences of a prompt; None without texts or words.
 
-        Blocks for `limit_s` at most. If the dimension of the function's vectors changed, cached ones are made anew.
+        Makes the vectors that it does not have, `BATCH` at once. Blocks for `limit_s` at most. If the dimension of the
+        function's vectors changed, cached ones are made anew.
 
         Raises:
             StoreError: the embedding function failed, took too long, or its vectors differ in dimension.
         """
-        import numpy as np
-
-        if not texts:
-            return np.zeros(0)
+        parsed = parse(query)
+        queries = [parsed.texts[part] for part in parsed.told_apart()] if is_reminder else [query]
+        if not texts or not queries:
+            return None
         given_up = threading.Event()
-        work = self._threads.submit(self._of, query, [text[:MOST_CHARS] for text in texts], given_up.is_set)
+        texts = [text[:MOST_CHARS] for text in texts]
+        work = self._threads.submit(self._near, queries, texts, given_up.is_set, is_reminder)
         try:
-            return work.result(self._limit_s)
+            near = work.result(self._limit_s)
         except TimeoutError as error:
             work.cancel()
             given_up.set()
             raise StoreError(f"the embedding function has not answered within {self._limit_s:g} s") from error
+        return spread_out(near, parsed) if is_reminder else near
 
     def close(self) -> None:
         """Start no further calls; do not wait for running ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _of(self, query: str, texts: Sequence[str], is_given_up: Callable[[], bool]) -> NDArray[np.float64]:
+    def _near(
+        self, queries: Sequence[str], texts: Sequence[str], is_given_up: Callable[[], bool], is_reminder: bool
+    ) -> Similarities:
         import numpy as np
 
+        texts = [*texts, *UNRELATED] if is_reminder else texts
         with self._lock:
             vectors = {text: self._vectors[text] for text in texts if text in self._vectors}
         missing = [text for text in dict.fromkeys(texts) if text not in vectors]
         try:
-            query_vector = _unit(getattr(self._embedding, "embed_query", self._embedding)([query])[0])
-            if any(vector.shape != query_vector.shape for vector in vectors.values()):
+            embed_queries = getattr(self._embedding, "embed_query", self._embedding)
+            query_vectors = np.stack([_unit(vector) for vector in embed_queries(queries)])
+            if any(vector.shape != query_vectors.shape[1:] for vector in vectors.values()):
                 vectors, missing = {}, [*dict.fromkeys(texts)]
             for start in range(0, len(missing), BATCH):
                 if is_given_up():
@@ -88,11 +97,16 @@ class Similarity:
                 new_vectors = dict(zip(batch, map(_unit, self._embedding(batch)), strict=True))
                 self._cache_vectors(new_vectors)
                 vectors |= new_vectors
-            cosines: NDArray[np.float32] = np.stack([vectors[text] for text in texts]) @ query_vector
+            rows = np.stack([vectors[text] for text in texts])
+            similarities = (query_vectors @ rows.T).astype(np.float64)
         except Exception as error:
             raise StoreError(f"the embedding function failed: {error!r}"[:_WHY_CHARS]) from error
         self._cache_vectors(vectors)
-        return cosines.astype(np.float64)
+        if not is_reminder:
+            return Similarities(similarities)
+        count = len(texts) - len(UNRELATED)
+        unrelated = (rows[count:] @ rows[:count].T).astype(np.float64)
+        return Similarities(similarities[:, :count], prominences_of(similarities[:, :count], unrelated))
 
     def _cache_vectors(self, vectors: dict[str, NDArray[np.float32]]) -> None:
         """Cache these vectors, as the most recently used."""

@@ -24,17 +24,17 @@ MOST_CHARS = 300
 def wishes_of(item: MemoryItem) -> tuple[str, ...]:
     """Return the sentences of an item's user that are standing wishes, in order.
 
-    In a turn's item these are lines of the user, which begin with "user: ". Questions and quoted lines are no wishes.
+    In a turn's item these are in lines of the user, which begin with "user: ". Questions, quoted lines and code are no
+    wishes.
     """
     if item.type is not MemoryType.INTERACTION or not _PHRASE.search(item.text):
         return ()
     wishes: list[str] = []
     for sentence in _sentences_of_user(item.text):
-        if sentence.endswith(_QUESTION_MARKS):
-            sentence = _QUESTION.split(sentence)[0] if _QUESTION.search(sentence) else ""
-        if match := _PHRASE.search(sentence):
-            wish = sentence if len(sentence) <= MOST_CHARS else sentence[match.start() :][:MOST_CHARS].strip()
-            wishes.append(wish)
+        statement = _statement(sentence)
+        if match := _PHRASE.search(statement):
+            is_long = len(statement) > MOST_CHARS
+            wishes.append(statement[match.start() :][:MOST_CHARS].strip() if is_long else statement)
     return tuple(dict.fromkeys(wishes))[:MOST_WISHES]
 
 
@@ -59,16 +59,25 @@ def current_wishes(items: Iterable[tuple[MemoryItem, str]]) -> list[MemoryItem]:
 
 
 def _sentences_of_user(text: str) -> Iterable[str]:
-    """Yield the sentences of the user's lines: of all lines, in a text whose lines name no speaker."""
+    """Yield the sentences of the user's lines, without quoted lines and code."""
     is_of_user = is_code = False
     for line in text.split("\n"):
         if line.startswith(_SPEAKERS):
             is_of_user, is_code = line.startswith(_USER), False
-            line = line.removeprefix(_USER)
         if "```" in line:
             is_code = not is_code
         elif is_of_user and not is_code and not line.startswith(">"):
-            yield from (sentence for part in _SENTENCE_END.split(line) if (sentence := part.strip()))
+            yield from (
+                sentence for part in _SENTENCE_END.split(line.removeprefix(_USER)) if (sentence := part.strip())
+            )
+
+
+def _statement(sentence: str) -> str:
+    """Return a sentence without the question at its end; empty if it is a question as a whole."""
+    if not sentence.endswith(_QUESTION_MARKS):
+        return sentence
+    statement, *questions = _QUESTION.split(sentence)
+    return statement if questions else ""
 
 
 def _topic(wish: str) -> frozenset[str]:
@@ -85,21 +94,25 @@ _TELLING = -7.5
 
 _QUESTION_MARKS = ("?", "\uff1f", "\u061f")
 
-_QUESTION = re.compile(r",\s+(?:(?:so|and|but) )?(?=(?:can|could|how|what|which|where|should|would|is|are|do|does)\b)", re.I)
+_QUESTION = re.compile(
+    r",\s+(?:(?:so|and|but) )?(?=(?:can|could|how|what|which|where|should|would|is|are|do|does)\b)", re.IGNORECASE
+)
 """Where a question begins that follows a statement in one sentence: "I prefer tabs, so can you ...?\""""
 
 _SENTENCE_END = re.compile(r"(?<=[.!?\u2026])\s+|(?<=[\u3002\uff01\uff1f])")
 
+_BEGINNING = r"(?:^|(?<=[:.!] )|\b(?:please|bitte|veuillez) )"
+
 _PHRASE = re.compile(
-    r"(?:^|(?<=[:.!] )|\bplease )(?:always|never|don't ever|do not ever) (?!(?:an?|the|my|so|here|there|had|been|seen|heard|mind)\b)"
+    _BEGINNING + r"(?:always|never|don't ever|do not ever) (?!(?:an?|the|my|so|here|there|had|been|seen|heard|mind)\b)"
     r"|\b(?:you should|you must|want you to|like you to) (?:always|never)\b"
     r"|\bfrom now on\b|\bfrom here on\b|\bin (?:the )?future,|\b(?:whenever|every time|each time) i (?:ask|say|write)\b"
     r"|\bi(?:'d| would)? (?:always |usually |generally |really |much )?prefer\b"
-    r"|(?:^|(?<=[:.!] )|\bbitte )(?:immer|nie|niemals)\b|\bab (?:jetzt|sofort)\b|\bin zukunft\b|\bk\u00fcnftig\b|\bich bevorzuge\b"
-    r"|(?:^|(?<=[:.!] )|\bveuillez )(?:toujours|ne jamais)\b|\bd\u00e9sormais\b|\b\u00e0 l'avenir\b|\bje pr\u00e9f\u00e8re\b"
-    r"|(?:^|(?<=[:.!] ))(?:siempre|nunca|sempre)\b|\bde ahora en adelante\b|\ba partir de (?:ahora|agora)\b|\bprefiero\b|\bprefiro\b"
-    r"|(?:^|(?<=[:.!] ))(?:sempre|mai)\b|\bd'ora in poi\b|\bin futuro,|\bpreferisco\b"
-    r"|(?:^|(?<=[:.!] ))(?:altijd|nooit)\b|\bvanaf nu\b|\bik geef de voorkeur aan\b",
+    r"|" + _BEGINNING + r"(?:immer|nie|niemals|toujours|ne jamais|siempre|nunca|sempre|mai|altijd|nooit)\b"
+    r"|\bab (?:jetzt|sofort)\b|\bin zukunft\b|\bk\u00fcnftig\b|\bich bevorzuge\b"
+    r"|\bd\u00e9sormais\b|\b\u00e0 l'avenir\b|\bje pr\u00e9f\u00e8re\b"
+    r"|\bde ahora en adelante\b|\ba partir de (?:ahora|agora)\b|\bprefiero\b|\bprefiro\b"
+    r"|\bd'ora in poi\b|\bin futuro,|\bpreferisco\b|\bvanaf nu\b|\bik geef de voorkeur aan\b",
     re.IGNORECASE,
 )
 """Phrases of English, German, French, Spanish, Portuguese, Italian and Dutch that begin or mark a standing wish."""

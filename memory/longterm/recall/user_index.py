@@ -14,6 +14,7 @@ import numpy as np
 from rapidfuzz import process
 from rapidfuzz.distance import OSA
 
+from turnwise.errors import StoreError
 from turnwise.memory.background import check_awaited
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.base import MemoryItem, Scope, first_of_each
@@ -24,19 +25,26 @@ from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall.analyzer import is_dense, stem, stems, words
 from turnwise.memory.longterm.recall.item_words import ItemWords, Part
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
+from turnwise.memory.longterm.recall.prominence import Similarities, prominences_of
 from turnwise.memory.longterm.recall.query import Query, Term, parse
+from turnwise.memory.longterm.recall.ranking import Matched, Passages, QueryTerms, Ranked, Weights
 from turnwise.memory.longterm.recall.standing_wishes import current_wishes, wishes_of
-from turnwise.memory.longterm.recall.ranking import Matched, QueryTerms, Weights, match, rank
 from turnwise.memory.longterm.recall.word_frequency import is_frequent, log_frequency
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from turnwise.memory.longterm.recall.similarity import Similarity
+
     Vectors = NDArray[np.float32]
+    Numbers = NDArray[np.float64]
     Places = NDArray[np.int64]
 
 MOST_PASSAGES = 3
-"""How many passages of an item are shown."""
+"""The most passages of an item that are shown."""
+
+AS_GOOD = 0.5
+"""A further passage is shown if its score is at least this share of the best one's."""
 
 ONE_EDIT, TWO_EDITS = 4, 8
 """From how many letters on an unknown word is corrected by one edit, and by two."""
@@ -109,6 +117,10 @@ class UserIndex:
         self._sessions = _NO_POSITIONS
         self._facts = np.zeros(0, dtype=bool)
         """Of each passage, whether its item is a fact and not what was said in a turn."""
+        self._items = _NO_POSITIONS
+        """Of each passage, the number of its row."""
+        self._chars = _NO_POSITIONS
+        """Of each passage, how many characters its item has."""
         self._categories = np.zeros(0, dtype=np.int8)
         """Of each passage, the number of its item's category."""
         self._codes: dict[str, int] = {}
@@ -118,7 +130,6 @@ class UserIndex:
         self._wishes: list[tuple[Row, str]] = []
         """The standing wishes in the items, with their rows."""
         self._latest_time = 0.0
-        self._items = 0
         self._text_bytes = 0
 
     def grown(self, revision: Revision, more: Sequence[Row]) -> UserIndex:
@@ -148,6 +159,8 @@ class UserIndex:
         new._sessions = np.insert(self._sessions, positions, [_code(row, codes) for row in rows])
         facts = [row.item.type is not MemoryType.INTERACTION for row in rows]
         new._facts = np.insert(self._facts, positions, facts)
+        new._items = np.insert(self._items, positions, [row.row for row in rows])
+        new._chars = np.insert(self._chars, positions, [len(row.item.text) for row in rows])
         new._categories = np.insert(self._categories, positions, [_NUMBERS[row.item.type.category] for row in rows])
         passages = [arrivals[number].passage for number in order]
         new._passages = _merged(self._passages, passages, positions)
@@ -163,7 +176,6 @@ class UserIndex:
         new._pinned = [*self._pinned, *(row for row in more if row.item.pinned)]
         new._wishes = [*self._wishes, *((row, wish) for row in more for wish in wishes_of(row.item))]
         new._latest_time = max([self._latest_time, *(row.item.created_at for row in more)])
-        new._items = self._items + len(more)
         new._text_bytes = self._text_bytes + sum(len(row.item.text) for row in more)
         return new
 
@@ -177,6 +189,7 @@ class UserIndex:
         new.rows = list(compress(self.rows, stays))
         new._places, new._passages = list(compress(self._places, stays)), list(compress(self._passages, stays))
         new._sessions, new._facts, new._categories = self._sessions[stays], self._facts[stays], self._categories[stays]
+        new._items, new._chars = self._items[stays], self._chars[stays]
         new._positions = places[self._positions]
         new._words = self._words
         new._words.remove(np.flatnonzero((self._positions >= 0) & (new._positions < 0)).tolist())
@@ -184,7 +197,6 @@ class UserIndex:
         new._special = self._special - sum(not _is_plain(row) for row in removed_rows)
         new._pinned = [row for row in self._pinned if row.row not in removed]
         new._wishes = [(row, wish) for row, wish in self._wishes if row.row not in removed]
-        new._items = self._items - len(removed_rows)
         new._text_bytes = self._text_bytes - sum(len(row.item.text) for row in removed_rows)
         return new
 
@@ -220,13 +232,25 @@ class UserIndex:
         """Return the vectors that it has."""
         return self._words.by_key(len(self._positions))
 
-    def similarities(self, vector: Vectors | None) -> NDArray[np.float64] | None:
-        """Return each passage's vector similarity to a vector, NaN without a vector; None if no passage has one."""
-        similarities = None if vector is None else self._words.similarities(vector, len(self._positions))
-        if similarities is None:
+    def near(self, vectors: Vectors | None, unrelated: Vectors | None = None) -> Similarities | None:
+        """Return how similar the passages are to some vectors; None if no passage has a vector of their dimension.
+
+        Args:
+            unrelated: the vectors of `UNRELATED`, if the prominences are needed too.
+        """
+        if vectors is None or (similarities := self._words.similarities(vectors, len(self._positions))) is None:
             return None
-        by_passage, stays = np.empty(len(self.rows)), self._positions >= 0
-        by_passage[self._positions[stays]] = similarities[stays]
+        prominences = None
+        if unrelated is not None:
+            prominences = prominences_of(similarities, self._words.unrelated(unrelated, len(self._positions)))
+        return Similarities(
+            self._by_passage(similarities), None if prominences is None else self._by_passage(prominences)
+        )
+
+    def _by_passage(self, values: Numbers) -> Numbers:
+        """Return values of the passages in their order, given in the order in which they were added."""
+        by_passage, stays = np.empty((len(values), len(self.rows))), self._positions >= 0
+        by_passage[:, self._positions[stays]] = values[:, stays]
         return by_passage
 
     def match(
@@ -241,7 +265,7 @@ class UserIndex:
         terms, places = hits.terms, self._positions[hits.serials]
         speakers = self._positions[hits.speakers]
         named_places = [(int(self._positions[serial]), logs) for serial, logs in hits.named]
-        sessions = self._sessions
+        passages = Passages(self._items, self._sessions, self._chars, self._facts)
         visible = self._visible(scope, which, expired)
         if visible is not None:
             new = np.cumsum(visible) - 1
@@ -249,7 +273,7 @@ class UserIndex:
             terms, places = terms[is_visible], new[places[is_visible]]
             speakers = new[speakers[visible[speakers]]]
             named_places = [(int(new[place]), logs) for place, logs in named_places if visible[place]]
-            sessions = sessions[visible]
+            passages = Passages(*(values[visible] for values in passages))
         numbers = QueryTerms(
             terms=terms,
             places=places,
@@ -259,55 +283,66 @@ class UserIndex:
             speakers=speakers,
             named=named_places,
         )
-        return Match(query=query, visible=visible, matched=match(numbers, sessions, weights))
+        return Match(query=query, visible=visible, matched=Matched(numbers, passages, weights))
 
     def rank(
-        self, match: Match, *, limit: int, similarities: NDArray[np.float64] | None = None, per_category: bool = False
+        self, match: Match, *, limit: int, near: Similarities | None = None, per_category: bool = False
     ) -> list[MemoryItem]:
-        """Return up to `limit` items that bear on a query, or with `per_category` of each category, the best first.
+        """Return the `limit` items that are the most relevant to a query, or with `per_category` of each category.
 
         Args:
             match: what this index returned.
-            similarities: each passage's vector similarity to the query; None without vectors.
+            near: the passages' similarities to the query's vector; None without vectors.
         """
-        facts, visible, groups = self._facts, match.visible, self._categories if per_category else None
-        if visible is not None:
-            facts, similarities = facts[visible], None if similarities is None else similarities[visible]
-            groups = None if groups is None else groups[visible]
-        most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
-        ranked = rank(match.matched, facts=facts, similarities=similarities, limit=most, groups=groups)
-        places = ranked.places if visible is None else np.flatnonzero(visible)[ranked.places]
-        words = [match.query.terms[term].word for term in match.matched.present.tolist()]
-        has_words = match.matched.has[:, ranked.places].T.tolist()
-        shown_items = self._shown(places.tolist(), ranked.scores.tolist(), words, has_words)
-        return first_of_each(shown_items, limit) if per_category else shown_items[:limit]
+        return self._ranked(match, limit, near, per_category=per_category, is_reminder=False)
 
-    def _shown(
-        self, places: Sequence[int], scores: Sequence[float], words: Sequence[str], has_words: Sequence[Sequence[float]]
+    def remind(
+        self, match: Match, *, limit: int, near: Similarities | None = None, per_category: bool = False
     ) -> list[MemoryItem]:
-        """Return the items of these passages, each once, with its score, its passages and the words that it has.
+        """Return up to `limit` items that stand out for a sentence of a prompt: for most prompts none.
 
         Args:
-            has_words: of each passage, and each of the words, whether it has it.
+            match: what this index returned for the prompt.
+            near: the passages' similarities to the vector of each sentence; None without vectors.
         """
-        hits: dict[int, tuple[MemoryItem, float, list[Passage], dict[str, None]]] = {}
-        for place, score, has_it in zip(places, scores, has_words, strict=True):
-            row = self.rows[place]
-            if (hit := hits.get(row.row)) is None:
-                hit = hits[row.row] = row.item, score, [], {}
-            _, _, passages, words_of_item = hit
-            words_of_item.update(dict.fromkeys(compress(words, has_it)))
-            if len(passages) < MOST_PASSAGES:
-                passages.append(self._passages[place])
-        return [
-            replace(
-                item,
-                score=score,
-                words=tuple(words_of_item),
-                passage=None if passages[0].stop - passages[0].start == len(item.text) else shown(item.text, passages),
+        return self._ranked(match, limit, near, per_category=per_category, is_reminder=True)
+
+    def _ranked(
+        self, match: Match, limit: int, near: Similarities | None, *, per_category: bool, is_reminder: bool
+    ) -> list[MemoryItem]:
+        visible, groups = match.visible, self._categories if per_category else None
+        similarities, prominences = (None, None) if near is None else (near.similarities, near.prominences)
+        if visible is not None:
+            groups = None if groups is None else groups[visible]
+            similarities = None if similarities is None else similarities[:, visible]
+            prominences = None if prominences is None else prominences[:, visible]
+        ranked = match.matched.rank(
+            limit=limit, similarities=similarities, prominences=prominences, groups=groups, is_reminder=is_reminder
+        )
+        items = self._shown(match, ranked)
+        return first_of_each(items, limit) if per_category else items
+
+    def _shown(self, match: Match, ranked: Ranked) -> list[MemoryItem]:
+        """Return the ranked items with their scores, their relevant passages, and the words of the query they have."""
+        words = [match.query.terms[term].word for term in match.matched.present.tolist()]
+        items: list[MemoryItem] = []
+        for first, count, score in zip(ranked.places.tolist(), ranked.counts.tolist(), ranked.scores, strict=True):
+            places = np.arange(first, first + count)
+            passage_scores = ranked.passage_scores[places]
+            best = places[np.argsort(-passage_scores, kind="stable")][:MOST_PASSAGES]
+            best = best[ranked.passage_scores[best] >= AS_GOOD * passage_scores.max()]
+            in_index = best if match.visible is None else np.flatnonzero(match.visible)[best]
+            item, passages = self.rows[in_index[0]].item, [self._passages[place] for place in in_index]
+            is_whole = passages[0].stop - passages[0].start == len(item.text)
+            items.append(
+                replace(
+                    item,
+                    score=float(score),
+                    words=tuple(compress(words, match.matched.has[:, places].any(axis=1))),
+                    passage=None if is_whole else shown(item.text, passages),
+                )
             )
-            for item, score, passages, words_of_item in hits.values()
-        ]
+        return items
 
     def _visible(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
         """Return for each passage whether its item is requested; None if all are."""
@@ -330,12 +365,35 @@ def find(
     *,
     limit: int,
     weights: Weights,
-    similarities: NDArray[np.float64] | None = None,
+    near: Similarities | None = None,
     per_category: bool = False,
+    is_reminder: bool = False,
 ) -> list[MemoryItem]:
-    """Return up to `limit` items of an index that bear on the query, the best first, of any user and time."""
+    """Return the best `limit` items of an index for a query, of any user and time; those that stand out, of a prompt.
+
+    Args:
+        is_reminder: whether the query is a prompt.
+    """
     match = user_index.match(parse(query), Scope(user_id=""), _EVER, weights=weights)
-    return user_index.rank(match, limit=limit, similarities=similarities, per_category=per_category)
+    rank = user_index.remind if is_reminder else user_index.rank
+    return rank(match, limit=limit, near=near, per_category=per_category)
+
+
+def find_near(
+    user_index: UserIndex, similarity: Similarity | None, query: str, *, is_reminder: bool, **options: Any
+) -> tuple[list[MemoryItem], str | None]:
+    """Return what `find` returns with vectors, and why only words were ranked; None if vectors worked.
+
+    Args:
+        similarity: makes and compares the vectors; None for words alone.
+    """
+    near = trouble = None
+    if similarity is not None:
+        try:
+            near = similarity.near(query, [row.item.text for row in user_index.rows], is_reminder=is_reminder)
+        except StoreError as error:
+            trouble = str(error)
+    return find(user_index, query, near=near, is_reminder=is_reminder, **options), trouble
 
 
 _NUMBERS = {category: number for number, category in enumerate(MemoryCategory)}
@@ -370,6 +428,8 @@ class _Words:
         """None in the place of removed ones."""
         self._vectors: Vectors = np.zeros((0, 0), dtype=np.float32)
         """One row for each passage, NaN without a vector, and space for more; no columns while there are no vectors."""
+        self._unrelated: Vectors = np.zeros((0, 0), dtype=np.float32)
+        """The similarity of each unrelated text, a row, and each passage; NaN where it is not computed yet."""
         self._without_vector: dict[str, list[int]] = {}
         """Passages without a vector, by the key of the vector."""
         self._part_keys: dict[str, list[str]] = {}
@@ -436,6 +496,7 @@ class _Words:
                     self._names[phrase[0]] = [entry for entry in entries if entry[2] != serial]
                 if self.dimensions:
                     self._vectors[serial] = np.nan
+                    self._unrelated[:, serial : serial + 1] = np.nan
                 if serial in (serials_without_vector := self._without_vector.get(arrival.key, [])):
                     serials_without_vector.remove(serial)
                     if not serials_without_vector:
@@ -471,6 +532,7 @@ class _Words:
         with self._lock:
             if self.dimensions != dimensions:
                 self._vectors = np.full((max(self._count, _ROOM), dimensions), np.nan, dtype=np.float32)
+                self._unrelated = np.zeros((0, 0), dtype=np.float32)
                 self._without_vector, self._part_keys = {}, {}
                 for serial, passage in enumerate(self._passages):
                     if passage is not None:
@@ -488,13 +550,34 @@ class _Words:
             serials = np.flatnonzero(~np.isnan(self._vectors[:count, 0])).tolist()
             return {arrival.key: self._vectors[serial] for serial in serials if (arrival := self._passages[serial])}
 
-    def similarities(self, vector: Vectors, count: int) -> Vectors | None:
-        """Return the similarity of the first `count` passages to a vector; None if none has one of its dimension."""
+    def similarities(self, to: Vectors, count: int) -> Numbers | None:
+        """Return the similarity of the first `count` passages to each of these vectors, a row for each.
+
+        None if no passage has a vector of their dimension.
+        """
         vectors = self._vectors  # which may be replaced meanwhile
-        if vectors.shape[1] != len(vector):
+        if vectors.shape[1] != to.shape[1]:
             return None
-        similarities: Vectors = vectors[:count] @ vector
+        similarities: Numbers = (to @ vectors[:count].T).astype(np.float64)
         return similarities
+
+    def unrelated(self, unrelated: Vectors, count: int) -> Numbers:
+        """Return the similarity of the first `count` passages to the vectors of unrelated texts, a row for each.
+
+        Each is computed once, since unrelated texts do not change.
+        """
+        with self._lock:
+            shape = len(unrelated), len(self._vectors)
+            if self._unrelated.shape != shape:
+                larger = np.full(shape, np.nan, dtype=np.float32)
+                if len(self._unrelated) == len(unrelated) and self._unrelated.shape[1] <= shape[1]:
+                    larger[:, : self._unrelated.shape[1]] = self._unrelated
+                self._unrelated = larger
+            known = self._unrelated[:, :count]
+            lacking = np.flatnonzero(np.isnan(known[0]) & ~np.isnan(self._vectors[:count, 0]))
+            if len(lacking):
+                known[:, lacking] = unrelated @ self._vectors[lacking].T
+            return known.astype(np.float64)
 
     def _await_vector(self, serial: int, passage: Arrival) -> None:
         key, row_key = passage.key, passage.row.key

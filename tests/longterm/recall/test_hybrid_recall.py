@@ -68,7 +68,7 @@ async def texts(memory: Any, query: str, **options: Any) -> list[str]:
 
 async def test_similar_facts_without_a_common_word_are_found_by_vectors() -> None:
     words, with_vectors = (
-        LexicalMemory(InMemoryItems(), similarity=similarity) for similarity in (None, Similarity(Meaning()))
+        LexicalMemory(InMemoryItems(), embedding=embedding) for embedding in (None, Meaning())
     )
     for memory in (words, with_vectors):
         await memory.remember(ANN, items())
@@ -110,12 +110,12 @@ async def test_while_embeddings_fail_facts_are_found_by_words() -> None:
 
 async def test_while_embeddings_hang_facts_are_found_by_words_and_the_profile_is_there() -> None:
     embedding = FlakyEmbedding()
-    memory = LexicalMemory(InMemoryItems(), similarity=Similarity(embedding, limit_s=0.1))
+    memory = LexicalMemory(InMemoryItems(), embedding=embedding)
     await memory.remember(ANN, items())
     embedding.goes_on.clear()
     for _ in range(3):
         recall = await memory.remind(ANN, "Which cello?", profile=[MemoryType.FACTS])
-        assert len(recall.profile) == len(FACTS) and "not answered within 0.1 s" in str(trouble_of(recall.found))
+        assert len(recall.profile) == len(FACTS) and "not answered within 0.1 s" in str(trouble_of(recall.items))
         recalled = await memory.recall(ANN, "Which cello?")
         assert [item.text for item in recalled] == [FACTS[1]] and "not answered within 0.1 s" in str(
             trouble_of(recalled)
@@ -128,7 +128,7 @@ async def test_while_embeddings_hang_facts_are_found_by_words_and_the_profile_is
 
 async def test_a_change_of_the_dimension_makes_the_vectors_anew() -> None:
     embedding = FlakyEmbedding()
-    memory = LexicalMemory(InMemoryItems(), similarity=Similarity(embedding))
+    memory = LexicalMemory(InMemoryItems(), embedding=embedding)
     await memory.remember(ANN, items())
     assert trouble_of(await memory.recall(ANN, "Which cello?")) is None
     embedding._dimensions = 128

@@ -132,7 +132,7 @@ async def test_items_of_the_profile_are_refreshed_by_each_request(make: Make, cl
     for _ in range(3):
         clock.now += KEEP_S - 1
         profiled = await memory.remind(ANN, "What is 2 + 2?")
-        assert profiled.found == [] and [recalled.id for recalled in profiled.profile] == ["1"]
+        assert profiled.items == [] and [recalled.id for recalled in profiled.profile] == ["1"]
     assert (await memory.remind(BOB, "")).profile == []
     assert await memory.sweep() == 3
     assert [recalled.id for recalled in (await memory.remind(ANN, "")).profile] == ["1"]

@@ -291,7 +291,7 @@ async def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_p
         host.do_remind(ADA, "kite", limit=5), host.do_recall(ADA, "kite"), host.do_recall(eve, "boat")
     )
     assert {item.id for item in answers[0].profile} == {"boat", "skill"}
-    assert [items[0].id for items in (answers[0].found, *answers[1:])] == ["kite", "kite", "boat"]
+    assert [items[0].id for items in (answers[0].items, *answers[1:])] == ["kite", "kite", "boat"]
     assert await memory.pin(ADA, "boat", False) and await host.do_pin(ADA, "skill", False)
     for profiled_memory in (memory, later):
         assert (await profiled_memory.remind(ADA, "")).profile == []
@@ -324,5 +324,5 @@ async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turn
 
 async def test_nothing_is_written_for_a_profile_that_fits() -> None:
     memory = memory_of(await items_of(*WHO))
-    assert (await memory.remind(ADA, "Who is allergic to peanuts?")).found
+    assert (await memory.remind(ADA, "Who is allergic to peanuts?")).items
     assert memory._lexical._uses._unwritten == {}

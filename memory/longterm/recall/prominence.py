@@ -1,0 +1,107 @@
+"""`Similarities`: how similar a user's items are to some texts, and how far that exceeds what unrelated texts give.
+
+Similarities of one embedding function lie around 0.2, those of another around 0.7, and those of a user whose items are
+all about one thing lie close together. So a prompt is compared with requests that need no memory, on the same items.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from turnwise.memory.longterm.recall.query import Query
+
+    Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """How near some texts, such as the sentences of a prompt, are to the passages of a user's items."""
+
+    similarities: Numbers
+    """Of each text, a row: the similarity of each passage, from -1 to 1; NaN for a passage without a vector."""
+    prominences: Numbers | None = None
+    """See `prominences_of`; None if they are not needed."""
+
+
+def spread_out(near: Similarities | None, query: Query) -> Similarities | None:
+    """Return the similarities of all parts of a query, given those of the parts that have vectors."""
+    import numpy as np
+
+    if near is None or near.prominences is None:
+        return None
+    with_vectors, count = query.told_apart(), len(query.parts)
+    similarities = np.full((count, near.similarities.shape[1]), np.nan)
+    prominences = np.full(similarities.shape, -np.inf)
+    similarities[with_vectors], prominences[with_vectors] = near.similarities, near.prominences
+    return Similarities(similarities, prominences)
+
+
+def prominences_of(similarities: Numbers, unrelated: Numbers) -> Numbers:
+    """Return how far each similarity exceeds the best ones of unrelated texts, in standard deviations of those.
+
+    All are taken above the mean of their text, since some texts are a little similar to everything.
+
+    Args:
+        similarities: a row for each text, NaN for passages without a vector.
+        unrelated: likewise, for texts that have nothing to do with the passages.
+    """
+    best = _above_mean(unrelated).max(axis=1, initial=-1.0)
+    prominences: Numbers = (_above_mean(similarities) - best.mean()) / max(float(best.std()), _LEAST_DEVIATION)
+    return prominences
+
+
+def _above_mean(similarities: Numbers) -> Numbers:
+    """Return the similarities less the mean of their row, which few passages lower; -1 where there is none."""
+    import numpy as np
+
+    is_known = np.isfinite(similarities)
+    count = is_known.sum(axis=1, keepdims=True)
+    mean = np.where(is_known, similarities, 0.0).sum(axis=1, keepdims=True) / (count + _FEW)
+    return np.where(is_known, similarities - mean, -1.0)
+
+
+_FEW = 10
+"""The mean of fewer passages says little."""
+
+_LEAST_DEVIATION = 0.02
+
+UNRELATED = (
+    "How many inches are in a foot?",
+    "Write a short poem about the first snow.",
+    "What is the past tense of 'to swim'?",
+    "Convert 30 degrees Celsius to Fahrenheit.",
+    "Explain photosynthesis in two sentences.",
+    "Which planet has the most moons?",
+    "Sort these numbers: 7, 3, 9, 1.",
+    "Translate 'good evening' into Japanese.",
+    "What does the idiom 'to bite the bullet' mean?",
+    "Write a regular expression that matches an email address.",
+    "Who painted the Night Watch?",
+    "How long do I boil an egg?",
+    "Give me three rhymes for 'orange juice'.",
+    "What is the square root of 1764?",
+    "Summarise the plot of Hamlet.",
+    "How do I undo the last commit in git?",
+    "Is a tomato a fruit or a vegetable?",
+    "Tell me a joke about a penguin.",
+    "What year did the Berlin Wall fall?",
+    "Rewrite this sentence in the passive voice: The cat chased the mouse.",
+    "What is the difference between TCP and UDP?",
+    "Suggest a name for a chess club.",
+    "How far away is the Moon?",
+    "Draft a polite email that declines an invitation.",
+    "Spell 'necessary' backwards.",
+    "Which countries border Switzerland?",
+    "Make a table with the first ten prime numbers.",
+    "What causes a rainbow?",
+    "Explain recursion with an example in Python.",
+    "How many players are in a handball team?",
+    "Write a haiku about the sea.",
+    "What is the chemical symbol of gold?",
+)
+"""They are about things that hardly any user's items are about."""

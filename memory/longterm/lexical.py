@@ -55,7 +55,8 @@ class LexicalMemory:
     Args:
         items: the store, or its URL, or the path of a SQLite file; it is closed with the memory.
         weights: the weights of the ranking.
-        embedding: one of Chroma's embedding functions, for vectors of items and queries; see `Similarity`.
+        embedding: one of Chroma's embedding functions, by whose vectors items are found too; see `Similarity`.
+        query_s: how long it may take for one query, in seconds; after that the query is answered by words.
         retention: how long unused items are kept; without it, they never expire. It applies to everything in the store,
             so the store should hold no other memory's items.
         clock: returns the time in seconds since the epoch, for uses, updates, and items without a time.
@@ -68,6 +69,7 @@ class LexicalMemory:
         *,
         weights: Weights = FACTS,
         embedding: Any = None,
+        query_s: float = 1.0,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
         name: str | None = None,
@@ -76,7 +78,8 @@ class LexicalMemory:
         self.label = Label(name=name, max_tokens=max_tokens)
         """Its name and limit in sessions."""
         self._embedding = embedding
-        self._similarity = None if embedding is None else Similarity(embedding)
+        self._query_s = query_s
+        self._similarity = None if embedding is None else Similarity(embedding, limit_s=query_s)
         self._store = items_at(items)
         self._weights = weights
         self._indexes = ItemIndexes()
@@ -100,6 +103,7 @@ class LexicalMemory:
         settings: dict[str, Any] = {
             "weights": self._weights,
             "embedding": portable(self._embedding),
+            "query_s": self._query_s,
             "retention": self._retention,
             "clock": self._clock,
         }

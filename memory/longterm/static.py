@@ -58,6 +58,7 @@ class StaticMemory:
         all_up_to: the most facts that are all recalled for any query.
         weights: the weights of the ranking.
         embedding: one of Chroma's embedding functions, by whose vectors facts are found too; see `Similarity`.
+        query_s: how long it may take for one query, in seconds; after that the query is answered by words.
         name: its name in sessions, see `Label`; `max_tokens` likewise.
 
     Raises:
@@ -78,6 +79,7 @@ class StaticMemory:
         all_up_to: int = 10,
         weights: Weights = FACTS,
         embedding: Any = None,
+        query_s: float = 1.0,
         name: str | None = None,
         max_tokens: int | None = None,
     ) -> None:
@@ -95,12 +97,13 @@ class StaticMemory:
         self._all_up_to = all_up_to
         self._weights = weights
         self._embedding = embedding
+        self._query_s = query_s
         self._set_up()
 
     def _set_up(self) -> None:
         self._indexes = ItemIndexes()
         """The index of the facts as of the last recall."""
-        self._similarity = None if self._embedding is None else Similarity(self._embedding)
+        self._similarity = None if self._embedding is None else Similarity(self._embedding, limit_s=self._query_s)
 
     def __getstate__(self) -> dict[str, object]:
         state = {name: value for name, value in vars(self).items() if name not in ("_indexes", "_similarity")}

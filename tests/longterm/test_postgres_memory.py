@@ -55,10 +55,10 @@ async def test_items_and_vectors_are_in_the_database_and_nothing_is_local(
         health = await memory.check()
         assert health.ok and (health.count, health.strays) == (2, 0)
     async with closing(pickle.loads(cloudpickle.dumps(make()))) as unpickled:
-        (recalled,) = await unpickled.recall(ANN, ASKED)
+        recalled, *_ = await unpickled.recall(ANN, ASKED)
         assert recalled.id == "1" and recalled.words
         assert await unpickled.forget(ANN, ["1"]) == 1
-        assert await unpickled.recall(ANN, ASKED) == []
+        assert not [item for item in await unpickled.recall(ANN, ASKED) if item.words]
         assert not await unpickled.catch_up() and (await unpickled.check()).count == 1
     with psycopg.connect(database) as connection:
         tables = {name for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")}

@@ -50,19 +50,19 @@ class Weights:
     linear."""
     vectors: float = 0.7
     """How many standard deviations of the scores by words a standard deviation of the similarities counts."""
-    margin: float = 0.5
+    margin: float = 1.2
     """A sentence of a prompt stands out by its words if its best item shares at least ln(number of items) + `margin`
     nats with it, and at least the share `part` of the sentence's nats."""
-    part: float = 0.25
+    part: float = 0.28
     """See `margin`."""
-    share: float = 0.7
+    share: float = 0.75
     """A sentence also stands out if its best item shares at least this share of the sentence's nats, and at least
     `least` nats by general word frequency."""
     least: float = 8.0
     """See `share`. A sentence with fewer nats by general word frequency has no content, and never stands out."""
     prominence: float = 1.0
     """A sentence stands out by its vector if its similarity to the best item exceeds that of unrelated texts by this
-    many of their standard deviations."""
+    many of their standard deviations. Where there are vectors, its words must share twice as much to do so alone."""
     tail: float = 0.7
     """A reminder leaves out a fact whose score by words is below this share of the best fact's: most such facts are
     look-alikes. It keeps facts that only vectors find, and turns (items of type INTERACTION), since each may have
@@ -186,7 +186,8 @@ class Matched:
         rarity = np.maximum(-np.log((counts + expected + 0.5) / (size + weights.background + 1)), 0.0)
         self._nats = rarity * telling
         """Of each term, the nats that an item gains that has it."""
-        around = weights.around * self._items.around(in_items)
+        best = self.has[:, self._items.best_passages(self._nats[self.present] @ self.has)]
+        around = weights.around * self._items.around(best)
         self._frequency = self.has + np.repeat(around, self._items.counts, axis=1)
 
     def rank(
@@ -230,7 +231,7 @@ class Matched:
         if is_near is not None:
             is_relevant |= self._items.best(is_near.astype(float)) > 0
         elif rows is not None and not is_reminder:
-            is_relevant[:] = True
+            is_relevant |= np.nan_to_num(self._items.best(rows)) > 0
         best = np.where(is_relevant, scores, -np.inf).max(axis=0, initial=-np.inf)
         best = self._with_names(best)
         selected = np.isfinite(best)
@@ -251,7 +252,7 @@ class Matched:
         )
 
     def _standing_out(self, prominences: Numbers | None) -> NDArray[np.bool_]:
-        """Return which sentences stand out, by their words or by their vectors."""
+        """Return which sentences stand out, by their words or by their vectors; see `Weights`."""
         import numpy as np
 
         weights, size = self._weights, len(self._items)
@@ -263,9 +264,11 @@ class Matched:
         shared = matched[np.arange(len(places)), places]
         general = ((self._is_part * self._general)[:, self.present] * once[:, places].T).sum(axis=1)
         total = (self._is_part * self._nats).sum(axis=1)
-        stands_out = (shared >= weights.margin + math.log(size)) & (shared >= weights.part * total)
-        stands_out |= (shared >= weights.share * total) & (general >= weights.least)
-        if prominences is not None:
+        much = 1.0 if prominences is None else _CERTAIN
+        stands_out = (shared >= much * (weights.margin + math.log(size))) & (shared >= much * weights.part * total)
+        if prominences is None:
+            stands_out |= (shared >= weights.share * total) & (general >= weights.least)
+        else:
             stands_out |= prominences.max(axis=1, initial=-np.inf) >= weights.prominence
         return self._has_content & stands_out
 
@@ -277,13 +280,10 @@ class Matched:
         """
         import numpy as np
 
-        deviation = np.nanstd(similarities, axis=1, keepdims=True)
-        nearest = self._items.best(similarities) - _ALIKE * deviation * np.sqrt(2 * self._items.chances)
-        has_vector = np.isfinite(nearest)
-        counts = np.maximum(has_vector.sum(axis=1, keepdims=True), 1)
-        mean = np.where(has_vector, nearest, 0.0).sum(axis=1, keepdims=True) / counts
-        apart = np.where(has_vector, nearest - mean, 0.0)
-        spread = np.sqrt((apart**2).sum(axis=1, keepdims=True) / counts)
+        _, deviation = _centred(similarities)
+        chance = _ALIKE * deviation * np.sqrt(2 * self._items.chances)
+        nearest = np.maximum(self._items.best(similarities) - chance, self._items.mean(similarities))
+        apart, spread = _centred(nearest)
         near = apart / np.maximum(spread, _SMALL)
         near += _BESIDE * self._items.around(near)
         return words + self._weights.vectors * np.maximum(words.std(axis=1, keepdims=True), 1.0) * near
@@ -351,6 +351,23 @@ class _Items:
         best: Numbers = np.fmax.reduceat(values, self.starts, axis=-1)
         return best
 
+    def best_passages(self, values: Numbers) -> Places:
+        """Return the passage of each item with the greatest value, the first of several."""
+        import numpy as np
+
+        if not len(self.starts):
+            return self.starts
+        candidates = np.flatnonzero(values == np.repeat(self.best(values), self.counts))
+        _, first = np.unique(self.of_passages[candidates], return_index=True)
+        return candidates[first]
+
+    def mean(self, values: Numbers) -> Numbers:
+        """Return the mean of each item's passages, of rows of passages; NaN where a passage has no value."""
+        import numpy as np
+
+        mean: Numbers = np.add.reduceat(values, self.starts, axis=-1) / self.counts
+        return mean
+
     def around(self, values: Numbers) -> Numbers:
         """Return what the items around each one have, of rows of items: less of further ones, and for a long item."""
         import numpy as np
@@ -377,6 +394,17 @@ def _of_rows(similarities: Numbers | None) -> Numbers | float:
     return 0.0 if similarities is None else np.nan_to_num(similarities).max(axis=0, initial=0.0) * _HALF
 
 
+def _centred(values: Numbers) -> tuple[Numbers, Numbers]:
+    """Return values less the mean of their row, 0 for NaN, and the standard deviation of each row."""
+    import numpy as np
+
+    is_known = np.isfinite(values)
+    counts = np.maximum(is_known.sum(axis=1, keepdims=True), 1)
+    mean = np.where(is_known, values, 0.0).sum(axis=1, keepdims=True) / counts
+    apart = np.where(is_known, values - mean, 0.0)
+    return apart, np.sqrt((apart**2).sum(axis=1, keepdims=True) / counts)
+
+
 def _telling(log_frequency: float, weights: Weights) -> float:
     return min(max((-log_frequency - weights.common) / (weights.rare - weights.common), 0.0), 1.0)
 
@@ -389,6 +417,9 @@ _FADE = 0.5
 
 _BESIDE = 0.25
 """The weight of the similarity of the item before or after."""
+
+_CERTAIN = 2.0
+"""How much more than chance a sentence shares whose words count though its vector does not stand out."""
 
 _ALIKE = 0.6
 """By how much of what is expected of independent passages the most similar passage of an item exceeds the others."""

@@ -91,7 +91,7 @@ def test_a_function_that_does_not_pickle_travels_by_its_config_without_its_key(o
 
 def test_every_memory_that_takes_an_embedding_function_takes_it(openai: Any, tmp_path: Path) -> None:
     similarity = pickle.loads(pickle.dumps(Similarity(openai)))
-    assert similarity.of("figs", ["figs"])[0] == pytest.approx(1.0, abs=1e-5)
+    assert similarity.near("figs", ["figs"]).similarities[0, 0] == pytest.approx(1.0, abs=1e-5)
     facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     for memory in (
         ExtractiveMemory(None, facts, embedding=openai),

@@ -15,12 +15,16 @@ from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.memory_types import MemoryType
+from turnwise.memory.longterm.recall.prominence import UNRELATED
 from turnwise.memory.longterm.recall.ranking import Weights
-from turnwise.memory.longterm.recall.similarity import Similarity
 from turnwise.memory.longterm.retention.retention import Retention
 
 ANN = Scope(user_id="ann")
 FACTS = ("Ann is allergic to peanuts", "Ann plays the cello", "Ann lives in Ghent", "Ann has two sons")
+
+
+async def recalled_texts(memory: Any, query: str, **options: Any) -> list[str]:
+    return [item.text for item in await memory.recall(ANN, query, **options)]
 
 
 class Meaning:
@@ -62,19 +66,19 @@ def items(texts: Sequence[str] = FACTS) -> list[MemoryItem]:
     ]
 
 
-async def texts(memory: Any, query: str, **options: Any) -> list[str]:
-    return [item.text for item in await memory.recall(ANN, query, **options)]
+async def texts(memory: Any, prompt: str) -> list[str]:
+    """Return the texts that a prompt gets without being asked for."""
+    return [item.text for item in (await memory.remind(ANN, prompt)).items]
 
 
 async def test_similar_facts_without_a_common_word_are_found_by_vectors() -> None:
-    words, with_vectors = (
-        LexicalMemory(InMemoryItems(), embedding=embedding) for embedding in (None, Meaning())
-    )
+    words, with_vectors = (LexicalMemory(InMemoryItems(), embedding=embedding) for embedding in (None, Meaning()))
     for memory in (words, with_vectors):
         await memory.remember(ANN, items())
     assert not await texts(words, "What is for dinner?")
-    (recalled,) = await with_vectors.recall(ANN, "What is for dinner?")
-    assert recalled.text == FACTS[0] and recalled.score is not None and 0.4 < recalled.score <= 0.5
+    first, *others = await with_vectors.recall(ANN, "What is for dinner?")
+    assert first.text == FACTS[0] and not others, "the vectors of the others have nothing in common with the query's"
+    assert await texts(with_vectors, "What is for dinner?") == [FACTS[0]]
     assert await texts(with_vectors, "Which cello?") == [FACTS[1]]
     assert not await texts(with_vectors, "Quantum chromodynamics?")
 
@@ -88,7 +92,7 @@ async def test_each_fact_is_embedded_once() -> None:
     await memory.remember(ANN, items())
     for _ in range(3):
         assert await texts(memory, "dinner?") == [FACTS[0]]
-    assert sorted(meaning.embedded) == sorted([*FACTS, *["dinner?"] * 3])
+    assert sorted(meaning.embedded) == sorted([*FACTS, *UNRELATED, *["dinner?"] * 3])
     facts = SQLItems("sqlite:///facts.db")
     unpickled = pickle.loads(pickle.dumps(ExtractiveMemory(Chooser(), facts, weights=Weights(tail=0.2), chooses=True)))
     assert unpickled._settings["chooses"] and unpickled._settings["weights"] == Weights(tail=0.2)
@@ -105,12 +109,12 @@ async def test_while_embeddings_fail_facts_are_found_by_words() -> None:
     assert unpickled == recalled and trouble_of(unpickled) == trouble_of(recalled)
     embedding.down = False
     recalled = await memory.recall(ANN, "Which cello?")
-    assert [item.text for item in recalled] == [FACTS[1]] and trouble_of(recalled) is None
+    assert recalled[0].text == FACTS[1] and trouble_of(recalled) is None
 
 
 async def test_while_embeddings_hang_facts_are_found_by_words_and_the_profile_is_there() -> None:
     embedding = FlakyEmbedding()
-    memory = LexicalMemory(InMemoryItems(), embedding=embedding)
+    memory = LexicalMemory(InMemoryItems(), embedding=embedding, query_s=0.1)
     await memory.remember(ANN, items())
     embedding.goes_on.clear()
     for _ in range(3):
@@ -133,7 +137,7 @@ async def test_a_change_of_the_dimension_makes_the_vectors_anew() -> None:
     assert trouble_of(await memory.recall(ANN, "Which cello?")) is None
     embedding._dimensions = 128
     recalled = await memory.recall(ANN, "Which cello?")
-    assert [item.text for item in recalled] == [FACTS[1]] and trouble_of(recalled) is None
+    assert recalled[0].text == FACTS[1] and trouble_of(recalled) is None
     embedding.calls.clear()
     assert trouble_of(await memory.recall(ANN, "Which cello?")) is None and embedding.calls == [1], "it is cached again"
 
@@ -141,14 +145,14 @@ async def test_a_change_of_the_dimension_makes_the_vectors_anew() -> None:
 async def test_a_model_chooses_among_the_known_facts() -> None:
     model = Chooser({"names": ["f4", "f9", "f1", "f4", "f2"]}, {"names": []})
     memory = ExtractiveMemory(model, InMemoryItems(), chooses=True)
-    assert not await texts(memory, "Anything?") and not model.requests, "nobody is asked about nothing"
+    assert not await recalled_texts(memory, "Anything?") and not model.requests, "nobody is asked about nothing"
     await memory.remember(ANN, items())
-    chosen = await texts(memory, "What is for </query> dinner?", limit=2)
+    chosen = await recalled_texts(memory, "What is for </query> dinner?", limit=2)
     lines = model.requests[0].splitlines()
     assert chosen == [json.loads(lines[3])["text"], json.loads(lines[0])["text"]]
     assert sorted(json.loads(line)["text"] for line in lines[:4]) == sorted(FACTS)
     assert json.loads(lines[4]) == {"query": "What is for </query> dinner?"} and "</query>" not in lines[4]
-    assert not await texts(memory, "Ann cello?")
+    assert not await recalled_texts(memory, "Ann cello?")
     assert await memory.recall(Scope(user_id="bob"), "Ann cello?") == [] and len(model.requests) == 2
 
 
@@ -170,8 +174,8 @@ async def test_only_chosen_facts_are_refreshed_and_filters_apply_first() -> None
     memory = ExtractiveMemory(model, InMemoryItems(), **settings)
     await memory.remember(ANN, items())
     now[0] += 60
-    (first,) = await texts(memory, "Which cello?")
+    (first,) = await recalled_texts(memory, "Which cello?")
     now[0] += 60
-    assert await texts(memory, "Which cello?") == [first]
+    assert await recalled_texts(memory, "Which cello?") == [first]
     assert len(model.requests[1].splitlines()) == len(model.requests[0].splitlines()) - 3
     assert not await memory.recall(ANN, "Which cello?", types=[MemoryType.SKILL])

@@ -130,7 +130,7 @@ def test_a_changed_index_equals_one_made_at_once(data: st.DataObject) -> None:
         rows = {number: row for number, row in rows.items() if number not in removed} | {row.row: row for row in more}
         grown = grown.changed(Revision(1, step, len(rows)), arrivals_of(more), removed)
         once = UserIndex().grown(Revision(1, step, len(rows)), [rows[number] for number in sorted(rows)])
-        assert grown.rows == once.rows and grown._special == once._special and grown._items == once._items
+        assert grown.rows == once.rows and grown._special == once._special and grown._items.tolist() == once._items.tolist()
         assert sorted(grown._words._word_counts.items()) == sorted(once._words._word_counts.items())
         assert grown._words._serials_by_stem.keys() == once._words._serials_by_stem.keys()
         assert grown._words._speakers.keys() == once._words._speakers.keys()
@@ -293,7 +293,8 @@ async def test_a_process_that_meets_a_large_user_finds_more_at_each_recall(make:
     first_ids, recalls, sizes = list[str](), 0, list[int]()
     while len(first_ids) < 2:
         with putting_off_after(0):
-            answers = [await memory.recall(ANN, f"What does note k{number}x tell of?") for number in (0, 2_999)]
+            prompts = [f"What does note k{number}x tell of?" for number in (0, 2_999)]
+            answers = [(await memory.remind(ANN, prompt)).items for prompt in prompts]
         first_ids = [answer[0].id for answer in answers if answer]
         assert len(first_ids) == 2 or any(map(trouble_of, answers))
         recalls += 1
@@ -301,7 +302,7 @@ async def test_a_process_that_meets_a_large_user_finds_more_at_each_recall(make:
     assert first_ids == ["0", "2999"] and 1 < recalls < 30
     assert len(analysed) <= 3_000 and max(b - a for a, b in zip([0, *sizes], sizes, strict=False)) < 1_500
     with putting_off_after(0):
-        last = [await memory.recall(ANN, "What does note k7x tell of?") for _ in range(9)][-1]
+        last = [(await memory.remind(ANN, "What does note k7x tell of?")).items for _ in range(9)][-1]
     assert trouble_of(last) is None and len(analysed) == 3_000
     await memory.close()
 
@@ -349,7 +350,7 @@ def test_vectors_are_made_in_batches_until_nobody_waits() -> None:
     similarity = Similarity(Slow(), limit_s=0.01)
     texts = [f"text {number}" for number in range(10 * BATCH)]
     with pytest.raises(StoreError, match="not answered"):
-        similarity.of("query", texts)
+        similarity.near("query", texts)
     goes_on.set()
     similarity._threads.shutdown(wait=True)
     assert calls == [BATCH, BATCH], "the third batch is not begun"

@@ -19,6 +19,7 @@ from turnwise.memory.longterm.recall import word_frequency
 from turnwise.memory.longterm.recall.analyzer import stem
 from turnwise.memory.longterm.recall.irregular_forms import BASES
 from turnwise.memory.longterm.recall.passages import LONG, SIZE, passages_of, shown
+from turnwise.memory.longterm.recall.prominence import Similarities, prominences_of
 from turnwise.memory.longterm.recall.query import MAX_PARTS, MAX_TERMS, parse, question_of
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.user_index import find, index_of
@@ -51,8 +52,19 @@ def items(*texts: str, session: str | None = None) -> list[MemoryItem]:
     ]
 
 
-def ids(facts: list[MemoryItem], query: str, weights: Weights = FACTS) -> list[str]:
+def ids(facts: list[MemoryItem], prompt: str, weights: Weights = FACTS) -> list[str]:
+    """Return what a prompt gets without being asked for."""
+    return [item.id for item in find(index_of(facts), prompt, limit=10, weights=weights, is_reminder=True)]
+
+
+def asked(facts: list[MemoryItem], query: str, weights: Weights = FACTS) -> list[str]:
     return [item.id for item in find(index_of(facts), query, limit=10, weights=weights)]
+
+
+def near(similarities: list[float], *, unrelated: float = 0.1) -> Similarities:
+    """Return the similarities of one sentence to the passages, where unrelated texts are all as similar as this."""
+    rows, unrelated_rows = np.array([similarities]), np.full((8, len(similarities)), unrelated)
+    return Similarities(rows, prominences_of(rows, unrelated_rows))
 
 
 BARE = "Where did Ann adopt the greyhound?"
@@ -149,24 +161,39 @@ def test_one_word_of_a_long_sentence_finds_nothing() -> None:
     ("message", "similarity", "expected"),
     [
         ("Whippets and xylophones?", 0.5, ["0"]),
-        ("Whippets and xylophones?", 0.4, []),
+        ("Whippets and xylophones?", 0.1, []),
         ("Hi! How are you?", 0.9, []),
     ],
 )
-def test_vectors_find_similar_items_for_questions(message: str, similarity: float, expected: list[str]) -> None:
-    similarities = np.array([similarity, *[0.1] * (len(SAID) - 1)])
-    user_index = index_of(items(*SAID))
-    assert [
-        item.id for item in find(user_index, message, limit=10, weights=FACTS, similarities=similarities)
-    ] == expected
+def test_vectors_find_items_for_a_question_if_they_stand_out(
+    message: str, similarity: float, expected: list[str]
+) -> None:
+    user_index, count = index_of(items(*SAID)), len(parse(message).parts)
+    one = near([similarity, *[0.1] * (len(SAID) - 1)])
+    rows = Similarities(*(np.repeat(values, count, axis=0) for values in (one.similarities, one.prominences)))
+    recalled = find(user_index, message, limit=10, weights=FACTS, near=rows, is_reminder=True)
+    assert [item.id for item in recalled] == expected
 
 
-def test_a_vector_that_is_similar_to_all_items_does_not_count() -> None:
+def test_a_query_by_vectors_returns_the_most_similar_items_always() -> None:
     facts = items(*(f"The user owns a {word}." for word in OWNED))
-    similarities = np.full(len(OWNED), 0.6)
-    similarities[-1] = 0.8
-    recalled = find(index_of(facts), "Whippets and xylophones?", limit=3, weights=Weights(), similarities=similarities)
-    assert [item.id for item in recalled] == [str(len(OWNED) - 1)]
+    similarities = near([0.2] * (len(OWNED) - 1) + [0.25])
+    recalled = find(index_of(facts), "Whippets and xylophones?", limit=3, weights=Weights(), near=similarities)
+    assert [item.id for item in recalled] == [str(len(OWNED) - 1), "0", "1"]
+    scores = [item.score for item in recalled]
+    assert scores == sorted(scores, reverse=True) and scores[0] > scores[1]
+
+
+def test_a_query_returns_what_shares_a_word_however_common_in_the_memory() -> None:
+    facts = items(*(f"Step {number} of the deployment process." for number in range(26)))
+    assert len(asked(facts, "deployment process")) == 10
+    assert asked(facts, "Whippets and xylophones?") == [], "nothing is shared"
+
+
+def test_a_text_of_many_passages_does_not_hide_a_short_one() -> None:
+    chatter = "We talked about the weather, the garden and the price of bread for a while. " * 60
+    long = [replace(item, id=f"long {item.id}") for item in items(*[f"{chatter} The greyhound slept. {chatter}"] * 9)]
+    assert asked([*long, *items("The greyhound slept.")], "Who slept, the greyhound?")[0] == "0"
 
 
 def test_a_question_after_a_colon_is_a_query_of_its_own() -> None:
@@ -278,14 +305,14 @@ def test_blank_and_huge_items_can_be_saved_and_recalled() -> None:
     ("name", "value", "reason"),
     [
         ("tail", 1.5, "from 0 to 1"),
-        ("before", -0.1, "from 0 to 1"),
+        ("around", -0.1, "from 0 to 1"),
         ("part", float("nan"), "from 0 to 1"),
         ("vectors", -1, "from 0 to a million"),
         ("vectors", True, "from 0 to a million"),
         ("name", "20", "from 0 to a million"),
         ("reach", 2.5, "a whole number"),
         ("text_words", 0, "from 1 to a million"),
-        ("similar", None, "a number"),
+        ("prominence", None, "a number"),
         ("margin", float("nan"), "a number"),
         ("saturation", 0.0, "from 0.01 to a million"),
         ("speaker", float("inf"), "from 0 to a million"),

@@ -1,5 +1,8 @@
 """`UserIndex`: the index by which one user's items are ranked."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -41,6 +44,13 @@ def test_an_extended_index_equals_one_made_at_once(data: st.DataObject) -> None:
         assert find(grown, query, limit=9, weights=FACTS) == find(once, query, limit=9, weights=FACTS)
 
 
+def similarities_of(user_index: UserIndex, vector: Sequence[float]) -> Any:
+    """Return the similarity of each passage to a vector."""
+    near = user_index.near(np.array([vector], np.float32))
+    assert near is not None
+    return near.similarities[0]
+
+
 def long(id: str, texts: int, key: str) -> Row:
     text = "user: " + " ".join(f"Sentence {number} of this story is about nothing at all." for number in range(texts))
     return Row(row=int(id), agent=None, item=item(id, text), key=key)
@@ -53,11 +63,11 @@ def test_passages_have_the_vector_of_the_item_until_they_have_their_own() -> Non
     user_index = UserIndex().grown(Revision(1, 0, 1), [row])
     assert user_index.missing() == keys
     user_index.take({keys[1]: np.array([0.0, 1.0], np.float32)})
-    similarities = user_index.similarities(np.array([0.0, 1.0], np.float32))
-    assert similarities is not None and similarities[1] == 1 and np.isnan(np.delete(similarities, 1)).all()
+    similarities = similarities_of(user_index, [0.0, 1.0])
+    assert similarities[1] == 1 and np.isnan(np.delete(similarities, 1)).all()
     user_index.take({"key": np.array([1.0, 0.0], np.float32)})
-    similarities = user_index.similarities(np.array([1.0, 0.0], np.float32))
-    assert similarities is not None and similarities.tolist() == [1.0, 0.0] + [1.0] * (len(keys) - 2)
+    similarities = similarities_of(user_index, [1.0, 0.0])
+    assert similarities.tolist() == [1.0, 0.0] + [1.0] * (len(keys) - 2)
     assert not user_index.missing()
 
 
@@ -79,8 +89,7 @@ def test_two_extensions_of_one_index_have_their_own_vectors() -> None:
         grown.append(first.grown(Revision(1, 0, 2), [more]))
     assert [user_index.missing() for user_index in (first, *grown)] == [[], ["1"], ["2"]]
     grown[0].take({"1": np.array([0.0, 1.0], np.float32)})
-    all_similarities = [user_index.similarities(np.array([0.0, 1.0], np.float32)) for user_index in (first, *grown)]
-    assert [None if similarities is None else np.isnan(similarities).tolist() for similarities in all_similarities] == [
+    assert [np.isnan(similarities_of(user_index, [0.0, 1.0])).tolist() for user_index in (first, *grown)] == [
         [False],
         [False] * 2,
         [False, True],

@@ -72,7 +72,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Make:
 
 
 async def ids(memory: Memory, query: str = "walrus", scope: Scope = ANN, **options: Any) -> list[str]:
-    return sorted(recalled.id for recalled in await memory.recall(scope, query, **{"limit": 5000, **options}))
+    recalled_items = await memory.recall(scope, query, **{"limit": 5000, **options})
+    return sorted(recalled.id for recalled in recalled_items if recalled.words)
 
 
 async def test_unused_items_expire_and_are_swept(make: Make, clock: Clock) -> None:

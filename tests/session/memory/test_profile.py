@@ -186,9 +186,9 @@ async def test_a_memory_with_profiles_is_asked_once_for_a_run() -> None:
     await request(core, "Suggest a snack")
     assert (calls, facts.reads, len(parrot.queries)) == (["Suggest a snack"], 1, 1)
     core = await chat(memory, memory=MemoryConfig(profile_tokens=0))
-    assert section(await request(core, "Suggest a snack")) == "" and len(calls) == 1
+    assert section(await request(core, "Suggest a snack")) == "" and len(calls) == 2
     core = await chat(memory, memory=MemoryConfig(recall=False))
-    assert section(await request(core, "Suggest a snack")) == "" and len(calls) == 1
+    assert section(await request(core, "Suggest a snack")) == "" and len(calls) == 2
 
 
 async def test_what_is_forgotten_or_contradicted_is_in_no_later_request() -> None:

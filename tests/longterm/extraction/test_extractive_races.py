@@ -71,7 +71,7 @@ def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
                     f"Moved to Graz in {2000 + number}",
                     f"I moved to Graz in {2000 + number}",
                     action="supersede",
-                    of=old[0] if old else None,
+                    of=old[:1],
                     topic="home",
                 ),
                 fact(f"Has worked as a nurse since {2000 + number}", f"I've worked as a nurse since {2000 + number}"),
@@ -213,9 +213,7 @@ def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(method: str, olde
 
         def say(lines: list[dict[str, str]]) -> list[dict[str, Any]]:
             names = [line["known"] for line in lines if line.get("text") == "Lives in Vienna"]
-            moved = fact(
-                "Moved to Graz", "I moved to Graz", topic="home", action="supersede", of=names[0] if names else None
-            )
+            moved = fact("Moved to Graz", "I moved to Graz", topic="home", action="supersede", of=names[:1])
             return [moved, fact("I own a boat.", "I own a boat")]
 
         memory = ExtractiveMemory(Model(say), facts)
@@ -269,7 +267,7 @@ async def test_facts_left_by_a_crash_after_a_deletion_are_deleted_later() -> Non
 
 async def test_a_fact_forgotten_during_the_model_call_is_extracted_again(facts: ItemStore) -> None:
     for number, action in enumerate(("add", "supersede", "update")):
-        model = Model(lambda _, action=action: [fact("I own a boat.", action=action, of="f1")])  # type: ignore[misc]
+        model = Model(lambda _, action=action: [fact("I own a boat.", action=action, of=["f1"])])  # type: ignore[misc]
         memory = ExtractiveMemory(model, facts)
         await memory.remember(USER, [MemoryItem(id=f"boat{number}", text="Own a boat")])
         model.during = partial(memory.forget, Scope(user_id="u"), [f"boat{number}"])

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from memories.extraction_models import all_stated
 from memories.memory_engines import pid_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
@@ -54,7 +55,7 @@ def extracting(messages: list[Message]) -> str:
         of = known_facts.get(line.split()[1])
         facts.append(
             {"text": line, "type": "facts", "topic": line.split()[1], "evidence": line}
-            | {"action": "supersede" if of else "add", "of": of}
+            | {"action": "supersede" if of else "add", "of": [of] if of else []}
         )
     return json.dumps({"facts": facts})
 
@@ -64,6 +65,8 @@ def answering(messages: list[Message]) -> str | Message:
     prompt = [texts_of(message)[-1] for message in messages if message["role"] == "user"][-1]
     if WANTED in prompt:
         return extracting(messages)
+    if verdicts := all_stated(prompt):
+        return verdicts
     if prompt.startswith('{"steps"'):
         return tool_script(json.loads(prompt)["steps"])(messages)
     return "noted"

@@ -431,6 +431,7 @@ class ExtractiveMemory:
         return unprocessed
 
     async def _ask_model(self, scope: Scope, messages: ExtractionInput) -> ReconcileResult:
+        model = self._bound_model()
         facts = await self._lexical.items(scope, _KNOWN)
         recent = _FILLED * self._nearest
         indexed = await self._lexical.indexed(scope, facts, _KNOWN)
@@ -438,35 +439,38 @@ class ExtractiveMemory:
             nearest, messages, facts, count=self._nearest, recent=recent, user_index=indexed.user_index
         )
         names = {f"f{number}": item for number, item in enumerate(shown, 1)}
-        answer = await self._call(request(self._facts_prompt, messages, names), SCHEMA)
+        answer = await self._call(model, request(self._facts_prompt, messages, names), SCHEMA)
         try:
             candidates = await on_thread(parse, answer)
         except Exception as error:
             self._counts["failed"] += 1
             raise ExtractionError(f"the model's answer is invalid: {error!r}"[:_WHY_CHARS]) from error
-        claims = await self._checked(await on_thread(claims_of, candidates, messages, self._limits), messages)
+        claims = await on_thread(claims_of, candidates, messages, self._limits)
+        claims = await self._checked(model, claims, messages)
         facts = await self._lexical.items(scope, _KNOWN)  # facts may have been deleted meanwhile
         decision = await on_thread(decide, claims, facts, names, now=self._clock())
         self._lexical.use_again(scope, decision.again)
         self._counts.update(decision.counts)
         return decision
 
-    async def _call(self, request: Sequence[AnyBlock], schema: Mapping[str, Any]) -> str:
+    async def _call(self, model: TextModel, request: Sequence[AnyBlock], schema: Mapping[str, Any]) -> str:
         self._counts["calls"] += 1
         try:
-            return await self._bound_model().answer(request, schema=schema)
+            return await model.answer(request, schema=schema)
         except Exception as error:
             self._counts["failed"] += 1
             raise LongTermMemoryError(f"the extraction model failed: {error!r}"[:_WHY_CHARS]) from error
 
-    async def _checked(self, claims: Sequence[Claim | Refusal], messages: ExtractionInput) -> list[Claim | Refusal]:
+    async def _checked(
+        self, model: TextModel, claims: Sequence[Claim | Refusal], messages: ExtractionInput
+    ) -> list[Claim | Refusal]:
         """Return the claims, those as quotations that by the model's answer the user does not state."""
         new = {number: claim for number, claim in enumerate(claims) if isinstance(claim, Claim) and claim.may_be_new}
-        if not new or not self._checks or not is_typed(self._bound_model()):
+        if not new or not self._checks or not is_typed(model):
             return list(claims)
         self._counts["checks"] += 1
         question = check.request(self._checking_prompt, messages, list(new.values()))
-        answer = await self._call(question, check.schema(len(new)))
+        answer = await self._call(model, question, check.schema(len(new)))
         try:
             are_stated = check.are_stated(answer, len(new))
         except ValueError:

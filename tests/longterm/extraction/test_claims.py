@@ -27,8 +27,9 @@ class Probe(NamedTuple):
 
 
 PROBES = [
-    Probe(expected == "holds", message.replace("\\n", "\n"), claim, message.replace("\\n", "\n"))
-    for line in (Path(__file__).parent / "claims.txt").read_text(encoding="utf-8").splitlines()
+    # Its number tells a claim from the same one of another message.
+    Probe(expected == "holds", message.replace("\\n", "\n"), f"{claim} ({number})", message.replace("\\n", "\n"))
+    for number, line in enumerate((Path(__file__).parent / "claims.txt").read_text(encoding="utf-8").splitlines())
     if not line.startswith("#")
     for expected, message, claim in [line.split(" | ")]
 ]

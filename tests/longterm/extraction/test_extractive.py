@@ -234,7 +234,7 @@ async def test_a_fact_replaces_all_facts_that_the_model_says_no_longer_hold(fact
     await memory.remember(USER, [*stale, MemoryItem(id="figs", text="Likes figs", topic="food", created_at=1.0)])
     await memory.remember(USER, [told(3, "I moved to Rome.", at=30.0)])
     assert await texts(facts) == ["I moved to Rome.", "Likes figs"]
-    assert memory.stats["superseded"] == 1
+    assert memory.stats["superseded"] == 2
     await memory.remember(USER, [told(2, "I live in Paris.", at=99.0)])
     assert await texts(facts) == ["I moved to Rome.", "Likes figs"]  # the last turn, though its clock is behind
     await memory.remember(USER, [told(4, "I live in Bern now.", at=40.0)])
@@ -428,7 +428,7 @@ async def test_an_invalid_answer_changes_nothing(answer: str) -> None:
             await memory.remember(USER, [told(2, "I own a car.")])
         assert caught.value.__cause__ is not None
     assert await texts(facts) == before
-    assert (memory.stats["calls"], memory.stats["failed"]) == (3, 2)
+    assert (memory.stats["calls"], memory.stats["checks"], memory.stats["failed"]) == (4, 1, 2)
     model.say = lambda lines: [fact(lines[-1]["user"])]
     assert await memory.remember(USER, [told(2, "I own a car.")]) == [told(2, "I own a car.").id]
     assert await texts(facts) == [*before, "I own a car."]

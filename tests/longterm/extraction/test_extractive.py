@@ -300,21 +300,6 @@ async def test_facts_are_stored_unchecked_if_the_model_gives_no_typed_answers_or
     assert memory.stats == {"calls": 1, "added": 1, "superseded": 0, "not_stated": 1}
 
 
-async def test_a_failed_check_changes_nothing_and_the_next_call_extracts_again(facts: ItemStore) -> None:
-    def fail(lines: list[dict[str, str]]) -> dict[str, bool]:
-        raise TimeoutError("too slow")
-
-    model = Model(judge=fail)
-    memory = ExtractiveMemory(model, facts)
-    with pytest.raises(LongTermMemoryError, match="too slow"):
-        await memory.remember(USER, [told(1, "I own a boat.")])
-    assert await texts(facts) == []
-    model.judge = lambda _: {"c1": True}
-    assert await memory.remember(USER, [told(1, "I own a boat.")]) == [told(1, "I own a boat.").id]
-    assert await texts(facts) == ["I own a boat."]
-    assert memory.stats == {"calls": 4, "checks": 2, "failed": 1, "added": 1, "superseded": 0}
-
-
 @pytest.mark.parametrize("answer", ["", "null", "Yes.", '{"c1": true}', '{"c1": true, "c2": "yes"}', '{"facts": []}'])
 async def test_after_an_invalid_answer_to_a_check_what_the_user_said_is_kept(answer: str) -> None:
     """No turn is given again for it, since a model that cannot answer would not let any turn pass."""
@@ -434,7 +419,8 @@ async def test_an_invalid_answer_changes_nothing(answer: str) -> None:
     assert await texts(facts) == [*before, "I own a car."]
 
 
-async def test_a_failed_or_cancelled_model_call_changes_nothing() -> None:
+@pytest.mark.parametrize("call", ["during", "during_check"])
+async def test_a_failed_or_cancelled_model_call_changes_nothing(call: str) -> None:
     facts = InMemoryItems()
     model = Model()
     memory = ExtractiveMemory(model, facts)
@@ -442,20 +428,21 @@ async def test_a_failed_or_cancelled_model_call_changes_nothing() -> None:
     async def fail() -> None:
         raise TimeoutError("too slow")
 
-    model.during = fail
+    setattr(model, call, fail)
     with pytest.raises(LongTermMemoryError, match="too slow"):
         await memory.remember(USER, [told(1, "I own a boat.")])
-    model.during = asyncio.Event().wait
+    setattr(model, call, asyncio.Event().wait)
     task = asyncio.create_task(memory.remember(USER, [told(1, "I own a boat.")]))
-    while len(model.calls) < 2:
+    while len(model.checks if call == "during_check" else model.calls) < 2:
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await texts(facts) == []
-    model.during = None
-    await memory.remember(USER, [told(1, "I own a boat.")])
+    setattr(model, call, None)
+    assert await memory.remember(USER, [told(1, "I own a boat.")]) == [told(1, "I own a boat.").id]
     assert await texts(facts) == ["I own a boat."]
+    assert (memory.stats["calls"], memory.stats["failed"]) == (4 if call == "during" else 6, 1)
 
 
 async def test_an_invalid_item_is_refused_before_the_model_is_called() -> None:

@@ -36,6 +36,8 @@ class Model:
         """The lines of each request to check them."""
         self.during: Callable[[], Awaitable[object]] | None = None
         """Awaited in each request for facts."""
+        self.during_check: Callable[[], Awaitable[object]] | None = None
+        """Awaited in each request to check them."""
 
     async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
         assert isinstance(request[0], System) and isinstance(request[1], User)
@@ -44,6 +46,8 @@ class Model:
             assert schema == check.schema(len(claims))
             self.checks.append(lines)
             verdicts = self.judge(lines)
+            if self.during_check:
+                await self.during_check()
             return verdicts if isinstance(verdicts, str) else json.dumps(verdicts)
         assert schema == SCHEMA
         self.calls.append(lines)

@@ -117,7 +117,7 @@ def claim_of(candidate: Candidate, messages: ExtractionInput, limits: Limits) ->
                 return Claim(
                     candidate=_with_written_names(candidate, statement, messages),
                     statement=statement,
-                    quote=quote,
+                    quote=quote if len(question) <= QUOTED * limits.max_chars else None,
                     question=question,
                 )
     if is_written:

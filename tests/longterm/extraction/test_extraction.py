@@ -259,6 +259,7 @@ def test_a_short_answer_is_quoted_with_its_question() -> None:
     assert isinstance(claim, Claim)
     text = 'On 1 January 1970, asked "where do you live?", the user said: "Graz"'
     assert claim.as_quotation().text(0.0) == text  # type: ignore[union-attr]
+    assert kept_instead("Graz", "Lives in Graz", before=f"Where do you{' really' * 300} live?") is None
     for before in ("You live in Graz.", ""):
         claim = claimed("Graz", "Lives in Graz", before=before)
         assert isinstance(claim, Claim) and claim.question == ""

@@ -343,7 +343,7 @@ async def test_a_memory_whose_engine_gives_no_typed_answers_asks_it_once_for_a_t
             self.build = function.build
 
     def extract(turn: Turn) -> str:
-        prompts.append(turn.blocks[-1].text)  # type: ignore[union-attr]
+        prompts.append(str(turn.blocks[-1].text))  # type: ignore[union-attr]
         claims = [line for line in prompts[-1].split("\n") if line.startswith('{"claim"')]
         facts = [{"text": "Likes figs", "type": "facts", "evidence": "like figs"}]
         return json.dumps({"c1": True} if claims else {"facts": facts})

@@ -126,12 +126,12 @@ class House:
             os.kill(pid, signal.SIGKILL)
 
     def sent(self, word: str) -> list[str]:
-        """Return the text of each request whose last prompt has the word, except requests for facts."""
+        """Return the text of each request whose last prompt has the word, except those of a memory."""
         conversations = [record.body["messages"] for record in self.provider.requests if "messages" in record.body]
         return [
             "\n".join(text for message in messages for text in (*texts_of(message), *_called(message)))
             for messages in conversations
-            if word in (prompt := _prompts(messages)[-1]) and WANTED not in prompt
+            if word in (prompt := _prompts(messages)[-1]) and not (WANTED in prompt or all_stated(prompt))
         ]
 
     def close(self) -> None:

@@ -86,12 +86,14 @@ class ExtractiveMemory:
     without blocks, such as one that a tool or a program saves, is a fact already and is stored unchanged.
 
     If the model fails at either call, or its answer with the facts is invalid, `remember` raises and nothing has
-    changed: a session gives the turn again later. If its answer to the second call is invalid, all quotations are kept
+    changed, so the items can be given again. If its answer to the second call is invalid, the quotations are kept
     instead of the facts. A model without typed answers, see `is_typed`, gets no second call, and its facts are stored
-    as it says them. Facts are extracted from
-    each item once. For that, the store holds two records per item, without any text of the user, which are superseded
-    from the start so that no recall returns them: see `is_record`. The first is written before the model call: if it is
-    gone afterwards, the item was forgotten meanwhile. The second is written in one transaction with the item's facts.
+    as it says them.
+
+    Facts are extracted from each item once. For that, the store holds two records per item, without any text of the
+    user, which are superseded from the start so that no recall returns them: see `is_record`. The first is written
+    before the model calls: if it is gone afterwards, the item was forgotten meanwhile. The second is written in one
+    transaction with the item's facts.
 
     Pickling keeps the settings only, without the counts.
 
@@ -235,7 +237,7 @@ class ExtractiveMemory:
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
         """See `LongTermMemory.remember`.
 
-        An item that was forgotten during the model call is not stored, and counts as durable, so it is not sent again.
+        An item that was forgotten during the model calls is not stored, and counts as durable, so it is not sent again.
 
         Raises:
             LongTermMemoryError: the model failed; nothing was stored.

@@ -24,13 +24,18 @@ class EngineModel:
         self._timeout_s = timeout_s
         self.usage = Usage()
 
+    @property
+    def is_typed(self) -> bool:
+        """Whether the engine answers in a given schema: whether it is `Structured`."""
+        return isinstance(self._builder, Structured)
+
     async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
         """See `TextModel`. An engine that is not `Structured` gets no schema, so the request must describe the format.
 
         Raises:
             EngineError, TimeoutError: there is no answer.
         """
-        structured = schema is not None and isinstance(self._builder, Structured)
+        structured = schema is not None and self.is_typed
         builder = self._builder.answering(schema) if structured else self._builder  # type: ignore[attr-defined]
         session = SessionView(session_id="memory", user_id="memory", agent=None, metadata={})
         completion = partial(ask, builder, request, CompletionContext(session, self._bill), asyncio.to_thread, GRACE_S)

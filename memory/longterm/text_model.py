@@ -10,7 +10,10 @@ from turnwise.memory.conversation.blocks import AnyBlock
 
 @runtime_checkable
 class TextModel(Protocol):
-    """The model that a memory calls: one request, one answer, no tools, no state between calls."""
+    """The model that a memory calls: one request, one answer, no tools, no state between calls.
+
+    Optional is the attribute `is_typed`: false if the answers need not fit a schema; see `is_typed`.
+    """
 
     async def answer(self, request: Sequence[AnyBlock], *, schema: Mapping[str, Any] | None = None) -> str:
         """Return the model's answer to the request, whole.
@@ -21,3 +24,8 @@ class TextModel(Protocol):
             request: the instructions, then the data.
             schema: the JSON schema that the answer's JSON text should fit. None for plain text.
         """
+
+
+def is_typed(model: object) -> bool:
+    """Return whether the model's answers fit the schema that they are asked for: its attribute `is_typed`, or true."""
+    return bool(getattr(model, "is_typed", True))

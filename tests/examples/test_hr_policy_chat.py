@@ -285,6 +285,7 @@ def test_extracted_facts_are_accepted_and_replace_those_with_the_same_topic() ->
         ]
         assert await facts_after(memory, "2", f"{march} My word on it?") == [(march, "facts"), tea]
         assert await facts_after(memory, "3", june) == [(june, "facts"), tea]
-        assert memory.stats == {"calls": 3, "added": 3, "ignored": 1, "superseded": 1}, "and nothing is refused"
+        counts = {"calls": 5, "checks": 2, "added": 3, "ignored": 1, "superseded": 1}
+        assert memory.stats == counts, "and nothing is refused"
 
     asyncio.run(play())

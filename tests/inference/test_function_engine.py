@@ -13,6 +13,7 @@ import pytest
 from test_tool_loop import Stage, use
 
 from turnwise.actors.cluster.identity import identity
+from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import RunContext, check_taken
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.text_model import EngineModel
@@ -22,6 +23,9 @@ from turnwise.memory.conversation.blocks import Text, Thinking, ToolResult, Tool
 from turnwise.memory.conversation.events import TextDelta
 from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 
 
 def plain(turn: Turn) -> str:
@@ -325,6 +329,33 @@ async def test_a_memory_can_ask_the_function_for_json_of_a_schema() -> None:
     assert output_types[0] and output_types[0]["schema"]["required"] == ("city",)
     await model.answer([User(text="Which city?")])
     assert output_types[1] is None
+    assert model.is_typed and not EngineModel(EchoEngine()).is_typed
+
+
+async def test_a_memory_whose_engine_gives_no_typed_answers_asks_it_once_for_a_turn() -> None:
+    """The engine's answers are read all the same; the usage of all calls adds up."""
+    prompts: list[str] = []
+
+    class Untyped:
+        """An engine without `answering`."""
+
+        def __init__(self, function: FunctionEngine) -> None:
+            self.build = function.build
+
+    def extract(turn: Turn) -> str:
+        prompts.append(str(turn.blocks[-1].text))  # type: ignore[union-attr]
+        claims = [line for line in prompts[-1].split("\n") if line.startswith('{"claim"')]
+        facts = [{"text": "Likes figs", "type": "facts", "evidence": "like figs"}]
+        return json.dumps({"c1": True} if claims else {"facts": facts})
+
+    message = MemoryItem(id="1", text="x", blocks=(User(text="I like figs."),))
+    for builder, calls in ((FunctionEngine(extract), 2), (Untyped(FunctionEngine(extract)), 1)):
+        prompts.clear()
+        model = EngineModel(builder)
+        memory = ExtractiveMemory(model, InMemoryItems())
+        await memory.remember(Scope(user_id="u"), [message])
+        assert [item.text for item in await memory.recall(Scope(user_id="u"), "figs")] == ["Likes figs"]
+        assert len(prompts) == model.usage.calls == memory.stats["calls"] == calls
 
 
 def test_engines_of_one_function_are_the_same_engine() -> None:

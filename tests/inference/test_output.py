@@ -39,7 +39,7 @@ from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.conversation.views.partial_typed_answer import Partials
 from turnwise.memory.conversation.views.steps import steps_of
-from turnwise.memory.longterm.extraction import prompt as extraction, rerank as choosing
+from turnwise.memory.longterm.extraction import check as checking, prompt as extraction, rerank as choosing
 from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.memory.providers.endpoints import PROFILES
 from turnwise.memory.providers.validation import CHAT, RESPONSES, check
@@ -623,6 +623,7 @@ def test_an_invalid_number_of_retries_is_refused(retries: Any) -> None:
 def test_the_schemas_of_memories_are_strict() -> None:
     assert strict(extraction.SCHEMA) == json.loads(json.dumps(extraction.SCHEMA))
     assert strict(choosing.SCHEMA) == json.loads(json.dumps(choosing.SCHEMA))
+    assert strict(checking.schema(3)) == json.loads(json.dumps(checking.schema(3)))
 
 
 @pytest.mark.virtual_time

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from conftest import end_actors
 
+from memories.extraction_models import all_stated
 from turnwise import (
     AsyncSessionManager,
     ExtractiveMemory,
@@ -49,14 +50,14 @@ def answering(messages: list[Message]) -> str:
     """Play all models: extract what begins with "I am" or "I work"; otherwise repeat the recalled items."""
     prompt = [texts_of(message)[-1] for message in messages if message["role"] == "user"][-1]
     if "Answer with the facts now" not in prompt:
-        return "Submit Form HR-101."
+        return all_stated(prompt) or "Submit Form HR-101."
     rows = [json.loads(line) for line in prompt.splitlines() if line.startswith("{")]
     sentences = [
         row["user"].partition(".")[0] + "." for row in rows if row.get("user", "").startswith(("I am", "I work"))
     ]
     facts = [line.replace("I am", "The user is").replace("I work", "The user works") for line in sentences]
     pairs = zip(facts, sentences, strict=True)
-    more: dict[str, Any] = {"type": "facts", "topic": None, "name": None, "aliases": [], "action": "add", "of": None}
+    more: dict[str, Any] = {"type": "facts", "topic": None, "name": None, "aliases": [], "action": "add", "of": []}
     return json.dumps({"facts": [{"text": text, "evidence": line, **more} for text, line in pairs]})
 
 

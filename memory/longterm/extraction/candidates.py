@@ -38,7 +38,8 @@ class Candidate(BaseModel):
     name: str | None = None
     aliases: tuple[str, ...] = ()
     action: Action = Action.ADD
-    of: str | None = None
+    of: tuple[str, ...] = ()
+    """The short names of the known facts that the action is about."""
 
     @field_validator("name", mode="before")
     @classmethod
@@ -46,14 +47,14 @@ class Candidate(BaseModel):
         """Drop an invalid name; the fact stays without one."""
         return next(iter(_names([name])), None)
 
-    @field_validator("aliases", mode="before")
+    @field_validator("aliases", "of", mode="before")
     @classmethod
-    def _some_names(cls, aliases: object) -> tuple[str, ...]:
-        return _names(aliases)[:MOST_ALIASES] if isinstance(aliases, list | tuple) else ()
+    def _some_names(cls, names: object) -> tuple[str, ...]:
+        return _names(names)[:MOST_NAMES] if isinstance(names, list | tuple) else ()
 
 
-MOST_ALIASES = 8
-"""The maximum number of aliases of a fact that are read from an answer."""
+MOST_NAMES = 8
+"""The maximum number of aliases of a fact, and of known facts that it is about, that are read from an answer."""
 
 _NAME_CHARS = 80
 
@@ -78,10 +79,10 @@ class Refusal(StrEnum):
     TOO_LONG = "too_long"
     NO_EVIDENCE = "no_evidence"
     """The quoted evidence is not in the user's messages."""
-    NOT_ABOUT_THE_USER = "not_about_the_user"
-    """The quoted evidence is a greeting, a question or a request, or is about another user."""
+    NOT_STATED = "not_stated"
+    """The quoted evidence is a question, or quotes somebody."""
     UNSUPPORTED = "unsupported"
-    """The quoted evidence does not support the fact."""
+    """The quoted evidence does not state the fact, and is too long to be kept instead."""
     TOO_MANY = "too_many"
 
 

@@ -14,17 +14,15 @@ from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.longterm.base import MemoryItem, Source
 from turnwise.memory.longterm.extraction.candidates import Limits
-from turnwise.memory.longterm.extraction.clauses import (
-    Clause,
-    clauses_of,
+from turnwise.memory.longterm.extraction.wording import (
+    content,
     flat,
     last_question,
     normal,
     sentences_of,
     shown,
-    subjects,
+    stated_in,
 )
-from turnwise.memory.longterm.extraction.grammatical_person import OTHERS_WORDS
 from turnwise.memory.longterm.recall.analyzer import words
 from turnwise.memory.longterm.recall.prompt_sections import PREAMBLE
 
@@ -37,35 +35,44 @@ class UserStatement:
     source: Source
     text: str
     cased: str
-    """The text with the upper and lower case in which the user wrote it."""
+    """The text with the upper and lower case, and the lines, in which the user wrote it."""
+    stated: str
+    """The text with spaces instead of its questions and quoted parts."""
+    before_questions: tuple[tuple[int, int], ...]
+    """The start and stop of what stands in a sentence before its question; see `stated_in`."""
     question: str
     """The assistant's question just before the statement, on one line, if the statement may answer it."""
-    clauses: tuple[Clause, ...]
-    question_stems: frozenset[str]
-    """The stems of that question."""
     sentences: tuple[tuple[int, int], ...]
     """The start and stop of each sentence in the text. A line break ends a sentence."""
-    made_up: tuple[int, ...]
-    """The places in the text that mark it as quoted or fiction; -1 if the neighbouring text does so."""
 
     @classmethod
-    def of(cls, item: MemoryItem, source: Source, raw: str, question: str, beside: str) -> Self:
-        """Return a statement with these words; `beside` is the user's text before them in the same prompt."""
+    def of(cls, item: MemoryItem, source: Source, raw: str, question: str = "") -> Self:
         text = normal(raw)
-        clauses = tuple(clauses_of(text))
-        made_up = tuple(match.start() for match in OTHERS_WORDS.finditer(text))
-        if OTHERS_WORDS.search(normal(beside)) or beside.rstrip().endswith(":"):
-            made_up = (-1, *made_up)
-        sentences = tuple(sentences_of(text))
-        flat_text, cased = text.replace("\n", " "), shown(raw).replace("\n", " ")
-        return cls(item, source, flat_text, cased, flat(question), clauses, subjects(question), sentences, made_up)
+        stated, before_questions = stated_in(text)
+        return cls(
+            item=item,
+            source=source,
+            text=text.replace("\n", " "),
+            cased=shown(raw),
+            stated=stated.replace("\n", " "),
+            before_questions=before_questions,
+            question=flat(question),
+            sentences=tuple(sentences_of(text)),
+        )
+
+    def states(self, start: int, stop: int) -> bool:
+        """Return whether this part of the text has words outside of questions and quoted parts."""
+        if words(self.stated[start:stop]):
+            return True
+        index = bisect_right(self.before_questions, start, key=lambda place: place[0]) - 1
+        return index >= 0 and stop <= self.before_questions[index][1]
 
     def quote(self, start: int, stop: int) -> str:
-        """Return this part of the text in its original case."""
+        """Return this part of the text in its original case, on one line."""
         if len(self.cased) != len(self.text):  # case folding turns some characters into several
             ends = list(accumulate(len(char.casefold()) for char in self.cased))
             start, stop = bisect_right(ends, start), bisect_right(ends, stop)
-        return self.cased[start:stop].strip()
+        return " ".join(self.cased[start:stop].split())
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class SourcedStatement:
     statement: UserStatement
     """The text, normalized as a user's."""
     results: tuple[tuple[str, frozenset[str], frozenset[str]], ...]
-    """Of each result: the tool's name, the words of the result, and their stems without stop words."""
+    """Of each result: the tool's name, the words of the result, and the stems of its content."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class ExtractionInput:
     statements: tuple[UserStatement, ...]
     lines: tuple[tuple[str, str], ...]
     """The lines to show to the model, in order: the role and the text."""
-    stated: tuple[SourcedStatement, ...] = ()
+    sourced: tuple[SourcedStatement, ...] = ()
     """The assistant's texts that follow a tool's result, if such may become facts."""
 
 
@@ -111,24 +118,22 @@ def input_of(items: Sequence[MemoryItem], limits: Limits, *, sourced: bool = Fal
         if text := line.text[: max_chars[line.role]]:
             lines.append((line.role, text))
             if line.role == "user":
-                statements.append(UserStatement.of(line.item, line.source, text, line.question, line.beside))
-    stated = (
-        tuple(statement for item in items for statement in _stated(item, max_chars["assistant"])) if sourced else ()
-    )
-    return ExtractionInput(tuple(statements), tuple(lines), stated)
+                statements.append(UserStatement.of(line.item, line.source, text, line.question))
+    of_tools = [statement for item in items for statement in _sourced(item, max_chars["assistant"])] if sourced else []
+    return ExtractionInput(tuple(statements), tuple(lines), tuple(of_tools))
 
 
-def _stated(item: MemoryItem, max_chars: int) -> Iterator[SourcedStatement]:
+def _sourced(item: MemoryItem, max_chars: int) -> Iterator[SourcedStatement]:
     """Yield the assistant's texts that follow a tool's result in their turn."""
     names = {block.call_id: block.name for block in item.blocks if isinstance(block, ToolUse)}
     results: list[tuple[str, frozenset[str], frozenset[str]]] = []
     for index, block in enumerate(item.blocks):
         if isinstance(block, ToolResult) and not block.is_error:
             result = block.plain[:_RESULT_CHARS]
-            results.append((names.get(block.call_id, "a tool"), frozenset(words(result)), subjects(result)))
+            results.append((names.get(block.call_id, "a tool"), frozenset(words(result)), content(result)))
         elif isinstance(block, Text) and results and (text := "\n".join(own_words(block.text))[:max_chars]):
             source = replace(item.source, spans=_span_at(item.source.spans, index, len(item.blocks)))
-            yield SourcedStatement(UserStatement.of(item, source, text, "", ""), tuple(results))
+            yield SourcedStatement(UserStatement.of(item, source, text), tuple(results))
 
 
 _RESULT_CHARS = 100_000
@@ -141,27 +146,22 @@ class _Line:
     item: MemoryItem
     source: Source
     question: str = ""
-    beside: str = ""
-    """The user's text just before it, in the same prompt."""
 
 
 def _lines(item: MemoryItem) -> Iterator[_Line]:
     if item.created_at:
         yield _Line("day", f"{_moment(item.created_at):%Y-%m-%d}", item, item.source)
-    question = beside = ""
+    question = ""
     for index, block in enumerate(item.blocks):
         if isinstance(block, User):
             source = replace(item.source, spans=_span_at(item.source.spans, index, len(item.blocks)))
             for part in own_words(block.text):
-                yield _Line("user", part, item, source, question, beside)
-                question, beside = "", part[-_BESIDE_CHARS:]
+                yield _Line("user", part, item, source, question)
+                question = ""
         elif isinstance(block, Text):
             text = "\n".join(own_words(block.text))
-            question, beside = last_question(text), ""
+            question = last_question(text)
             yield _Line("assistant", text, item, item.source)
-
-
-_BESIDE_CHARS = 2000
 
 
 def _longest(lengths: Sequence[int], room: int) -> int:
@@ -198,9 +198,9 @@ _RECALLED = re.compile(
 
 
 def may_have_facts(messages: ExtractionInput) -> bool:
-    """Return whether the input may support any fact. For greetings and questions alone, no model is called."""
-    return bool(messages.stated) or any(
-        statement.question_stems or any(clause.instructs and clause.about for clause in statement.clauses)
+    """Return whether the input may have any fact. For greetings and questions alone, no model is called."""
+    return bool(messages.sourced) or any(
+        statement.question or statement.before_questions or content(statement.stated)
         for statement in messages.statements
     )
 

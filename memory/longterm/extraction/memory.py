@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, Unpack
 
 from turnwise.errors import ConfigError, ExtractionError, LongTermMemoryError
 from turnwise.memory.background import on_thread
+from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
@@ -28,8 +29,9 @@ from turnwise.memory.longterm.base import (
     recalled,
     trouble_of,
 )
-from turnwise.memory.longterm.extraction import rerank
-from turnwise.memory.longterm.extraction.candidates import EXTRACTED, Limits, parse
+from turnwise.memory.longterm.extraction import check, rerank
+from turnwise.memory.longterm.extraction.candidates import EXTRACTED, Limits, Refusal, parse
+from turnwise.memory.longterm.extraction.grounding import Claim, claims_of
 from turnwise.memory.longterm.extraction.input import ExtractionInput, input_of, may_have_facts
 from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, SOURCED, request
 from turnwise.memory.longterm.extraction.reconcile import Accepted, ReconcileResult, decide, nearest
@@ -43,7 +45,7 @@ from turnwise.memory.longterm.recall.embedding_function import portable
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.retention.deletion import texts_of
 from turnwise.memory.longterm.retention.retention import Retention
-from turnwise.memory.longterm.text_model import TextModel
+from turnwise.memory.longterm.text_model import TextModel, is_typed
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.ranges import check_whole_number
 from turnwise.memory.values.required_arguments import needs
@@ -75,15 +77,22 @@ class ExtractiveMemory:
     """Stores typed facts about the user, which a model extracts from the user's messages, and finds them by words.
 
     Facts are extracted from items with blocks, by one model call for all items of a `remember`. Only the user's own
-    words give facts and names, and each fact needs a verbatim quote that supports it; `stats` counts the refused ones
-    by reason. Duplicate facts are merged. A fact that contradicts another replaces it, and the replaced one is kept as
-    history. A fact's source is the quoted block, so it is deleted with its turn or session. An item without blocks,
-    such as one that a tool or a program saves, is a fact already and is stored unchanged.
+    words give facts and names, and each fact needs a verbatim quotation of them outside of questions and quoted text;
+    `stats` counts the refused ones by reason. If there are such facts, a second call asks the model whether each
+    quotation states its fact as true now. If it does not, the quotation is kept instead of the fact, with its date.
+    Facts in the same words are merged. A fact replaces those that by the model's answer no longer hold because of it;
+    these are kept as history. A fact's source is the quoted block, so it is deleted with its turn or session. An item
+    without blocks, such as one that a tool or a program saves, is a fact already and is stored unchanged.
 
-    If the model fails or its answer is invalid, `remember` raises and nothing has changed. Facts are extracted from
-    each item once. For that, the store holds two records per item, without any text of the user, which are superseded
-    from the start so that no recall returns them: see `is_record`. The first is written before the model call: if it is
-    gone afterwards, the item was forgotten meanwhile. The second is written in one transaction with the item's facts.
+    If the model fails at either call, or its answer with the facts is invalid, `remember` raises and nothing has
+    changed, so the items can be given again. If its answer to the second call is invalid, the quotations are kept
+    instead of the facts. A model without typed answers, see `is_typed`, gets no second call, and its facts are stored
+    as it says them.
+
+    Facts are extracted from each item once. For that, the store holds two records per item, without any text of the
+    user, which are superseded from the start so that no recall returns them: see `is_record`. The first is written
+    before the model calls: if it is gone afterwards, the item was forgotten meanwhile. The second is written in one
+    transaction with the item's facts.
 
     Pickling keeps the settings only, without the counts.
 
@@ -94,6 +103,8 @@ class ExtractiveMemory:
         assistant_facts: "none", or "sourced" to keep also what the assistant stated from a tool's result: as a dated
             quotation that names the tool, of type `context`, which replaces nothing. The result must have the numbers
             and half of the words. Tools may return texts of strangers, so this is a choice.
+        checks: whether the model is asked a second time, as above.
+        checking_prompt: the instructions to the model for that. The schema is fixed, too.
         choosing_prompt: the instructions to the model for choosing facts with `chooses`. The schema is fixed, too.
         max_facts_per_call: the maximum number of facts taken from an answer; the rest are ignored.
         min_chars: shorter facts are refused. A wide (East Asian) character counts as two.
@@ -121,6 +132,8 @@ class ExtractiveMemory:
         items: ItemStore | str | Path,
         *,
         facts_prompt: str = PROMPT,
+        checks: bool = True,
+        checking_prompt: str = check.PROMPT,
         choosing_prompt: str = rerank.PROMPT,
         assistant_facts: Literal["none", "sourced"] = "none",
         max_facts_per_call: int = 16,
@@ -142,6 +155,8 @@ class ExtractiveMemory:
         store = items_at(items)
         self._settings: dict[str, Any] = {
             "facts_prompt": facts_prompt,
+            "checks": checks,
+            "checking_prompt": checking_prompt,
             "choosing_prompt": choosing_prompt,
             "assistant_facts": assistant_facts,
             "max_facts_per_call": max_facts_per_call,
@@ -159,9 +174,9 @@ class ExtractiveMemory:
         least = {"max_facts_per_call": 1, "min_chars": 1, "max_chars": min_chars, "max_shown_chars": 1000, "nearest": 0}
         for setting, minimum in least.items():
             check_whole_number(f"ExtractiveMemory.{setting}", self._settings[setting], minimum)
-        for setting, prompt in (("facts_prompt", facts_prompt), ("choosing_prompt", choosing_prompt)):
-            if not prompt.strip():
-                raise ConfigError(f"ExtractiveMemory.{setting}", prompt, "must not be blank")
+        for setting in ("facts_prompt", "checking_prompt", "choosing_prompt"):
+            if not self._settings[setting].strip():
+                raise ConfigError(f"ExtractiveMemory.{setting}", self._settings[setting], "must not be blank")
         self._lexical = LexicalMemory(store, weights=weights, embedding=embedding, retention=retention, clock=clock)
         self._chooses = chooses
         self._profile = self._settings["profile"]
@@ -172,6 +187,8 @@ class ExtractiveMemory:
             raise ConfigError("ExtractiveMemory.assistant_facts", assistant_facts, "must be 'none' or 'sourced'")
         self._is_sourced = assistant_facts == "sourced"
         self._facts_prompt = facts_prompt + SOURCED * self._is_sourced
+        self._checks = checks
+        self._checking_prompt = checking_prompt
         self._choosing_prompt = choosing_prompt
         self._nearest = nearest
         self._clock = clock
@@ -210,14 +227,15 @@ class ExtractiveMemory:
     def stats(self) -> Mapping[str, int]:
         """Counts of model calls and of the facts in their answers.
 
-        `calls`, `failed`, `added`, `superseded`, `same`, `ignored`, `quoted`, `sourced`, and each `schema.Refusal`.
+        `calls`; of these `checks`, which ask whether facts are stated, and `failed`; `added`, `superseded`, `same`,
+        `ignored`, `quoted`, `sourced`, and each `candidates.Refusal`. Calls that choose facts are not counted.
         """
         return dict(self._counts)
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
         """See `LongTermMemory.remember`.
 
-        An item that was forgotten during the model call is not stored, and counts as durable, so it is not sent again.
+        An item that was forgotten during the model calls is not stored, and counts as durable, so it is not sent again.
 
         Raises:
             LongTermMemoryError: the model failed; nothing was stored.
@@ -425,23 +443,46 @@ class ExtractiveMemory:
             nearest, messages, facts, count=self._nearest, recent=recent, user_index=indexed.user_index
         )
         names = {f"f{number}": item for number, item in enumerate(shown, 1)}
-        self._counts["calls"] += 1
-        try:
-            answer = await model.answer(request(self._facts_prompt, messages, names), schema=SCHEMA)
-        except Exception as error:
-            self._counts["failed"] += 1
-            raise LongTermMemoryError(f"the extraction model failed: {error!r}"[:_WHY_CHARS]) from error
+        answer = await self._call(model, request(self._facts_prompt, messages, names), SCHEMA)
         try:
             candidates = await on_thread(parse, answer)
         except Exception as error:
             self._counts["failed"] += 1
             raise ExtractionError(f"the model's answer is invalid: {error!r}"[:_WHY_CHARS]) from error
+        claims = await on_thread(claims_of, candidates, messages, self._limits)
+        claims = await self._checked(model, claims, messages)
         facts = await self._lexical.items(scope, _KNOWN)  # facts may have been deleted meanwhile
-        now = self._clock()
-        decision = await on_thread(decide, candidates, messages, facts, names, self._limits, now=now)
+        decision = await on_thread(decide, claims, facts, names, now=self._clock())
         self._lexical.use_again(scope, decision.again)
         self._counts.update(decision.counts)
         return decision
+
+    async def _call(self, model: TextModel, request: Sequence[AnyBlock], schema: Mapping[str, Any]) -> str:
+        self._counts["calls"] += 1
+        try:
+            return await model.answer(request, schema=schema)
+        except Exception as error:
+            self._counts["failed"] += 1
+            raise LongTermMemoryError(f"the extraction model failed: {error!r}"[:_WHY_CHARS]) from error
+
+    async def _checked(
+        self, model: TextModel, claims: Sequence[Claim | Refusal], messages: ExtractionInput
+    ) -> list[Claim | Refusal]:
+        """Return the claims, those as quotations that by the model's answer the user does not state."""
+        new = {number: claim for number, claim in enumerate(claims) if isinstance(claim, Claim) and claim.may_be_new}
+        if not new or not self._checks or not is_typed(model):
+            return list(claims)
+        self._counts["checks"] += 1
+        question = check.request(self._checking_prompt, messages, list(new.values()))
+        answer = await self._call(model, question, check.schema(len(new)))
+        try:
+            are_stated = check.are_stated(answer, len(new))
+        except ValueError:
+            self._counts["failed"] += 1
+            are_stated = [False] * len(new)
+        verdicts = zip(new.items(), are_stated, strict=True)
+        quotations = {number: claim.as_quotation() for (number, claim), is_stated in verdicts if not is_stated}
+        return [quotations.get(number, claim) for number, claim in enumerate(claims)]
 
     async def _store_facts(
         self, scope: Scope, items: Sequence[MemoryItem], decision: ReconcileResult, now: float
@@ -453,17 +494,11 @@ class ExtractiveMemory:
         """
         facts: dict[str, list[MemoryItem]] = {_key(item.id): [] for item in items}
         pairs: dict[str, list[tuple[str, str]]] = {key: [] for key in facts}
-        new_facts: list[MemoryItem] = []
         for accepted in decision.accepted:
             key = _key(accepted.statement.item.id)
             olds = [old for predecessor in accepted.instead_of if (old := await self._predecessor(scope, predecessor))]
-            new_facts.append(_fact(f"{key}-{len(facts[key])}", accepted, olds[:1], self._clock()))
-            facts[key].append(new_facts[-1])
-            pairs[key] += [_by_age(new_facts[-1], old) for old in olds]
-        for accepted, fact in zip(decision.accepted, new_facts, strict=True):
-            pairs[_key(accepted.statement.item.id)] += [
-                _by_age(fact, new_facts[index]) for index in accepted.instead_of_new
-            ]
+            facts[key].append(_fact(f"{key}-{len(facts[key])}", accepted, olds[:1], self._clock()))
+            pairs[key] += [_by_age(facts[key][-1], old) for old in olds]
         done_records = [_record(_done_id(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
         facts_to_put = [fact for group in facts.values() for fact in group]
         new = set(await self.store.put(scope, [*facts_to_put, *done_records], at=now))

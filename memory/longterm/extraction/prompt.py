@@ -20,10 +20,10 @@ are kept already, each under a short name. Lines with "user" are what the user s
 
 Answer with JSON: {"facts": [{"text", "type", "topic", "name", "aliases", "evidence", "action", "of"}]}, and
 {"facts": []} if there are none, as there mostly are. For each fact:
-- text: one sentence about the user, in the user's own words and language but for the person ("I live in Graz" is "The
-  user lives in Graz"), that can be understood by itself. What is in other words is kept as a quotation. Leave
-  out greetings, questions, requests that end with this conversation, guesses, what is about others and has nothing to
-  do with the user, and secrets such as passwords.
+- text: one sentence about the user, in the user's language and as far as possible in their words ("I live in Graz" is
+  "The user lives in Graz"), that can be understood by itself and says no more than they do. Leave out greetings,
+  questions, requests that end with this conversation, guesses, what is about others and has nothing to do with the
+  user, and secrets such as passwords.
 - type: preferences, facts, goals or general for who the user is and what they want; context, session_summary or
   interaction for what happened; instructions, workflow or skill for how things are to be done from now on.
 - topic: what it is about, in a word or two; that of a known fact if it is about the same.
@@ -32,9 +32,9 @@ Answer with JSON: {"facts": [{"text", "type", "topic", "name", "aliases", "evide
 - aliases: what else the user calls the same beside that fact, in their own letters; [] if nothing.
 - evidence: where the user says so, copied letter by letter from one "user" line.
 - action: "add" if it is new, "update" if it says more exactly what a known fact says, "supersede" if a known fact no
-  longer holds because of it, "ignore" if a known fact says it already. Of what the user corrects, keep only how it is
-  now.
-- of: the short name of that known fact; null with "add".\
+  longer holds because of it, "ignore" if a known fact says it already. Of what the user corrects or changes within
+  these lines, keep only how it is now.
+- of: the short names of all such known facts; [] with "add".\
 """
 """The default instructions of `ExtractiveMemory(facts_prompt=...)`."""
 
@@ -63,7 +63,7 @@ SCHEMA: Mapping[str, Any] = {
                     "aliases": {"type": "array", "items": {"type": "string"}},
                     "evidence": {"type": "string"},
                     "action": {"type": "string", "enum": [str(action) for action in Action]},
-                    "of": _NULLABLE,
+                    "of": {"type": "array", "items": {"type": "string"}},
                 },
                 "required": ["text", "type", "topic", "name", "aliases", "evidence", "action", "of"],
                 "additionalProperties": False,

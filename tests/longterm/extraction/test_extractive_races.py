@@ -43,7 +43,7 @@ async def test_only_one_of_several_concurrent_readers_of_an_item_stores_facts(fa
     # in one memory, the second waits for the first
     memory = ExtractiveMemory(Model(), facts)
     await asyncio.gather(*(memory.remember(USER, [told(2, "I like figs.")]) for _ in range(5)))
-    assert memory.stats["calls"] == 1
+    assert (memory.stats["calls"], memory.stats["checks"]) == (2, 1)
 
 
 class BreakingItems(InMemoryItems):
@@ -71,7 +71,7 @@ def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
                     f"Moved to Graz in {2000 + number}",
                     f"I moved to Graz in {2000 + number}",
                     action="supersede",
-                    of=old[0] if old else None,
+                    of=old[:1],
                     topic="home",
                 ),
                 fact(f"Has worked as a nurse since {2000 + number}", f"I've worked as a nurse since {2000 + number}"),
@@ -101,8 +101,9 @@ def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
     assert crash > 6
 
 
+@pytest.mark.parametrize("call", ["during", "during_check"])
 @pytest.mark.parametrize("method", ["session", "user", "item", "turn"])
-async def test_items_forgotten_during_the_model_call_give_no_facts(method: str, facts: ItemStore) -> None:
+async def test_items_forgotten_during_a_model_call_give_no_facts(method: str, call: str, facts: ItemStore) -> None:
     model = Model()
     memory = ExtractiveMemory(model, facts)
     item, other_item = told(1, "I live in Graz."), told(2, "I like figs.", session="s2")
@@ -117,11 +118,11 @@ async def test_items_forgotten_during_the_model_call_give_no_facts(method: str, 
         else:
             assert await memory.forget(USER, [item.id]) == 0
 
-    model.during = forget
+    setattr(model, call, forget)
     assert await memory.remember(USER, [item, other_item]) == [item.id, other_item.id]
     remaining = [] if method == "user" else ["I like figs."]
     assert await texts(facts) == remaining
-    model.during = None
+    setattr(model, call, None)
     assert await memory.remember(USER, [item, other_item]) == [item.id, other_item.id]
     assert len(model.calls) == 1 and await texts(facts) == remaining
     assert memory.stats["added"] == len(remaining)
@@ -213,9 +214,7 @@ def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(method: str, olde
 
         def say(lines: list[dict[str, str]]) -> list[dict[str, Any]]:
             names = [line["known"] for line in lines if line.get("text") == "Lives in Vienna"]
-            moved = fact(
-                "Moved to Graz", "I moved to Graz", topic="home", action="supersede", of=names[0] if names else None
-            )
+            moved = fact("Moved to Graz", "I moved to Graz", topic="home", action="supersede", of=names[:1])
             return [moved, fact("I own a boat.", "I own a boat")]
 
         memory = ExtractiveMemory(Model(say), facts)
@@ -267,12 +266,13 @@ async def test_facts_left_by_a_crash_after_a_deletion_are_deleted_later() -> Non
     assert len(model.calls) == 1
 
 
-async def test_a_fact_forgotten_during_the_model_call_is_extracted_again(facts: ItemStore) -> None:
+@pytest.mark.parametrize("call", ["during", "during_check"])
+async def test_a_fact_forgotten_during_a_model_call_is_extracted_again(call: str, facts: ItemStore) -> None:
     for number, action in enumerate(("add", "supersede", "update")):
-        model = Model(lambda _, action=action: [fact("I own a boat.", action=action, of="f1")])  # type: ignore[misc]
+        model = Model(lambda _, action=action: [fact("I own a boat.", action=action, of=["f1"])])  # type: ignore[misc]
         memory = ExtractiveMemory(model, facts)
         await memory.remember(USER, [MemoryItem(id=f"boat{number}", text="Own a boat")])
-        model.during = partial(memory.forget, Scope(user_id="u"), [f"boat{number}"])
+        setattr(model, call, partial(memory.forget, Scope(user_id="u"), [f"boat{number}"]))
         await memory.remember(USER, [told(number, "I own a boat.")])
         assert await texts(facts) == ["I own a boat."]
         assert (memory.stats["added"], memory.stats["superseded"]) == (1, 0)

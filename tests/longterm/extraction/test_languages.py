@@ -17,7 +17,7 @@ FACTS = [
     ("你好！我对花生过敏。", "用户对花生过敏", "我对花生过敏吗？"),  # noqa: RUF001
     ("我的女儿叫小雨。", "用户的女儿叫小雨。", "小雨几岁？"),  # noqa: RUF001
 ]
-QUOTED = [
+IN_OTHER_WORDS = [
     (
         "Ich arbeite seit März als Krankenschwester in Linz.",
         "Die Nutzerin ist Krankenschwester.",
@@ -38,24 +38,26 @@ NOTHING = [
 ]
 
 
-async def extracted(statement: str, claim: str) -> ExtractiveMemory:
-    memory = ExtractiveMemory(Model(lambda _: [fact(claim, statement)]), InMemoryItems())
+async def extracted(statement: str, claim: str, *, is_stated: bool = True) -> ExtractiveMemory:
+    model = Model(lambda _: [fact(claim, statement)], lambda _: {"c1": is_stated})
+    memory = ExtractiveMemory(model, InMemoryItems())
     await memory.remember(USER, [told(1, statement, at=DAY)])
     return memory
 
 
 @pytest.mark.parametrize(("statement", "claim", "query"), FACTS)
-async def test_a_fact_in_the_users_own_words_is_kept_and_found(statement: str, claim: str, query: str) -> None:
+async def test_a_fact_that_is_stated_is_kept_and_found(statement: str, claim: str, query: str) -> None:
     memory = await extracted(statement, claim)
     assert await texts(memory.store) == [claim] and "quoted" not in memory.stats
     assert [item.text for item in await memory.recall(USER, query)] == [claim]
 
 
-@pytest.mark.parametrize(("statement", "claim", "query"), QUOTED)
-async def test_what_is_in_other_words_or_another_language_is_quoted_and_found(
+@pytest.mark.parametrize(("statement", "claim", "query"), IN_OTHER_WORDS)
+async def test_what_is_in_other_words_or_another_language_is_kept_as_the_model_judges(
     statement: str, claim: str, query: str
 ) -> None:
-    memory = await extracted(statement, claim)
+    assert await texts((await extracted(statement, claim)).store) == [claim]
+    memory = await extracted(statement, claim, is_stated=False)
     (text,) = await texts(memory.store)
     assert text.startswith("On 2 February 2026 the user said: ") and statement.rstrip(".。")[:4] in text
     assert [item.text for item in await memory.recall(USER, query)] == [text]
@@ -70,7 +72,7 @@ async def test_a_newer_fact_in_chinese_replaces_the_one_that_the_model_names() -
     answers = iter(
         [
             [fact("用户住在柏林。", "我住在柏林。")],
-            [fact("用户住在维也纳。", "我住在维也纳。", action="supersede", of="f1")],
+            [fact("用户住在维也纳。", "我住在维也纳。", action="supersede", of=["f1"])],
         ]
     )
     memory = ExtractiveMemory(Model(lambda _: next(answers)), InMemoryItems())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memories.extraction_models import USER, Model, fact, texts, told
+from memories.extraction_models import USER, Model, all_stated, fact, texts, told
 from turnwise.memory.conversation.blocks import Block, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.grounding import quoted_in
@@ -36,21 +36,21 @@ class Prompted:
 
     async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
         self.prompts += [block.text for block in request if isinstance(block, System)]
-        return json.dumps(self.reply)
+        text = "\n".join(block.text for block in request if isinstance(block, User))
+        return all_stated(text) or json.dumps(self.reply)
 
 
-async def test_extraction_and_choosing_use_prompts_of_the_users_own() -> None:
+async def test_extraction_checking_and_choosing_use_prompts_of_the_users_own() -> None:
     model = Prompted({"facts": [fact("The user owns a boat.", "I own a boat.")], "names": ["f1"]})
-    plain = ExtractiveMemory(
-        None, InMemoryItems(), facts_prompt="Only boats.", choosing_prompt="Choose boats.", chooses=True
-    )
+    prompts = {"facts_prompt": "Only boats.", "checking_prompt": "Check boats.", "choosing_prompt": "Choose boats."}
+    plain = ExtractiveMemory(None, InMemoryItems(), chooses=True, **prompts)  # type: ignore[arg-type]
     make, *_ = plain.__reduce__()
     assert pickle.loads(pickle.dumps(make)).keywords["facts_prompt"] == "Only boats."
     bound = plain.bind(model)
     await bound.remember(USER, [told(1, "I own a boat.")])
     model.reply = {"names": ["f1"]}
     assert [item.text for item in await bound.recall(USER, "boat")] == ["The user owns a boat."]
-    assert model.prompts == ["Only boats.", "Choose boats."]
+    assert model.prompts == ["Only boats.", "Check boats.", "Choose boats."]
 
 
 async def remembered(candidate: dict[str, Any], *blocks: Any, policy: Any = "sourced") -> ExtractiveMemory:
@@ -100,4 +100,4 @@ async def test_without_the_policy_only_users_give_facts() -> None:
         bound = ExtractiveMemory(model, InMemoryItems(), assistant_facts=policy)  # type: ignore[arg-type]
         await bound.remember(USER, boat)
         assert await texts(bound.store) == ["The user owns a boat."]
-        assert model.prompts[-1].count("what a tool has returned") == count
+        assert model.prompts[-2].count("what a tool has returned") == count

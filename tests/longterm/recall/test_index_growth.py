@@ -130,7 +130,11 @@ def test_a_changed_index_equals_one_made_at_once(data: st.DataObject) -> None:
         rows = {number: row for number, row in rows.items() if number not in removed} | {row.row: row for row in more}
         grown = grown.changed(Revision(1, step, len(rows)), arrivals_of(more), removed)
         once = UserIndex().grown(Revision(1, step, len(rows)), [rows[number] for number in sorted(rows)])
-        assert grown.rows == once.rows and grown._special == once._special and grown._items.tolist() == once._items.tolist()
+        assert (
+            grown.rows == once.rows
+            and grown._special == once._special
+            and grown._items.tolist() == once._items.tolist()
+        )
         assert sorted(grown._words._word_counts.items()) == sorted(once._words._word_counts.items())
         assert grown._words._serials_by_stem.keys() == once._words._serials_by_stem.keys()
         assert grown._words._speakers.keys() == once._words._speakers.keys()

@@ -392,7 +392,8 @@ async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, mon
         done += 1
         await asyncio.sleep(0.01)
     assert (await erasing).verified and done >= 5 and memory.trouble is None
-    assert len(await memory.recall(BOB, "kettle", limit=done + 1)) == done
+    kettles = [recalled for recalled in await memory.recall(BOB, "kettle", limit=done + 1) if recalled.words]
+    assert len(kettles) == done
     await memory.close()
 
 

@@ -308,8 +308,10 @@ async def test_expired_facts_are_unknown_and_repeated_facts_are_refreshed(clock:
     await memory.remember(ANN, [told(1, "I live in Graz."), told(2, "I own a boat.")])
     clock.now += 60
     await memory.remember(ANN, [told(3, "I live in Graz.")])
-    boat = [fact("Owns a boat", "I own a boat, as you know.", action="ignore", of=name) for name in ("f1", "f2", "f9")]
-    model.say = lambda _: [fact("Paints", "I do paint", action="ignore", of="f1"), *boat[2:]]
+    boat = [
+        fact("Owns a boat", "I own a boat, as you know.", action="ignore", of=[name]) for name in ("f1", "f2", "f9")
+    ]
+    model.say = lambda _: [fact("Paints", "I do paint", action="ignore", of=["f1"]), *boat[2:]]
     await memory.remember(ANN, [told(4, "I own a boat, as you know.")])  # of which the model shows nothing
     clock.now += 60
     assert [recalled.text for recalled in await memory.recall(ANN, "Graz boat")] == ["I live in Graz."]
@@ -319,7 +321,7 @@ async def test_expired_facts_are_unknown_and_repeated_facts_are_refreshed(clock:
     assert [line["text"] for line in model.calls[-1] if "known" in line] == ["I live in Graz."]
     recalled = await memory.recall(ANN, "boat")
     assert [(entry.text, entry.source.turn_index) for entry in recalled] == [("I own a boat.", 5)]
-    model.say = lambda lines: [fact("Owns a boat", "I own a boat, really.", action="ignore", of="f1")]
+    model.say = lambda lines: [fact("Owns a boat", "I own a boat, really.", action="ignore", of=["f1"])]
     clock.now += 60
     await memory.remember(ANN, [told(6, "I own a boat, really.")])
     (shown,) = [line["text"] for line in model.calls[-1] if line.get("known") == "f1"]

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from memories.extraction_models import all_stated
 from memories.memory_engines import pid_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
@@ -54,7 +55,7 @@ def extracting(messages: list[Message]) -> str:
         of = known_facts.get(line.split()[1])
         facts.append(
             {"text": line, "type": "facts", "topic": line.split()[1], "evidence": line}
-            | {"action": "supersede" if of else "add", "of": of}
+            | {"action": "supersede" if of else "add", "of": [of] if of else []}
         )
     return json.dumps({"facts": facts})
 
@@ -64,6 +65,8 @@ def answering(messages: list[Message]) -> str | Message:
     prompt = [texts_of(message)[-1] for message in messages if message["role"] == "user"][-1]
     if WANTED in prompt:
         return extracting(messages)
+    if verdicts := all_stated(prompt):
+        return verdicts
     if prompt.startswith('{"steps"'):
         return tool_script(json.loads(prompt)["steps"])(messages)
     return "noted"
@@ -123,12 +126,12 @@ class House:
             os.kill(pid, signal.SIGKILL)
 
     def sent(self, word: str) -> list[str]:
-        """Return the text of each request whose last prompt has the word, except requests for facts."""
+        """Return the text of each request whose last prompt has the word, except those of a memory."""
         conversations = [record.body["messages"] for record in self.provider.requests if "messages" in record.body]
         return [
             "\n".join(text for message in messages for text in (*texts_of(message), *_called(message)))
             for messages in conversations
-            if word in (prompt := _prompts(messages)[-1]) and WANTED not in prompt
+            if word in (prompt := _prompts(messages)[-1]) and not (WANTED in prompt or all_stated(prompt))
         ]
 
     def close(self) -> None:

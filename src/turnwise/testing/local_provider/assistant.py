@@ -1,4 +1,4 @@
-"""`assistant_reply`: answers from what memories recalled, and extracts facts for them on request."""
+"""`assistant_reply`: answers from what memories recalled, and extracts and checks facts for them on request."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from turnwise.testing.local_provider.replies import Message, keywords, matching,
 FACTS_WANTED = "Answer with the facts now, as JSON."
 """The last line of a request for facts."""
 
+CHECK_WANTED = "Answer which claims are stated, as JSON."
+"""The last line of a request to check them."""
+
 
 class Memory(NamedTuple):
     """One item in a section of recalled memories."""
@@ -22,7 +25,7 @@ class Memory(NamedTuple):
 
 
 def assistant_reply(messages: Sequence[Message]) -> str:
-    """Answer the last question, or extract the facts from the user's statements.
+    """Answer the last question, or extract the facts from the user's statements, or check such facts.
 
     Facts about the user come from this conversation and the recalled facts, earlier topics from recalled conversations,
     and rules from the section for everyone. It knows nothing that is not in the messages.
@@ -30,6 +33,8 @@ def assistant_reply(messages: Sequence[Message]) -> str:
     *before, prompt = [text for message in messages if message["role"] == "user" for text in texts_of(message)]
     if prompt.endswith(FACTS_WANTED):
         return json.dumps({"facts": list(facts_in(prompt))})
+    if prompt.endswith(CHECK_WANTED):
+        return json.dumps(stated_claims(prompt))
     questions = [sentence for sentence in sentences(prompt) if sentence.endswith("?")]
     if not questions:
         return "Thank you, I have noted that."
@@ -72,13 +77,13 @@ def nearest(question: str, memories: Collection[Memory]) -> list[Memory]:
     return sorted(matches, key=lambda item: -len(words_asked & keywords(item.text)))
 
 
-def facts_in(request: str) -> Iterator[dict[str, str | None]]:
+def facts_in(request: str) -> Iterator[dict[str, str | list[str]]]:
     """Yield facts about the users, in the format of `ExtractiveMemory`.
 
     A statement that begins with "I" or "My" is a fact. The words before its verb are its topic; a known fact with the
     same topic is replaced.
     """
-    rows = [json.loads(line) for line in request.splitlines() if line.startswith("{")]
+    rows = rows_of(request)
     rows_by_topic = {row["topic"]: row for row in rows if row.get("topic")}
     for row in rows:
         for line in sentences(row.get("user", "")):
@@ -88,7 +93,17 @@ def facts_in(request: str) -> Iterator[dict[str, str | None]]:
                 action = "add" if old is None else "ignore" if old["text"] == line else "supersede"
                 kind = "preferences" if statement["verb"] == "prefer" else "facts"
                 fact = {"text": line, "type": kind, "topic": topic, "evidence": line}
-                yield {**fact, "action": action, "of": old["known"] if old else None}
+                yield {**fact, "action": action, "of": [old["known"]] if old else []}
+
+
+def stated_claims(request: str) -> dict[str, bool]:
+    """Return for each claim in a request to check them, by its short name, whether its quotation says the same."""
+    return {row["claim"]: row["text"] == row["quote"] for row in rows_of(request) if "claim" in row}
+
+
+def rows_of(request: str) -> list[dict[str, str]]:
+    """Return the data in a request of a memory: its lines of JSON."""
+    return [json.loads(line) for line in request.splitlines() if line.startswith("{")]
 
 
 _PREAMBLE = re.compile(r"^The sections below hold what memory has", re.MULTILINE)

@@ -90,7 +90,7 @@ class StaticMemory:
         if isinstance(facts, ItemStore) or (isinstance(facts, str) and "://" in facts):
             if store is not None:
                 raise ConfigError("StaticMemory.store", store, "is a second store: pass one of them")
-            facts, store = (), facts
+            store, facts = facts, list[str]()
         self._store = None if store is None else items_at(store)
         self._table = facts if _is_table(facts) else None
         self._items = () if self._table else _items(cast(Iterable[Any], facts))
@@ -276,8 +276,10 @@ class StaticMemory:
         """Close the store and the table that were passed."""
         if self._similarity is not None:
             self._similarity.close()
-        for facts in filter(None, (self._store, self._table)):
-            await facts.close()
+        if self._store:
+            await self._store.close()
+        if self._table:
+            await self._table.close()
 
 
 def read_facts(text: str) -> list[tuple[str | None, str]]:

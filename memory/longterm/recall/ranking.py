@@ -112,6 +112,10 @@ class Passages(NamedTuple):
     is_fact: NDArray[np.bool_]
     """Of each passage, whether its item is a fact, and not what was said in a turn."""
 
+    def only(self, which: NDArray[np.bool_]) -> Passages:
+        """Return these passages."""
+        return Passages(self.items[which], self.sessions[which], self.chars[which], self.is_fact[which])
+
 
 @dataclass(frozen=True, kw_only=True)
 class QueryTerms:
@@ -286,7 +290,8 @@ class Matched:
         apart, spread = _centred(nearest)
         near = apart / np.maximum(spread, _SMALL)
         near += _BESIDE * self._items.around(near)
-        return words + self._weights.vectors * np.maximum(words.std(axis=1, keepdims=True), 1.0) * near
+        scores: Numbers = words + self._weights.vectors * np.maximum(words.std(axis=1, keepdims=True), 1.0) * near
+        return scores
 
     def _with_names(self, scores: Numbers) -> Numbers:
         """Return the items' scores with what they gain by their names."""

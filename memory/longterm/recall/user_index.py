@@ -273,7 +273,7 @@ class UserIndex:
             terms, places = terms[is_visible], new[places[is_visible]]
             speakers = new[speakers[visible[speakers]]]
             named_places = [(int(new[place]), logs) for place, logs in named_places if visible[place]]
-            passages = Passages(*(values[visible] for values in passages))
+            passages = passages.only(visible)
         numbers = QueryTerms(
             terms=terms,
             places=places,
@@ -338,7 +338,7 @@ class UserIndex:
                 replace(
                     item,
                     score=float(score),
-                    words=tuple(compress(words, match.matched.has[:, places].any(axis=1))),
+                    words=tuple(compress(words, (match.matched.has[:, places].sum(axis=1) > 0).tolist())),
                     passage=None if is_whole else shown(item.text, passages),
                 )
             )

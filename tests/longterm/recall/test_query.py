@@ -170,7 +170,8 @@ def test_vectors_find_items_for_a_question_if_they_stand_out(
 ) -> None:
     user_index, count = index_of(items(*SAID)), len(parse(message).parts)
     one = near([similarity, *[0.1] * (len(SAID) - 1)])
-    rows = Similarities(*(np.repeat(values, count, axis=0) for values in (one.similarities, one.prominences)))
+    assert one.prominences is not None
+    rows = Similarities(np.repeat(one.similarities, count, axis=0), np.repeat(one.prominences, count, axis=0))
     recalled = find(user_index, message, limit=10, weights=FACTS, near=rows, is_reminder=True)
     assert [item.id for item in recalled] == expected
 
@@ -180,7 +181,7 @@ def test_a_query_by_vectors_returns_the_most_similar_items_always() -> None:
     similarities = near([0.2] * (len(OWNED) - 1) + [0.25])
     recalled = find(index_of(facts), "Whippets and xylophones?", limit=3, weights=Weights(), near=similarities)
     assert [item.id for item in recalled] == [str(len(OWNED) - 1), "0", "1"]
-    scores = [item.score for item in recalled]
+    scores = [item.score or 0.0 for item in recalled]
     assert scores == sorted(scores, reverse=True) and scores[0] > scores[1]
 
 

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 from long_term import fact_set
-from long_term.messages import KINDS, WORDS, Conversation, Kind, half_of, messages_of, misspelt
+from long_term.messages import KINDS, WORDS, Conversation, Kind, Question, half_of, messages_of, misspelt
 from turnwise.memory.longterm.base import MemoryItem
 
 FUNCTION_WORDS = {*WORDS["function words"], "s", "up", "get", "gets", "go", "goes", "not", "no", "out", "user"}
@@ -23,7 +23,10 @@ ASKED = {
     "Would Ada move to Lima?": frozenset({"4"}),
 }
 TALK = Conversation(
-    "ada-and-bo", [MemoryItem(id="1", text="Ada: I painted it"), MemoryItem(id="2", text="Bo: I did")], [*ASKED.items()]
+    "ada-and-bo",
+    [MemoryItem(id="1", text="Ada: I painted it"), MemoryItem(id="2", text="Bo: I did")],
+    [Question(text, evidence) for text, evidence in ASKED.items()],
+    ["Ada", "Bo"],
 )
 
 

@@ -83,7 +83,7 @@ class BM25Alone:
         return sorted((name for name, score in scores.items() if score), key=lambda name: -scores[name])[:limit]
 
     def _stems(self, text: str) -> list[str]:
-        stems: list[str] = self._stemmer.stemWords(re.findall(r"\w+", text.casefold()))
+        stems: list[str] = self._stemmer.stemWords(re.findall(r"[a-z0-9]+", text.lower()))
         return stems
 
 

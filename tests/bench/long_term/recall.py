@@ -30,7 +30,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -105,6 +105,8 @@ class Report:
         self.figures[data, figure][row] = value
 
     def show(self) -> None:
+        if not self.figures:
+            return
         print("\nAll figures, with the goals of turnwise")
         _line("", ROWS, width=24)
         for (data, figure), values in self.figures.items():
@@ -124,8 +126,12 @@ def _judged(value: float | None, goal: float | None) -> str:
 
 
 def _line(name: str, values: Iterable[object], *, width: int = 10) -> None:
-    shown = (f"{value:.3f}" if isinstance(value, float) else str(value) for value in values)
+    shown = (_shown(value) if isinstance(value, float) else str(value) for value in values)
     print(f"  {name:{WIDTH}}" + "".join(f"{value:>{width}}" for value in shown), flush=True)
+
+
+def _shown(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 def _groups(title: str, names: Iterable[str], values: Iterable[float]) -> None:
@@ -215,9 +221,10 @@ async def _pairs(
     random, pairs = Random(0), list[tuple[str, Question, Question]]()
     for _ in range(PAIRS):
         conversation = random.choice(conversations)
-        pairs.append((conversation.user, *random.sample(conversation.questions, 2)))
-    print(f"  {PAIRS} times two questions in one prompt: {RECALL} of both")
-    _line("", ["asked", "reminded", "each alone"])
+        first, second = random.sample(conversation.questions, 2)
+        pairs.append((conversation.user, first, second))
+    print(f"  {PAIRS} times two questions in one prompt: {RECALL} of both; and of each alone, asked")
+    _line("", ["asked", "reminded", "alone"])
     for row, finder in finders.items():
         asked, reminded, alone = [], [], []
         for user, *both in pairs:
@@ -280,7 +287,7 @@ async def _kinds(
         _line("", [kind[:9] for kind in kinds])
         sent = {kind: messages.messages_of(conversations, kind, half) for kind in kinds}
         for row, finder in finders.items():
-            ways = {"": finder.ask}
+            ways: dict[str, Callable[[str, Sequence[str]], Awaitable[list[str]]]] = {"": finder.ask}
             if isinstance(finder, Remembering):
                 ways[", reminded"] = finder.remind
             for way, find in ways.items():

@@ -41,12 +41,15 @@ ABLATIONS: Mapping[str, Weights] = {
     "without typos": Weights(corrected=0.0),
     "without background": Weights(background=0),
     "without common words' frequencies": Weights(common=-1.0, rare=0.0),
-    "without vectors": Weights(vectors=0.0),
     "without margin": Weights(margin=-99.0, part=0.0),
     "without share": Weights(share=2.0),
-    "without prominence": Weights(prominence=1e6),
 }
 """What `Weights` are without a part."""
+
+OF_VECTORS: Mapping[str, Weights] = {
+    "without vectors": Weights(vectors=0.0),
+    "without vectors' prominence": Weights(prominence=1e6),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +79,14 @@ def print_weights(data_sets: Mapping[str, Sequence[Conversation]], minilm: Embed
         if way == "words" or embedding is not None:
             for data, conversations in data_sets.items():
                 print(f"\nWhat each part of the ranking gives, {data}, by {way}; then to each conversation, asked")
-                _print_data_set([trials_of(conversation, embedding) for conversation in conversations])
+                trials = [trials_of(conversation, embedding) for conversation in conversations]
+                _print_data_set(trials, {**ABLATIONS, **({} if embedding is None else OF_VECTORS)})
 
 
-def _print_data_set(trials: Sequence[tuple[UserIndex, Sequence[Trial]]]) -> None:
+def _print_data_set(trials: Sequence[tuple[UserIndex, Sequence[Trial]]], ablations: Mapping[str, Weights]) -> None:
     print(f"  {'':36}{'asked':>10}{'reminded':>10}{'nothing':>10}")
     whole: list[dict[str, float]] = []
-    for name, weights in ABLATIONS.items():
+    for name, weights in ablations.items():
         by_conversation = [_means(user_index, trials_of_user, weights) for user_index, trials_of_user in trials]
         whole = whole or by_conversation
         means = [

@@ -24,14 +24,13 @@ import argparse
 import asyncio
 import json
 import logging
-import math
 import os
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -44,8 +43,6 @@ import ray
 
 from long_term import fact_set, messages, standing, weights
 from long_term.finders import (
-    BM25,
-    COSINE,
     LIMIT,
     MINILM,
     WORDS,
@@ -59,6 +56,7 @@ from long_term.finders import (
 )
 from long_term.messages import KINDS, Conversation, Half, Message, Question
 from long_term.minilm import installed
+from long_term.report import NOTHING, PRECISION, RECALL, WHOLE, Report, groups, line, mean
 from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.longterm.base import MemoryItem, Recall, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
@@ -74,81 +72,11 @@ from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
 
 HALVES: tuple[Half, Half] = ("dev", "held out")
-ROWS = (BM25, COSINE, WORDS, MINILM)
-WIDTH = 36
-RECALL, NOTHING, PRECISION, WHOLE = f"recall@{LIMIT}", "needs nothing: nothing", "precision", "whole answers"
-
-GOALS: Mapping[tuple[str, str], tuple[float | None, float]] = {
-    ("beam", RECALL): (0.53, 0.66),
-    ("realtalk", RECALL): (0.63, 0.66),
-    ("locomo", RECALL): (0.81, 0.82),
-    ("locomo", "short"): (0.80, 0.80),
-    ("locomo", "long"): (0.79, 0.79),
-    ("locomo", "typo"): (0.77, 0.77),
-    ("locomo", "follow-up"): (0.72, 0.72),
-    ("", NOTHING): (0.80, 0.80),
-    ("no word shared", RECALL): (None, 0.90),
-    ("facts", PRECISION): (0.95, 0.95),
-    ("facts", WHOLE): (0.95, 0.95),
-}
-"""The least value of a figure by words, and with MiniLM, by the beginning of the name of the data set."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The table at the end."""
-
-    figures: dict[tuple[str, str], dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
-    """By data set and name, then by what is measured."""
-
-    def add(self, data: str, figure: str, row: str, value: float) -> None:
-        self.figures[data, figure][row] = value
-
-    def show(self) -> None:
-        if not self.figures:
-            return
-        print("\nAll figures, with the goals of turnwise")
-        _line("", ROWS, width=24)
-        for (data, figure), values in self.figures.items():
-            goals = dict(zip((WORDS, MINILM), _goals(data, figure), strict=True))
-            _line(f"{data}, {figure}", [_judged(values.get(row), goals.get(row)) for row in ROWS], width=24)
-
-
-def _goals(data: str, figure: str) -> tuple[float | None, float | None]:
-    goals = (goals for (name, of), goals in GOALS.items() if of == figure and data.startswith(name))
-    return next(goals, (None, None))
-
-
-def _judged(value: float | None, goal: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if goal is None else f"{value:.3f}, {goal:.2f} {'met' if value >= goal else 'MISSED'}"
-
-
-def _line(name: str, values: Iterable[object], *, width: int = 10) -> None:
-    shown = (_shown(value) if isinstance(value, float) else str(value) for value in values)
-    print(f"  {name:{WIDTH}}" + "".join(f"{value:>{width}}" for value in shown), flush=True)
-
-
-def _shown(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _groups(title: str, names: Iterable[str], values: Iterable[float]) -> None:
-    """Print the mean of the values of each name."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for name, value in zip(names, values, strict=True):
-        groups[name].append(value)
-    print(f"    {title}: " + ", ".join(f"{name} {mean(group):.3f}" for name, group in sorted(groups.items())))
 
 
 def share(evidence: frozenset[str], ids: Sequence[str]) -> float:
     """Return how much of the evidence is among the first items."""
     return len(evidence.intersection(ids[:LIMIT])) / len(evidence)
-
-
-def mean(values: Iterable[float]) -> float:
-    return statistics.fmean(values) if (values := list(values)) else math.nan
 
 
 # Conversations
@@ -178,7 +106,7 @@ _Questions = Sequence[tuple[Conversation, Question]]
 
 
 async def _questions(data: str, questions: _Questions, finders: Mapping[str, Finder], report: Report) -> None:
-    _line("", [RECALL, "reminded", "of them"])
+    line("", [RECALL, "reminded", "of them"])
     for row, finder in finders.items():
         asked = [
             share(question.evidence, await finder.ask(conversation.user, [question.text]))
@@ -192,9 +120,9 @@ async def _questions(data: str, questions: _Questions, finders: Mapping[str, Fin
             reminded = mean(share(question.evidence, answer) for (_, question), answer in pairs)
             report.add(data, f"{RECALL}, reminded", row, reminded)
             values += [reminded, mean(float(bool(answer)) for answer in answers)]
-        _line(row, values)
-        _groups("by category", (question.category for _, question in questions), asked)
-        _groups("by conversation", (conversation.user for conversation, _ in questions), asked)
+        line(row, values)
+        groups("by category", (question.category for _, question in questions), asked)
+        groups("by conversation", (conversation.user for conversation, _ in questions), asked)
 
 
 async def _needless(
@@ -205,8 +133,8 @@ async def _needless(
     for row, memory in memories.items():
         silent = await _silent(memory, sent)
         report.add(data, NOTHING, row, mean(silent))
-        _line(row, [mean(silent)])
-        _groups("of which", (message.group for message in sent), silent)
+        line(row, [mean(silent)])
+        groups("of which", (message.group for message in sent), silent)
 
 
 async def _silent(memory: Remembering, sent: Sequence[Message]) -> list[float]:
@@ -224,7 +152,7 @@ async def _pairs(
         first, second = random.sample(conversation.questions, 2)
         pairs.append((conversation.user, first, second))
     print(f"  {PAIRS} times two questions in one prompt: {RECALL} of both; and of each alone, asked")
-    _line("", ["asked", "reminded", "alone"])
+    line("", ["asked", "reminded", "alone"])
     for row, finder in finders.items():
         asked, reminded, alone = [], [], []
         for user, *both in pairs:
@@ -235,7 +163,7 @@ async def _pairs(
             if isinstance(finder, Remembering):
                 ids = await finder.remind(user, prompts)
                 reminded += [share(question.evidence, ids) for question in both]
-        _line(row, [mean(asked), mean(reminded), mean(alone)])
+        line(row, [mean(asked), mean(reminded), mean(alone)])
         report.add(data, "two questions, asked", row, mean(asked))
         report.add(data, "two questions, each alone", row, mean(alone))
         if reminded:
@@ -245,7 +173,10 @@ async def _pairs(
 async def _abilities(
     data: str, questions: _Questions, finders: Mapping[str, Finder], folder: Path, report: Report
 ) -> None:
-    """Print whether what is true now comes first, both sides of a contradiction are there, and wishes hold."""
+    """Print whether what is true now comes first, both sides of a contradiction are there, and wishes are sent.
+
+    The later of two statements is above if it is among the first `DEEP` items, and the earlier one is not before it.
+    """
     said = Remembering(vector_memory(folder, None))  # by whom is said, as in a turn that a session saves
     for conversation in {id(conversation): conversation for conversation, _ in questions}.values():
         lines = zip(conversation.items, conversation.spoken_by, strict=True)
@@ -269,9 +200,9 @@ async def _abilities(
                 profile = {item.id for item in (await said.reminder(user, prompts)).profile}
                 shown = profile.union(await finder.remind(user, prompts))
                 values[f"{category}, in the request"].append(len(question.evidence & shown) / len(question.evidence))
-        _line(row, [])
+        line(row, [])
         for figure, of_figure in values.items():
-            _line(f"  {figure}", [mean(of_figure), f"n {len(of_figure)}"])
+            line(f"  {figure}", [mean(of_figure), f"n {len(of_figure)}"])
             report.add(data, figure, row, mean(of_figure))
     await said.memory.close()
 
@@ -284,7 +215,7 @@ async def _kinds(
     results: dict[tuple[str, str], list[float]] = defaultdict(list)
     for half in HALVES:
         print(f"  Ways of writing, {half}: {RECALL}")
-        _line("", [kind[:9] for kind in kinds])
+        line("", [kind[:9] for kind in kinds])
         sent = {kind: messages.messages_of(conversations, kind, half) for kind in kinds}
         for row, finder in finders.items():
             ways: dict[str, Callable[[str, Sequence[str]], Awaitable[list[str]]]] = {"": finder.ask}
@@ -295,7 +226,7 @@ async def _kinds(
                     kind: mean([share(message.evidence, await find(message.user, message.prompts)) for message in of])
                     for kind, of in sent.items()
                 }
-                _line(f"{row}{way}", values.values())
+                line(f"{row}{way}", values.values())
                 for kind, value in values.items():
                     results[f"{kind}{way}", row].append(value)
     for (figure, row), values_of_halves in results.items():
@@ -320,7 +251,7 @@ async def print_facts(minilm: OnceEmbedded | None, details: bool, report: Report
         parts = [part for question in questions for part in parse(question).texts]
         minilm([*UNRELATED, *questions, *parts, *(item.text for _, item in fact_set.facts())])
     print("\nFacts with look-alikes")
-    _line("", ["half", "n", PRECISION, "whole", "asked"])
+    line("", ["half", "n", PRECISION, "whole", "asked"])
     with tempfile.TemporaryDirectory() as folder:
         memories: dict[str, RemindingMemory] = {}
         for way, embedding in {"words": None, "MiniLM": minilm}.items():
@@ -333,7 +264,7 @@ async def print_facts(minilm: OnceEmbedded | None, details: bool, report: Report
             row = WORDS if name.endswith("words") else MINILM
             results = [await fact_set.ask_facts(memory, half) for half in HALVES]
             for half, (reminded, asked) in zip(HALVES, results, strict=True):
-                _line(name, [half, reminded.n, reminded.precision, reminded.whole, asked.recall])
+                line(name, [half, reminded.n, reminded.precision, reminded.whole, asked.recall])
                 print(f"    whole: {', '.join(f'{group} {value:.2f}' for group, value in reminded.groups.items())}")
                 for question, answer in reminded.wrong if details and half == "dev" else ():
                     expected = " ".join(sorted(question.answer)) or "nothing"
@@ -427,7 +358,7 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half) ->
                     ]
                 )
     print(f"\nThrough sessions, {half}: what stands in the requests, and what the memory reminds of")
-    _line("", [kind[:9] for kind in KINDS])
+    line("", [kind[:9] for kind in KINDS])
     for name, answers in (("VectorMemory, in requests", recalled_ids), ("VectorMemory, reminds", alone)):
         values = [
             mean(
@@ -437,16 +368,16 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half) ->
             )
             for kind in KINDS
         ]
-        _line(name, values)
+        line(name, values)
 
 
 def print_standing() -> None:
     """Print how much of what every request should contain is in the requests."""
     print("\nWhat stands of a user, in requests whose prompts have no word of it; goal: all of it, and nothing else")
-    _line("", ["n", "there", "whole", "others"])
+    line("", ["n", "there", "whole", "others"])
     for half in HALVES:
         result = standing.ask_standing(half)
-        _line(f"ExtractiveMemory, {half}", [result.n, result.share, result.exact_share, result.surplus])
+        line(f"ExtractiveMemory, {half}", [result.n, result.share, result.exact_share, result.surplus])
 
 
 # Speed

@@ -67,9 +67,7 @@ async def texts(memory: Any, query: str, **options: Any) -> list[str]:
 
 
 async def test_similar_facts_without_a_common_word_are_found_by_vectors() -> None:
-    words, with_vectors = (
-        LexicalMemory(InMemoryItems(), embedding=embedding) for embedding in (None, Meaning())
-    )
+    words, with_vectors = (LexicalMemory(InMemoryItems(), embedding=embedding) for embedding in (None, Meaning()))
     for memory in (words, with_vectors):
         await memory.remember(ANN, items())
     assert not await texts(words, "What is for dinner?")

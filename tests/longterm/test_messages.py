@@ -11,7 +11,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 from long_term import fact_set
-from long_term.messages import KINDS, WORDS, Conversation, Kind, half_of, messages_of, misspelt
+from long_term.finders import BM25Alone
+from long_term.messages import KINDS, WORDS, Conversation, Kind, Question, half_of, load_all, messages_of, misspelt
+from long_term.report import Report
 from turnwise.memory.longterm.base import MemoryItem
 
 FUNCTION_WORDS = {*WORDS["function words"], "s", "up", "get", "gets", "go", "goes", "not", "no", "out", "user"}
@@ -23,7 +25,10 @@ ASKED = {
     "Would Ada move to Lima?": frozenset({"4"}),
 }
 TALK = Conversation(
-    "ada-and-bo", [MemoryItem(id="1", text="Ada: I painted it"), MemoryItem(id="2", text="Bo: I did")], [*ASKED.items()]
+    "ada-and-bo",
+    [MemoryItem(id="1", text="Ada: I painted it"), MemoryItem(id="2", text="Bo: I did")],
+    [Question(text, evidence) for text, evidence in ASKED.items()],
+    ["Ada", "Bo"],
 )
 
 
@@ -99,3 +104,51 @@ def test_a_score_of_facts_counts_exact_and_unwanted_answers() -> None:
     score = fact_set.score_facts(answers)
     assert (score.precision, score.recall, score.whole) == pytest.approx((2 / 3, 2 / 3, 1 / 3))
     assert [question for question, _ in score.wrong] == [wrong, none]
+
+
+def write_conversation(file: Path, speakers: tuple[str, str]) -> None:
+    turns = [
+        {"id": "D1:1", "speaker": speakers[0], "text": "I sail", "image_caption": "a boat"},
+        {"id": "D1:2", "speaker": speakers[1], "text": "Where?"},
+    ]
+    conversation = {
+        "sample_id": "one",
+        "sessions": [{"session": 1, "date_time": "1:56 pm on 8 May, 2023", "turns": turns}],
+        "questions": [
+            {"question": "Who  sails?", "evidence": ["D1:1; D1:2", "D9:9"], "category": 4},
+            {"question": "Who flies?", "evidence": [], "category": "abstention"},
+        ],
+    }
+    file.write_text(json.dumps([conversation]), encoding="utf-8")
+
+
+def test_each_file_of_a_folder_is_a_data_set_and_only_people_are_named_in_texts(tmp_path: Path) -> None:
+    write_conversation(tmp_path / "people.json", ("Ada", "bo"))
+    write_conversation(tmp_path / "chat.json", ("user", "assistant"))
+    data_sets = load_all(tmp_path)
+    (people,), (chat,) = data_sets["people"], data_sets["chat"]
+    assert [item.text for item in people.items] == ["Ada: I sail [shares a boat]", "bo: Where?"]
+    assert [item.text for item in chat.items] == ["I sail", "Where?"]
+    assert people.is_of_people and people.speakers == ["Ada", "Bo"] and not chat.is_of_people
+    assert people.questions == [Question("Who sails?", frozenset({"D1:1", "D1:2"}), "4")]
+    assert load_all(tmp_path / "chat.json") == {"chat": [chat]}
+
+
+async def test_bm25_ranks_the_rarer_word_and_the_shorter_text_first() -> None:
+    texts = {"long": "the sailing of boats and of ships", "short": "he sails", "other": "the rain and the boats"}
+    items = [MemoryItem(id=name, text=text) for name, text in texts.items()]
+    finder = BM25Alone([Conversation("ada", items, [])])
+    assert await finder.ask("ada", ["Who is sailing boats?"]) == ["long", "short", "other"]
+    assert await finder.ask("ada", ["Who is sailing?"]) == ["short", "long"]
+    assert await finder.ask("ada", ["Who is sailing?"], 1) == ["short"]
+
+
+def test_a_report_compares_figures_with_the_goals_of_their_data_set(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report()
+    report.add("beam_dev", "recall@10", "turnwise, words", 0.53)
+    report.add("beam_dev", "recall@10", "turnwise with MiniLM", 0.6599)
+    report.add("other", "recall@10", "turnwise, words", 0.1)
+    report.show()
+    _, _, _, beam, other = capsys.readouterr().out.splitlines()
+    assert beam.split()[-6:] == ["0.530,", "0.53", "met", "0.660,", "0.66", "MISSED"]
+    assert other.split()[-4:] == ["-", "-", "0.100", "-"]

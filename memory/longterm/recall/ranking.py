@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The weights of the ranking. `tests/bench/long_term/weights.py` says how the defaults were chosen.
+    """The weights of the ranking. `tests/bench/long_term/weights.py` shows what each of them gives.
 
     Raises:
         ConfigError: a weight is not a number, or out of range.

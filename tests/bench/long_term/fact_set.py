@@ -15,12 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from long_term.finders import RemindingMemory, ids_of
 from long_term.messages import Half, half_of
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.memory_types import MemoryType
-
-PRECISION, WHOLE = 0.90, 0.80
-"""Goals: precision, and the share of questions with exactly the right answer."""
 
 SET: Any = json.loads((Path(__file__).parent / "facts.json").read_text(encoding="utf-8"))
 
@@ -105,14 +103,20 @@ async def fill_with_facts(memory: LongTermMemory) -> None:
         await memory.remember(scope, [item])
 
 
-async def ask_facts(memory: LongTermMemory, half: Half = "dev") -> FactScore:
-    """Ask a memory that has the facts, with `NOW` as the time."""
-    answered = []
+async def ask_facts(memory: RemindingMemory, half: Half = "dev") -> tuple[FactScore, FactScore]:
+    """Return the scores of a memory that has the facts, with `NOW` as the time: as prompts, and as queries.
+
+    Questions about a past time are left out of the prompts, which are always about now.
+    """
+    reminded, asked = [], []
     for question in questions(half):
         scope = Scope(user_id=question.user, agent=question.agent)
+        if question.as_of is None:
+            reminder = await memory.remind(scope, question.text, types=question.types)
+            reminded.append((question, ids_of(reminder.items)))
         items = await memory.recall(scope, question.text, types=question.types, as_of=question.as_of)
-        answered.append((question, [item.id for item in items]))
-    return score_facts(answered)
+        asked.append((question, ids_of(items)))
+    return score_facts(reminded), score_facts(asked)
 
 
 def score_facts(answered: Sequence[tuple[Question, list[str]]]) -> FactScore:

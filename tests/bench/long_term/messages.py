@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from turnwise.memory.longterm.base import MemoryItem, Source
 from turnwise.memory.longterm.memory_types import MemoryType
@@ -24,15 +24,7 @@ Half = Literal["dev", "held out"]
 Kind = Literal["bare", "short", "long", "typo", "follow-up", "telegram", "lower", "changed subject", "nothing"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-GOALS: Mapping[Kind, float] = {
-    "bare": 0.79,
-    "short": 0.74,
-    "long": 0.70,
-    "typo": 0.76,
-    "follow-up": 0.60,
-    "nothing": 0.85,
-}
-"""The goals: the least recall at 10 for each kind, and for `nothing` the least share that recalls nothing."""
+ROLES = {"user", "assistant"}
 
 WORDS: Any = json.loads((Path(__file__).parent / "messages.json").read_text(encoding="utf-8"))
 
@@ -51,41 +43,66 @@ class Message:
     """Its group among the messages of its kind."""
 
 
+class Question(NamedTuple):
+    text: str
+    evidence: frozenset[str]
+    """The ids of the items that answer it."""
+    category: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     user: str
     items: list[MemoryItem]
-    questions: list[tuple[str, frozenset[str]]]
+    questions: list[Question]
+    """Those that have evidence."""
+    spoken_by: list[str] = field(default_factory=list)
+    """The speaker of each item."""
 
     @property
     def speakers(self) -> list[str]:
-        """The names of the speakers."""
-        return [*dict.fromkeys(item.text.partition(":")[0] for item in self.items)]
+        """The names of the speakers, as questions write them."""
+        return [name[:1].upper() + name[1:] for name in dict.fromkeys(self.spoken_by)]
+
+    @property
+    def is_of_people(self) -> bool:
+        """Whether people with names speak, and not a user and an assistant."""
+        return not ROLES.issuperset(self.spoken_by)
 
 
-def load(path: Path) -> list[Conversation]:
+def load(file: Path) -> list[Conversation]:
     """Return the conversations of a file, whose format `recall.py` describes."""
-    return [_conversation(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+    return [_conversation(entry) for entry in json.loads(file.read_text(encoding="utf-8"))]
+
+
+def load_all(place: Path) -> dict[str, list[Conversation]]:
+    """Return the conversations of a file, or of each file `*.json` of a folder, by the file's name without `.json`."""
+    files = sorted(place.glob("*.json")) if place.is_dir() else [place]
+    return {file.stem: load(file) for file in files}
 
 
 def _conversation(data: dict[str, Any]) -> Conversation:
+    spoken_by = [turn["speaker"] for session in data["sessions"] for turn in session["turns"]]
     items: list[MemoryItem] = []
     for session in data["sessions"]:
         time = datetime.strptime(session["date_time"], "%I:%M %p on %d %B, %Y").replace(tzinfo=UTC).timestamp()
         for turn in session["turns"]:
             shares = f" [shares {turn['image_caption']}]" if turn.get("image_caption") else ""
             source = Source(session_id=f"session-{session['session']}", turn_index=len(items))
-            text = f"{turn['speaker']}: {turn['text']}{shares}"
+            text = turn["text"] if ROLES.issuperset(spoken_by) else f"{turn['speaker']}: {turn['text']}{shares}"
             items.append(
                 MemoryItem(id=turn["id"], text=text, type=MemoryType.INTERACTION, source=source, created_at=time)
             )
     ids = {item.id for item in items}
-    questions = []
-    for question in data["questions"]:
-        evidence = frozenset(turn for entry in question["evidence"] for turn in re.findall(r"D\d+:\d+", entry)) & ids
-        if evidence:
-            questions.append((" ".join(question["question"].split()), evidence))
-    return Conversation(data["sample_id"], items, questions)
+    questions = [
+        Question(" ".join(entry["question"].split()), evidence, str(entry["category"]))
+        for entry in data["questions"]
+        if (evidence := frozenset(_TURN.findall(" ".join(entry["evidence"]))) & ids)
+    ]
+    return Conversation(data["sample_id"], items, questions, spoken_by)
+
+
+_TURN = re.compile(r"D\d+:\d+")
 
 
 def messages_of(
@@ -107,7 +124,7 @@ def messages_of(
         messages = [
             Message(conversation.user, kind, prompts, evidence, group)
             for conversation in conversations
-            for question, evidence in conversation.questions
+            for question, evidence, _ in conversation.questions
             for prompts, group in [_WAYS[kind](question, conversation, half, random)]
         ]
     if sample is None or sample >= len(messages):
@@ -126,7 +143,7 @@ def _needless(conversations: Sequence[Conversation], half: Half, random: Random)
     for group, texts in WORDS["no_need"].items():
         for index, text in enumerate(half_of(texts, half)):
             conversation = random.choice(conversations)
-            before = (random.choice(conversation.questions)[0],) if index % 2 else ()
+            before = (random.choice(conversation.questions).text,) if index % 2 else ()
             messages.append(
                 Message(
                     conversation.user, "nothing", (*before, text), group=f"{group}{' after a question' * (index % 2)}"
@@ -192,7 +209,7 @@ def _lower(question: str, conversation: Conversation, half: Half, random: Random
 
 def _changed(question: str, conversation: Conversation, half: Half, random: Random) -> _Way:
     """Return a question after a prompt about something else."""
-    return (random.choice(conversation.questions)[0], question), ""
+    return (random.choice(conversation.questions).text, question), ""
 
 
 _WAYS: Mapping[Kind, Callable[[str, Conversation, Half, Random], _Way]] = {

@@ -5,7 +5,8 @@ in numpy on one thread, which makes vectors of texts and of questions; ten resul
 user. No model picks facts out of texts, so mem0 keeps each text as it is, and its search by words, which downloads a
 model of its own, is not used. Questions that share no word with their answer come with the project. The others are
 those of the file that `DATA=` names, with conversations in the form of LoCoMo: bare, in greetings and thanks, with one
-typo each, and messages that need no memory, where the right result is none. Shown is the share of what answers a
+typo each, and messages that need no memory, where the right result is none: there turnwise is not searched, but asked
+what it reminds of, as for each prompt. Shown is the share of what answers a
 question that is among the ten results; how long it takes to save one of a user's first 100 texts; and how long to find.
 """
 
@@ -66,9 +67,9 @@ async def save(peer: Peer, user: str, items: Sequence[Sequence[str]]) -> float:
     return (time.perf_counter() - began) / len(items)
 
 
-async def find(peer: Peer, user: str, prompts: Sequence[str]) -> tuple[list[str], float]:
-    began = time.perf_counter()
-    ids = await cast(Memory, peer).find(user, prompts)
+async def find(peer: Peer, user: str, prompts: Sequence[str], is_needless: bool = False) -> tuple[list[str], float]:
+    began, memory = time.perf_counter(), cast(Memory, peer)
+    ids = await (getattr(memory, "remind", memory.find) if is_needless else memory.find)(user, prompts)
     return ids, time.perf_counter() - began
 
 
@@ -96,7 +97,7 @@ def ask(bench: Bench) -> dict[str, Any]:
                 ask_all(workers, "recall.save", user=user, items=items[TIMED:])
         for kind, user, prompts, evidence in texts["asked"]:
             for name, worker in workers.items():
-                ids, seconds = worker.do("recall.find", user=user, prompts=prompts)
+                ids, seconds = worker.do("recall.find", user=user, prompts=prompts, is_needless=not evidence)
                 result["taken"][name].append(seconds)
                 result["shares"][name].setdefault(kind, []).append(share(ids, evidence))
     return result

@@ -112,12 +112,20 @@ class Remembering:
         await self.memory.remember(Scope(user_id=user), new_items)
 
     async def find(self, user: str, prompts: Sequence[str]) -> list[str]:
-        *before, prompt = [[User(text=text)] for text in prompts]
-        query = memory_retrieval._query(prompt, before[-1] if before else ())  # as a session asks
-        return [item.id for item in await self.memory.recall(Scope(user_id=user), query, limit=10)]
+        return [item.id for item in await self.memory.recall(Scope(user_id=user), _query(prompts), limit=10)]
+
+    async def remind(self, user: str, prompts: Sequence[str]) -> list[str]:
+        """Return the ids of up to ten texts that a session would put into its request for these prompts."""
+        return [item.id for item in (await self.memory.remind(Scope(user_id=user), _query(prompts), limit=10)).items]
 
     async def close(self) -> None:
         await self.memory.close()
+
+
+def _query(prompts: Sequence[str]) -> str:
+    """Return the query that a session makes of prompts, the newest last."""
+    *before, prompt = [[User(text=text)] for text in prompts]
+    return memory_retrieval._query(prompt, before[-1] if before else ())
 
 
 def words(folder: Path, model: Model) -> Remembering:

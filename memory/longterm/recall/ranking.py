@@ -274,7 +274,8 @@ class Matched:
             stands_out |= (shared >= weights.share * total) & (general >= weights.least)
         else:
             stands_out |= prominences.max(axis=1, initial=-np.inf) >= weights.prominence
-        return self._has_content & stands_out
+        result: NDArray[np.bool_] = self._has_content & stands_out
+        return result
 
     def _with_vectors(self, words: Numbers, similarities: Numbers) -> Numbers:
         """Return the items' scores by words and vectors, of each part.

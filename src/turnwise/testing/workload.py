@@ -149,14 +149,15 @@ class Caller:
             silence_s = settings["debounce_s"]
             about = {"run_id": run.run_id, "turn_index": run.turn_index, "silence_s": silence_s}
             self._acknowledged.stored(session.id, [prompt], called_at, **about)
-        drawn, rates = self._dice.random(), self._workload
-        if drawn < rates.cancels:
-            await asyncio.sleep(self._dice.random() * 0.1)
-            await self._cancel(run)
-        elif drawn < rates.cancels + rates.follows:
-            await self._follow(run)
-        if joins:
-            await self._end(run)
+        async with asyncio.TaskGroup() as tasks:
+            if joins:  # it has no time limit, and its engine may hang while it is followed
+                tasks.create_task(self._end(run))
+            drawn, rates = self._dice.random(), self._workload
+            if drawn < rates.cancels:
+                await asyncio.sleep(self._dice.random() * 0.1)
+                await self._cancel(run)
+            elif drawn < rates.cancels + rates.follows:
+                await self._follow(run)
         await self._wait(run)
 
     async def _end(self, run: AsyncExecutionHandle) -> None:

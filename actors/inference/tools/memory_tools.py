@@ -157,8 +157,8 @@ _Subject = Annotated[
     str,
     AfterValidator(_checked_subject),
     Field(
-        description="What to forget, in the user's words and as short as is clear, such as 'drive a Volvo'. What has all "
-        "these words in one sentence is deleted."
+        description="What to forget, in the user's words and as short as is clear, such as 'drive a Volvo'. What has "
+        "all these words in one sentence is deleted."
     ),
 ]
 _Preview = Annotated[

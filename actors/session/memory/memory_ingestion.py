@@ -297,7 +297,7 @@ class MemoryIngestion:
     async def unsaved_items(self) -> dict[str, list[MemoryItem]]:
         """Return the items of ended turns that memories lack, by the memory's name.
 
-        Waits for saves that end soon. A memory may get the items meanwhile. Turns that cannot be read, and so cannot be saved, are left out.
+        Waits for saves that end soon. A memory may get the items meanwhile. Turns that cannot be read are left out.
         """
         await self.wait_for_memory(SOON_S)
         lacking = {slot.name: self._progress.lacking(slot) for slot in self._progress.writable}

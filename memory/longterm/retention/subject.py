@@ -65,13 +65,17 @@ class Subject:
 
 
 def sentences(text: str) -> list[Place]:
-    """Return where the sentences of a text are that have words, in order. A line break ends a sentence."""
+    """Return where the sentences of a text are that have words, in order. A line break ends a sentence.
+
+    The mark of an entry of a list, such as a bullet, is no part of its sentence.
+    """
     places: list[Place] = []
     start = 0
     for end in [*(match.end() for match in _END.finditer(text)), len(text)]:
-        part = text[start:end]
+        part = text[start:end].rstrip()
         if _WORD.search(part):
-            places.append((start + len(part) - len(part.lstrip()), start + len(part.rstrip())))
+            mark = _MARK.match(part)
+            places.append((start + (mark.end() if mark else 0), start + len(part)))
         start = end
     return places
 
@@ -108,7 +112,7 @@ def without_places(text: str, places: Sequence[Place]) -> str:
         rest = _cut(line, [(begin - start, end - start) for begin, end in places])
         if rest == line:
             lines.append(line)
-        elif _WORD.search(_MARK.sub("", rest)):
+        elif _WORD.search(_MARK.sub("", rest, count=1)):
             lines.append(f"{rest.rstrip()}{line[len(line.rstrip()) :]}")
     return "".join(lines).strip()
 
@@ -141,7 +145,7 @@ _END = re.compile(
     r"|[\u3002\uff01\uff1f]+|\n+"
 )
 _WORD = re.compile(r"\w")
-_MARK = re.compile(r"^\s*(?:[-*+\u2022]|\d+[.)])?\s*(?:\[[ xX]?\])?")
+_MARK = re.compile(r"\s*(?:(?:[-*+\u2022]|\d+[.)])(?=\s))?\s*(?:\[[ xX]?\]\s)?\s*")
 
 _FUNCTIONS = """
     i me my mine myself we our ours you your yours yourself he him his she her hers they them their theirs

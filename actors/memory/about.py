@@ -90,8 +90,7 @@ class AboutMemories:
         of_turns, more_failed = await self._search(turns=turns, names=items)
         failed |= more_failed
         for name, found in of_turns.items():
-            saved_turns = {turn_of(item) for item in found}
-            to_come = [item for item in unsaved.get(name, ()) if turn_of(item) in turns - saved_turns]
+            to_come = [item for item in unsaved.get(name, ()) if turn_of(item) in turns - _saved_turns(found)]
             items[name] = list({item.id: item for item in (*items[name], *found, *to_come)}.values())
         searched = {name: found for name, found in items.items() if name not in failed}
         selected, others = select(subject, searched)
@@ -198,8 +197,8 @@ class AboutMemories:
     async def _to_refuse(self, all_mentions: Sequence[Mention]) -> tuple[list[Mention], dict[str, str]]:
         """Return the turns that memories may still be given, as a mention in each of these memories.
 
-        That is a memory without any item of a turn: it may have saved none, or not have got the turn. Deleting the
-        turn's id there keeps it from coming later.
+        That is a memory without any item made of a turn's blocks: it may have made none, or not have got the turn.
+        Deleting the turn's id there keeps it from coming later.
         """
         turn_mentions = [mention for mention in all_mentions if mention.is_turn and mention.turn]
         turns = {mention.turn for mention in turn_mentions if mention.turn}
@@ -210,7 +209,7 @@ class AboutMemories:
             (name, mention.id): replace(mention, memory=name)
             for name, found in items.items()
             for mention in turn_mentions
-            if mention.memory != name and mention.turn not in {turn_of(item) for item in found}
+            if mention.memory != name and mention.turn not in _saved_turns(found)
         }
         return list(refused.values()), failed
 
@@ -258,6 +257,11 @@ class AboutMemories:
         except Exception as error:  # noqa: BLE001 - it is reported together with the memories
             failed[NOTES] = reason(error)
             return ()
+
+
+def _saved_turns(items: Iterable[MemoryItem]) -> set[TurnPlace | None]:
+    """Return the turns of which a memory has made these items; what a tool saved during a turn has no blocks of it."""
+    return {turn_of(item) for item in items if item.source.spans}
 
 
 def _saying(unsaved: Mapping[str, Sequence[MemoryItem]], subject: Subject) -> list[MemoryItem]:

@@ -116,7 +116,9 @@ class DirectAccess:
 
     @property
     def about(self) -> AboutMemories:
-        return AboutMemories(self.scope, Forgetting([MemorySlot(memory=self.memory, name="own", section=None)], self.notes))
+        return AboutMemories(
+            self.scope, Forgetting([MemorySlot(memory=self.memory, name="own", section=None)], self.notes)
+        )
 
     async def read_notes(self) -> str:
         self.asked.append(("read_notes",))
@@ -146,7 +148,16 @@ class Raising(DirectAccess):
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
-        if name not in ("save", "recall", "update", "delete", "read_notes", "replace_notes", "merge_notes", "forget_about"):
+        if name not in (
+            "save",
+            "recall",
+            "update",
+            "delete",
+            "read_notes",
+            "replace_notes",
+            "merge_notes",
+            "forget_about",
+        ):
             return value
 
         async def verb(*args: Any, **kwargs: Any) -> Any:

@@ -322,7 +322,7 @@ async def test_a_call_uses_the_memory_access_and_returns_its_result() -> None:
 async def test_a_subject_is_shown_before_it_is_forgotten_and_the_result_does_not_repeat_it() -> None:
     memory = lexical()
     for text in ("Ada drives a Volvo.", "Ada has a canoe."):
-        await call_memory(memory, "save_memory", content=text, type="facts")
+        await call_memory(memory, "save_memory", call_id=text, content=text, type="facts")
     await memory.merge_notes("Ask what she pays for the Volvo that she drives.")
     preview = await call_memory(memory, "forget_about", subject="drive a Volvo", preview=True)
     assert preview["would_forget"] == [{"text": "Ada drives a Volvo.", "all_of_the_turn": False}]
@@ -536,7 +536,7 @@ WITHOUT = "Go on without it, and tell the user if that matters."
 async def test_an_error_of_the_memory_becomes_an_error_result_with_a_remedy(
     name: str, error: Exception, message: str, is_final: bool
 ) -> None:
-    values = {"content": "a b", "type": "facts", "query": "a b", "id": "a"}
+    values = {"content": "a b", "type": "facts", "query": "a b", "id": "a", "subject": "canoe"}
 
     memory = Raising(error)
     registry = ToolRegistry(*ALL, on_error="retry", retries=2, backoff_s=0)

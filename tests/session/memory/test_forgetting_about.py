@@ -147,7 +147,7 @@ async def test_a_subject_is_shown_and_then_gone_from_all_memories_and_notes(tmp_
         after = await memories.texts()
         assert {name: sorted(texts) for name, texts in after.items()} == {
             "said": [FIGS],
-            "facts": ["The user lives in Bern.", "The user likes figs."],
+            "facts": ["The user likes figs.", "The user lives in Bern."],
             "saved": [CAR],
             "notes": ["- Lives in Bern.\n- Volvo: insure it"],
         }

@@ -421,7 +421,8 @@ async def test_a_subject_is_previewed_and_forgotten(ray_session: None, folder: P
         texts = [item["text"] for item in (await client.get(f"{path}/memory")).json()["items"]]
         assert "Ann's Volvo is red." in texts and not [text for text in texts if "drove" in text or "drives" in text]
 
-        for wrong in ({}, {"text": "I am"}, {"preview": True}, {"text": "Volvo", "notes": ["x"]}, {"mentions": [{}]}):
+        refused: list[dict[str, Any]] = [{}, {"text": "I am"}, {"preview": True}, {"text": "Volvo", "notes": ["x"]}]
+        for wrong in (*refused, {"mentions": [{}]}):
             assert (await client.post(place, json=wrong)).status_code == 422, wrong
         nowhere = await client.post(place, json={"mentions": [{"memory": "shelf", "id": "1"}]})
         assert nowhere.status_code == 422 and "must be one of" in nowhere.json()["detail"]

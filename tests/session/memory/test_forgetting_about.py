@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ async def test_a_turn_goes_with_a_fact_that_was_made_from_it_in_other_words(tmp_
             if verb == "forget_about":
                 about = await access.forget_about("The user's car is a Volvo")
                 assert shown(about.mentions) == [("said", turn.text, "turn"), ("saved", CAR, "words")]
-                assert await access.delete(["car"])
+                assert (await access.delete(["car"])).count == 0
             else:
                 deleted = await access.delete(["car", "missing"])
                 assert deleted.count == 1 and shown(deleted.left.mentions) == [("said", turn.text, "turn")]
@@ -313,10 +314,6 @@ async def test_nothing_is_deleted_if_a_memory_cannot_be_searched_but_what_a_prev
         assert (await memories.texts())["saved"] == [CAR] and VOLVO in (await memories.texts())["said"]
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
 @pytest.mark.parametrize("seed", range(share(12, 4)))
 async def test_a_kill_between_two_deletions_leaves_what_the_same_call_completes(seed: int, tmp_path: Path) -> None:
     numbers = random.Random(seed)
@@ -327,31 +324,31 @@ async def test_a_kill_between_two_deletions_leaves_what_the_same_call_completes(
         await memories.saved.remember(ADA, [MemoryItem(id="car", text=CAR, source=OF_TURN_0, created_at=1.0)])
         await memories.saved.remember(ADA, [MemoryItem(id="figs", text="The user likes figs.", created_at=1.0)])
         await memories.notes.replace(ADA, "Their car is a Volvo.")
-        steps_left = numbers.randrange(6)
+        steps_left, is_killed = numbers.randrange(7), asyncio.Event()
 
-        def killing(verb: Callable[..., Any]) -> Callable[..., Any]:
-            async def step(*args: Any, **options: Any) -> Any:
-                nonlocal steps_left
-                await asyncio.sleep(numbers.random() / 1000)
-                if steps_left == 0:
-                    raise Killed
-                steps_left -= 1
-                return await verb(*args, **options)
-
-            return step
+        async def forget(memory: Any, *args: Any, **options: Any) -> int:
+            nonlocal steps_left
+            await asyncio.sleep(numbers.random() / 1000)
+            if steps_left == 0:
+                is_killed.set()
+                await asyncio.Event().wait()
+            steps_left -= 1
+            count: int = await memory.forget(*args, **options)
+            return count
 
         class Dying(Failing):
             def __getattr__(self, name: str) -> Any:
-                verb = getattr(self.memory, name)
-                return killing(verb) if name == "forget" else verb
+                return partial(forget, self.memory) if name == "forget" else getattr(self.memory, name)
 
-        access = SessionMemoryAccess(
-            ADA,
-            [MemorySlot(memory=Dying(memory), name=name, section=None) for name, memory in memories.all.items()],
-            memories.notes,
-        )
-        with suppress(Killed, NotForgottenError):
-            await access.forget_about("the user's car is a Volvo")
+        slots = [MemorySlot(memory=Dying(memory), name=name, section=None) for name, memory in memories.all.items()]
+        access = SessionMemoryAccess(ADA, slots, memories.notes)
+        forgetting = asyncio.ensure_future(access.forget_about("the user's car is a Volvo"))
+        killed = asyncio.ensure_future(is_killed.wait())
+        await asyncio.wait({forgetting, killed}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (forgetting, killed):
+            task.cancel()
+        await asyncio.gather(forgetting, killed, return_exceptions=True)
+
         await memories.access().forget_about("the user's car is a Volvo")
         assert await memories.texts() == {
             "said": [other.text],
@@ -392,9 +389,8 @@ async def test_a_memory_without_the_method_is_searched_by_its_list_or_else_by_re
             return getattr(self.memory, name)
 
     listed, book = Listed(), Book(delay_s=0)
-    slots = [
-        MemorySlot(memory=memory, name=name, section=None) for name, memory in {"listed": listed, "book": book}.items()
-    ]
+    memories: dict[str, Any] = {"listed": listed, "book": book}
+    slots = [MemorySlot(memory=memory, name=name, section=None) for name, memory in memories.items()]
     access = SessionMemoryAccess(ADA, slots, None)
     turn, other = turn_of(0, "I drive a Volvo."), turn_of(1, "I drive a lot.")
     await book.remember(ADA, [turn, other])

@@ -62,7 +62,8 @@ async def test_a_memory_finds_items_by_what_they_say_by_their_turns_and_by_their
         *(item(f"{session}{turn}", "Rain.", session, turn) for session in "st" for turn in (0, 1, 2)),
     ]
     async with closing(memory):
-        assert isinstance(memory, Mentioning)
+        is_mentioning = isinstance(memory, Mentioning)
+        assert is_mentioning
         await memory.remember(ADA, items)
         await memory.remember(CLERK, [item("skill", "Drive a Volvo.", "s", 0, type=MemoryType.SKILL)])
         await memory.remember(BOB, [item("says", "The user drives a Volvo."), item("bob", "Rain.", "s", 0)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeAlias, cast
 
 from turnwise.actors.inference.attempt import reason
@@ -82,17 +83,14 @@ class AboutMemories:
         subject = Subject(text)
         unsaved = await self._unsaved()
         items, failed = await self._search(text)
-        turns = {
-            turn
-            for item in (*(item for found in items.values() for item in found), *_saying(unsaved, subject))
-            if (turn := turn_of(item))
-        }
+        saying = [*chain.from_iterable(items.values()), *_saying(unsaved, subject)]
+        turns = {turn for item in saying if (turn := turn_of(item))}
         of_turns, more_failed = await self._search(turns=turns, names=items)
         failed |= more_failed
-        for name, found in of_turns.items():
-            to_come = [item for item in unsaved.get(name, ()) if turn_of(item) in turns - _saved_turns(found)]
-            items[name] = list({item.id: item for item in (*items[name], *found, *to_come)}.values())
-        searched = {name: found for name, found in items.items() if name not in failed}
+        for name, turn_items in of_turns.items():
+            to_come = [item for item in unsaved.get(name, ()) if turn_of(item) in turns - _saved_turns(turn_items)]
+            items[name] = list({item.id: item for item in (*items[name], *turn_items, *to_come)}.values())
+        searched = {name: memory_items for name, memory_items in items.items() if name not in failed}
         selected, others = select(subject, searched)
         recalled, profile, notes = await asyncio.gather(
             self._recall(text, searched), self._profile(searched), self._notes_about(subject, failed)
@@ -113,18 +111,16 @@ class AboutMemories:
             if mention.memory not in self._slots:
                 names = ", ".join(self._slots) or "none"
                 raise InvalidInputError("memory", shown(mention.memory), f"must be one of {names}")
+        notes: dict[str, list[str]] = {NOTES: []} if about.notes else {}
         if isinstance(what, str) and about.failed:
-            left = {**about.ids, **{name: [] for name in about.failed}}
-            raise NotForgottenError(_listed(about.failed), _with_notes(left, about.notes), {})
+            left = {**about.ids, **notes, **{name: [] for name in about.failed}}
+            raise NotForgottenError(_listed(about.failed), left, {})
         gone, left, failed = await self._delete_in_steps(about.mentions)
-        notes = about.notes
-        if error := await self._remove_notes(notes):
-            failed, notes = failed | {NOTES: error}, ()
+        if error := await self._remove_notes(about.notes):
+            failed, notes = {**failed, NOTES: error}, {}
         if failed:
-            left = {**{name: [] for name in failed}, **left}
-            left_notes = () if notes else about.notes
-            raise NotForgottenError(_listed(failed), _with_notes(left, left_notes), _with_notes(ids_of(gone), notes))
-        return replace(about, mentions=tuple(gone), notes=notes)
+            raise NotForgottenError(_listed(failed), {name: [] for name in failed} | left, ids_of(gone) | notes)
+        return replace(about, mentions=tuple(gone))
 
     async def _delete_in_steps(
         self, all_mentions: Sequence[Mention]
@@ -160,17 +156,13 @@ class AboutMemories:
     async def turns_of(self, ids: Collection[str]) -> set[TurnPlace]:
         """Return the turns from which the items with these ids come, as far as memories can be asked."""
         items, _ = await self._search(ids=ids)
-        return {turn for found in items.values() for item in found if (turn := turn_of(item))}
+        return {turn for item in chain.from_iterable(items.values()) if (turn := turn_of(item))}
 
     async def left_of(self, turns: Collection[TurnPlace]) -> About:
         """Return the items that memories have of whole turns."""
         items, failed = await self._search(turns=turns) if turns else ({}, {})
-        return About(
-            mentions=tuple(
-                mention_of(name, item, "turn") for name, found in items.items() for item in found if is_turn_item(item)
-            ),
-            failed=failed,
-        )
+        named = [(name, item) for name, turn_items in items.items() for item in turn_items if is_turn_item(item)]
+        return About(mentions=tuple(mention_of(name, item, "turn") for name, item in named), failed=failed)
 
     async def _search(
         self,
@@ -207,9 +199,9 @@ class AboutMemories:
         items, failed = await self._search(turns=turns)
         refused = {
             (name, mention.id): replace(mention, memory=name)
-            for name, found in items.items()
+            for name, turn_items in items.items()
             for mention in turn_mentions
-            if mention.memory != name and mention.turn not in _saved_turns(found)
+            if mention.memory != name and mention.turn not in _saved_turns(turn_items)
         }
         return list(refused.values()), failed
 
@@ -225,26 +217,26 @@ class AboutMemories:
 
     async def _recall(self, text: str, names: Iterable[str]) -> list[Mention]:
         """Return what memories recall for a text; nothing of one that fails, since they were searched already."""
-        found = [*names]
-        searches = [self._slots[name].memory.recall(self._scope, text, limit=SIMILAR) for name in found]
+        searched = [*names]
+        searches = [self._slots[name].memory.recall(self._scope, text, limit=SIMILAR) for name in searched]
         results = await asyncio.gather(*searches, return_exceptions=True)
         return [
             mention_of(name, item, "similar")
-            for name, result in zip(found, results, strict=True)
+            for name, result in zip(searched, results, strict=True)
             if not isinstance(result, BaseException)
             for item in result
         ]
 
     async def _profile(self, names: Iterable[str]) -> set[tuple[str, str]]:
         """Return the items of the user's profile, each by its memory's name and its id."""
-        found = [name for name in names if self._slots[name].has_profiles]
+        profiled = [name for name in names if self._slots[name].has_profiles]
         searches = [
-            cast(Profiled, self._slots[name].memory).recall_with_profile(self._scope, "", limit=1) for name in found
+            cast(Profiled, self._slots[name].memory).recall_with_profile(self._scope, "", limit=1) for name in profiled
         ]
         results = await asyncio.gather(*searches, return_exceptions=True)
         return {
             (name, item.id)
-            for name, result in zip(found, results, strict=True)
+            for name, result in zip(profiled, results, strict=True)
             if not isinstance(result, BaseException)
             for item in result.profile
         }
@@ -265,20 +257,17 @@ def _saved_turns(items: Iterable[MemoryItem]) -> set[TurnPlace | None]:
 
 
 def _saying(unsaved: Mapping[str, Sequence[MemoryItem]], subject: Subject) -> list[MemoryItem]:
-    items = {item.id: item for found in unsaved.values() for item in found}
+    items = {item.id: item for item in chain.from_iterable(unsaved.values())}
     return [item for item in items.values() if places_in(item, subject)]
 
 
-def _marked(found: Iterable[Mention], profile: Collection[tuple[str, str]]) -> tuple[Mention, ...]:
+def _marked(mentions: Iterable[Mention], profile: Collection[tuple[str, str]]) -> tuple[Mention, ...]:
     """Return mentions that say whether they are in the profile."""
     return tuple(
-        replace(mention, in_profile=mention.in_profile or (mention.memory, mention.id) in profile) for mention in found
+        replace(mention, in_profile=mention.in_profile or (mention.memory, mention.id) in profile)
+        for mention in mentions
     )
 
 
 def _listed(failed: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {why}" for name, why in failed.items())
-
-
-def _with_notes(ids: dict[str, list[str]], notes: Sequence[str]) -> dict[str, list[str]]:
-    return {**ids, NOTES: [*notes]} if notes else ids

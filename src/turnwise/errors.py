@@ -717,8 +717,8 @@ class ExtractionError(LongTermMemoryError):
 class NotForgottenError(LongTermMemoryError):
     """Memories failed, so only a part of what was to be forgotten is gone; `why` names each with its error.
 
-    `left` and `gone` have the ids of what was not deleted and of what was, by memory; "notes" has parts of the notes.
-    A memory that could not be searched is in `left` without ids.
+    `left` and `gone` have the ids of what was not deleted and of what was, by memory. "notes", which has no ids, stands
+    for parts of the notes; a memory that could not be searched is in `left` without ids.
     """
 
     message = "not all is forgotten: {why}; left: {left}; gone: {gone}. Repeat the call"

@@ -112,12 +112,12 @@ def test_a_subject_is_forgotten_after_a_look_at_what_says_it(
     page.get_by_role("button", name="Forget a subject").click()
     page.get_by_label("What to forget, in the user's words").fill("drive a Volvo")
     page.get_by_role("button", name="Find it").click()
-    found = page.get_by_role("alertdialog", name="Forget drive a Volvo?")
-    expect(found.get_by_role("checkbox", checked=True)).to_have_count(2)
-    expect(found).to_contain_text("onerror='window.owned=1'> \u27e8U+202E\u27e9")
+    dialog = page.get_by_role("alertdialog", name="Forget drive a Volvo?")
+    expect(dialog.get_by_role("checkbox", checked=True)).to_have_count(2)
+    expect(dialog).to_contain_text("onerror='window.owned=1'> \u27e8U+202E\u27e9")
     assert page.evaluate("window.owned") is None
-    found.get_by_role("checkbox", name="Dora drove a Volvo to Rome.").click()
-    found.get_by_role("button", name="Forget what is ticked").click()
+    dialog.get_by_role("checkbox", name="Dora drove a Volvo to Rome.").click()
+    dialog.get_by_role("button", name="Forget what is ticked").click()
     expect(page.get_by_role("status")).to_contain_text("Forgotten: 1")
     expect(cards.filter(has_text="Dora drives")).to_have_count(0)
     texts = {item.text for item in session.memory.list()}

@@ -239,7 +239,10 @@ def _check_tools(chat: Session, kind: str) -> None:
     (answer,) = call(("recall_memories", {"query": "heron", "category": "semantic"}))
     assert not [item for item in answer["memories"] if item["id"] in names], "no copy is left where it was"
     deleted = call(*(("delete_memory", {"id": name}) for name in (*names, "missing", names[0])))
-    assert deleted[:-2] == [{"deleted": name} for name in names]
+    assert [result["deleted"] for result in deleted[:-2]] == names
+    left = [entry["text"] for result in deleted[:-2] for entry in result.get("also_in", ())]
+    assert len(left) == (0 if kind == "extractive" else len(names)), "the turn that saved them still says it"
+    assert all("An facts otter." in text for text in left)
     assert all("nothing_changed" in result for result in deleted[-2:])
     assert not {item.id for item in chat.memory.recall("A heron.", limit=50)} & set(names), kind
 

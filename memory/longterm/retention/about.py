@@ -159,23 +159,21 @@ def select(subject: Subject, items: Mapping[str, Sequence[MemoryItem]]) -> tuple
     Args:
         items: by memory, the items that say the subject, and those from the same turns.
     """
-    direct: dict[str, dict[str, list[Place]]] = {
-        memory: {item.id: places for item in found if (places := places_in(item, subject))}
-        for memory, found in items.items()
-    }
+    places: dict[tuple[str, str], list[Place]] = {}
     saying: dict[TurnPlace, list[tuple[MemoryItem, list[Place]]]] = {}
-    for memory, found in items.items():
-        for item in found:
-            if (turn := turn_of(item)) and item.id in direct[memory]:
-                saying.setdefault(turn, []).append((item, direct[memory][item.id]))
+    named = [(memory, item) for memory, memory_items in items.items() for item in memory_items]
+    for memory, item in named:
+        if item_places := places_in(item, subject):
+            places[memory, item.id] = item_places
+            if turn := turn_of(item):
+                saying.setdefault(turn, []).append((item, item_places))
     selected: list[Mention] = []
     others: list[Mention] = []
-    for memory, found in items.items():
-        for item in found:
-            places = direct[memory].get(item.id, [])
-            others_of_turn = saying.get(turn, ()) if (turn := turn_of(item)) else ()
-            why: Reason = "words" if places else _linked(item, subject, others_of_turn)
-            (others if why == "similar" else selected).append(mention_of(memory, item, why, places))
+    for memory, item in named:
+        item_places = places.get((memory, item.id), [])
+        others_of_turn = saying.get(turn, ()) if (turn := turn_of(item)) else ()
+        why: Reason = "words" if item_places else _linked(item, subject, others_of_turn)
+        (others if why == "similar" else selected).append(mention_of(memory, item, why, item_places))
     return selected, others
 
 

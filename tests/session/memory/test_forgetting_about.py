@@ -60,18 +60,15 @@ def turn_of(number: int, text: str, *, session: str = "s", at: float = 0.0) -> M
 
 
 def facts_in(lines: list[dict[str, str]]) -> list[dict[str, Any]]:
-    """Return facts of each sentence of the user's: those of a Volvo and of Bern, and the sentence itself."""
-    found: list[dict[str, Any]] = []
-    for line in lines:
-        for sentence in filter(None, [line.get("user", "")]):
-            if "Volvo" in sentence and "Bern" in sentence:
-                found += [
-                    fact("The user drives a Volvo.", "I drive a Volvo", topic="car"),
-                    fact("The user lives in Bern.", "I live in Bern", topic="home"),
-                ]
-            else:
-                found.append(fact(sentence.replace("I ", "The user ", 1).replace("like", "likes"), sentence))
-    return found
+    """Play a model: the prompt about a Volvo and Bern has two facts, each other prompt is one."""
+    facts: list[dict[str, Any]] = []
+    for prompt in [line["user"] for line in lines if "user" in line]:
+        if "Volvo" in prompt and "Bern" in prompt:
+            facts.append(fact("The user drives a Volvo.", "I drive a Volvo", topic="car"))
+            facts.append(fact("The user lives in Bern.", "I live in Bern", topic="home"))
+        else:
+            facts.append(fact(prompt.replace("I ", "The user ", 1).replace("like", "likes"), prompt))
+    return facts
 
 
 class Memories:
@@ -276,7 +273,7 @@ async def test_a_memory_that_cannot_delete_is_named_with_the_ids_and_the_others_
             await memories.access().forget_about("I drive a Volvo")
         ids = about.ids
         assert caught.value.left == {"said": ids["said"]}
-        assert caught.value.gone == {"facts": ids["facts"], "saved": ids["saved"], "notes": ["Drives a Volvo."]}
+        assert caught.value.gone == {"facts": ids["facts"], "saved": ids["saved"], "notes": []}
         assert (await memories.texts())["facts"] == ["The user likes figs.", "The user lives in Bern."]
         gone = await access.forget_about("I drive a Volvo")
         assert gone.ids == {"said": ids["said"]} and (await memories.texts())["said"] == [FIGS]
@@ -306,7 +303,7 @@ async def test_nothing_is_deleted_if_a_memory_cannot_be_searched_but_what_a_prev
         with pytest.raises(NotForgottenError, match=r"said: .*mentions fails") as caught:
             await memories.access().forget_about("I drive a Volvo")
         assert await memories.texts() == before and not caught.value.gone
-        assert caught.value.left["said"] == [] and caught.value.left["notes"] == ["Drives a Volvo."]
+        assert caught.value.left["said"] == [] and caught.value.left["notes"] == []
         about = await memories.access().find_about("I drive a Volvo")
         assert list(about.failed) == ["said"] and {mention.memory for mention in about.mentions} == {"facts", "saved"}
         await access.forget_about(about)

@@ -41,8 +41,8 @@ async def nothing_unsaved() -> Mapping[str, Sequence[MemoryItem]]:
 
 
 @dataclass(frozen=True)
-class Forgetting:
-    """Where a session forgets, and what is to be given to its memories later."""
+class SessionMemories:
+    """All memories and notes of a session, and what memories are to be given later."""
 
     slots: Sequence[MemorySlot]
     """All memories, also those that only an overflow strategy writes to."""
@@ -65,14 +65,14 @@ class AboutMemories:
 
     Args:
         scope: the user, session and agent whose items are used.
-        forgetting: the memories and notes. Read-only memories are left alone.
+        memories: the memories and notes. Read-only memories are left alone.
     """
 
-    def __init__(self, scope: Scope, forgetting: Forgetting) -> None:
+    def __init__(self, scope: Scope, memories: SessionMemories) -> None:
         self._scope = scope
-        self._slots = {slot.name: slot for slot in forgetting.writable}
-        self._working = forgetting.working
-        self._unsaved = forgetting.unsaved
+        self._slots = {slot.name: slot for slot in memories.writable}
+        self._working = memories.working
+        self._unsaved = memories.unsaved
 
     async def find(self, text: str) -> About:
         """Return what memories and notes have about the subject of a text.

@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 from typing import Any, Unpack
 
 from turnwise.actors.inference.attempt import reason
-from turnwise.actors.memory.about import AboutMemories, Forgetting
+from turnwise.actors.memory.about import AboutMemories, SessionMemories
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.errors import InvalidInputError, LongTermMemoryError, NoMemoryError, ReadOnlyMemoryError, shown
 from turnwise.memory.longterm.base import (
@@ -37,8 +37,7 @@ class SessionMemoryAccess:
     Args:
         scope: the user, session and agent whose items are used.
         is_reading: if true, nothing may be saved, changed or deleted.
-        forgetting: where `forget_about` deletes, and what memories have not got yet; if left out, it deletes in `slots`
-            and `working`, which have got everything.
+        all_memories: where `forget_about` deletes; if left out, in `slots` and `working`, which have got everything.
     """
 
     def __init__(
@@ -49,14 +48,14 @@ class SessionMemoryAccess:
         *,
         turn_index: int | None = None,
         is_reading: bool = False,
-        forgetting: Forgetting | None = None,
+        all_memories: SessionMemories | None = None,
     ) -> None:
         self._scope = scope
         self._slots = slots
         self._working = working
         self._source = Source(session_id=scope.session_id, turn_index=turn_index)
         self._is_reading = is_reading
-        self._forgetting = forgetting or Forgetting(slots, working)
+        self._all_memories = all_memories or SessionMemories(slots, working)
 
     async def save(
         self,
@@ -201,7 +200,7 @@ class SessionMemoryAccess:
         slots = self._writable("forget")
         if not ids:
             return Deleted(count=0)
-        about = AboutMemories(self._scope, Forgetting(slots))
+        about = AboutMemories(self._scope, SessionMemories(slots))
         turns = await about.turns_of(ids)
         results = await asyncio.gather(
             *(slot.memory.forget(self._scope, ids) for slot in slots), return_exceptions=True
@@ -240,12 +239,12 @@ class SessionMemoryAccess:
         return await self._notes(changes=True).clear(self._scope)
 
     def _about(self) -> AboutMemories:
-        forgetting = self._forgetting
-        if not (forgetting.writable or forgetting.working):
-            if not forgetting.slots:
+        memories = self._all_memories
+        if not (memories.writable or memories.working):
+            if not memories.slots:
                 raise self._no_memory()
-            raise ReadOnlyMemoryError(forgetting.slots[0].name, "forget_about")
-        return AboutMemories(self._scope, forgetting)
+            raise ReadOnlyMemoryError(memories.slots[0].name, "forget_about")
+        return AboutMemories(self._scope, memories)
 
     def _find_slots(self, name: str | None) -> Sequence[MemorySlot]:
         """Return the memory of this name, in a list; all memories if it is None."""

@@ -47,7 +47,7 @@ class SessionMemory:
     """The long-term memories of the session's user, and the session's working memory.
 
     User, session and agent are those of the session; no method takes them as arguments. Each method is one request to
-    the session, which makes one call to each memory.
+    the session, which makes one call to each memory; `delete`, `find_about` and `forget_about` make some.
 
     Every method may raise, beside the errors that it documents:
         InvalidInputError: an argument has the wrong type or is out of range; nothing was changed.
@@ -240,7 +240,7 @@ class SessionMemory:
           that were replaced, are resolved or have expired belong to it, too.
         - Facts that were made from such a sentence of a turn, if they have at least half of these words.
         - The whole turn from which such an item comes, as memories keep it, and what else it says.
-        - Sentences of the notes that have all these words; of notes in JSON, values with their keys.
+        - Sentences of the session's notes that have all these words; of notes in JSON, values with their keys.
 
         What says the same in other words, and other facts of these turns, are not deleted: `find_about` returns them as
         `similar`. Items of other agents that are not semantic stay, and so does the conversation, see `forget`. A fact

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.observing import part
-from turnwise.actors.memory.about import Forgetting
+from turnwise.actors.memory.about import SessionMemories
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig, scope_of
 from turnwise.actors.memory.session_memory import SessionMemoryAccess
@@ -88,7 +88,7 @@ class MemoryRetrieval:
             resources.working,
             turn_index=turn_index,
             is_reading=is_reading,
-            forgetting=Forgetting(resources.all_memories, resources.notes, self._ingestion.unsaved_items),
+            all_memories=SessionMemories(resources.all_memories, resources.notes, self._ingestion.unsaved_items),
         )
 
     async def recall(self, run: ActiveRun) -> None:

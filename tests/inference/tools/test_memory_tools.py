@@ -31,7 +31,7 @@ from turnwise.actors.inference.tools.memory_tools import (
 )
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
-from turnwise.actors.memory.about import AboutMemories, Forgetting
+from turnwise.actors.memory.about import AboutMemories, SessionMemories
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.errors import (
     InvalidMemoryError,
@@ -117,7 +117,7 @@ class DirectAccess:
     @property
     def about(self) -> AboutMemories:
         return AboutMemories(
-            self.scope, Forgetting([MemorySlot(memory=self.memory, name="own", section=None)], self.notes)
+            self.scope, SessionMemories([MemorySlot(memory=self.memory, name="own", section=None)], self.notes)
         )
 
     async def read_notes(self) -> str:

@@ -19,7 +19,7 @@ from memories.session_memories import Book, MemoryStage
 from stored.open_stores import closing
 from turnwise.actors.inference.tools.memory_tools import memory_tools
 from turnwise.actors.inference.tools.registry import ToolRegistry
-from turnwise.actors.memory.about import Forgetting
+from turnwise.actors.memory.about import SessionMemories
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.session_memory import SessionMemoryAccess
 from turnwise.errors import InvalidInputError, NoMemoryError, NotForgottenError, ReadOnlyMemoryError, StoreError
@@ -473,4 +473,4 @@ async def test_a_memory_that_only_a_strategy_writes_to_forgets_too() -> None:
 
 def test_access_forgets_in_its_own_memories_if_it_is_told_no_others() -> None:
     slots: Collection[Any] = [MemorySlot(memory=Book(), name="book", section=None)]
-    assert Forgetting(list(slots)).writable == list(slots)
+    assert SessionMemories(list(slots)).writable == list(slots)

@@ -192,7 +192,7 @@ class _Memories:
         """Show what is about a subject; delete what is chosen of it."""
         chosen: list[tuple[ui.checkbox, Mention | str]] = []
         with ui.dialog() as dialog, tag("div", "card box", role="alertdialog", aria_label=question):
-            tag("h2", "", plain(question))
+            tag("h2", "", question)
             for name, reason in about.failed.items():
                 tag("p", "bad", f"{name} could not be searched: {reason}")
             if not (about.mentions or about.notes or about.similar):
@@ -210,8 +210,10 @@ class _Memories:
             with tag("div", "row"):
                 button("Forget what is ticked", lambda: dialog.submit(True), "bad")
                 button("Back", lambda: dialog.submit(False), autofocus=True)
-        if await dialog:
-            ticked = [part for box, part in chosen if box.value]
+        is_confirmed = bool(await dialog)
+        ticked = [part for box, part in chosen if box.value]
+        dialog.delete()
+        if is_confirmed:
             mentions = tuple(part for part in ticked if isinstance(part, Mention))
             notes = tuple(part for part in ticked if isinstance(part, str))
             gone = await session.memory.forget_about(About(mentions=mentions, notes=notes))
@@ -219,7 +221,6 @@ class _Memories:
             with self._report:
                 tag("p", "card", f"Forgotten: {number(len(gone.mentions) + len(gone.notes))}", role="status")
             self._frame.wake.set()
-        dialog.delete()
 
     async def _forget(self) -> None:
         user = self._filters["user"].strip()

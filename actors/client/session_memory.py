@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, Unpack, cast
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared.arguments import (
     MAX_JSON_BYTES,
+    AboutArg,
     Category,
     ItemId,
     ItemIds,
@@ -31,6 +32,7 @@ from turnwise.memory.conversation.views.notebook_display import Rows
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.memory_types import AnyCategory, AnyType, MemoryType, types_of
 from turnwise.memory.longterm.recall.recalled_content import RecalledContent
+from turnwise.memory.longterm.retention.about import About, Deleted
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.frozen_json import plain_json
@@ -44,7 +46,7 @@ class AsyncSessionMemory:
     """`SessionMemory` with its verbs as coroutines.
 
     User, session and agent are those of the session; no method takes them as arguments. Each method is one request to
-    the session, which makes one call to each memory.
+    the session, which makes one call to each memory; `delete`, `find_about` and `forget_about` make some.
 
     Every method may raise, beside the errors that it documents:
         InvalidInputError: an argument has the wrong type or is out of range; nothing was changed.
@@ -201,15 +203,64 @@ class AsyncSessionMemory:
         return await self._host.ask(verbs.pin_item(id, False))
 
     @checked(ids=ItemIds)
-    async def delete(self, *ids: str) -> int:
-        """Delete items; return how many existed.
+    async def delete(self, *ids: str) -> Deleted:
+        """Delete items; return how many existed, and what is left of the turns that they come from.
 
-        For 90 days, saving the same items again does not bring them back.
+        For 90 days, saving the same items again does not bring them back. A fact's sentence may be in another memory:
+        `forget_about(deleted.left)` deletes what memories have of the whole turn.
 
         Raises:
             ReadOnlyMemoryError: all memories are read-only.
         """
         return await self._host.ask(verbs.delete_items(ids))
+
+    @checked(text=Text)
+    async def find_about(self, text: str) -> About:
+        """Return what `forget_about(text)` would delete, and similar items, which it would not; change nothing.
+
+        Pass the result, or a part of it (`about.only(ids)`), to `forget_about`. A memory that fails is named in
+        `failed`.
+
+        Raises:
+            InvalidInputError: the text has no content word.
+            ReadOnlyMemoryError: all memories are read-only, and there are no notes.
+        """
+        return await self._host.ask(verbs.find_about(text))
+
+    @checked(what=AboutArg)
+    async def forget_about(self, what: str | About) -> About:
+        """Delete what memories and notes have about the subject of a text; return what was deleted.
+
+        These belong to the subject:
+
+        - Items of which one sentence has all content words of the text, in any form and order: all words but pronouns,
+          articles, prepositions, and forms of "be", "do" and "have". If the text has several sentences, so many
+          neighbouring sentences count as one. An item's name, aliases and topic count as words of each sentence. Items
+          that were replaced, are resolved or have expired belong to it, too.
+        - Facts that were made from such a sentence of a turn, if they have at least half of these words.
+        - The whole turn from which such an item comes, as memories keep it, and what else it says.
+        - Sentences of the session's notes that have all these words; of notes in JSON, values with their keys.
+
+        What says the same in other words, and other facts of these turns, are not deleted: `find_about` returns them as
+        `similar`. Items of other agents that are not semantic stay, and so does the conversation, see `forget`. A fact
+        that a deleted one had replaced holds again, unless it says the subject.
+
+        Deleted items do not come back: for 90 days no memory takes them again, or extracts facts from a deleted turn.
+        Each memory deletes on its own. The call may be repeated: if it was cut off, that deletes the rest, and returns
+        only that.
+
+        Args:
+            what: a text, such as "I drive a Volvo"; or what `find_about` or `delete` returned, of which the `mentions`
+                and `notes` are deleted.
+
+        Raises:
+            InvalidInputError: the text has no content word; or the session has no writable memory of this name.
+            NotForgottenError: a memory or the notes failed; the error says what is left and what is gone. If a memory
+                could not be searched for the text, nothing was deleted. If one could not delete, the others have, but
+                for that by which what is left is found.
+            ReadOnlyMemoryError: all memories are read-only, and there are no notes.
+        """
+        return await self._host.ask(verbs.forget_about(what))
 
     @checked(turn_index=Number, verify=bool)
     async def forget(self, turn_index: int, *, verify: bool = False) -> Forgotten:

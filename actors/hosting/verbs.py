@@ -335,6 +335,8 @@ list_items = of_memory(SessionMemoryAccess.list_items)
 update_item = of_memory(SessionMemoryAccess.update)
 pin_item = of_memory(SessionMemoryAccess.pin)
 delete_items = of_memory(SessionMemoryAccess.delete)
+find_about = of_memory(SessionMemoryAccess.find_about)
+forget_about = of_memory(SessionMemoryAccess.forget_about)
 read_notes = of_memory(SessionMemoryAccess.read_notes)
 replace_notes = of_memory(SessionMemoryAccess.replace_notes)
 merge_notes = of_memory(SessionMemoryAccess.merge_notes, repeatable=False)  # free text is appended

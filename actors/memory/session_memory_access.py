@@ -10,6 +10,7 @@ from itertools import chain, zip_longest
 from typing import Any, Unpack
 
 from turnwise.actors.inference.attempt import reason
+from turnwise.actors.memory.about import AboutMemories, SessionMemories
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.errors import InvalidInputError, LongTermMemoryError, NoMemoryError, ReadOnlyMemoryError, shown
 from turnwise.memory.longterm.base import (
@@ -24,6 +25,7 @@ from turnwise.memory.longterm.base import (
 )
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.recalled_content import RecalledContent
+from turnwise.memory.longterm.retention.about import About, Deleted
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.memory import WorkingMemory
@@ -35,6 +37,7 @@ class SessionMemoryAccess:
     Args:
         scope: the user, session and agent whose items are used.
         is_reading: if true, nothing may be saved, changed or deleted.
+        all_memories: where `forget_about` deletes; if left out, in `slots` and `working`, which have got everything.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class SessionMemoryAccess:
         *,
         turn_index: int | None = None,
         is_reading: bool = False,
+        all_memories: SessionMemories | None = None,
     ) -> None:
         self._scope = scope
         self._slots = slots
         self._working = working
         self._source = Source(session_id=scope.session_id, turn_index=turn_index)
         self._is_reading = is_reading
+        self._all_memories = all_memories or SessionMemories(slots, working)
 
     async def save(
         self,
@@ -190,15 +195,32 @@ class SessionMemoryAccess:
                 return True
         return False
 
-    async def delete(self, ids: Collection[str]) -> int:
+    async def delete(self, ids: Collection[str]) -> Deleted:
         """See `MemoryAccess.delete`. All memories are tried, even if one fails."""
         slots = self._writable("forget")
-        deletions = [slot.memory.forget(self._scope, ids) for slot in slots] if ids else []
-        results = await asyncio.gather(*deletions, return_exceptions=True)
+        if not ids:
+            return Deleted(count=0)
+        about = AboutMemories(self._scope, SessionMemories(slots))
+        turns = await about.turns_of(ids)
+        results = await asyncio.gather(
+            *(slot.memory.forget(self._scope, ids) for slot in slots), return_exceptions=True
+        )
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        return min(len(set(ids)), sum(map(int, results)))  # type: ignore[arg-type]
+        count = min(len(set(ids)), sum(map(int, results)))  # type: ignore[arg-type]
+        return Deleted(count=count, left=await about.left_of(turns))
+
+    async def find_about(self, text: str) -> About:
+        """See `MemoryAccess.find_about`."""
+        return await self._about().find(text)
+
+    async def forget_about(self, what: str | About) -> About:
+        """See `MemoryAccess.forget_about`."""
+        about = self._about()
+        if self._is_reading:
+            raise ReadOnlyMemoryError("the session's memory", "forget_about")
+        return await about.forget(what)
 
     async def read_notes(self) -> str:
         """See `MemoryAccess.read_notes`."""
@@ -215,6 +237,14 @@ class SessionMemoryAccess:
     async def clear_notes(self) -> bool:
         """See `MemoryAccess.clear_notes`."""
         return await self._notes(changes=True).clear(self._scope)
+
+    def _about(self) -> AboutMemories:
+        memories = self._all_memories
+        if not (memories.writable or memories.working):
+            if not memories.slots:
+                raise self._no_memory()
+            raise ReadOnlyMemoryError(memories.slots[0].name, "forget_about")
+        return AboutMemories(self._scope, memories)
 
     def _find_slots(self, name: str | None) -> Sequence[MemorySlot]:
         """Return the memory of this name, in a list; all memories if it is None."""

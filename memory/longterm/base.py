@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypedDict, Unpack, runtime_checkable
 
 from pydantic import PlainValidator
 
@@ -42,6 +42,10 @@ class Source:
     turn_index: int | None = None
     spans: Spans = ()
     """The spans of its blocks in block logs."""
+
+
+TurnPlace: TypeAlias = tuple[str, int]
+"""A turn: the id of its session, and its index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +224,28 @@ class Listing(Protocol):
         """
 
 
+@runtime_checkable
+class Mentioning(Protocol):
+    """The method of a memory that can find all that it keeps about something; `forget_about` uses it."""
+
+    async def mentions(
+        self,
+        scope: Scope,
+        text: str | None = None,
+        *,
+        turns: Collection[TurnPlace] = (),
+        ids: Collection[str] = (),
+    ) -> Sequence[MemoryItem]:
+        """Return the scope's items that say the text, come from one of the turns, or have one of the ids.
+
+        Superseded, resolved and expired items are among them; their order is of no importance. The scope's session is
+        not a filter. See `Subject` for what it means that an item says a text.
+
+        Raises:
+            InvalidInputError: the text has no content word.
+        """
+
+
 class DegradedRecall(list[MemoryItem]):
     """A recall of reduced quality, such as one by words without vectors.
 
@@ -247,7 +273,7 @@ class LongTermMemory(Protocol):
     agent, and never those of other users or agents.
 
     Each method may raise; the failure of one memory does not affect others. A memory may also be `Listing`,
-    `Reminding` or `Pinning`, and have these attributes:
+    `Reminding`, `Pinning` or `Mentioning`, and have these attributes:
 
     - `label`: a `Label` with its name in sessions and its limit of tokens.
     - `read_only`: if true, it cannot be written; see `is_read_only`.
@@ -380,3 +406,9 @@ def item_id(spans: Spans, blocks: Sequence[Block]) -> str:
     """
     content = hashlib.sha256("\n".join(map(encode, blocks)).encode()).hexdigest()[:16]
     return ",".join(f"{log}:{start}-{stop}" for log, start, stop in spans) + f"~{content}"
+
+
+def is_turn_item(item: MemoryItem) -> bool:
+    """Return whether an item is what a session saved of a turn: its id is one that `item_id` makes of its source."""
+    spans = ",".join(f"{log}:{start}-{stop}" for log, start, stop in item.source.spans)
+    return bool(spans) and item.id.startswith(f"{spans}~")

@@ -15,7 +15,7 @@ from typing import Any
 
 from turnwise.errors import InvalidInputError, InvalidMemoryError, ReadOnlyMemoryError
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source, is_read_only
+from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Mentioning, Scope, Source, is_read_only
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.stores.conformance.fixtures import IDS
 from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
@@ -176,6 +176,33 @@ async def check_changed_items_are_found_by_their_new_names(memory: LongTermMemor
     for wrong in ({}, {"name": ""}, {"status": "done"}, {"aliases": "Max"}):
         await refuses(InvalidMemoryError, memory.update(_U, "1", **wrong), f"a change to {wrong}")  # type: ignore[arg-type]
     equal(await _ids(memory, _U, "Wuffi"), ["1"], "what is found after what was refused")
+
+
+@_law
+async def check_mentions_are_all_items_that_say_a_text_or_come_from_a_turn(
+    memory: LongTermMemory, other: LongTermMemory
+) -> None:
+    """Of a memory that is `Mentioning`: also resolved and expired ones, and never those of other users or agents."""
+    if not isinstance(memory, Mentioning):
+        return
+    texts = ("The user rows a canoe.", "Rowed the canoe home.", "The user likes the canoe.", "Rows of figs.")
+    await other.remember(_U, [_item(f"{number}", text, session="s", turn=number) for number, text in enumerate(texts)])
+    await other.remember(_A, [_item("skill", "Row a canoe.", _SKILL, session="s", turn=2)])
+    await other.remember(Scope(user_id="v"), [_item("theirs", texts[0], session="s", turn=2)])
+    await other.update(_U, "0", status="resolved")
+    await other.update(_U, "1", expires_at=5.0)
+    for scope, text, turns, ids, expected in (
+        (_U, "I row a canoe", (), (), ["0", "1"]),
+        (_A, "I row a canoe", (), (), ["0", "1", "skill"]),
+        (_U, None, [("s", 2), ("s", 9), ("t", 0)], (), ["2"]),
+        (_U, None, (), ["3", "none", "theirs", "skill"], ["3"]),
+        (_A, "figs in rows", [("s", 2)], ["0"], ["0", "2", "3", "skill"]),
+        (_B, "figs", (), (), ["3"]),
+        (_U, None, (), (), []),
+    ):
+        items = await memory.mentions(scope, text, turns=turns, ids=ids)
+        equal(sorted(item.id for item in items), expected, f"what mentions {text!r}, or comes from {turns}")
+    await refuses(InvalidInputError, memory.mentions(_U, "that I am"), "a text without a content word")
 
 
 @_law

@@ -17,12 +17,14 @@ from turnwise.memory.longterm.base import (
     MemoryItem,
     Reminder,
     Scope,
+    TurnPlace,
     is_local,
     recalled,
     trouble_of,
 )
 from turnwise.memory.longterm.items.base import ALL, ItemFilter, ItemStore, all_items
 from turnwise.memory.longterm.items.changes import pin, update
+from turnwise.memory.longterm.items.mentions import mentions_in
 from turnwise.memory.longterm.items.rules import matches
 from turnwise.memory.longterm.items.texts import still_contained, to_delete
 from turnwise.memory.longterm.items.urls import items_at
@@ -225,6 +227,17 @@ class LexicalMemory:
     ) -> Page[MemoryItem]:
         """See `Listing.list_items`."""
         return await self._store.query(scope, ItemFilter(types=types), cursor=cursor, limit=limit)
+
+    async def mentions(
+        self,
+        scope: Scope,
+        text: str | None = None,
+        *,
+        turns: Collection[TurnPlace] = (),
+        ids: Collection[str] = (),
+    ) -> list[MemoryItem]:
+        """See `Mentioning.mentions`."""
+        return await mentions_in(self._store, scope, text, turns=turns, ids=ids)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         deleted = await self._store.delete(scope, ids, turn_index=turn_index)

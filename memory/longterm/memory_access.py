@@ -11,12 +11,19 @@ from typing import Any, Protocol, Unpack
 
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.memory_types import MemoryType
+from turnwise.memory.longterm.retention.about import About, Deleted
 from turnwise.memory.stores.base import Page
 
 MEMORY_TOOLS = frozenset(
-    {"save_memory", "recall_memories", "update_memory", "delete_memory", "read_notes", "replace_notes", "add_to_notes"}
+    {
+        *("save_memory", "recall_memories", "update_memory", "delete_memory"),
+        *("forget_about", "read_notes", "replace_notes", "add_to_notes"),
+    }
 )
 """Tools by which a model uses the memories. Their calls are not saved to long-term memory: see `turn_item`."""
+
+FORGETTING_TOOL = "forget_about"
+"""The tool by which a model forgets a subject. A turn in which it was called says the subject, so it is not saved."""
 
 
 class MemoryAccess(Protocol):
@@ -99,11 +106,32 @@ class MemoryAccess(Protocol):
             ReadOnlyMemoryError: all memories are read-only, or the run may only read.
         """
 
-    async def delete(self, ids: Collection[str]) -> int:
-        """Delete these items; return how many existed. Unknown ids and ids of other users are ignored.
+    async def delete(self, ids: Collection[str]) -> Deleted:
+        """Delete these items; return how many existed, and what is left of the turns that they come from.
+
+        Unknown ids and ids of other users are ignored.
 
         Raises:
             ReadOnlyMemoryError: all memories are read-only, or the run may only read.
+        """
+
+    async def find_about(self, text: str) -> About:
+        """Return what `forget_about` would delete for this text, and what is similar.
+
+        Raises:
+            InvalidInputError: the text has no content word.
+            ReadOnlyMemoryError: all memories are read-only, and there are no notes.
+        """
+
+    async def forget_about(self, what: str | About) -> About:
+        """Delete what memories and notes have about the subject of a text, or what `find_about` returned of it.
+
+        Returns what was deleted. See `SessionMemory.forget_about` for what belongs to a subject. May be repeated.
+
+        Raises:
+            InvalidInputError: the text has no content word; or the session has no writable memory of this name.
+            NotForgottenError: a memory or the notes failed; the error says what is left and what is gone.
+            ReadOnlyMemoryError: all memories are read-only, and there are no notes; or the run may only read.
         """
 
     async def read_notes(self) -> str:

@@ -22,7 +22,7 @@ from turnwise.memory.conversation.events import PlannerNote
 from turnwise.memory.conversation.output_type import is_sent_back
 from turnwise.memory.conversation.spans import Span, Spans, join
 from turnwise.memory.longterm.base import MemoryItem, Source, item_id
-from turnwise.memory.longterm.memory_access import MEMORY_TOOLS
+from turnwise.memory.longterm.memory_access import FORGETTING_TOOL, MEMORY_TOOLS
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.providers.openai_chat import ERROR, arguments_of
 
@@ -42,11 +42,14 @@ class TurnBlocks:
 
 
 def turn_item(session_id: str, turn: TurnBlocks | None, spans: Spans, blocks: Sequence[Block]) -> MemoryItem | None:
-    """Return the item of a turn that added these blocks, or of blocks of an unknown turn; None if they have no text.
+    """Return the item of a turn that added these blocks, or of blocks of an unknown turn.
 
+    Returns None if they have no text, or if the model forgets something in them: see `forgets`.
     Leaves out system prompts, summaries, and calls of memory tools with their results. Otherwise recalled items would
     be remembered again, and deleted items would come back. The same blocks always make the same item.
     """
+    if forgets(blocks):
+        return None
     own = {block.call_id for block in blocks if isinstance(block, ToolUse) and block.name in MEMORY_TOOLS}
     places = [Span(log, index, index + 1) for log, start, stop in spans for index in range(start, stop)]
     pairs = [pair for pair in zip(places, blocks, strict=True) if not _is_left_out(pair[1], own)]
@@ -62,6 +65,11 @@ def turn_item(session_id: str, turn: TurnBlocks | None, spans: Spans, blocks: Se
         blocks=cast(tuple[AnyBlock, ...], blocks),
         created_at=turn.created_at if turn else 0.0,
     )
+
+
+def forgets(blocks: Iterable[Block]) -> bool:
+    """Return whether the model calls `forget_about` in these blocks. They say what was to be forgotten."""
+    return any(isinstance(block, ToolUse) and block.name == FORGETTING_TOOL for block in blocks)
 
 
 def note_items(session_id: str, log: str, turn: TurnBlocks, notes: Iterable[PlannerNote]) -> list[MemoryItem]:

@@ -23,6 +23,7 @@ from turnwise.memory.longterm.base import (
     Recall,
     Reminder,
     Scope,
+    TurnPlace,
     is_local,
     recalled,
 )
@@ -31,6 +32,7 @@ from turnwise.memory.longterm.index.locations import SYNC_CHANGES, ChromaFolder,
 from turnwise.memory.longterm.index.vector_index import EmbeddingFunction, VectorIndex, no_vectors
 from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.items.changes import pin, update
+from turnwise.memory.longterm.items.mentions import mentions_in
 from turnwise.memory.longterm.items.rows import ROWS, Loaded, Pending, Revision, key_of
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.items.texts import still_contained, to_delete
@@ -309,6 +311,17 @@ class VectorMemory:
     ) -> Page[MemoryItem]:
         """See `Listing.list_items`."""
         return await self._store.query(scope, ItemFilter(types=types), cursor=cursor, limit=limit)
+
+    async def mentions(
+        self,
+        scope: Scope,
+        text: str | None = None,
+        *,
+        turns: Collection[TurnPlace] = (),
+        ids: Collection[str] = (),
+    ) -> list[MemoryItem]:
+        """See `Mentioning.mentions`."""
+        return await mentions_in(self._store, scope, text, turns=turns, ids=ids)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         """See `LongTermMemory.forget`.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
 from turnwise.errors import ConfigError
+from turnwise.memory.longterm.retention.subject import Subject, places_of, without_places
 
 
 class Form(Protocol):
@@ -25,10 +26,16 @@ class Form(Protocol):
     def merge(self, before: str, content: Any) -> str:
         """Return the text with the content merged into it, if the result is valid."""
 
+    def about(self, text: str, subject: Subject) -> list[str]:
+        """Return the parts of the text that say the subject and may be removed by themselves, in order."""
+
+    def without(self, text: str, parts: Collection[str]) -> str:
+        """Return the text without these parts, as `about` returned them, if the result is valid."""
+
 
 @dataclass(frozen=True)
 class FreeText:
-    """Any text. Merged content is appended after a blank line."""
+    """Any text. Merged content is appended after a blank line. Its parts are sentences; a line break ends one."""
 
     def initial(self) -> str:
         return ""
@@ -40,6 +47,13 @@ class FreeText:
 
     def merge(self, before: str, content: Any) -> str:
         return "\n\n".join(filter(None, [before.strip(), self.replace(content)]))
+
+    def about(self, text: str, subject: Subject) -> list[str]:
+        return list(dict.fromkeys(text[start:stop] for start, stop in subject.places(text)))
+
+    def without(self, text: str, parts: Collection[str]) -> str:
+        removed = [place for part in parts for place in places_of(text, part)]
+        return without_places(text, removed) if removed else text
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,16 @@ class Markdown:
     def merge(self, before: str, content: Any) -> str:
         return self._check(FreeText().merge(before, content))
 
+    def about(self, text: str, subject: Subject) -> list[str]:
+        return [part for part in FreeText().about(text, subject) if not self._needs(part)]
+
+    def without(self, text: str, parts: Collection[str]) -> str:
+        return self._check(FreeText().without(text, parts))
+
+    def _needs(self, part: str) -> bool:
+        """Return whether a part of a text has a heading of the template."""
+        return not set(_headings(part)).isdisjoint(_headings(self.template))
+
     def _check(self, text: str) -> str:
         # `in` consumes the iterator up to the heading that it finds, so the next one must come after it.
         headings = iter(_headings(text))
@@ -72,6 +96,9 @@ def _headings(text: str) -> Iterator[str]:
 
 class JsonForm:
     """A JSON object that fits a schema. Content is an object or its JSON text, and is merged by `merge_json`.
+
+    Its parts are the values in it that are neither objects nor lists, each with the keys that lead to it: "pets.name:
+    Rex". A part is removed with its key, or from its list.
 
     Only the resulting object must fit the schema, so content that is merged may be a part of it. With a pydantic model,
     the text has the fields that were set, as the model dumps them.
@@ -102,6 +129,14 @@ class JsonForm:
 
     def merge(self, before: str, content: Any) -> str:
         return self._check(merge_json(_object(before), _object(content)))
+
+    def about(self, text: str, subject: Subject) -> list[str]:
+        return [part for part in dict.fromkeys(_parts(_object(text))) if subject.places(part)]
+
+    def without(self, text: str, parts: Collection[str]) -> str:
+        before = _object(text)
+        after = _without(before, parts)
+        return text if after == before else self._check(after)
 
     def _check(self, value: dict[str, Any]) -> str:
         if isinstance(self._schema, Mapping):
@@ -136,6 +171,36 @@ def merge_json(before: Any, content: Any) -> Any:
         by_json = {json.dumps(value, sort_keys=True): value for value in joined}  # objects and lists have no hash
         return list(by_json.values())
     return content
+
+
+def _parts(value: Any, keys: str = "") -> Iterator[str]:
+    """Yield the values within a JSON value that are neither objects nor lists, each with the keys that lead to it."""
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _parts(member, f"{keys}.{key}" if keys else key)
+    elif isinstance(value, list):
+        for member in value:
+            yield from _parts(member, keys)
+    else:
+        yield f"{keys}: {value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _without(value: Any, parts: Collection[str], keys: str = "") -> Any:
+    """Return a JSON object or list without these of its parts; see `_parts`."""
+    if isinstance(value, Mapping):
+        inner = {key: f"{keys}.{key}" if keys else key for key in value}
+        return {
+            key: _without(member, parts, inner[key])
+            for key, member in value.items()
+            if not _is_one_of(member, parts, inner[key])
+        }
+    if isinstance(value, list):
+        return [_without(member, parts, keys) for member in value if not _is_one_of(member, parts, keys)]
+    return value
+
+
+def _is_one_of(value: Any, parts: Collection[str], keys: str) -> bool:
+    return not isinstance(value, Mapping | list) and next(_parts(value, keys)) in parts
 
 
 def _object(content: Any) -> dict[str, Any]:

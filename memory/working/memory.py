@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from turnwise.memory.longterm.base import MemoryItem, Scope, Source, is_local
 from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.longterm.items.urls import items_at
 from turnwise.memory.longterm.recall.quoting import quote
+from turnwise.memory.longterm.retention.subject import Subject
 from turnwise.memory.values.ids import check_id
 from turnwise.memory.values.ranges import check_whole_number
 from turnwise.memory.values.required_arguments import needs
@@ -103,6 +104,20 @@ class WorkingMemory:
         """Reset the text to the format's initial text; return whether a text was stored."""
         owner = self._owner(scope)
         return bool(await self._store.delete(Scope(user_id=owner.user_id), [_id(owner)]))
+
+    async def about(self, scope: Scope, subject: Subject) -> tuple[str, ...]:
+        """Return the parts of the text that say a subject; see `Form.about`."""
+        return tuple(self._form.about(await self.read(scope), subject))
+
+    async def remove(self, scope: Scope, parts: Collection[str]) -> None:
+        """Remove parts of the text, as `about` returned them; those that are not there any more are left alone.
+
+        Raises:
+            WorkingMemoryError: the text would not fit the format without them; nothing was changed.
+        """
+        before = await self.read(scope)
+        if before != self._form.initial():  # else it would store a text where there is none
+            await self._change(scope, lambda text: self._form.without(text, parts))
 
     async def section(self, scope: Scope) -> str:
         """Return the text as a section of a prompt, quoted as other memories are; empty if there is no text."""

@@ -64,6 +64,7 @@ TurnwiseError
 ├── SummaryRefusedError        the model's answer cannot be used as a summary; nothing was changed
 ├── LongTermMemoryError        a long-term memory failed
 │   ├── ExtractionError        the memory's model returned unusable output
+│   ├── NotForgottenError      memories failed, so a part of what was to be forgotten is left
 │   └── ReadOnlyMemoryError    the memory is read-only
 ├── CompactionError            a window was not compacted; nothing was lost
 ├── WaitTimeoutError           (also a TimeoutError) the wait timed out, the run continues
@@ -711,6 +712,19 @@ class LongTermMemoryError(TurnwiseError):
 
 class ExtractionError(LongTermMemoryError):
     """A model's answer to a request for facts cannot be used; nothing was changed."""
+
+
+class NotForgottenError(LongTermMemoryError):
+    """Memories failed, so only a part of what was to be forgotten is gone; `why` names each with its error.
+
+    `left` and `gone` have the ids of what was not deleted and of what was, by memory. "notes", which has no ids, stands
+    for parts of the notes; a memory that could not be searched is in `left` without ids.
+    """
+
+    message = "not all is forgotten: {why}; left: {left}; gone: {gone}. Repeat the call"
+    why: str
+    left: dict[str, list[str]]
+    gone: dict[str, list[str]]
 
 
 class ReadOnlyMemoryError(LongTermMemoryError):

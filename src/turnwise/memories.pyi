@@ -11,6 +11,7 @@ from turnwise.memory.longterm.base import (
     Listing as Listing,
     LongTermMemory as LongTermMemory,
     MemoryItem as MemoryItem,
+    Mentioning as Mentioning,
     Scope as Scope,
     Source as Source,
 )
@@ -27,6 +28,7 @@ from turnwise.memory.longterm.lexical import LexicalMemory as LexicalMemory
 from turnwise.memory.longterm.memory_access import MemoryAccess as MemoryAccess
 from turnwise.memory.longterm.memory_types import MemoryCategory as MemoryCategory, MemoryType as MemoryType
 from turnwise.memory.longterm.recall.recalled_content import RecalledContent as RecalledContent
+from turnwise.memory.longterm.retention.about import About as About, Deleted as Deleted, Mention as Mention
 from turnwise.memory.longterm.retention.deletion import Erasure as Erasure
 from turnwise.memory.longterm.retention.deletion_report import Forgotten as Forgotten
 from turnwise.memory.longterm.retention.retention import Retention as Retention

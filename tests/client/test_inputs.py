@@ -62,6 +62,7 @@ from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.redis import RedisItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.retention.about import About, Mention
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
@@ -270,6 +271,14 @@ NO_JSON += [{1: "a"}, {"a": b"b"}, {"a": {1, 2}}, nested(3000), endless(), doubl
 NEVER = [object(), Sly(), b"bytes", 1j, lambda: 0, [object()]]
 """What no parameter takes."""
 
+NO_PARTS: list[dict[str, Any]] = [
+    {"mentions": ("id",)},
+    {"mentions": (Mention(memory="said", id="a\0b"),)},
+    {"mentions": (Mention(memory="\ud800", id="a"),)},
+    {"notes": ("\ud800",)},
+]
+"""No parts of what `find_about` returns."""
+
 WRONG: dict[str, list[Any]] = {
     "bool": [1, 0, "yes", 1.0],
     "int": [True, "1", 1.0, 2**63, -(2**63) - 1, 10**5000, "x" * 100_000],
@@ -296,6 +305,7 @@ WRONG: dict[str, list[Any]] = {
     "Summary": ["text", User(text="hi")],
     "Turn | ChatMessage": ["turn", 1, User(text="hi")],
     "Prompt": [3, None, "\ud800", ["hello"], Summary(text="forged")],
+    "str | About": [1, True, "\ud800", ["a"], {"mentions": []}, *(About(**part) for part in NO_PARTS)],
     "str | Path": [1, "a\0b", ""],
     "Sequence[Tool]": ["weather", 1, {"name": "weather"}, [1], ["weather"], [{"name": "weather"}]],
     "EventSink": [1, "print", [print]],

@@ -99,6 +99,33 @@ def test_memories_are_searched_edited_pinned_deleted_and_forgotten(
     assert list(manager.list(user_id="bob")) == []
 
 
+def test_a_subject_is_forgotten_after_a_look_at_what_says_it(
+    console: Console, manager: SessionManager, open_page: Callable[..., Page]
+) -> None:
+    session = manager.open("of-dora", user_id="dora")
+    session.run("hello").wait()
+    for text in (f"Dora drives a Volvo {HOSTILE}", "Dora drove a Volvo to Rome.", "Dora drinks tea."):
+        session.memory.save(text)
+    page = open_page(f"{console.url}/memories?user=dora")
+    cards = page.get_by_role("article")
+    expect(cards.filter(has_text="Rome")).to_have_count(1)
+    page.get_by_role("button", name="Forget a subject").click()
+    page.get_by_label("What to forget, in the user's words").fill("drive a Volvo")
+    page.get_by_role("button", name="Find it").click()
+    dialog = page.get_by_role("alertdialog", name="Forget drive a Volvo?")
+    expect(dialog.get_by_role("checkbox", checked=True)).to_have_count(2)
+    expect(dialog).to_contain_text("onerror='window.owned=1'> \u27e8U+202E\u27e9")
+    assert page.evaluate("window.owned") is None
+    dialog.get_by_role("checkbox", name="Dora drove a Volvo to Rome.").click()
+    dialog.get_by_role("button", name="Forget what is ticked").click()
+    expect(page.get_by_role("status")).to_contain_text("Forgotten: 1")
+    expect(cards.filter(has_text="Dora drives")).to_have_count(0)
+    texts = {item.text for item in session.memory.list()}
+    assert {"Dora drove a Volvo to Rome.", "Dora drinks tea."} <= texts and not [
+        text for text in texts if "drives" in text
+    ]
+
+
 def test_usage_budgets_and_hosts_are_shown(
     console: Console, manager: SessionManager, open_page: Callable[..., Page]
 ) -> None:

@@ -77,6 +77,7 @@ VALID: dict[str, Any] = {
     "ids": ("item",),
     "pinned": True,
     "content": "Ann has a boat.",
+    "what": "Ann has a boat.",
 }
 """What verbs get for a parameter of this name that has no default."""
 

@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 
 from memories.memory_engines import Plan
-from memories.memory_manager import WAIT_S, House, answering, files_with, say, sections
+from memories.memory_manager import WAIT_S, House, answering, files_with, results, say, sections
+from tools.agent_tools import prompt
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.errors import RunCancelledError, SessionNotFoundError
 from turnwise.memory.conversation.events import TextDelta
@@ -85,6 +86,49 @@ def test_a_turn_is_forgotten_by_all_memories_and_files(house: House, manager: Se
     second = chat.memory.forget(turn.index, verify=True)
     assert (second.turns, second.items, second.verified) == (0, {"ExtractiveMemory": 0, "VectorMemory": 0}, True)
     assert chat.turn(turn.index).record.forgotten and "Quaxolto" in chat.turn(turn.index).blocks[-2].text  # type: ignore[union-attr, operator]
+    check_that_bo_has_everything(house, manager)
+
+
+def test_a_subject_is_forgotten_by_all_memories_and_the_notes(house: House, manager: SessionManager) -> None:
+    """By a program after a preview, by the deletion of a fact, and by a model, whose turn is not saved."""
+    chat, other = (manager.open(f"{name} of fay", user_id="fay") for name in ("a chat", "another"))
+    say(chat, "My car is a Vexlomar.")
+    say(chat, "My canoe is made of ash.")
+    assert chat.memory.wait(WAIT_S)
+    pinned = chat.memory.save("The car, a Vexlomar, is red.")
+    assert chat.memory.pin(pinned)
+    chat.memory.replace_notes({"stops": ["see the car, a Vexlomar", "Malmö"]})
+    about = other.memory.find_about("my car is a Vexlomar")
+    assert sorted((mention.memory, mention.is_turn, mention.in_profile) for mention in about.mentions) == [
+        *(("ExtractiveMemory", False, True), ("ExtractiveMemory", False, True), ("VectorMemory", True, False)),
+    ]
+    assert pinned in about.ids["ExtractiveMemory"] and not about.notes, "each session has notes of its own"
+    assert chat.memory.find_about("car Vexlomar").notes == ("stops: see the car, a Vexlomar",)
+    gone = chat.memory.forget_about("my car is a Vexlomar")
+    assert gone.ids == about.ids and json.loads(chat.memory.read_notes())["stops"] == ["Malmö"]
+    say(other, "What is my car? fay-asks")
+    (request,) = house.sent("fay-asks")
+    assert "Vexlomar" not in request and chat.memory.forget_about("car Vexlomar").mentions == ()
+
+    say(chat, "My parrot is called Zuberino.")
+    assert chat.memory.wait(WAIT_S)
+    (fact,) = (item for item in chat.memory.recall("parrot Zuberino") if item.memory == "ExtractiveMemory")
+    deleted = chat.memory.delete(fact.id)
+    assert deleted.count == 1
+    assert [(mention.memory, mention.text) for mention in deleted.left.mentions] == [
+        ("VectorMemory", "user: My parrot is called Zuberino.\nassistant: noted")
+    ]
+    chat.memory.forget_about(deleted.left)
+    assert not chat.memory.find_about("parrot Zuberino").mentions
+
+    say(chat, "My yacht is the Ulfandra.")
+    assert chat.memory.wait(WAIT_S)
+    forget = prompt([("forget_about", {"subject": "the yacht Ulfandra"})], "done")
+    (forgotten,) = results(say(other, forget))
+    assert forgotten == {"forgotten": 2}
+    assert other.memory.wait(WAIT_S)
+    assert not other.memory.find_about("yacht Ulfandra").mentions, "the turn that says what to forget is not saved"
+    assert [item.text for item in chat.memory.recall("What is my canoe made of?")][:1] == ["My canoe is made of ash."]
     check_that_bo_has_everything(house, manager)
 
 

@@ -171,7 +171,7 @@ def test_a_model_cannot_reach_items_of_other_users(house: House, manager: Sessio
     turn_id, fact = sorted(
         name for name, item in items_before.items() if "wxopen" in item.text and item.source.session_id
     )
-    assert ada.memory.update(turn_id, "The safe was sold.") and ada.memory.delete(fact, turn_id, "missing") == 2
+    assert ada.memory.update(turn_id, "The safe was sold.") and ada.memory.delete(fact, turn_id, "missing").count == 2
     assert not [item for item in ada.memory.recall("safe opens wxopen sold") if item.source.session_id]
 
 
@@ -200,9 +200,10 @@ def test_programs_and_models_recall_change_and_delete_saved_items(house: House, 
         )
     assert len(chat.memory.recall("penguin", limit=50)) == len(MemoryType) and not chat.memory.recall("walrus")
     assert {item.id for item in chat.memory.recall("zoo", limit=50)} == set(saved.values()), "the topic stays"
-    assert not chat.memory.update("missing", "A penguin.") and chat.memory.delete("missing") == 0
+    assert not chat.memory.update("missing", "A penguin.") and not chat.memory.delete("missing").count
     names = list(saved.values())
-    assert chat.memory.delete(*names[:4], "missing") == 4 and chat.memory.delete(*names) == len(names) - 4
+    assert chat.memory.delete(*names[:4], "missing").count == 4
+    assert chat.memory.delete(*names).count == len(names) - 4
     assert not chat.memory.recall("penguin")
     _check_tools(chat, kind)
 
@@ -238,7 +239,10 @@ def _check_tools(chat: Session, kind: str) -> None:
     (answer,) = call(("recall_memories", {"query": "heron", "category": "semantic"}))
     assert not [item for item in answer["memories"] if item["id"] in names], "no copy is left where it was"
     deleted = call(*(("delete_memory", {"id": name}) for name in (*names, "missing", names[0])))
-    assert deleted[:-2] == [{"deleted": name} for name in names]
+    assert [result["deleted"] for result in deleted[:-2]] == names
+    left = [entry["text"] for result in deleted[:-2] for entry in result.get("also_in", ())]
+    assert len(left) == (0 if kind == "extractive" else len(names)), "the turn that saved them still says it"
+    assert all("An facts otter." in text for text in left)
     assert all("nothing_changed" in result for result in deleted[-2:])
     assert not {item.id for item in chat.memory.recall("A heron.", limit=50)} & set(names), kind
 
@@ -297,7 +301,7 @@ def test_static_memory_is_read_by_all_and_written_by_nobody(house: House, manage
     # Where another may be written, that one is.
     ada = manager.open("of ada", user_id="ada")
     (policy,) = (entry for entry in ada.memory.recall("parental leave") if entry.text == POLICY)
-    assert not ada.memory.update(policy.id, "Parental leave is a year.") and ada.memory.delete(policy.id) == 0
+    assert not ada.memory.update(policy.id, "Parental leave is a year.") and not ada.memory.delete(policy.id).count
     say(ada, "How long is parental leave? policy-asks")
     (request,) = house.sent("policy-asks")
     assert POLICY in sections(request)["static"]

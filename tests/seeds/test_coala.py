@@ -70,13 +70,13 @@ def test_memories_are_saved_by_type_recalled_by_category_and_listed(
     assert "Discussed Q1 roadmap" in run.wait(60).text  # five facts, and what happened
     (recalled,) = [event for event in run.events() if event.kind == "memory_recalled"]
     assert recalled.found == {"LexicalMemory": 6}
-    assert service.delete(skill) == 1 and listed("my_agent", category="procedural") == set()
+    assert service.delete(skill).count == 1 and listed("my_agent", category="procedural") == set()
 
 
-def test_the_engine_gets_the_four_tools() -> None:
-    """The diagram's Memory Tools, and Agent Service (Automatic)."""
+def test_the_engine_gets_the_tools() -> None:
+    """The diagram's four Memory Tools, one more, and Agent Service (Automatic)."""
     names = [tool.name for tool in memory_tools()]
-    assert names == ["save_memory", "recall_memories", "update_memory", "delete_memory"]
+    assert names == ["save_memory", "recall_memories", "update_memory", "delete_memory", "forget_about"]
     engine = OpenAIEngine("gpt-5-mini", system="You are a helpful assistant.", tools=[*memory_tools()])
     assert [tool.name for tool in engine.registry.definitions()] == names
 

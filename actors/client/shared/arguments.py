@@ -25,6 +25,7 @@ from turnwise.memory.conversation.views.chat_messages import ChatMessage
 from turnwise.memory.conversation.views.message_formats import MessageFormat
 from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.memory_types import AnyCategory, AnyType, MemoryCategory, MemoryType
+from turnwise.memory.longterm.retention.about import About, Mention
 from turnwise.memory.values.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.values.ids import check_id
 from turnwise.memory.values.limits import MAX_NAMES, MAX_VALUES
@@ -268,6 +269,19 @@ def _removable(value: Any) -> Any:
     return value
 
 
+def _about(value: Any) -> Any:
+    if isinstance(value, str):
+        return _text(value)
+    if not isinstance(value, About) or not all(isinstance(mention, Mention) for mention in few(value.mentions)):
+        raise ValueError("must be a text, or what find_about returned")
+    for mention in value.mentions:
+        _text(mention.memory)
+        _item_id(mention.id)
+    for part in few(value.notes):
+        _text(part)
+    return value
+
+
 def _turn_ref(value: Any) -> int | str:
     if isinstance(value, str):
         try:
@@ -341,6 +355,8 @@ ItemIds = Annotated[tuple[ItemId, ...], BeforeValidator(few)]
 Blocks = Annotated[tuple[Count, ...], BeforeValidator(partial(few, limit="MAX_VALUES", most=MAX_VALUES))]
 """The numbers of blocks of a turn or a message."""
 Names = Annotated[Collection[str], PlainValidator(_names)]
+AboutArg = Annotated[str | About, PlainValidator(_about)]
+"""A text, or what `find_about` returned."""
 ItemStatus = Annotated[Status, PlainValidator(_item_status)]
 """The status of a memory item."""
 Labels = Annotated[Mapping[Text, Text], BeforeValidator(_mapping)]

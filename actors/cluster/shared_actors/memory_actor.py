@@ -29,6 +29,7 @@ from turnwise.memory.longterm.base import (
     Reminder,
     Reminding,
     Scope,
+    TurnPlace,
     first_of_each,
     limits_categories,
     recalled,
@@ -36,6 +37,7 @@ from turnwise.memory.longterm.base import (
 )
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall import word_frequency as frequency
+from turnwise.memory.longterm.retention.about import mentions
 from turnwise.memory.longterm.retention.deletion import Erasure, erase
 from turnwise.memory.longterm.retention.retention import Sweeping
 from turnwise.memory.longterm.text_model import TextModel
@@ -216,6 +218,11 @@ class MemoryHost:
         if not isinstance(memory, Listing):
             raise LongTermMemoryError(f"{type(memory).__name__} cannot list its items: give it a method list_items")
         return await memory.list_items(scope, types=types, cursor=cursor, limit=limit)
+
+    async def do_mentions(
+        self, scope: Scope, text: str | None, turns: Collection[TurnPlace], ids: Collection[str]
+    ) -> Sequence[MemoryItem]:
+        return await mentions(await self._after_saves(scope), scope, text, turns=turns, ids=ids)
 
     async def do_forget(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> int:
         memory = await self._after_saves(scope)

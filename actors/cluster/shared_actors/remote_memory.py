@@ -28,6 +28,7 @@ from turnwise.memory.longterm.base import (
     MemoryItem,
     Reminder,
     Scope,
+    TurnPlace,
     can_list,
     has_profiles,
     is_local,
@@ -174,6 +175,17 @@ class RemoteMemory:
         limit: int = 100,
     ) -> Page[MemoryItem]:
         return cast("Page[MemoryItem]", await self._ask("list_items", scope, types, cursor, limit))
+
+    async def mentions(
+        self,
+        scope: Scope,
+        text: str | None = None,
+        *,
+        turns: Collection[TurnPlace] = (),
+        ids: Collection[str] = (),
+    ) -> Sequence[MemoryItem]:
+        """See `about.mentions`."""
+        return cast(Sequence[MemoryItem], await self._ask("mentions", scope, text, tuple(turns), tuple(ids)))
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         return int(await self._ask("forget", scope, ids, turn_index))
@@ -347,6 +359,6 @@ def _with_remotes(
 
 _FILES_LOST = "the node with its files is lost: open a manager with it where they are, or keep it in a database"
 _RECALLS = ("recall", "remind")
-_GIVEN_UP = (*_RECALLS, "remember", "list_items")
+_GIVEN_UP = (*_RECALLS, "remember", "list_items", "mentions")
 """What the actor ends when its caller waits no longer. What deletes or changes an item goes on."""
 _PER_PROCESS = ("_actor", "_may_make", "_failures", "_rests_until")

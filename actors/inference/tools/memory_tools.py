@@ -14,6 +14,7 @@ from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.tool import Tool, tool
 from turnwise.errors import (
+    InvalidInputError,
     InvalidMemoryError,
     NoMemoryError,
     ReadOnlyMemoryError,
@@ -25,6 +26,7 @@ from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall.quoting import quote_json
+from turnwise.memory.longterm.retention.subject import Subject
 
 MOST_SAVED = 4000
 """The maximum length of a text that a model may save, and of a query, in characters."""
@@ -57,7 +59,9 @@ _CATEGORIES = {
 
 
 def memory_tools(*, save: bool = True, update: bool = True, delete: bool = True) -> tuple[Tool, ...]:
-    """Return `save_memory`, `recall_memories`, `update_memory` and `delete_memory`, for an engine's `tools`.
+    """Return tools of long-term memory for an engine's `tools`.
+
+    They are `save_memory`, `recall_memories`, `update_memory`, `delete_memory` and `forget_about`.
 
     They use the long-term memory of the calling session; user, session and agent are not arguments, so the model cannot
     choose them. Recalled texts are JSON strings. A failed call is an error result that says what to do instead; as with
@@ -65,7 +69,8 @@ def memory_tools(*, save: bool = True, update: bool = True, delete: bool = True)
     twice.
 
     Args:
-        save: whether `save_memory` is included; likewise `update` and `delete`. `recall_memories` always is.
+        save: whether `save_memory` is included; likewise `update`. `recall_memories` always is.
+        delete: whether `delete_memory` and `forget_about` are included.
     """
     return tuple(
         memory_tool
@@ -74,6 +79,7 @@ def memory_tools(*, save: bool = True, update: bool = True, delete: bool = True)
             (recall_memories, True),
             (update_memory, update),
             (delete_memory, delete),
+            (forget_about, delete),
         )
         if is_in
     )
@@ -96,6 +102,14 @@ def _checked_text(text: str) -> str:
         raise ValueError("it is blank: write a sentence")
     if len(text) > MOST_SAVED:
         raise ValueError(f"it has {len(text)} characters, and may have {MOST_SAVED}: write what matters, in brief")
+    return text
+
+
+def _checked_subject(text: str) -> str:
+    try:
+        Subject(_checked_text(text))
+    except InvalidInputError as error:
+        raise ValueError(f"it {error.why}") from None
     return text
 
 
@@ -138,6 +152,20 @@ _Query = Annotated[
     str,
     AfterValidator(_checked_text),
     Field(description="What you want to know, in the words that a memory of it may have."),
+]
+_Subject = Annotated[
+    str,
+    AfterValidator(_checked_subject),
+    Field(
+        description="What to forget, in the user's words and as short as is clear, such as 'drive a Volvo'. What has "
+        "all these words in one sentence is deleted."
+    ),
+]
+_Preview = Annotated[
+    bool,
+    Field(
+        description="True to see what would be forgotten, and change nothing: do so first, and ask the user, if unsure."
+    ),
 ]
 _Id = Annotated[str, Field(description="The memory's id, as recall_memories or save_memory gave it.")]
 _Type = Annotated[MemoryType, _choice(MemoryType, _TYPES)]
@@ -225,10 +253,35 @@ async def update_memory(
 
 @tool(repeatable=True)
 async def delete_memory(id: _Id, context: ToolContext) -> str:
-    """Delete a memory for good, as when the user wants it forgotten."""
+    """Delete one memory for good, as when it is wrong. What the user wants forgotten, forget by forget_about.
+
+    also_in are conversations that still say what the memory was made from: delete them too if the user wants that.
+    """
     with _memory(context) as memory:
-        count = await memory.delete([id])
-    return quote_json({"deleted": id} if count else _MISSING)
+        deleted = await memory.delete([id])
+    left = [{"id": mention.id, "text": mention.text} for mention in deleted.left.mentions]
+    return quote_json(({"deleted": id} | ({"also_in": left} if left else {})) if deleted.count else _MISSING)
+
+
+@tool(repeatable=True)
+async def forget_about(subject: _Subject, context: ToolContext, *, preview: _Preview = False) -> str:
+    """Forget what the user wants forgotten, in all memories and in your notes: facts, and conversations that say it.
+
+    What this conversation turn says is not remembered either: save by save_memory what is to be kept of it.
+    """
+    with _memory(context) as memory:
+        about = await (memory.find_about(subject) if preview else memory.forget_about(subject))
+    if preview:
+        would_forget = [{"text": mention.text, "all_of_the_turn": mention.is_turn} for mention in about.mentions]
+        similar = [{"id": mention.id, "text": mention.text} for mention in about.similar]
+        return quote_json({"would_forget": would_forget, "notes": about.notes, "would_keep": similar})
+    count = len(about.mentions) + len(about.notes)
+    return quote_json({"forgotten": count} if count else _NOTHING_SAYS_IT)
+
+
+_NOTHING_SAYS_IT = {
+    "nothing_changed": "no memory has all these words: use those of the memory, as recall_memories shows"
+}
 
 
 def _about(topic: str | None, name: str | None, aliases: list[str] | None, until: str | None) -> ItemChanges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from turnwise.memory.background import ended, log_failure, retry
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, PlannerNote, TurnNotSaved
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.turn_items import TurnBlocks, note_items, turn_item
+from turnwise.memory.longterm.turn_items import TurnBlocks, forgets, note_items, turn_item
 from turnwise.memory.stores.reading import SEQ, pages, read_runs
 
 AT_ONCE = 16
@@ -38,6 +39,9 @@ EVENTS = 1000
 
 ATTEMPTS = 3
 """How many times saving a turn is tried if a memory's model returns unusable answers."""
+
+SOON_S = 5.0
+"""How long a search for what is unsaved waits for saves to end, in seconds."""
 
 PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 """The first and the longest pause after a memory's failure, in seconds."""
@@ -232,11 +236,17 @@ class MemoryIngestion:
             raise LongTermMemoryError(f"{unsaved} of {len(items)} items were not saved")
 
     async def _items(self, turn: TurnBlocks) -> list[MemoryItem]:
-        """Return what memories get of a turn: an item of its blocks and, by the settings, one for each planner note."""
+        """Return what memories get of a turn: an item of its blocks and, by the settings, one for each planner note.
+
+        They get nothing of a private turn, nor of one in which the model forgot something.
+        """
         if turn.is_private:
             return []
         session_id = self._state.session_id
-        item = turn_item(session_id, turn, turn.spans, await self._journal.blocks.read(turn.spans))
+        blocks = await self._journal.blocks.read(turn.spans)
+        if forgets(blocks):
+            return []
+        item = turn_item(session_id, turn, turn.spans, blocks)
         items = [item] if item else []
         if self._engines.config.memory.planner_notes:
             items += note_items(session_id, self._journal.session.log, turn, await self._notes(turn))
@@ -283,6 +293,20 @@ class MemoryIngestion:
             await asyncio.wait(tasks, timeout=left_s)
         await self._transactor.loaded()
         return not (self._progress.is_behind or self._unreadable or self._progress.missing)
+
+    async def unsaved_items(self) -> dict[str, list[MemoryItem]]:
+        """Return the items of ended turns that memories lack, by the memory's name.
+
+        Waits for saves that end soon. A memory may get the items meanwhile. Turns that cannot be read are left out.
+        """
+        await self.wait_for_memory(SOON_S)
+        lacking = {slot.name: self._progress.lacking(slot) for slot in self._progress.writable}
+        items: dict[int, list[MemoryItem]] = {}
+        for turn in (turn for turns in lacking.values() for turn in turns):
+            if turn.index not in items:
+                with suppress(CorruptRecordError):
+                    items[turn.index] = await self._items(turn)
+        return {name: [item for turn in turns for item in items.get(turn.index, ())] for name, turns in lacking.items()}
 
     async def stop(self) -> int:
         """Stop saving, and wait for calls in flight; return how many turns at least one memory lacks."""

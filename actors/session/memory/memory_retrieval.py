@@ -10,11 +10,13 @@ from typing import Any
 
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.observing import part
+from turnwise.actors.memory.about import SessionMemories
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig, scope_of
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
@@ -59,10 +61,13 @@ class MemoryRetrieval:
     fails or times out is left out: the run continues, and an event says so. The working memory comes first.
     """
 
-    def __init__(self, state: SessionState, engines: SessionEngines, tasks: SessionTasks) -> None:
+    def __init__(
+        self, state: SessionState, engines: SessionEngines, tasks: SessionTasks, ingestion: MemoryIngestion
+    ) -> None:
         self._state = state
         self._engines = engines
         self._tasks = tasks
+        self._ingestion = ingestion
         self._forget_count = 0
         """How many times memories have forgotten items; results of earlier searches may contain them."""
 
@@ -72,7 +77,19 @@ class MemoryRetrieval:
 
     def memory_access(self) -> SessionMemoryAccess:
         """Return access to the memories for the session's user, outside of any run."""
-        return SessionMemoryAccess(self._scope, self._engines.current.memories, self._engines.current.working)
+        return self._access(self._engines.current)
+
+    def _access(
+        self, resources: RunResources, *, turn_index: int | None = None, is_reading: bool = False
+    ) -> SessionMemoryAccess:
+        return SessionMemoryAccess(
+            self._scope,
+            resources.memories,
+            resources.working,
+            turn_index=turn_index,
+            is_reading=is_reading,
+            all_memories=SessionMemories(resources.all_memories, resources.notes, self._ingestion.unsaved_items),
+        )
 
     async def recall(self, run: ActiveRun) -> None:
         """Search the memories for a run and set the text that its requests get; a second call does nothing."""
@@ -80,9 +97,7 @@ class MemoryRetrieval:
         if run.record.memory == "off" or not (memories or working):
             return
         is_reading = run.record.memory == "read"
-        run.memory = SessionMemoryAccess(
-            self._scope, memories, working, turn_index=run.turn.index, is_reading=is_reading
-        )
+        run.memory = self._access(run.run_resources, turn_index=run.turn.index, is_reading=is_reading)
         if run.has_searched_memories:
             return
         run.has_searched_memories = True

@@ -24,6 +24,7 @@ from turnwise.memory.longterm.base import (
     MemoryItem,
     Reminder,
     Scope,
+    TurnPlace,
     first_of_each,
     is_local,
     recalled,
@@ -351,6 +352,18 @@ class ExtractiveMemory:
     ) -> Page[MemoryItem]:
         """See `Listing.list_items`."""
         return await self._lexical.list_items(scope, types=types, cursor=cursor, limit=limit)
+
+    async def mentions(
+        self,
+        scope: Scope,
+        text: str | None = None,
+        *,
+        turns: Collection[TurnPlace] = (),
+        ids: Collection[str] = (),
+    ) -> list[MemoryItem]:
+        """See `Mentioning.mentions`."""
+        items = await self._lexical.mentions(scope, text, turns=turns, ids=ids)
+        return [item for item in items if not is_record(item.id)]
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         """Delete facts; an item's id deletes all facts that were extracted from it. Returns the number of facts."""

@@ -375,7 +375,8 @@ async def test_memories_are_saved_recalled_changed_and_forgotten(
         assert (await client.get(f"{path}/memory")).json()["items"]
         assert (await client.post(f"{path}/memory/unpin", json=pinned)).json() == {"found": True}
         assert (await client.post(f"{path}/memory/delete", json={"ids": ["notes/café: 100%", "no"]})).json() == {
-            "deleted": 1
+            "deleted": 1,
+            "left": [],
         }
         assert (await client.put(f"{path}/memory/use", json={"use": "read"})).status_code == 204
         assert (await client.get(path)).json()["memory"] == "read"
@@ -394,6 +395,37 @@ async def test_memories_are_saved_recalled_changed_and_forgotten(
         assert remaining["sessions"] >= 1 and remaining["items"]["facts"] >= 1 and remaining["verified"]
         assert (await client.get("/v1/count")).json() == {"sessions": 0}
         assert (await client.get("/v1/count", headers=BOB)).json() == {"sessions": 1}
+
+
+async def test_a_subject_is_previewed_and_forgotten(ray_session: None, folder: Path, provider_url: str) -> None:
+    async with in_process(folder, provider_url) as client:
+        path = await opened(client, "forgetting")
+        place = f"{path}/memory/forget-about"
+        for text in ("Ann drives a Volvo.", "Ann drove a Volvo to Rome.", "Ann's Volvo is red."):
+            await client.post(f"{path}/memory", json={"text": text})
+        await client.put(f"{path}/notes", json={"content": "Drives a Volvo.\nLikes figs."})
+        preview = (await client.post(place, json={"text": "I drive a Volvo", "preview": True})).json()
+        assert {mention["text"] for mention in preview["mentions"]} == {
+            "Ann drives a Volvo.",
+            "Ann drove a Volvo to Rome.",
+        }
+        assert preview["notes"] == ["Drives a Volvo."] and preview["failed"] == {}
+        assert {mention["why"] for mention in preview["mentions"]} == {"words"}
+
+        (rome,) = (mention for mention in preview["mentions"] if "Rome" in mention["text"])
+        chosen = (await client.post(place, json={"mentions": [rome]})).json()
+        assert [mention["id"] for mention in chosen["mentions"]] == [rome["id"]] and chosen["notes"] == []
+        gone = (await client.post(place, json={"text": "I drive a Volvo"})).json()
+        assert [mention["text"] for mention in gone["mentions"]] == ["Ann drives a Volvo."]
+        assert (await client.get(f"{path}/notes")).json() == {"content": "Likes figs."}
+        texts = [item["text"] for item in (await client.get(f"{path}/memory")).json()["items"]]
+        assert "Ann's Volvo is red." in texts and not [text for text in texts if "drove" in text or "drives" in text]
+
+        refused: list[dict[str, Any]] = [{}, {"text": "I am"}, {"preview": True}, {"text": "Volvo", "notes": ["x"]}]
+        for wrong in (*refused, {"mentions": [{}]}):
+            assert (await client.post(place, json=wrong)).status_code == 422, wrong
+        nowhere = await client.post(place, json={"mentions": [{"memory": "shelf", "id": "1"}]})
+        assert nowhere.status_code == 422 and "must be one of" in nowhere.json()["detail"]
 
 
 async def test_a_message_is_removed_by_its_place(ray_session: None, folder: Path) -> None:

@@ -92,4 +92,9 @@ async def test_no_route_reaches_a_session_or_a_run_of_another_user(
         ):
             assert (await client.request(method, place, json=change, headers=BOB)).json() == {"found": False}, place
         deleted = await client.post(f"{memory_path}/delete", json={"ids": [item]}, headers=BOB)
-        assert deleted.json() == {"deleted": 0} and await state() == before
+        assert deleted.json() == {"deleted": 0, "left": []} and await state() == before
+        forgetting: list[dict[str, Any]] = [{"text": "Ann loves trains"}, {"text": "Ann's notes"}]
+        forgetting.append({"mentions": [{"memory": "facts", "id": item}], "notes": ["Ann's notes"]})
+        for body in forgetting:
+            assert (await client.post(f"{memory_path}/forget-about", json=body, headers=BOB)).is_success
+        assert await state() == before

@@ -31,6 +31,8 @@ from turnwise.actors.inference.tools.memory_tools import (
 )
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
+from turnwise.actors.memory.about import AboutMemories, SessionMemories
+from turnwise.actors.memory.attached import MemorySlot
 from turnwise.errors import (
     InvalidMemoryError,
     LongTermMemoryError,
@@ -47,6 +49,7 @@ from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.retention.about import About, Deleted
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.ids import new_id
@@ -99,9 +102,23 @@ class DirectAccess:
     async def clear_notes(self) -> bool:
         raise AssertionError("no tool clears notes")
 
-    async def delete(self, ids: Collection[str]) -> int:
+    async def delete(self, ids: Collection[str]) -> Deleted:
         self.asked.append(("delete", *ids))
-        return await self.memory.forget(self.scope, ids)
+        return Deleted(count=await self.memory.forget(self.scope, ids))
+
+    async def find_about(self, text: str) -> About:
+        self.asked.append(("find_about", text))
+        return await self.about.find(text)
+
+    async def forget_about(self, what: str | About) -> About:
+        self.asked.append(("forget_about", what))
+        return await self.about.forget(what)
+
+    @property
+    def about(self) -> AboutMemories:
+        return AboutMemories(
+            self.scope, SessionMemories([MemorySlot(memory=self.memory, name="own", section=None)], self.notes)
+        )
 
     async def read_notes(self) -> str:
         self.asked.append(("read_notes",))
@@ -131,7 +148,16 @@ class Raising(DirectAccess):
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
-        if name not in ("save", "recall", "update", "delete", "read_notes", "replace_notes", "merge_notes"):
+        if name not in (
+            "save",
+            "recall",
+            "update",
+            "delete",
+            "read_notes",
+            "replace_notes",
+            "merge_notes",
+            "forget_about",
+        ):
             return value
 
         async def verb(*args: Any, **kwargs: Any) -> Any:
@@ -179,12 +205,13 @@ def schema(name: str) -> dict[str, Any]:
 
 def test_memory_tools_returns_the_requested_tools() -> None:
     assert [tool.name for tool in memory_tools()] == [
-        *("save_memory", "recall_memories", "update_memory", "delete_memory"),
+        *("save_memory", "recall_memories", "update_memory", "delete_memory", "forget_about"),
     ]
     assert [tool.name for tool in memory_tools(save=False, update=False, delete=False)] == ["recall_memories"]
     for kind in ("save", "update", "delete"):
         without = memory_tools(**{kind: False})
-        assert {tool.name for tool in memory_tools()} - {tool.name for tool in without} == {f"{kind}_memory"}
+        left_out = {tool.name for tool in memory_tools()} - {tool.name for tool in without}
+        assert left_out == {f"{kind}_memory", *(["forget_about"] if kind == "delete" else [])}
     assert [tool.name for tool in notes_tools()] == ["read_notes", "replace_notes", "add_to_notes"]
     assert turnwise.memory_tools is memory_tools and turnwise.notes_tools is notes_tools
     assert {tool.name for tool in ALL if not tool.repeatable} == {"add_to_notes"}
@@ -211,6 +238,7 @@ def test_the_schemas_describe_each_type_and_have_no_user() -> None:
         "recall_memories": ["category", "limit", "query"],
         "update_memory": ["aliases", "content", "id", "name", "status", "topic", "type", "until"],
         "delete_memory": ["id"],
+        "forget_about": ["preview", "subject"],
         "read_notes": [],
         "replace_notes": ["content"],
         "add_to_notes": ["content"],
@@ -289,6 +317,26 @@ async def test_a_call_uses_the_memory_access_and_returns_its_result() -> None:
     assert nothing.is_error and "no change was given" in nothing.text
     assert await call_memory(memory, "update_memory", id=memory_id, status="resolved") == {"updated": memory_id}
     assert await call_memory(memory, "recall_memories", query="canoe") == {"memories": []}
+
+
+async def test_a_subject_is_shown_before_it_is_forgotten_and_the_result_does_not_repeat_it() -> None:
+    memory = lexical()
+    for text in ("Ada drives a Volvo.", "Ada has a canoe."):
+        await call_memory(memory, "save_memory", call_id=text, content=text, type="facts")
+    await memory.merge_notes("Ask what she pays for the Volvo that she drives.")
+    preview = await call_memory(memory, "forget_about", subject="drive a Volvo", preview=True)
+    assert preview["would_forget"] == [{"text": "Ada drives a Volvo.", "all_of_the_turn": False}]
+    assert preview["notes"] == ["Ask what she pays for the Volvo that she drives."]
+    assert (await call_memory(memory, "recall_memories", query="Volvo"))["memories"], "nothing was deleted"
+    assert await call_memory(memory, "forget_about", subject="drive a Volvo") == {"forgotten": 2}
+    assert await call_memory(memory, "recall_memories", query="Volvo") == {"memories": []}
+    assert await call_memory(memory, "read_notes") == {"notes": ""}
+    assert (await call_memory(memory, "recall_memories", query="canoe"))["memories"]
+    again = await call_memory(memory, "forget_about", subject="drive a Volvo")
+    assert list(again) == ["nothing_changed"]
+    for wrong in ("", "that I am"):
+        refused = await call(memory, "forget_about", subject=wrong)
+        assert refused.is_error and "subject" in refused.text
 
 
 async def test_an_unknown_id_is_reported_as_missing() -> None:
@@ -488,7 +536,7 @@ WITHOUT = "Go on without it, and tell the user if that matters."
 async def test_an_error_of_the_memory_becomes_an_error_result_with_a_remedy(
     name: str, error: Exception, message: str, is_final: bool
 ) -> None:
-    values = {"content": "a b", "type": "facts", "query": "a b", "id": "a"}
+    values = {"content": "a b", "type": "facts", "query": "a b", "id": "a", "subject": "canoe"}
 
     memory = Raising(error)
     registry = ToolRegistry(*ALL, on_error="retry", retries=2, backoff_s=0)

@@ -105,6 +105,7 @@ NOT_OF_FACTS = {
     contract.check_an_agent_recalls_its_items_and_those_of_all_agents: "the same fact under several types is one",
     contract.check_forgotten_items_are_gone: "the same fact under several types is one",
     contract.check_the_predecessor_of_a_forgotten_item_is_valid_again: "what supersedes is for the model to say",
+    contract.check_mentions_are_all_items_that_say_a_text_or_come_from_a_turn: "facts have ids of their own",
     contract.check_expired_and_resolved_items_are_not_recalled: "a model says neither",
 }
 

@@ -326,7 +326,7 @@ async def test_the_working_memory_stands_in_each_request_and_what_a_program_save
     assert recalled.text.count("</working_memory>") == 1
     (reported,) = (event for event in (await stage.core.reads.events())[0] if isinstance(event, MemoryRecalled))
     assert reported.found == reported.sent == {"memory 0": 1}
-    assert await access.delete([name, "missing"]) == 1 and not await access.recall("green")
+    assert (await access.delete([name, "missing"])).count == 1 and not await access.recall("green")
     book.fails = OSError("away")
     with pytest.raises(LongTermMemoryError, match="memory 0: OSError: away"):
         await access.recall("tea")

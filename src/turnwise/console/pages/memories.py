@@ -13,8 +13,10 @@ from turnwise.console.elements.frame import Frame
 from turnwise.console.elements.tags import badge, button, long_text, tag
 from turnwise.console.elements.text import moment, number
 from turnwise.console.pages.calls import MAX_CHARS
-from turnwise.errors import NoMemoryError, ReadOnlyStoreError
+from turnwise.errors import InvalidInputError, NoMemoryError, ReadOnlyStoreError
 from turnwise.memory.longterm.base import MemoryItem
+from turnwise.memory.longterm.retention.about import About, Mention
+from turnwise.memory.values.plain_text import plain
 
 PAGE = 50
 """How many items are shown at once."""
@@ -45,6 +47,8 @@ class _Memories:
         viewer = self._frame.viewer
         with tag("div", "row"):
             tag("h1", "grow", "Memories")
+            if not viewer.is_read_only:
+                button("Forget a subject", self._forget_subject)
             if viewer.sees_all and not viewer.is_read_only:
                 button("Forget this user", self._forget, "bad")
         with tag("div", "filters two", role="search"):
@@ -158,7 +162,64 @@ class _Memories:
 
     async def _delete(self, session: AsyncSession, item: MemoryItem) -> None:
         if await confirmed("Delete this memory?", "It does not come back when the same is said again.", "Delete it"):
-            await session.memory.delete(item.id)
+            deleted = await session.memory.delete(item.id)
+            self._frame.wake.set()
+            if deleted.left.mentions:
+                await self._forget_found(session, deleted.left, "Delete the turn that it comes from, too?")
+
+    async def _forget_subject(self) -> None:
+        session = self._session
+        if not session:
+            return
+        with ui.dialog() as dialog, tag("div", "card box"):
+            tag("h2", "", "Forget a subject")
+            text = ui.input("What to forget, in the user's words").props("outlined dense maxlength=1000")
+            with tag("div", "row"):
+                button("Find it", lambda: dialog.submit(True), "main")
+                button("Back", lambda: dialog.submit(False))
+        subject = (text.value or "").strip() if await dialog else ""
+        dialog.delete()
+        if not subject:
+            return
+        try:
+            about = await session.memory.find_about(subject)
+        except InvalidInputError as error:
+            ui.notify(plain(error.why), type="warning")
+            return
+        await self._forget_found(session, about, f"Forget {subject}?")
+
+    async def _forget_found(self, session: AsyncSession, about: About, question: str) -> None:
+        """Show what is about a subject; delete what is chosen of it."""
+        chosen: list[tuple[ui.checkbox, Mention | str]] = []
+        with ui.dialog() as dialog, tag("div", "card box", role="alertdialog", aria_label=question):
+            tag("h2", "", question)
+            for name, reason in about.failed.items():
+                tag("p", "bad", f"{name} could not be searched: {reason}")
+            if not (about.mentions or about.notes or about.similar):
+                tag("p", "text", "Nothing says this.")
+            for mention in (*about.mentions, *about.similar):
+                is_certain = mention.why != "similar"
+                chosen.append((_checkbox(mention.text, is_certain), mention))
+                facts = [mention.memory, "all of the turn" if mention.is_turn else None]
+                facts += ["in the profile" if mention.in_profile else None, None if is_certain else "only similar"]
+                facts += [moment(mention.created_at) if mention.created_at else None]
+                tag("p", "soft small", " · ".join(filter(None, facts)))
+            for note in about.notes:
+                chosen.append((_checkbox(note, True), note))
+                tag("p", "soft small", "in the notes")
+            with tag("div", "row"):
+                button("Forget what is ticked", lambda: dialog.submit(True), "bad")
+                button("Back", lambda: dialog.submit(False), autofocus=True)
+        is_confirmed = bool(await dialog)
+        ticked = [part for box, part in chosen if box.value]
+        dialog.delete()
+        if is_confirmed:
+            mentions = tuple(part for part in ticked if isinstance(part, Mention))
+            notes = tuple(part for part in ticked if isinstance(part, str))
+            gone = await session.memory.forget_about(About(mentions=mentions, notes=notes))
+            self._report.clear()
+            with self._report:
+                tag("p", "card", f"Forgotten: {number(len(gone.mentions) + len(gone.notes))}", role="status")
             self._frame.wake.set()
 
     async def _forget(self) -> None:
@@ -177,3 +238,7 @@ class _Memories:
 
     def _close_report(self) -> None:
         self._report.clear()
+
+
+def _checkbox(text: str, is_ticked: bool) -> ui.checkbox:
+    return ui.checkbox(plain(text[:MAX_CHARS]), value=is_ticked)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from turnwise.http.bounded import Bounds
 from turnwise.http.middleware.paths import InPath
@@ -17,6 +17,7 @@ from turnwise.http.sse import wait_for
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.longterm.base import MemoryItem, Status
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.retention.about import About, Mention, Reason
 from turnwise.memory.values.limits import MAX_NAMES
 
 router = APIRouter(
@@ -116,6 +117,52 @@ class Items(Body):
     ids: Annotated[list[str], Field(min_length=1)]
 
 
+class MentionToForget(Body):
+    """An item as a preview has it. Its memory and id are needed; the turn, so that no memory gets it later."""
+
+    model_config = example(
+        memory="VectorMemory", id="0193f2a4:0-2~5d1c", session_id="chat-1", turn_index=3, is_turn=True
+    )
+
+    memory: str
+    id: str
+    text: str = ""
+    why: Reason = "words"
+    type: Type | None = None
+    session_id: str | None = None
+    turn_index: int | None = None
+    is_turn: bool = False
+    in_profile: bool = False
+    created_at: float = 0.0
+
+
+class ForgetAbout(Body):
+    """What to forget: a text, or those `mentions` and `notes` of a preview that are to go."""
+
+    model_config = example(text="I drive a Volvo")
+    bounds: ClassVar[Bounds] = {"mentions": ("MAX_NAMES", MAX_NAMES), "notes": ("MAX_NAMES", MAX_NAMES)}
+
+    text: str | None = None
+    preview: bool = False
+    """Whether to answer what would be deleted for the text, and delete nothing."""
+    mentions: list[MentionToForget] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.text is None) is not bool(self.mentions or self.notes):
+            raise ValueError("pass either a text, or mentions and notes of a preview")
+        if self.preview and self.text is None:
+            raise ValueError("a preview needs a text")
+        return self
+
+    @property
+    def about(self) -> About:
+        """The mentions and notes that are to go."""
+        mentions = tuple(Mention(**mention.model_dump()) for mention in self.mentions)
+        return About(mentions=mentions, notes=tuple(self.notes))
+
+
 class ForgetTurn(Body):
     """The turn to forget."""
 
@@ -213,12 +260,54 @@ class Found(Shown):
     found: bool
 
 
-class Deleted(Shown):
-    """How many items existed."""
+class MentionShown(Shown):
+    """An item of a memory that belongs to a subject."""
 
-    model_config = example(deleted=1)
+    memory: str
+    id: str
+    text: str
+    """Of a long text, what says the subject."""
+    why: Reason
+    type: MemoryType | None
+    session_id: str | None
+    turn_index: int | None
+    """The turn that it comes from."""
+    is_turn: bool
+    """Whether it is all of a turn."""
+    in_profile: bool
+    created_at: float
+
+    @classmethod
+    def of(cls, mention: Mention) -> MentionShown:
+        return cls(**{name: getattr(mention, name) for name in cls.model_fields})
+
+
+class AboutShown(Shown):
+    """What memories and notes have about a subject."""
+
+    mentions: list[MentionShown]
+    """What belongs to it."""
+    notes: list[str]
+    """Parts of the notes."""
+    similar: list[MentionShown]
+    """What may belong to it; it is not deleted unless it is passed as `mentions`."""
+    failed: dict[str, str]
+    """Why memories could not be searched, by their names."""
+
+    @classmethod
+    def of(cls, about: About) -> AboutShown:
+        mentions, similar = (list(map(MentionShown.of, part)) for part in (about.mentions, about.similar))
+        return cls(mentions=mentions, notes=list(about.notes), similar=similar, failed=dict(about.failed))
+
+
+class DeletedShown(Shown):
+    """How many items existed, and what memories still have of the turns that they come from."""
+
+    model_config = example(deleted=1, left=[])
 
     deleted: int
+    left: list[MentionShown]
+    """Pass them to forget-about as `mentions` to delete them, too."""
 
 
 class NotesShown(Shown):
@@ -292,8 +381,23 @@ async def unpin_memory(session_id: InPath, body: Item, caller: RequestCaller) ->
 
 
 @router.post("/memory/delete", summary="Delete items", responses=NOT_FOUND | documented(403))
-async def delete_memory(session_id: InPath, body: Items, caller: RequestCaller) -> Deleted:
-    return Deleted(deleted=await caller.on_session(session_id, lambda session: session.memory.delete(*body.ids)))
+async def delete_memory(session_id: InPath, body: Items, caller: RequestCaller) -> DeletedShown:
+    deleted = await caller.on_session(session_id, lambda session: session.memory.delete(*body.ids))
+    return DeletedShown(deleted=deleted.count, left=list(map(MentionShown.of, deleted.left.mentions)))
+
+
+@router.post(
+    "/memory/forget-about", summary="Forget a subject in all memories and notes", responses=NOT_FOUND | documented(403)
+)
+async def forget_about(session_id: InPath, body: ForgetAbout, caller: RequestCaller) -> AboutShown:
+    """Answers what was deleted; with `preview`, what would be."""
+    if body.preview and body.text is not None:
+        text = body.text
+        about = await caller.on_session(session_id, lambda session: session.memory.find_about(text))
+    else:
+        what = body.about if body.text is None else body.text
+        about = await caller.on_session(session_id, lambda session: session.memory.forget_about(what))
+    return AboutShown.of(about)
 
 
 @router.post("/memory/forget", summary="Forget what a turn added", responses=CONFLICT)

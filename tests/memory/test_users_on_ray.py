@@ -198,7 +198,9 @@ def test_programs_and_models_recall_change_and_delete_saved_items(house: House, 
             f"A penguin, once {memory_type}.",
             items_by_id[name].created_at,
         )
-    assert len(chat.memory.recall("penguin", limit=50)) == len(MemoryType) and not chat.memory.recall("walrus")
+    assert len(chat.memory.recall("penguin", limit=50)) == len(MemoryType) and not [
+        item for item in chat.memory.recall("walrus") if item.words
+    ]
     assert {item.id for item in chat.memory.recall("zoo", limit=50)} == set(saved.values()), "the topic stays"
     assert not chat.memory.update("missing", "A penguin.") and not chat.memory.delete("missing").count
     names = list(saved.values())

@@ -102,7 +102,7 @@ class Recovery:
         if lost_runs or self._state.run_queue.queue or self._state.active:
             await self._repair(lost_runs)
         else:
-            self._journal.log.publish()
+            self._journal.log.publish(is_live=False)
         self._engines.drop_kept()
 
     def _open(self, record: RunRecord, turn: TurnRecord, known_run: ActiveRun | None) -> ActiveRun:

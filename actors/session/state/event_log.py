@@ -14,9 +14,17 @@ class EventLog:
 
     Events are ordered by number, and a reader that has seen number n has seen all events up to n: while a commit's
     numbers are reserved, live events wait until the commit is published. Publishing never waits for a reader.
+
+    Live events have numbers only while a run is active: the commit before has reserved them in the store. Without that,
+    the session's next process would give the same numbers to stored events, and a reader would miss those. What an
+    attempt says after the end of its run is dropped.
+
+    Args:
+        last_seq: the last number that the store knows.
+        is_live: whether the store has reserved numbers for live events.
     """
 
-    def __init__(self, last_seq: int) -> None:
+    def __init__(self, last_seq: int, *, is_live: bool = False) -> None:
         self.last_seq = last_seq
         """The last number that was assigned."""
         self.published = last_seq
@@ -30,6 +38,7 @@ class EventLog:
         self._numbered: list[Event] = []
         """Quiet events that have numbers and are not in `_cached` yet."""
         self._reserved = False
+        self._is_live = is_live
         self._next_event: asyncio.Future[None] | None = None
 
     def next_seq(self) -> int:
@@ -51,11 +60,21 @@ class EventLog:
         self.last_seq = self.published = max(self.last_seq, upto)
         self._wake()
 
-    def publish(self, events: Sequence[Event] = ()) -> None:
-        """Publish the events that were stored with the reserved numbers, then the live events that waited."""
+    def publish(self, events: Sequence[Event] = (), *, is_live: bool | None = None) -> None:
+        """Publish the events that were stored with the reserved numbers, then the live events that waited.
+
+        Args:
+            is_live: whether a run is active now, so that the commit has reserved numbers for live events; None if that
+                has not changed.
+        """
         self._reserved = False
         self._cache(events)
         self.published = self.last_seq
+        if is_live is not None:
+            self._is_live = is_live
+        if not self._is_live:
+            self._waiting.clear()
+            self._quiet.clear()
         waiting, self._waiting = self._waiting, []
         for make in waiting:
             self.publish_live(make)
@@ -69,7 +88,7 @@ class EventLog:
         self._wake()
 
     def publish_live(self, make: Callable[[int], Event | None], *, quietly: bool = False) -> None:
-        """Call `make` with the next number and publish the event that it returns, if any.
+        """Call `make` with the next number and publish the event that it returns, if any; only while a run is active.
 
         While numbers are reserved for a commit, this happens once that commit is published. Does not wait.
 
@@ -78,6 +97,8 @@ class EventLog:
         """
         if self._reserved:
             self._waiting.append(make)
+            return
+        if not self._is_live:
             return
         self._quiet.append(make)
         if not quietly and (events := self._make_quiet_events()):

@@ -316,7 +316,7 @@ class Journal:
             raise
         self.session = session
         self._deleted_up_to = max(self._deleted_up_to, forget)
-        self.log.publish(commit.events)
+        self.log.publish(commit.events, is_live=live)
         if self.forwarder and commit.events:
             self.forwarder.wake(session.log)
 

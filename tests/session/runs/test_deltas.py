@@ -30,8 +30,10 @@ from turnwise.memory.conversation.events import (
 )
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider
+from turnwise.testing.scripted_engine import ScriptedEngine
 
 
 @tool
@@ -186,7 +188,7 @@ def an_event(seq: int) -> Event:
 
 
 async def test_a_quiet_event_is_published_before_the_next_one() -> None:
-    log = EventLog(5)
+    log = EventLog(5, is_live=True)
     for _ in range(2):
         log.publish_live(an_event, quietly=True)
     next_event = asyncio.ensure_future(log.wait_for_event(60))
@@ -205,6 +207,48 @@ async def test_a_quiet_event_is_published_before_the_next_one() -> None:
     log.abandon()
     log.publish()
     assert log.since(12, 10) == [] and log.published == 12
+
+
+def test_a_live_event_has_no_number_once_its_run_has_ended() -> None:
+    """The session's next process gives the numbers after the last commit to stored events."""
+    log = EventLog(5, is_live=True)
+    assert log.reserve(1) == 6
+    log.publish_live(an_event)
+    log.publish_live(an_event, quietly=True)
+    log.publish([an_event(6)], is_live=False)
+    log.publish_live(an_event)
+    assert [event.seq for event in log.since(0, 10)] == [6] and log.next_seq() == 7
+    log.publish([an_event(log.reserve(1))], is_live=True)
+    log.publish_live(an_event)
+    assert [event.seq for event in log.since(6, 10)] == [7, 8]
+
+
+async def test_a_follower_misses_nothing_of_a_process_that_comes_after_a_talkative_engine() -> None:
+    """An engine that goes on talking while the end of its run is stored takes no number of the next process."""
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id="s"))
+    core = SessionCore(SessionKey("s"), store, ScriptedEngine(["one"]))
+    commit, ending = store.commit, list[Any]()
+
+    async def talked_over(key: SessionKey, epoch: int, stored: Commit) -> None:
+        if (run := core.state.active) and any(event.terminal for event in stored.events):
+            ending.append(run)
+            core.state.publish_live(run, TextDelta, {"text": "and another thing"})
+        await commit(key, epoch, stored)
+
+    store.commit = talked_over  # type: ignore[method-assign]
+    await core.admission.start(["go"], run_id="run")
+    await core.reads.wait("run")
+    seen, _, _ = await core.reads.events(after=0, limit=1000)
+    assert ending and (await store.get(SessionKey("s"))).seq == seen[-1].seq
+    later_core = SessionCore(SessionKey("s"), store, ScriptedEngine(["two"]))
+    await later_core.admission.start(["go on"], run_id="later")
+    await later_core.reads.wait("later")
+    followed, _, _ = await later_core.reads.events(after=seen[-1].seq, limit=1000, run_id="later")
+    stored = [
+        event.seq for event in await store.events(SessionKey("s"), after=0, limit=1000) if event.run_id == "later"
+    ]
+    assert set(stored) <= {event.seq for event in followed}
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])

@@ -211,7 +211,7 @@ class Matched:
                 NaN for passages without a vector. None if there are no vectors.
             prominences: of each sentence and passage, see `prominences_of`; needed for a reminder with vectors.
             groups: of each passage, the group of its item: each group is limited by itself. One group if left out.
-            is_reminder: return only items that stand out for a sentence that does.
+            is_reminder: return only items that stand out for a sentence that does; each such sentence has its own best.
         """
         import numpy as np
 
@@ -236,17 +236,18 @@ class Matched:
             is_relevant |= self._items.best(is_near.astype(float)) > 0
         elif rows is not None and not is_reminder:
             is_relevant |= np.nan_to_num(self._items.best(rows)) > 0
-        best = np.where(is_relevant, scores, -np.inf).max(axis=0, initial=-np.inf)
-        best = self._with_names(best)
+        scores = np.where(is_relevant, scores, -np.inf)
+        of_best_part = scores.max(axis=0, initial=-np.inf)
+        best = self._with_names(of_best_part.copy())
+        turns = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1).min(axis=0, initial=len(best))
+        turns[best > of_best_part] = 0  # whose name is in the query
         selected = np.isfinite(best)
         of_group = None if groups is None else groups[self._items.starts]
         members = [selected] if of_group is None else [selected & (of_group == group) for group in np.unique(of_group)]
         if is_reminder:
-            of_words = words.max(axis=0, initial=0.0)
-            members = [group & ~self._look_alikes(group, of_words) for group in members]
-        order = np.concatenate([_best(best, group, limit) for group in members])
-        if groups is not None:
-            order = order[np.argsort(-best[order], kind="stable")]
+            members = [group & ~self._look_alikes(group, words) for group in members]
+        order = np.concatenate([_first(turns, best, group, limit) for group in members])
+        order = order[np.argsort(-best[order], kind="stable")]
         nats = np.maximum(best[order], 0.0)
         return Ranked(
             places=self._items.starts[order],
@@ -306,10 +307,11 @@ class Matched:
         return scores
 
     def _look_alikes(self, group: NDArray[np.bool_], words: Numbers) -> NDArray[np.bool_]:
-        """Return which of these items are facts with words of the query, but too few beside the best fact."""
+        """Return which of these items are facts with words of a sentence, but of each too few beside its best fact."""
         facts = group & self._passages.is_fact[self._items.starts]
-        least = self._weights.tail * float(words[facts].max(initial=0.0))
-        look_alikes: NDArray[np.bool_] = facts & (words > 0) & (words < least)
+        least = self._weights.tail * words[:, facts].max(axis=1, keepdims=True, initial=0.0)
+        is_answer = ((words > 0) & (words >= least)).any(axis=0)
+        look_alikes: NDArray[np.bool_] = facts & (words > 0).any(axis=0) & ~is_answer
         return look_alikes
 
     def _nothing(self) -> Ranked:
@@ -385,12 +387,15 @@ class _Items:
         return total * self._alone
 
 
-def _best(scores: Numbers, which: NDArray[np.bool_], limit: int) -> Places:
-    """Return the places of up to `limit` of these items, the best first."""
+def _first(turns: Places, scores: Numbers, which: NDArray[np.bool_], limit: int) -> Places:
+    """Return the places of up to `limit` of these items: the best of each sentence in turn, and of these the best.
+
+    So two questions in one prompt both have their answers.
+    """
     import numpy as np
 
     places = np.flatnonzero(which)
-    return places[np.argsort(-scores[places], kind="stable")][:limit]
+    return places[np.lexsort((-scores[places], turns[places]))][:limit]
 
 
 def _of_rows(similarities: Numbers | None) -> Numbers | float:

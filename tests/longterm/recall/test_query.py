@@ -197,6 +197,18 @@ def test_a_text_of_many_passages_does_not_hide_a_short_one() -> None:
     assert asked([*long, *items("The greyhound slept.")], "Who slept, the greyhound?")[0] == "0"
 
 
+def test_each_question_of_a_prompt_has_its_answer() -> None:
+    facts = items(
+        *(f"The greyhound of Ann sleeps in the {word}, said Bob of Ghent." for word in OWNED),
+        "The bassoon was bought in Lisbon.",
+    )
+    answer = str(len(OWNED))
+    prompt = "Where does the greyhound of Ann sleep, as Bob of Ghent said? And where was the bassoon bought?"
+    assert answer in ids(facts, prompt, Weights(reach=0)) and len(ids(facts, prompt, Weights(reach=0))) == 10
+    happened = [replace(item, type=MemoryType.INTERACTION) for item in facts]
+    assert answer in ids(happened, prompt, Weights(reach=0))
+
+
 def test_a_question_after_a_colon_is_a_query_of_its_own() -> None:
     facts = items("The user is allergic to peanuts.", "The user ordered a desk.")
     assert ids(facts, "Quick check before I bring the cake: what am I allergic to?") == ["0"]

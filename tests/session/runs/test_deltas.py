@@ -228,13 +228,13 @@ async def test_a_follower_misses_nothing_of_a_process_that_comes_after_a_talkati
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, ScriptedEngine(["one"]))
-    commit, ending = store.commit, list[Any]()
+    commit_quietly, ending = store.commit, list[Any]()
 
-    async def talked_over(key: SessionKey, epoch: int, stored: Commit) -> None:
-        if (run := core.state.active) and any(event.terminal for event in stored.events):
+    async def talked_over(key: SessionKey, epoch: int, commit: Commit) -> None:
+        if (run := core.state.active) and any(event.terminal for event in commit.events):
             ending.append(run)
             core.state.publish_live(run, TextDelta, {"text": "and another thing"})
-        await commit(key, epoch, stored)
+        await commit_quietly(key, epoch, commit)
 
     store.commit = talked_over  # type: ignore[method-assign]
     await core.admission.start(["go"], run_id="run")

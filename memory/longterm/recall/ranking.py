@@ -63,10 +63,9 @@ class Weights:
     prominence: float = 1.0
     """A sentence stands out by its vector if its similarity to the best item exceeds that of unrelated texts by this
     many of their standard deviations. Where there are vectors, its words must share twice as much to do so alone."""
-    tail: float = 0.7
-    """A reminder leaves out a fact whose score by words is below this share of the best fact's: most such facts are
-    look-alikes. It keeps facts that only vectors find, and turns (items of type INTERACTION), since each may have
-    another part of the answer."""
+    tail: float = 0.75
+    """A reminder leaves out a fact whose score for a sentence is below this share of the best fact's: most such facts
+    are look-alikes. It keeps turns (items of type INTERACTION), since each may have another part of the answer."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -96,8 +95,8 @@ _RANGES = {
 }
 """The least and the greatest value of each weight, and the text of the error."""
 
-FACTS = Weights(reach=0, least=2.0)
-"""For facts: each stands for itself, and of those that share less than the best does most are look-alikes."""
+FACTS = Weights(reach=0, least=2.0, prominence=2.0)
+"""For facts: each stands for itself, and of those that are less near than the best one most are look-alikes."""
 
 
 class Passages(NamedTuple):
@@ -245,7 +244,7 @@ class Matched:
         of_group = None if groups is None else groups[self._items.starts]
         members = [selected] if of_group is None else [selected & (of_group == group) for group in np.unique(of_group)]
         if is_reminder:
-            members = [group & ~self._look_alikes(group, words) for group in members]
+            members = [group & ~self._look_alikes(group, scores) for group in members]
         order = np.concatenate([_first(turns, best, group, limit) for group in members])
         order = order[np.argsort(-best[order], kind="stable")]
         nats = np.maximum(best[order], 0.0)
@@ -306,12 +305,14 @@ class Matched:
                 scores[item] = max(scores[item], 0.0) + gain
         return scores
 
-    def _look_alikes(self, group: NDArray[np.bool_], words: Numbers) -> NDArray[np.bool_]:
-        """Return which of these items are facts with words of a sentence, but of each too few beside its best fact."""
+    def _look_alikes(self, group: NDArray[np.bool_], scores: Numbers) -> NDArray[np.bool_]:
+        """Return which of these items are facts whose score for each sentence is far below that of its best fact."""
+        import numpy as np
+
         facts = group & self._passages.is_fact[self._items.starts]
-        least = self._weights.tail * words[:, facts].max(axis=1, keepdims=True, initial=0.0)
-        is_answer = ((words > 0) & (words >= least)).any(axis=0)
-        look_alikes: NDArray[np.bool_] = facts & (words > 0).any(axis=0) & ~is_answer
+        least = self._weights.tail * scores[:, facts].max(axis=1, keepdims=True, initial=0.0)
+        is_answer = (scores > 0) & (scores >= least)
+        look_alikes: NDArray[np.bool_] = facts & ~is_answer.any(axis=0) & np.isfinite(scores).any(axis=0)
         return look_alikes
 
     def _nothing(self) -> Ranked:

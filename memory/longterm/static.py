@@ -247,7 +247,9 @@ class StaticMemory:
             page = await self._store.query(
                 self._owner, which, cursor=(cursor or "").removeprefix(_OF_STORE) or None, limit=limit
             )
-            return Page(page.items, page.cursor and _OF_STORE + page.cursor)
+            own_ids = {item.id for item in await self._own()}
+            items = tuple(item for item in page.items if item.id not in own_ids)
+            return Page(items, page.cursor and _OF_STORE + page.cursor)
         start = parse_position(cursor)
         stop = start + check_limit(limit)
         facts = [item for item in await self._own() if matches(item, which)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from stored.open_stores import closing
 from turnwise.errors import ConfigError, InvalidMemoryError, StoreError, StoreURLError
 from turnwise.memory.longterm.base import MemoryItem, Scope, is_local, trouble_of
 from turnwise.memory.longterm.fact_table import FactTable
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.static import StaticMemory
 
@@ -52,6 +54,52 @@ async def test_facts_have_ids_of_their_own() -> None:
         StaticMemory([FACTS[0], FACTS[0]])
     with pytest.raises(ConfigError, match="one text"):
         StaticMemory(FACTS[0])
+
+
+async def test_a_fact_may_be_a_key_and_its_value() -> None:
+    memory = StaticMemory([{"key": "opening hours", "value": "nine to five"}, {"key": "rooms", "value": 12, "id": "r"}])
+    assert await facts_of(memory) == [("1", "opening hours: nine to five"), ("r", "rooms: 12")]
+    (first, *_) = await memory.recall(ANN, "What are your opening hours?")
+    assert (first.id, first.topic) == ("1", "opening hours")
+
+
+async def test_a_list_and_a_store_are_one_memory(tmp_path: Path) -> None:
+    """Of two facts with the same id, that of the list counts. The store may be a URL, and be given alone."""
+    url = f"sqlite:///{tmp_path}/facts.db"
+    stored = [MemoryItem(id="fact1", text="Paris is in Texas."), MemoryItem(id="s", text="The canteen closes at two.")]
+    async with closing(SQLItems(url)) as store:
+        await store.put(Scope(user_id="everyone"), stored, at=1.0)
+    async with closing(pickle.loads(pickle.dumps(StaticMemory(FACTS, url, all_up_to=0)))) as memory:
+        assert [item.id for item in await memory.recall(ANN, "When does the canteen close?")][:1] == ["s"]
+        assert [item.text for item in await memory.recall(ANN, "Paris")] == [FACTS[0]["content"]]
+        items, cursor = list[MemoryItem](), None
+        while True:
+            page = await memory.list_items(ANN, cursor=cursor, limit=1)
+            items += page
+            if (cursor := page.cursor) is None:
+                break
+        assert [item.id for item in items] == ["fact1", "fact2", "s"]
+        assert is_local(memory)
+    async with closing(StaticMemory(url)) as memory:
+        assert {item.id for item in await memory.list_items(ANN)} == {"fact1", "s"}
+    with pytest.raises(ConfigError, match="second store"):
+        StaticMemory(url, url)
+
+
+async def test_static_facts_are_found_by_vectors_too() -> None:
+    facts = ["Staff may work from abroad for twenty days.", *(f"Room {number} has a lamp." for number in range(12))]
+
+    class Meaning:
+        def __call__(self, input: Sequence[str]) -> list[list[float]]:
+            return [[1.0, 0.0] if "abroad" in text or "telecommute" in text else [0.0, 1.0] for text in input]
+
+    words, vectors = (StaticMemory(facts, embedding=embedding) for embedding in (None, Meaning()))
+    for memory, expected in ((words, []), (vectors, [facts[0]])):
+        question = "Can I telecommute?"
+        assert [item.text for item in await memory.recall(ANN, question)] == expected
+        assert [item.text for item in (await memory.remind(ANN, question)).items] == expected
+        assert (await memory.remind(ANN, "Hello!")).items == []
+        await memory.close()
 
 
 async def test_facts_of_json_files_keep_their_ids(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many threads on either side of a comparison
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -60,7 +59,6 @@ from long_term.report import NOTHING, PRECISION, RECALL, WHOLE, Report, groups, 
 from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.longterm.base import MemoryItem, Recall, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.index import collection as collection_module
 from turnwise.memory.longterm.index.locations import ChromaFolder
 from turnwise.memory.longterm.index.vector_index import EmbeddingFunction, VectorIndex
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
@@ -396,14 +394,18 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     users = [f"user-{number}" for number in range(USERS)]
     index = VectorIndex(ChromaFolder(folder / "chroma"), HashEmbedding())
     memory = VectorMemory(SQLItems(f"sqlite:///{folder}/speed.db"), index)
+    place = ChromaFolder(folder / "chroma-alone")
+    client = place.connect()
+    collection = client.create_collection("alone", embedding_function=None, metadata={"hnsw:space": "cosine"})
     print(f"\n{USERS * ITEMS_EACH:,} items of {USERS} users, drawn from the conversations' turns")
 
-    began = time.perf_counter()
+    began, items_by_user = time.perf_counter(), dict[str, list[MemoryItem]]()
     for user in users:
         items = [
             MemoryItem(id=str(index), text=random.choice(texts), source=Source(session_id=str(index // 20)))
             for index in range(ITEMS_EACH)
         ]
+        items_by_user[user] = items
         await memory.remember(Scope(user_id=user), items)
     per_s = USERS * ITEMS_EACH / (time.perf_counter() - began)
     print(f"  remember, {ITEMS_EACH} at once               {per_s:8.0f} items/s")
@@ -417,16 +419,17 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     vectors = index.embed_queries([query for _, query in queries])
     cold = [await timed(memory.recall(Scope(user_id=user), random.choice(questions))) for user in users]
     warm, reminding, chroma = [], [], []
-    vector_store: Any = index._vectors
-    for place, (user, query) in enumerate(queries):
+    for user, items in items_by_user.items():
+        collection.add(
+            ids=[f"{user}/{item.id}" for item in items],
+            embeddings=index.embed([item.text for item in items]),
+            metadatas=[{"user": user}] * len(items),
+        )
+    for (user, query), vector in zip(queries, vectors, strict=True):
         warm.append(await timed(memory.recall(Scope(user_id=user), query)))
         reminding.append(await timed(memory.remind(Scope(user_id=user), query)))
         began = time.perf_counter()
-        with vector_store._opened() as collection:
-            of_user = {"user": collection_module._alias(user)}
-            assert collection.query(
-                query_embeddings=vectors[place : place + 1], n_results=10, where=of_user, include=[]
-            )
+        assert collection.query(query_embeddings=vector[None], n_results=LIMIT, where={"user": user}, include=[])
         chroma.append(time.perf_counter() - began)
     print(f"  Chroma's query with `where`: p50     {ms(chroma)}, the query's vector given")
     goal = _goal(statistics.median(warm) / statistics.median(chroma), 0.1, "most")
@@ -442,6 +445,7 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     print(f"  recall, {AT_ONCE} at once, each             {ms(together)}; as many as one by one {ratio}")
     print(f"  {await memory.check()}")
     await memory.close()
+    place.disconnect(client)
 
 
 def _goal(value: float, goal: float, bound: str) -> str:

@@ -31,7 +31,7 @@ ABLATIONS: Mapping[str, Weights] = {
     "all of it": Weights(),
     "without neighbours": Weights(reach=0),
     "long texts as short ones": Weights(short=1_000_000),
-    "without repeated words": Weights(saturation=0.01),
+    "saturation of plain BM25": Weights(saturation=1.2),
     "without speakers": Weights(speaker=0.0),
     "without names": Weights(name=0.0),
     "without typos": Weights(corrected=0.0),

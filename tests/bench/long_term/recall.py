@@ -34,7 +34,6 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many threads on either side of a comparison
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -54,13 +53,12 @@ from long_term.finders import (
     finders_of,
     vector_memory,
 )
-from long_term.messages import KINDS, Conversation, Half, Message, Question
+from long_term.messages import KINDS, Conversation, Half, Question
 from long_term.minilm import installed
 from long_term.report import NOTHING, PRECISION, RECALL, WHOLE, Report, groups, line, mean
 from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.longterm.base import MemoryItem, Recall, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.index import collection as collection_module
 from turnwise.memory.longterm.index.locations import ChromaFolder
 from turnwise.memory.longterm.index.vector_index import EmbeddingFunction, VectorIndex
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
@@ -131,15 +129,10 @@ async def _needless(
     sent = [message for half in HALVES for message in messages.messages_of(conversations, "nothing", half)]
     print(f"  {len(sent)} messages that need nothing: the share that gets nothing")
     for row, memory in memories.items():
-        silent = await _silent(memory, sent)
+        silent = [float(not await memory.remind(message.user, message.prompts)) for message in sent]
         report.add(data, NOTHING, row, mean(silent))
         line(row, [mean(silent)])
         groups("of which", (message.group for message in sent), silent)
-
-
-async def _silent(memory: Remembering, sent: Sequence[Message]) -> list[float]:
-    """Return of each message 1 if it gets nothing, else 0."""
-    return [float(not await memory.remind(message.user, message.prompts)) for message in sent]
 
 
 async def _pairs(
@@ -240,11 +233,8 @@ PAIRS, DEEP = 100, 50
 # Facts
 
 
-async def print_facts(minilm: OnceEmbedded | None, details: bool, report: Report) -> None:
+async def print_facts(minilm: OnceEmbedded | None, report: Report) -> None:
     """Print the scores of each memory for questions about facts with similar ones."""
-
-    def now() -> float:
-        return fact_set.NOW
 
     if minilm is not None:  # some memories wait a second only
         questions = [question.text for half in HALVES for question in fact_set.questions(half)]
@@ -256,9 +246,9 @@ async def print_facts(minilm: OnceEmbedded | None, details: bool, report: Report
         memories: dict[str, RemindingMemory] = {}
         for way, embedding in {"words": None, "MiniLM": minilm}.items():
             if way == "words" or minilm is not None:
-                extractive = ExtractiveMemory(None, InMemoryItems(), embedding=embedding, clock=now)
+                extractive = ExtractiveMemory(None, InMemoryItems(), embedding=embedding, clock=lambda: fact_set.NOW)
                 memories[f"ExtractiveMemory, {way}"] = extractive
-                memories[f"VectorMemory, {way}"] = vector_memory(Path(folder), embedding, clock=now)
+                memories[f"VectorMemory, {way}"] = vector_memory(Path(folder), embedding, clock=lambda: fact_set.NOW)
         for name, memory in memories.items():
             await fact_set.fill_with_facts(memory)
             row = WORDS if name.endswith("words") else MINILM
@@ -266,9 +256,6 @@ async def print_facts(minilm: OnceEmbedded | None, details: bool, report: Report
             for half, (reminded, asked) in zip(HALVES, results, strict=True):
                 line(name, [half, reminded.n, reminded.precision, reminded.whole, asked.recall])
                 print(f"    whole: {', '.join(f'{group} {value:.2f}' for group, value in reminded.groups.items())}")
-                for question, answer in reminded.wrong if details and half == "dev" else ():
-                    expected = " ".join(sorted(question.answer)) or "nothing"
-                    print(f"      {question.text!r} wants {expected}, has {' '.join(answer) or 'nothing'}")
             if isinstance(memory, ExtractiveMemory):
                 report.add("facts", PRECISION, row, mean(reminded.precision for reminded, _ in results))
                 report.add("facts", WHOLE, row, mean(reminded.whole for reminded, _ in results))
@@ -308,13 +295,13 @@ THROUGH = 180
 """The number of messages of all kinds that are sent through sessions."""
 
 
-def print_through_sessions(conversations: Sequence[Conversation], half: Half) -> None:
+def print_through_sessions(conversations: Sequence[Conversation]) -> None:
     """Compare the recalled items in requests with what the memory reminds of."""
     from turnwise import MemoryConfig, Packed, SessionConfig, SessionManager
 
     count = -(-THROUGH // len(KINDS))
     sent_messages = [
-        message for kind in KINDS for message in messages.messages_of(conversations, kind, half, sample=count)
+        message for kind in KINDS for message in messages.messages_of(conversations, kind, HALVES[1], sample=count)
     ]
     texts = {
         (conversation.user, item.id): quote(item.text) for conversation in conversations for item in conversation.items
@@ -357,7 +344,7 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half) ->
                         if user == message.user and isinstance(answer, Text) and quoted in answer.text
                     ]
                 )
-    print(f"\nThrough sessions, {half}: what stands in the requests, and what the memory reminds of")
+    print(f"\nThrough sessions, {HALVES[1]}: what stands in the requests, and what the memory reminds of")
     line("", [kind[:9] for kind in KINDS])
     for name, answers in (("VectorMemory, in requests", recalled_ids), ("VectorMemory, reminds", alone)):
         values = [
@@ -396,14 +383,18 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     users = [f"user-{number}" for number in range(USERS)]
     index = VectorIndex(ChromaFolder(folder / "chroma"), HashEmbedding())
     memory = VectorMemory(SQLItems(f"sqlite:///{folder}/speed.db"), index)
+    place = ChromaFolder(folder / "chroma-alone")
+    client = place.connect()
+    collection = client.create_collection("alone", embedding_function=None, metadata={"hnsw:space": "cosine"})
     print(f"\n{USERS * ITEMS_EACH:,} items of {USERS} users, drawn from the conversations' turns")
 
-    began = time.perf_counter()
+    began, items_by_user = time.perf_counter(), dict[str, list[MemoryItem]]()
     for user in users:
         items = [
             MemoryItem(id=str(index), text=random.choice(texts), source=Source(session_id=str(index // 20)))
             for index in range(ITEMS_EACH)
         ]
+        items_by_user[user] = items
         await memory.remember(Scope(user_id=user), items)
     per_s = USERS * ITEMS_EACH / (time.perf_counter() - began)
     print(f"  remember, {ITEMS_EACH} at once               {per_s:8.0f} items/s")
@@ -417,16 +408,17 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     vectors = index.embed_queries([query for _, query in queries])
     cold = [await timed(memory.recall(Scope(user_id=user), random.choice(questions))) for user in users]
     warm, reminding, chroma = [], [], []
-    vector_store: Any = index._vectors
-    for place, (user, query) in enumerate(queries):
+    for user, items in items_by_user.items():
+        collection.add(
+            ids=[f"{user}/{item.id}" for item in items],
+            embeddings=index.embed([item.text for item in items]),
+            metadatas=[{"user": user}] * len(items),
+        )
+    for (user, query), vector in zip(queries, vectors, strict=True):
         warm.append(await timed(memory.recall(Scope(user_id=user), query)))
         reminding.append(await timed(memory.remind(Scope(user_id=user), query)))
         began = time.perf_counter()
-        with vector_store._opened() as collection:
-            of_user = {"user": collection_module._alias(user)}
-            assert collection.query(
-                query_embeddings=vectors[place : place + 1], n_results=10, where=of_user, include=[]
-            )
+        assert collection.query(query_embeddings=vector[None], n_results=LIMIT, where={"user": user}, include=[])
         chroma.append(time.perf_counter() - began)
     print(f"  Chroma's query with `where`: p50     {ms(chroma)}, the query's vector given")
     goal = _goal(statistics.median(warm) / statistics.median(chroma), 0.1, "most")
@@ -442,6 +434,7 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     print(f"  recall, {AT_ONCE} at once, each             {ms(together)}; as many as one by one {ratio}")
     print(f"  {await memory.check()}")
     await memory.close()
+    place.disconnect(client)
 
 
 def _goal(value: float, goal: float, bound: str) -> str:
@@ -465,19 +458,12 @@ PARTS = ("recall", "facts", "meaning", "standing", "sessions", "weights", "speed
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what long-term memory finds, and how fast.")
     parser.add_argument("data", type=Path, help="a file of conversations, or a folder of such files")
-    parser.add_argument("--details", action="store_true", help="show the questions for development that went wrong")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="some parts of it")
     arguments = parser.parse_args()
     parts, report = arguments.only, Report()
     data_sets = messages.load_all(arguments.data)
-    of_people = [
-        conversation
-        for conversations in data_sets.values()
-        for conversation in conversations
-        if conversation.is_of_people
-    ]
-    weights_of_minilm = installed()
-    minilm = None if weights_of_minilm is None else OnceEmbedded(weights_of_minilm)
+    of_people = [conversation for of in data_sets.values() for conversation in of if conversation.is_of_people]
+    minilm = OnceEmbedded(model) if (model := installed()) else None
     if minilm is None:
         print("MiniLM: its weights are not installed, so nothing is measured with it")
     if "recall" in parts:
@@ -486,13 +472,13 @@ def main() -> None:
     if "meaning" in parts:
         asyncio.run(print_meaning(minilm, report))
     if "facts" in parts:
-        asyncio.run(print_facts(minilm, arguments.details, report))
+        asyncio.run(print_facts(minilm, report))
     if {"standing", "sessions"}.intersection(parts):
         ray.init("local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     if "standing" in parts:
         print_standing()
     if "sessions" in parts and of_people:
-        print_through_sessions(of_people, "held out")
+        print_through_sessions(of_people)
     if "weights" in parts:
         weights.print_weights(data_sets, minilm)
     if "speed" in parts and of_people:

@@ -14,14 +14,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from long_term import messages
 from long_term.finders import LIMIT, query_of
 from long_term.messages import Conversation
 from turnwise.memory.longterm.base import Scope
-from turnwise.memory.longterm.index.vector_index import EmbeddingFunction
+from turnwise.memory.longterm.index.locations import ChromaInMemory
+from turnwise.memory.longterm.index.vector_index import EmbeddingFunction, VectorIndex
 from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.recall.passages import vectors_of
 from turnwise.memory.longterm.recall.prominence import UNRELATED, Similarities, spread_out
@@ -29,13 +27,11 @@ from turnwise.memory.longterm.recall.query import Query, parse
 from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.recall.user_index import UserIndex, index_of
 
-Vectors = NDArray[np.float32]
-
 ABLATIONS: Mapping[str, Weights] = {
     "all of it": Weights(),
     "without neighbours": Weights(reach=0),
     "long texts as short ones": Weights(short=1_000_000),
-    "without repeated words": Weights(saturation=0.01),
+    "saturation of plain BM25": Weights(saturation=1.2),
     "without speakers": Weights(speaker=0.0),
     "without names": Weights(name=0.0),
     "without typos": Weights(corrected=0.0),
@@ -112,25 +108,19 @@ def trials_of(conversation: Conversation, embedding: EmbeddingFunction | None) -
     """Return the index of a conversation, and its trials: by words alone, or also with an embedding's vectors."""
     user_index = index_of(conversation.items)
     user_index._words.find = functools.cache(user_index._words.find)  # type: ignore[method-assign] # no weight is in it
-    if embedding is not None:
+    vectors = None if embedding is None else VectorIndex(ChromaInMemory(), embedding)
+    if vectors is not None:
         texts = dict(pair for row in user_index.rows for pair in vectors_of(row.key, row.item.text))
-        user_index.take(dict(zip(texts, _embedded(embedding, list(texts.values())), strict=True)))
+        user_index.take(dict(zip(texts, vectors.embed(list(texts.values())), strict=True)))
     needless = messages.messages_of([conversation], "nothing")
     asked = [((question.text,), question.evidence) for question in conversation.questions]
     trials = []
     for prompts, evidence in [*asked, *((message.prompts, message.evidence) for message in needless)]:
         text = query_of(prompts)
         query, near, near_parts = parse(text), None, None
-        if embedding is not None:
-            near = user_index.near(_embedded(embedding, [text]))
-            parts = _embedded(embedding, [query.texts[part] for part in query.told_apart()])
-            near_parts = spread_out(user_index.near(parts, _embedded(embedding, UNRELATED)), query)
+        if vectors is not None:
+            near = user_index.near(vectors.embed([text]))
+            parts = vectors.embed([query.texts[part] for part in query.told_apart()])
+            near_parts = spread_out(user_index.near(parts, vectors.embed(UNRELATED)), query)
         trials.append(Trial(query, near, near_parts, evidence))
     return user_index, trials
-
-
-def _embedded(embedding: EmbeddingFunction, texts: Sequence[str]) -> Vectors:
-    """Return the vectors of texts, each of length 1."""
-    vectors = np.asarray(embedding(list(texts)), np.float32)
-    unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return unit

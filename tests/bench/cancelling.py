@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from turnwise import EchoEngine, Turn
-from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.runs.admission import RunAdmission
 from turnwise.engines import RunContext, SessionView
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.stores import SQLStore
@@ -46,7 +46,7 @@ class Watched:
 
 def watch(path: Path) -> None:
     """Write a line to a file for each cancel, commit and garbage collection of this process from now on."""
-    noted, core, store = notes_in(path), cast(Any, SessionCore), cast(Any, SQLStore)
+    noted, admission, store = notes_in(path), cast(Any, RunAdmission), cast(Any, SQLStore)
 
     def awaited(name: str, do: Callable[..., Any]) -> Callable[..., Any]:
         async def call(*args: Any, **kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ def watch(path: Path) -> None:
 
         return call
 
-    core.cancel, store.commit = awaited("cancel", core.cancel), awaited("commit", store.commit)
+    admission.cancel, store.commit = awaited("cancel", admission.cancel), awaited("commit", store.commit)
     store._transact_in_file = noted("SQLite")(store._transact_in_file)
     gc.callbacks.append(collections(noted))
 

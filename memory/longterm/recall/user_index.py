@@ -6,7 +6,7 @@ import threading
 from array import array
 from bisect import bisect, bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from turnwise.memory.longterm.recall.query import Query, Term, parse
 from turnwise.memory.longterm.recall.ranking import Matched, Passages, QueryTerms, Ranked, Weights
 from turnwise.memory.longterm.recall.standing_wishes import current_wishes, wishes_of
 from turnwise.memory.longterm.recall.word_frequency import is_frequent, log_frequency
+from turnwise.memory.values.records import replace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -325,20 +326,25 @@ class UserIndex:
     def _shown(self, match: Match, ranked: Ranked) -> list[MemoryItem]:
         """Return the ranked items with their scores, their relevant passages, and the words of the query they have."""
         words = [match.query.terms[term].word for term in match.matched.present.tolist()]
+        in_index = None if match.visible is None else np.flatnonzero(match.visible)
         items: list[MemoryItem] = []
-        for first, count, score in zip(ranked.places.tolist(), ranked.counts.tolist(), ranked.scores, strict=True):
-            places = np.arange(first, first + count)
-            passage_scores = ranked.passage_scores[places]
-            best = places[np.argsort(-passage_scores, kind="stable")][:MOST_PASSAGES]
-            best = best[ranked.passage_scores[best] >= AS_GOOD * passage_scores.max()]
-            in_index = best if match.visible is None else np.flatnonzero(match.visible)[best]
-            item, passages = self.rows[in_index[0]].item, [self._passages[place] for place in in_index]
+        for first, count, score in zip(
+            ranked.places.tolist(), ranked.counts.tolist(), ranked.scores.tolist(), strict=True
+        ):
+            places, best = slice(first, first + count), [first]
+            if count > 1:
+                passage_scores = ranked.passage_scores[places]
+                order = np.argsort(-passage_scores, kind="stable")[:MOST_PASSAGES]
+                best = (first + order[passage_scores[order] >= AS_GOOD * passage_scores.max()]).tolist()
+            best = best if in_index is None else in_index[best].tolist()
+            item, passages = self.rows[best[0]].item, [self._passages[place] for place in best]
             is_whole = passages[0].stop - passages[0].start == len(item.text)
+            has_words = match.matched.has[:, places].max(axis=1, initial=0.0).tolist()
             items.append(
                 replace(
                     item,
-                    score=float(score),
-                    words=tuple(compress(words, (match.matched.has[:, places].sum(axis=1) > 0).tolist())),
+                    score=score,
+                    words=tuple(compress(words, has_words)),
                     passage=None if is_whole else shown(item.text, passages),
                 )
             )

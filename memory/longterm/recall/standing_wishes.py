@@ -41,7 +41,8 @@ def wishes_of(item: MemoryItem) -> tuple[str, ...]:
 def current_wishes(items: Iterable[tuple[MemoryItem, str]]) -> list[MemoryItem]:
     """Return the wishes that hold, each as its item with the wish as `passage`, the newest first.
 
-    A later wish replaces an earlier one of which it repeats more than half of the telling words.
+    A later wish replaces an earlier one if they share more than half of the telling words of either: what was said once
+    is rather kept twice than lost.
 
     Args:
         items: each wish with its item.
@@ -51,7 +52,7 @@ def current_wishes(items: Iterable[tuple[MemoryItem, str]]) -> list[MemoryItem]:
     topics: list[frozenset[str]] = []
     for item, wish in newest_first:
         topic = _topic(wish)
-        if any(2 * len(topic & later) > len(topic) for later in topics):
+        if any(2 * len(topic & later) > max(len(topic), len(later)) for later in topics):
             continue
         topics.append(topic)
         current.append(replace(item, passage=wish))

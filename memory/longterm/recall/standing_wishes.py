@@ -17,6 +17,9 @@ from turnwise.memory.longterm.recall.word_frequency import log_frequency
 MOST_WISHES = 8
 """The most wishes of one item."""
 
+MOST_CURRENT = 50
+"""The most wishes of one user that hold at once: the newest. More fit no profile."""
+
 MOST_CHARS = 300
 """A sentence with more characters is cut to the part from the phrase on, and that part to this length."""
 
@@ -56,6 +59,8 @@ def current_wishes(items: Iterable[tuple[MemoryItem, str]]) -> list[MemoryItem]:
             continue
         topics.append(topic)
         current.append(replace(item, passage=wish))
+        if len(current) == MOST_CURRENT:
+            break
     return current
 
 

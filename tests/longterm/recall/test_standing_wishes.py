@@ -9,7 +9,7 @@ from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.prompt_sections import make_profile
-from turnwise.memory.longterm.recall.standing_wishes import MOST_CHARS, current_wishes, wishes_of
+from turnwise.memory.longterm.recall.standing_wishes import MOST_CHARS, MOST_CURRENT, current_wishes, wishes_of
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.tokens.counter import ByteCounter
 
@@ -82,6 +82,14 @@ def test_a_later_wish_about_the_same_replaces_an_earlier_one() -> None:
         "Never include error codes in answers about the API.",
         "Always answer with diagrams.",
     ]
+
+
+def test_of_many_wishes_the_newest_hold() -> None:
+    items = [
+        turn(f"user: Always mention word{number} and thing{number}.", number) for number in range(3 * MOST_CURRENT)
+    ]
+    current = current_wishes([(item, wish) for item in items for wish in wishes_of(item)])
+    assert [item.id for item in current] == [item.id for item in reversed(items)][:MOST_CURRENT]
 
 
 @pytest.mark.parametrize("kind", ["lexical", "vector"])

@@ -204,19 +204,26 @@ class Matched:
     ) -> Ranked:
         """Rank the items by their words, names and vectors.
 
+        For a query as a whole, and for each of several sentences that stand out by their words; for a reminder, for each
+        sentence that stands out. Each of these has its own best items.
+
         Args:
             limit: the most items to return.
             similarities: of the query to each passage, one row; for a reminder a row for each sentence. From -1 to 1,
                 NaN for passages without a vector. None if there are no vectors.
             prominences: of each sentence and passage, see `prominences_of`; needed for a reminder with vectors.
             groups: of each passage, the group of its item: each group is limited by itself. One group if left out.
-            is_reminder: return only items that stand out for a sentence that does; each such sentence has its own best.
+            is_reminder: return only items that stand out for a sentence that does.
         """
         import numpy as np
 
         if not len(self._items) or limit <= 0 or not len(self._nats):
             return self._nothing()
         parts, rows, is_near = np.ones((1, len(self._nats))), similarities, None
+        if not is_reminder and (of_sentences := self._is_part[self._standing_out(None)]).shape[0] > 1:
+            parts = np.concatenate([parts, of_sentences])
+            if rows is not None:
+                rows = np.concatenate([rows, np.full((len(of_sentences), rows.shape[1]), np.nan)])
         if is_reminder:
             stands_out = self._standing_out(prominences)
             parts, rows = self._is_part[stands_out], None if similarities is None else similarities[stands_out]

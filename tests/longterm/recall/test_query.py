@@ -207,6 +207,7 @@ def test_each_question_of_a_prompt_has_its_answer() -> None:
     assert answer in ids(facts, prompt, Weights(reach=0)) and len(ids(facts, prompt, Weights(reach=0))) == 10
     happened = [replace(item, type=MemoryType.INTERACTION) for item in facts]
     assert answer in ids(happened, prompt, Weights(reach=0))
+    assert answer in asked(facts, prompt)
 
 
 def test_a_question_after_a_colon_is_a_query_of_its_own() -> None:

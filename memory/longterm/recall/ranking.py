@@ -204,8 +204,8 @@ class Matched:
     ) -> Ranked:
         """Rank the items by their words, names and vectors.
 
-        For a query as a whole, and for each of several sentences that stand out by their words; for a reminder, for each
-        sentence that stands out. Each of these has its own best items.
+        For a query as a whole, and for each of several sentences that stand out by their words; for a reminder, for
+        each sentence that stands out. Each of these has its own best items.
 
         Args:
             limit: the most items to return.

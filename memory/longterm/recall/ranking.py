@@ -224,8 +224,10 @@ class Matched:
             parts = np.concatenate([parts, of_sentences])
             if rows is not None:
                 rows = np.concatenate([rows, np.full((len(of_sentences), rows.shape[1]), np.nan)])
+        by_words = np.ones(len(parts), dtype=bool)
         if is_reminder:
             stands_out = self._standing_out(prominences)
+            by_words = self._standing_out(None)[stands_out]
             parts, rows = self._is_part[stands_out], None if similarities is None else similarities[stands_out]
             if prominences is not None:
                 is_near = prominences[stands_out] >= self._weights.prominence
@@ -251,7 +253,7 @@ class Matched:
         of_group = None if groups is None else groups[self._items.starts]
         members = [selected] if of_group is None else [selected & (of_group == group) for group in np.unique(of_group)]
         if is_reminder:
-            members = [group & ~self._look_alikes(group, scores) for group in members]
+            members = [group & ~self._look_alikes(group, scores, by_words) for group in members]
         order = np.concatenate([_first(turns, best, group, limit) for group in members])
         order = order[np.argsort(-best[order], kind="stable")]
         nats = np.maximum(best[order], 0.0)
@@ -312,12 +314,18 @@ class Matched:
                 scores[item] = max(scores[item], 0.0) + gain
         return scores
 
-    def _look_alikes(self, group: NDArray[np.bool_], scores: Numbers) -> NDArray[np.bool_]:
-        """Return which of these items are facts whose score for each sentence is far below that of its best fact."""
+    def _look_alikes(self, group: NDArray[np.bool_], scores: Numbers, by_words: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which of these items are facts whose score for each sentence is far below that of its best fact.
+
+        A sentence that does not stand out by its words has none: its answer may be any of the nearest facts.
+
+        Args:
+            by_words: of each sentence, whether it stands out by its words.
+        """
         import numpy as np
 
         facts = group & self._passages.is_fact[self._items.starts]
-        least = self._weights.tail * scores[:, facts].max(axis=1, keepdims=True, initial=0.0)
+        least = self._weights.tail * scores[:, facts].max(axis=1, keepdims=True, initial=0.0) * by_words[:, np.newaxis]
         is_answer = (scores > 0) & (scores >= least)
         look_alikes: NDArray[np.bool_] = facts & ~is_answer.any(axis=0) & np.isfinite(scores).any(axis=0)
         return look_alikes

@@ -176,6 +176,20 @@ def test_vectors_find_items_for_a_question_if_they_stand_out(
     assert [item.id for item in recalled] == expected
 
 
+def test_of_a_paraphrase_the_nearest_facts_come_through_and_of_shared_words_the_best() -> None:
+    facts = items(*(f"The user owns a {word}." for word in OWNED))
+    similarities = [0.1] * (len(OWNED) - 2) + [0.6, 0.45]
+
+    def reminded(prompt: str) -> list[str]:
+        user_index = index_of(facts)
+        recalled = find(user_index, prompt, limit=10, weights=FACTS, near=near(similarities), is_reminder=True)
+        return [item.id for item in recalled]
+
+    last, last_but_one = str(len(OWNED) - 1), str(len(OWNED) - 2)
+    assert reminded("Whippets and xylophones?") == [last_but_one, last]
+    assert reminded(f"Where is my {OWNED[-2]}?") == [last_but_one]
+
+
 def test_a_query_by_vectors_returns_the_most_similar_items_always() -> None:
     facts = items(*(f"The user owns a {word}." for word in OWNED))
     similarities = near([0.2] * (len(OWNED) - 1) + [0.25])

@@ -244,11 +244,14 @@ class Matched:
             is_relevant |= self._items.best(is_near.astype(float)) > 0
         elif rows is not None and not is_reminder:
             is_relevant |= np.nan_to_num(self._items.best(rows)) > 0
-        scores = np.where(is_relevant, scores, -np.inf)
-        of_best_part = scores.max(axis=0, initial=-np.inf)
-        best = self._with_names(of_best_part.copy())
+        of_names = self._of_names()
+        is_named = of_names > 0
+        scores = np.where(
+            is_relevant | is_named, np.where(is_named, np.maximum(scores, 0.0) + of_names, scores), -np.inf
+        )
+        best = np.maximum(scores.max(axis=0, initial=-np.inf), np.where(is_named, of_names, -np.inf))
         turns = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1).min(axis=0, initial=len(best))
-        turns[best > of_best_part] = 0  # whose name is in the query
+        turns[is_named] = 0
         selected = np.isfinite(best)
         of_group = None if groups is None else groups[self._items.starts]
         members = [selected] if of_group is None else [selected & (of_group == group) for group in np.unique(of_group)]
@@ -303,16 +306,15 @@ class Matched:
         scores: Numbers = words + self._weights.vectors * np.maximum(words.std(axis=1, keepdims=True), 1.0) * near
         return scores
 
-    def _with_names(self, scores: Numbers) -> Numbers:
-        """Return the items' scores with what they gain by their names."""
-        gains: dict[int, float] = {}
+    def _of_names(self) -> Numbers:
+        """Return what each item gains if the query has its name, in nats."""
+        import numpy as np
+
+        gains = np.zeros(len(self._items))
         for place, frequency in self._query.named:
             item = int(self._items.of_passages[place])
-            gains[item] = max(gains.get(item, 0.0), self._weights.name * _telling(frequency, self._weights))
-        for item, gain in gains.items():
-            if gain:
-                scores[item] = max(scores[item], 0.0) + gain
-        return scores
+            gains[item] = max(gains[item], self._weights.name * _telling(frequency, self._weights))
+        return gains
 
     def _look_alikes(self, group: NDArray[np.bool_], scores: Numbers, by_words: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which of these items are facts whose score for each sentence is far below that of its best fact.

@@ -8,12 +8,12 @@ from typing import Any
 from turnwise.actors.client.event_push import AsyncEventPush
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared.arguments import EventSink, Limit, Number, Text, WaitSeconds, checked, json_object
-from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.client.shared.event_page import EventPage
 from turnwise.actors.client.shared.provided_result import provided
 from turnwise.actors.client.shared.run_handle import RunHandle
-from turnwise.actors.cluster.wire import ClientOutcome, PackedTurn, SessionRef
+from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.wire import ClientOutcome, PackedTurn, SessionRef
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.errors import RunEndedError, TurnNotFoundError, WaitTimeoutError
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, PendingCall
@@ -41,7 +41,7 @@ class AsyncExecutionHandle(RunHandle):
 
     def __init__(
         self,
-        client: ClusterClient,
+        client: SessionsClient,
         ref: SessionRef,
         run_id: str,
         turn_index: int,

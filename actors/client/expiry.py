@@ -6,8 +6,8 @@ from pathlib import Path
 
 from turnwise.actors.client import steps
 from turnwise.actors.client.session_host import AsyncSessionHost
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.errors import (
     LongTermMemoryError,
     SessionBusyError,
@@ -21,7 +21,7 @@ from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 
 
-async def sweep(client: ClusterClient, store: SessionStore, archive: Path | None, memory: bool) -> Swept:
+async def sweep(client: SessionsClient, store: SessionStore, archive: Path | None, memory: bool) -> Swept:
     """Delete the sessions of a store that have expired; see `SessionManager.sweep`."""
     portal = client.portal
     now = await steps.run(portal, store.now)  # the store's clock, which also dates the sessions' commits
@@ -45,7 +45,7 @@ async def sweep(client: ClusterClient, store: SessionStore, archive: Path | None
 
 
 async def _ask(
-    client: ClusterClient,
+    client: SessionsClient,
     store: SessionStore,
     session: SessionRecord,
     *,
@@ -73,7 +73,7 @@ _REFUSALS = (SessionBusyError, SessionChangedError, LongTermMemoryError)
 """Errors after which nothing was deleted, unless an earlier delivery of the same call was carried out."""
 
 
-async def _is_there(client: ClusterClient, store: SessionStore, session: SessionRecord) -> bool:
+async def _is_there(client: SessionsClient, store: SessionStore, session: SessionRecord) -> bool:
     try:
         stored = await steps.run(client.portal, store.get, session.key)
     except TurnwiseError:

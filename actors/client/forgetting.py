@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from turnwise.actors.client import steps
 from turnwise.actors.client.session_host import AsyncSessionHost
-from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.client.store_reads import AsyncStoreReads
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
 from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionKey
@@ -17,7 +17,7 @@ from turnwise.memory.longterm.retention.deletion_report import Forgotten
 _PAGE = 100
 
 
-async def forget(client: ClusterClient, store: AsyncStoreReads, user_id: str, *, verify: bool) -> Forgotten:
+async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *, verify: bool) -> Forgotten:
     """Delete a user's sessions, then what the client's memories keep for the user; see `SessionManager.forget`."""
     report = Forgotten()
     attempted: set[SessionKey] = set()
@@ -49,7 +49,7 @@ async def forget(client: ClusterClient, store: AsyncStoreReads, user_id: str, *,
     return report + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
 
 
-async def _delete(client: ClusterClient, store: AsyncStoreReads, ref: SessionRef) -> Forgotten:
+async def _delete(client: SessionsClient, store: AsyncStoreReads, ref: SessionRef) -> Forgotten:
     """Delete a session: by its process if it is live, else from the store, in which a later process finds none."""
     host = AsyncSessionHost(client, ref)
     try:

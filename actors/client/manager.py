@@ -47,17 +47,14 @@ from turnwise.actors.client.shared.arguments import (
     checks_init,
     json_object,
 )
-from turnwise.actors.client.shared.cluster_client import DEFAULT_STORE, ClusterClient, HistoryArgument, StoreArgument
-from turnwise.actors.client.shared.hosts import find_hosts
 from turnwise.actors.client.shared.once_store import ONCE, once_client
 from turnwise.actors.client.shared.run_options import RunOptions
+from turnwise.actors.client.shared.sessions_client import DEFAULT_STORE, HistoryArgument, SessionsClient, StoreArgument
 from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.actors.client.subscriptions import AsyncEventFeed, AsyncSubscription
-from turnwise.actors.cluster.node_choice import check_files, check_folders
-from turnwise.actors.cluster.placement import Dedicated, Placement
-from turnwise.actors.cluster.ray_runtime import connect, will_start
-from turnwise.actors.cluster.wire import HostInfo, SessionRef
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.placement import Dedicated, Placement
+from turnwise.actors.hosting.wire import HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, Selective, check_taken
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, engine_named
 from turnwise.actors.inference.observing import Telemetry
@@ -114,7 +111,8 @@ class AsyncSessionManager:
             summarises the older turns past 80 % of the window, which is a request of its own; if that fails, the
             oldest turns go. Where the size of the window is not known, or with None, requests are sent as they are,
             and the provider refuses those that are too long.
-        placement: which actor hosts which session.
+        placement: where sessions run: `Dedicated()`, an actor for each; `Packed(...)`, a few actors with many; or
+            `InProcess()`, this process, without Ray.
         config: how sessions behave; if omitted, `SessionConfig()`, which reads the environment at that moment.
         history_store: where events are kept, if not with the conversations: `sqlite:///path`, `postgresql://...`, or
             your own `HistoryStore`, given like a store.
@@ -154,7 +152,7 @@ class AsyncSessionManager:
         self._engine = engine
         config = config or SessionConfig()
         self._config = replace(config, telemetry=telemetry) if telemetry else config
-        self._client = ClusterClient.of(
+        self._client = SessionsClient.of(
             namespace,
             store,
             history_store=history_store,
@@ -168,12 +166,13 @@ class AsyncSessionManager:
             read_only=read_only,
         )
         self._store = AsyncStoreReads(self._client, is_encrypted=encryption is not None)
-        self._once = AsyncOnce(namespace, partial(once_client, namespace, engine, self._config, self._client))
+        self._once = AsyncOnce(
+            self._client.runtime, partial(once_client, namespace, engine, self._config, self._client)
+        )
         self._subscriptions: Any = []
         """Those to close with the manager."""
-        self._check_folders = partial(check_folders, store, history_store)
-        self._check_files = partial(check_files, store, history_store, working_memory)
-        self._start = steps.Start(self._connect)
+        self._connect_runtime = partial(self._client.runtime.connect, (store, history_store), working_memory)
+        self._start = steps.Start(self._connect, self._client.runtime.starting)
 
     async def __aenter__(self) -> Self:
         await self._start.done()
@@ -428,7 +427,7 @@ class AsyncSessionManager:
     @checked(user_id=UserId | None, agent=AgentName | None, engine=EngineName | None)
     async def _open_once(
         self, user_id: str | None, agent: str | None, metadata: Mapping[str, Any] | None, engine: str | None
-    ) -> tuple[ClusterClient, SessionRecord]:
+    ) -> tuple[SessionsClient, SessionRecord]:
         self._check_writes("*", "run_once")
         names = self._plain_metadata(metadata)
         self._check_engine(engine, ONCE)
@@ -660,7 +659,7 @@ class AsyncSessionManager:
         which this process is connected, if it is.
         """
         await self._start.done()
-        return await steps.run(self._client.portal, find_hosts, self._client.namespace, self._client.name)
+        return await steps.run(self._client.portal, self._client.runtime.hosts, self._client.name)
 
     @checked(run_id=RunId, user_id=UserId | None)
     async def execution(self, run_id: str, *, user_id: str | None = None) -> AsyncExecutionHandle:
@@ -675,7 +674,7 @@ class AsyncSessionManager:
         client, run = await self._find_run(run_id, user_id or DEFAULT_USER)
         return AsyncExecutionHandle(client, SessionRef(run.session_key), run_id, run.turn_index)
 
-    async def _find_run(self, run_id: str, user_id: str) -> tuple[ClusterClient, RunRecord]:
+    async def _find_run(self, run_id: str, user_id: str) -> tuple[SessionsClient, RunRecord]:
         try:
             run: RunRecord = await self._store.ask("run", run_id, user_id)
         except RunNotFoundError:
@@ -694,12 +693,9 @@ class AsyncSessionManager:
         self._client.portal.close()
 
     def _connect(self) -> None:
-        """Connect to Ray or start it, and start the processes of hosts and memories. Blocks; may be repeated."""
+        """Connect this process, and start the processes of hosts and memories. Blocks; may be repeated."""
         if not self._client.read_only:
-            if will_start():  # otherwise, the files may be on another node
-                self._check_folders()
-            connect()
-            self._check_files()
+            self._connect_runtime()
         self._store.store  # noqa: B018 - the first access opens it
         if not self._client.read_only:
             self._client.warm_up()

@@ -10,9 +10,9 @@ from typing import Any
 
 from turnwise.actors.client import steps
 from turnwise.actors.client.expiry import sweep
-from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.client.shared.once_store import ONCE_STORE, ONCE_SWEEP_S, ONCE_TTL_S
-from turnwise.actors.cluster.shared_actors.store_actor import is_there
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting.runtime import Runtime
 from turnwise.errors import NotFoundError
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -24,20 +24,20 @@ class AsyncOnce:
     """Opens and finds the sessions of `run_once` of a manager.
 
     Args:
-        namespace: the manager's.
+        runtime: the manager's.
         make: makes the client of these sessions. Blocks.
     """
 
-    def __init__(self, namespace: str, make: Callable[[], ClusterClient]) -> None:
-        self._namespace = namespace
+    def __init__(self, runtime: Runtime, make: Callable[[], SessionsClient]) -> None:
+        self._runtime = runtime
         self._make = make
-        self._client: ClusterClient | None = None
+        self._client: SessionsClient | None = None
         self._swept_at = -math.inf
         """When such sessions were last deleted, by the monotonic clock."""
 
     async def open(
         self, user_id: str, agent: str | None, metadata: Mapping[str, Any], engine: str | None
-    ) -> tuple[ClusterClient, SessionRecord]:
+    ) -> tuple[SessionsClient, SessionRecord]:
         """Create a session; return it and its client."""
         client = await self._connected()
         store = client.session_store
@@ -50,9 +50,9 @@ class AsyncOnce:
         session = SessionRecord(session_id=new_id(), memory="off", engine=engine, **owner, **times)
         return client, await steps.run(client.portal, store.create, session)
 
-    async def find(self, run_id: str, user_id: str) -> tuple[ClusterClient, RunRecord] | None:
+    async def find(self, run_id: str, user_id: str) -> tuple[SessionsClient, RunRecord] | None:
         """Return a run, by any manager of this Ray, as long as it is there, and its client."""
-        if not await steps.in_thread(partial(is_there, ONCE_STORE, self._namespace)):
+        if not await steps.in_thread(partial(self._runtime.has_shared_store, ONCE_STORE)):
             return None
         client = await self._connected()
         try:
@@ -65,7 +65,7 @@ class AsyncOnce:
         if self._client:
             await steps.run(self._client.portal, self._client.close)
 
-    async def _connected(self) -> ClusterClient:
+    async def _connected(self) -> SessionsClient:
         if self._client is None:
             self._client = await steps.in_thread(self._make)
         return self._client

@@ -23,10 +23,10 @@ from turnwise.actors.client.shared.arguments import (
     WaitSeconds,
     checked,
 )
-from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.client.shared.item_changes import checked_changes
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.views.notebook_display import Rows
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
@@ -54,7 +54,7 @@ class AsyncSessionMemory:
         LongTermMemoryError: a memory failed.
     """
 
-    def __init__(self, client: ClusterClient, ref: SessionRef) -> None:
+    def __init__(self, client: SessionsClient, ref: SessionRef) -> None:
         self._host = AsyncSessionHost(client, ref)
 
     @checked(

@@ -9,39 +9,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, ParamSpec, TypeVar
 
-from turnwise.actors.client.request_batching import RequestBatcher
 from turnwise.actors.client.shared.portal import Portal
-from turnwise.actors.cluster import actor_waiting as reaching, local_calls
-from turnwise.actors.cluster.actor_waiting import Reach
-from turnwise.actors.cluster.ray_runtime import interruptible
+from turnwise.actors.hosting.reach import Reach
+from turnwise.actors.hosting.runtime import SessionProcess
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-async def call(actor: Any, request: bytes, reach: Reach, *, is_shared: bool, is_repeated: bool = True) -> bytes:
-    """Send a request to an actor and return its answer. Cancelling the wait cancels nothing on the cluster.
-
-    If the call may be repeated (`is_repeated`), it goes over the actor's socket if there is one on this machine, else
-    by Ray, which repeats it if the actor dies. Otherwise it goes by Ray and fails then. By Ray, simultaneous calls from
-    one event loop to an actor of many sessions (`is_shared`) are sent as one.
-
-    Raises:
-        GetTimeoutError: the caller's own time is over.
-        NoProcessError: see `Reach`.
-        RayError: what Ray raises.
-    """
-    if is_repeated and (local_answer := await local_calls.ask(actor, request, reach)) is not None:
-        return local_answer
-    if is_shared and is_repeated:
-        answer = RequestBatcher.of(actor).ask(request)
-    else:
-        answer = asyncio.wrap_future(reaching.calls_of(actor, is_repeated=is_repeated).remote(request).future())
-    packed: bytes = await reaching.answer_async(actor, answer, reach)
-    return packed
+async def call(process: SessionProcess, request: bytes, reach: Reach, *, is_repeatable: bool) -> bytes:
+    """Send a request to a session's process and return its answer; see `SessionProcess.ask`."""
+    return await process.ask(request, reach, is_repeatable=is_repeatable)
 
 
 async def sleep(seconds: float) -> None:
@@ -73,8 +54,9 @@ async def finish(answer: object) -> None:
 class Start:
     """Work that has to be done once before a manager's first call: that call does it, in a thread."""
 
-    def __init__(self, start: Callable[[], None]) -> None:
+    def __init__(self, start: Callable[[], None], around: Callable[[], AbstractContextManager[None]]) -> None:
         self._start = start
+        self._around = around
         self._task: asyncio.Task[None] | None = None
 
     async def done(self) -> None:
@@ -90,7 +72,7 @@ class Start:
             raise
 
     async def _start_in_thread(self) -> None:
-        with interruptible():  # here, since it is the main thread that can do it
+        with self._around():  # here, since it is the main thread that can do it
             await asyncio.to_thread(self._start)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self, cast
 from turnwise.actors.client import steps
 from turnwise.actors.client.event_push import AsyncDelivery
 from turnwise.actors.client.shared.arguments import EventSink
-from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.errors import (
     CorruptRecordError,
     EncryptionError,
@@ -61,7 +61,7 @@ class AsyncEventFeed:
 
     def __init__(
         self,
-        client: ClusterClient,
+        client: SessionsClient,
         query: Mapping[str, Any],
         *,
         session: SessionKey | None,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnwise.actors.client.session import AsyncSession
-from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.cluster.actor_names import actor_name
-from turnwise.actors.hosting.switched_engines import find_overrides
+from turnwise.actors.cluster.actors.switched_engines import find_overrides
 from turnwise.actors.inference.engine import InferenceRunner, SessionView
 from turnwise.errors import EngineError, SessionLostError
 
@@ -28,10 +28,10 @@ def live(session: AsyncSession) -> AsyncSession | None:
     Blocks. This process must be connected to the Ray of the session.
     """
     client = session._client  # noqa: SLF001 - of the same package
-    elsewhere = ClusterClient(client.namespace, client.name)
+    elsewhere = SessionsClient(client.namespace, client.name, client.placement)
     attached = AsyncSession(elsewhere, session._ref, session.agent)  # noqa: SLF001
     try:
-        attached.actor  # noqa: B018 - raises if there is none
+        elsewhere.process(session._ref)  # noqa: SLF001 - of the same package; raises if there is none
     except SessionLostError:
         return None
     return attached

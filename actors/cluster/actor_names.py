@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 from urllib.parse import quote, unquote
 
 import ray
 
 from turnwise.memory.conversation.sessions import SessionKey
-
-
-def store_id_of(namespace: str, store: object, *, is_encrypted: bool = False) -> str:
-    """Return the id of a store in the names of its actors; `store` is its resolved URL, or its object.
-
-    Managers with and without encryption cannot read each other's sessions, so they use different actors.
-    """
-    name = f"{namespace}\n{store}" + ("\nencrypted" if is_encrypted else "")
-    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def actor_name(store_id: str, key: SessionKey) -> str:

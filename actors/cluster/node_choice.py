@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from turnwise.actors.hosting.store_spec import is_file
 from turnwise.errors import ConfigError
 from turnwise.memory.longterm.base import is_local
-from turnwise.memory.stores.urls import redact, resolve_url
-from turnwise.memory.working.memory import WorkingMemory
 
 ANYWHERE: dict[str, Any] = {"scheduling_strategy": "SPREAD", "memory": 1}
 """Options of actors that may run on any node. Ray places actors that need no resources at random, so several may share
 a node; actors that need one byte of memory are spread over the nodes in turn."""
-
-
-def is_file(store: object) -> bool:
-    """Return whether a store is in a file, so that only processes of its node open the same one.
-
-    Args:
-        store: a URL, or an object, whose attribute `is_local` says so.
-    """
-    return store.startswith("sqlite") if isinstance(store, str) else is_local(store)
 
 
 def here() -> dict[str, Any]:
@@ -32,24 +23,12 @@ def here() -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
 
 
-def check_folders(*stores: object) -> None:
-    """Refuse URLs of SQLite files in folders that do not exist on this node.
-
-    Raises:
-        StoreError: says which folder.
-    """
-    for url in stores:
-        if isinstance(url, str) and (resolved := resolve_url(url)).startswith("sqlite"):
-            import sqlalchemy as sa  # takes 0.15 s
-
-            from turnwise.memory.stores.sql.sqlite_file import path_of
-            from turnwise.memory.stores.sql.sqlite_owner import check_folder
-
-            check_folder(path_of(sa.make_url(resolved)), redact(url))
-
-
-def check_files(store: object, history_store: object, working_memory: WorkingMemory | None) -> None:
+def check_files(stores: Sequence[object], notes: object) -> None:
     """Refuse what is in a file, and would be opened on each of several nodes: everywhere another file.
+
+    Args:
+        stores: the store and the history store.
+        notes: the working memory.
 
     Raises:
         ConfigError: says which argument, and what to use in its place.
@@ -57,8 +36,8 @@ def check_files(store: object, history_store: object, working_memory: WorkingMem
     if sum(node["Alive"] for node in ray.nodes()) == 1:
         return
     reason = "a SQLite file belongs to one node and this cluster has several; use"
-    for name, setting in (("store", store), ("history_store", history_store)):
+    for name, setting in zip(("store", "history_store"), stores, strict=True):
         if is_file(setting):
             raise ConfigError(name, setting, f"{reason} postgresql://user@host/name")
-    if is_local(working_memory):
+    if is_local(notes):
         raise ConfigError("working_memory", "WorkingMemory", f"{reason} postgresql://user@host/name")

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 
 from turnwise.actors.cluster.ray_address import check_ray_address, starts_own_ray
 from turnwise.errors import ConfigError
-from turnwise.memory.stores.cluster_check import RayId
+from turnwise.memory.stores.store_owner import StoreOwner
 
 _log = logging.getLogger(__name__)
 
@@ -48,10 +48,10 @@ def will_start() -> bool:
     return not ray.is_initialized() and starts_own_ray()
 
 
-def this_ray() -> RayId:
+def this_ray() -> StoreOwner:
     """Return the id of the Ray to which this process is connected."""
     context = ray.get_runtime_context()
-    return RayId(context.gcs_address, context.get_session_name())
+    return StoreOwner(context.gcs_address, context.get_session_name())
 
 
 @contextmanager

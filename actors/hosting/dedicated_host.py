@@ -7,11 +7,11 @@ import pickle
 from collections.abc import Callable
 from functools import partial
 
-from turnwise.actors.cluster.wire import Message, Refused, SessionRef
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
-from turnwise.actors.hosting.switched_engines import EngineOverride
 from turnwise.actors.hosting.waits import Waits
+from turnwise.actors.hosting.wire import Message, Refused, SessionRef
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.errors import (
     CorruptRecordError,

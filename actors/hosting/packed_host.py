@@ -11,12 +11,12 @@ from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
-from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import HostLoad, Message, Refused, SessionRef
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.engine_override import EngineOverride
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
-from turnwise.actors.hosting.switched_engines import EngineOverride
 from turnwise.actors.hosting.waits import Waits
+from turnwise.actors.hosting.wire import HostLoad, Message, Refused, SessionRef
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.attempt import reason
 from turnwise.errors import (
@@ -96,7 +96,7 @@ class PackedHost:
         resources: WorkerResources,
         limits: Packed,
         *,
-        node_id: str,
+        node_id: str | None,
         save_override: SaveOverride,
         drop_override: Callable[[SessionKey], object],
         leave: Callable[[], None],
@@ -137,6 +137,11 @@ class PackedHost:
         waits = self._waits.count
         return HostLoad(sessions=len(self._residents), recent=tuple(recent), calls=self._calls - waits, waits=waits)
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a session runs, compacts, saves or is waited for, or sessions of a lost process are recovered."""
+        return self._is_recovering or any(not resident.is_idle for resident in self._residents.values())
+
     async def open(self) -> None:
         """Load the engines, and open the stores. The first call does so otherwise."""
         await self._resources.open()
@@ -169,7 +174,7 @@ class PackedHost:
         Answers that are ready within `GATHER_S` of each other are yielded together. A failed request is answered with
         its error, so it does not affect the others.
         """
-        tasks = {asyncio.create_task(self._answer(request)): place for place, request in enumerate(requests)}
+        tasks = {asyncio.create_task(self.answer(request)): place for place, request in enumerate(requests)}
         pending = set(tasks)
         self._tasks |= pending  # they continue even if the caller stops reading answers
         for task in tasks:
@@ -181,7 +186,8 @@ class PackedHost:
                 ready |= more
             yield [(tasks[task], task.result()) for task in ready]
 
-    async def _answer(self, request: bytes) -> bytes:
+    async def answer(self, request: bytes) -> bytes:
+        """Carry out a request as `call` does; an unexpected error is logged, and is the answer."""
         try:
             return await self.call(request)
         except Exception as error:  # noqa: BLE001 - logged, and returned to the caller
@@ -434,7 +440,8 @@ class PackedHost:
         while self._residents or self._is_recovering:
             if await self._unload_idle(asyncio.get_running_loop().time()):
                 pauses.reset()
-            await asyncio.sleep(pauses.next_s())
+            if self._residents or self._is_recovering:
+                await asyncio.sleep(pauses.next_s())
         self._leave()
 
 

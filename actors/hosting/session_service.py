@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any
 
-from turnwise.actors.cluster.wire import EngineWanted, Message
+from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.stored_source import StoredSource, UnattendedError
-from turnwise.actors.hosting.switched_engines import EngineOverride
 from turnwise.actors.hosting.verb_declaration import Reader, Verb
 from turnwise.actors.hosting.verbs import find_verb
 from turnwise.actors.hosting.waits import Waits
+from turnwise.actors.hosting.wire import EngineWanted, Message
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.actors.session.core import SessionCore
@@ -60,7 +60,7 @@ class SessionService:
         override: EngineOverride,
         resources: WorkerResources,
         save_override: SaveOwnOverride,
-        node_id: str,
+        node_id: str | None,
         *,
         waits: Waits,
     ) -> None:

@@ -20,9 +20,9 @@ from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.cluster_check import rivals
 from turnwise.memory.stores.encrypted.records import check_session
 from turnwise.memory.stores.reading import read_runs, read_turns
+from turnwise.memory.stores.store_owner import rivals
 
 POLL_S = 0.5
 """How often the store is asked about a run that another Ray runs, in seconds."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from turnwise.actors.cluster.wire import Message, SessionRef
+from turnwise.actors.hosting.wire import Message, SessionRef
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 
 if TYPE_CHECKING:

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from turnwise.actors.cluster.wire import (
+from turnwise.actors.hosting.verb_declaration import Reader, Verb, changes, of_memory, reads, starts
+from turnwise.actors.hosting.waits import ENDING_S
+from turnwise.actors.hosting.wire import (
     Message,
     PackedOutcome,
     PackedTurn,
@@ -19,8 +21,6 @@ from turnwise.actors.cluster.wire import (
     StartAnswer,
     Waited,
 )
-from turnwise.actors.hosting.verb_declaration import Reader, Verb, changes, of_memory, reads, starts
-from turnwise.actors.hosting.waits import ENDING_S
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.errors import TurnNotFoundError, TurnwiseError, UnknownVerbError
 from turnwise.memory.conversation.runs import Until, has_reached

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from turnwise.actors.cluster.wire import Waited
+from turnwise.actors.hosting.wire import Waited
 from turnwise.errors import OverloadedError
 
 SLICE_S = 10.0

@@ -6,8 +6,9 @@ import asyncio
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
-from turnwise.actors.hosting.switched_engines import EngineOverride
+from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.inference.observing import observer_of
 from turnwise.actors.memory.attached import MemorySlot
@@ -40,6 +41,7 @@ class WorkerResources:
         engine_id: identifies the setup of the manager that created the process.
         engine: that setup, pickled.
         other_engines: the pickled setups of other managers, by id.
+        loads: makes a setup from what was sent: see `Runtime.dumps`.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class WorkerResources:
         engine: bytes,
         *,
         other_engines: Mapping[str, bytes] | None = None,
+        loads: Callable[[bytes], Any] = pickle.loads,
     ) -> None:
         self.engine_id = engine_id
         self.in_use: Callable[[], Collection[str]] = lambda: ()
         """Returns the ids of the setups that open runs use, which are never evicted."""
         self._pickled = {**(other_engines or {}), engine_id: engine}
+        self._loads = loads
         self._open_store = open_store
         self._open_history = open_history
         self._opening: asyncio.Task[None] | None = None
@@ -93,7 +97,7 @@ class WorkerResources:
             EngineLimitError: open runs use as many other setups as a process may cache.
         """
         if engine_id not in self._setups:
-            self.cache(session_id, engine_id, await asyncio.to_thread(_unpickle, engine), engine)
+            self.cache(session_id, engine_id, await asyncio.to_thread(self._load, engine), engine)
 
     def has(self, engine_id: str) -> bool:
         """Return whether the setup of this id is cached."""
@@ -174,11 +178,29 @@ class WorkerResources:
     async def _load_setups(self) -> None:
         for engine_id, engine in list(self._pickled.items()):
             try:
-                setup = await asyncio.to_thread(_unpickle, engine)
+                setup = await asyncio.to_thread(self._load, engine)
             except ConfigError as error:
                 # The session can still be read, and a manager with another engine can run it.
                 setup = _Unloadable(error), SessionConfig(), None, (), None
             self._setups[engine_id] = setup
+
+    def _load(self, engine: bytes) -> SessionSetup:
+        try:
+            builder, config, overflow, memories, working = self._loads(engine)
+        except Exception as error:
+            reason = (
+                f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
+            )
+            raise ConfigError("engine or overflow", type(error).__name__, reason) from error
+        observer_of(config.telemetry)  # on this thread, since the imports take a while
+        return builder, config, overflow, memories, working
+
+    async def close(self) -> None:
+        """Close the stores. Nothing may be called afterwards."""
+        if self._opened is not None:
+            for store in self._opened:
+                if store is not None:
+                    await store.close()
 
 
 class _Unloadable:
@@ -189,15 +211,3 @@ class _Unloadable:
 
     def build(self, session: SessionView) -> InferenceRunner:
         raise self._error
-
-
-def _unpickle(engine: bytes) -> SessionSetup:
-    try:
-        builder, config, overflow, memories, working = pickle.loads(engine)
-    except Exception as error:
-        reason = (
-            f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
-        )
-        raise ConfigError("engine or overflow", type(error).__name__, reason) from error
-    observer_of(config.telemetry)  # on this thread, since the imports take a while
-    return builder, config, overflow, memories, working

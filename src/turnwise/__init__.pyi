@@ -5,7 +5,7 @@ from turnwise.actors.client.execution import AsyncExecutionHandle as AsyncExecut
 from turnwise.actors.client.manager import AsyncSessionManager as AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession as AsyncSession
 from turnwise.actors.client.shared.run_options import RunOptions as RunOptions
-from turnwise.actors.cluster.placement import Dedicated as Dedicated, Packed as Packed
+from turnwise.actors.hosting.placement import Dedicated as Dedicated, InProcess as InProcess, Packed as Packed
 from turnwise.actors.inference.echo import EchoEngine as EchoEngine
 from turnwise.actors.inference.openai.engine import AzureOpenAI as AzureOpenAI, OpenAIEngine as OpenAIEngine
 from turnwise.actors.inference.tools.context import ToolContext as ToolContext

@@ -15,8 +15,8 @@ from stored.open_stores import closing, own
 from turnwise.actors.client import expiry as live_expiry
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state import journal

@@ -55,7 +55,7 @@ from turnwise import (
     Turn,
     tool,
 )
-from turnwise.actors.client.shared.actor_lookup import MAX_CALLS
+from turnwise.actors.cluster.actor_lookup import MAX_CALLS
 from turnwise.actors.session.core import SessionCore
 from turnwise.engines import EngineBuilder, RunContext, SessionView, ToolLoop, ToolRegistry
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
@@ -252,7 +252,7 @@ def read_rows(connection: sqlite3.Connection, page: int) -> int:
     return count
 
 
-IMPORTED = "import turnwise.actors.hosting.session_actor, turnwise.memory.stores.sql.store"
+IMPORTED = "import turnwise.actors.cluster.actors.session_actor, turnwise.memory.stores.sql.store"
 """What the process of a dedicated session on SQLite imports."""
 
 

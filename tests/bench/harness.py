@@ -15,7 +15,7 @@ import ray
 
 from engines import process_of
 from turnwise import Session
-from turnwise.actors.cluster import local_calls
+from turnwise.actors.cluster.calls import local_calls
 from verdicts import Goal
 
 WIDTH = 50

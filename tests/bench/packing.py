@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from engines import process_of
 from harness import Samples, Table, end_process, prompt_of
 from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed, Session, SessionManager
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.memory.conversation.blocks import User, encode
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span

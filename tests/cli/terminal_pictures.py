@@ -28,7 +28,7 @@ from rich.text import Text  # noqa: E402
 
 from processes.terminal import CTRL_C, Terminal, turnwise  # noqa: E402
 from turnwise.actors.client.blocking.manager import SessionManager  # noqa: E402
-from turnwise.actors.cluster.placement import Packed  # noqa: E402
+from turnwise.actors.hosting.placement import Packed  # noqa: E402
 from turnwise.actors.inference.openai.engine import OpenAIEngine  # noqa: E402
 from turnwise.testing import LocalProvider, Message  # noqa: E402
 

@@ -17,9 +17,9 @@ import pytest
 from processes.late_ray import without_late_start
 from processes.terminal import CTRL_C, CTRL_D, Terminal, turnwise
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.memory.stores.cluster_check import naming
+from turnwise.memory.stores.store_owner import naming
 from turnwise.testing import LocalProvider, tool_script
 
 WORDS = " ".join(f"word{n}" for n in range(60))

@@ -20,9 +20,9 @@ from turnwise.actors.cluster.diagnosis import RayFacts
 from turnwise.cli import doctor, process_facts as environment
 from turnwise.cli.process_facts import Facts
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.stores.cluster_check import RayId
 from turnwise.memory.stores.sql.schema import SCHEMA
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.stores.store_owner import StoreOwner
 from turnwise.memory.stores.urls import open_store
 from turnwise.testing import LocalProvider
 
@@ -214,7 +214,7 @@ def test_doctor_says_when_it_cannot_find_the_holder_of_a_file(tmp_path: Path, mo
     url = store_at(tmp_path)
     monkeypatch.setattr(sys, "platform", "darwin")
     assert look(url)[1]["store owner"]["state"] == "unknown"
-    monkeypatch.setattr(doctor, "running_owner", lambda _: RayId("10.0.0.1:6379", "a session"))
+    monkeypatch.setattr(doctor, "running_owner", lambda _: StoreOwner("10.0.0.1:6379", "a session"))
     finding = look(url)[1]["store owner"]
     assert finding["state"] == "warn" and "the Ray at 10.0.0.1:6379, which had it open last" in finding["message"]
 

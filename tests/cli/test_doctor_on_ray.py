@@ -14,7 +14,7 @@ import pytest
 from processes.late_ray import without_late_start
 from processes.terminal import turnwise
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.memory.stores.cluster_check import naming
+from turnwise.memory.stores.store_owner import naming
 from turnwise.testing import LocalProvider
 
 KEY = "sk-very-secret"

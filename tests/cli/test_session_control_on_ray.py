@@ -16,7 +16,7 @@ from filled import filled, pay, turnwise
 from engines import ScriptedEngine as Echo
 from processes.late_ray import without_late_start
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.testing.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.usefixtures("ray_session")

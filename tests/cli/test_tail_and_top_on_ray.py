@@ -15,7 +15,7 @@ import pytest
 from engines import ScriptedEngine
 from processes.terminal import CTRL_C, Terminal, turnwise
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 
 
 @pytest.fixture

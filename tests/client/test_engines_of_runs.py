@@ -15,12 +15,12 @@ from memories.session_memories import Book
 from processes.packed_hosts import Hosting, OpenResources, answer_of, refused
 from scale import share
 from schedules import DawdlingStore, explore
-from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import EngineWanted, SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
-from turnwise.actors.hosting.switched_engines import EngineOverride
+from turnwise.actors.hosting.engine_override import EngineOverride
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.verb_declaration import VerbCall
+from turnwise.actors.hosting.wire import EngineWanted, SessionRef
 from turnwise.actors.hosting.worker_resources import MAX_CACHED, SessionSetup
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.memory.attached import MemorySlot

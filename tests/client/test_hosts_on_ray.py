@@ -10,7 +10,7 @@ import pytest
 from engines import ScriptedEngine
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.memory.conversation.sessions import SessionKey
 
 pytestmark = pytest.mark.ray

@@ -36,7 +36,7 @@ from turnwise.actors.client.session_memory import AsyncSessionMemory
 from turnwise.actors.client.shared import arguments as inputs, provided_result
 from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.client.subscriptions import AsyncSubscription
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (

@@ -12,7 +12,7 @@ import pytest
 from engines import ScriptedEngine
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.errors import InvalidInputError
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory

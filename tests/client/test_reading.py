@@ -14,12 +14,12 @@ import pytest
 from engines import ScriptedEngine
 from processes.packed_hosts import answer_of
 from scale import share
-from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import PackedOutcome, SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.packed_host import PackedHost
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.stored_source import TAIL, StoredSource, UnattendedError
 from turnwise.actors.hosting.verb_declaration import VerbCall
+from turnwise.actors.hosting.wire import PackedOutcome, SessionRef
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -32,10 +32,10 @@ from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.encrypted import EncryptedHistory
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.cluster_check import RayId, Shared
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.store_owner import Shared, StoreOwner
 
 ENCRYPTION = Encryption(lambda user_id: user_id.encode().ljust(32, b"."))
 
@@ -47,7 +47,7 @@ class SharedStore(InMemoryStore, Shared):
 
     others: Sequence[str] = ()
 
-    def own(self, ray: RayId) -> None:
+    def own(self, ray: StoreOwner) -> None:
         """Nobody else is kept out."""
 
     async def rivals(self) -> Sequence[str]:

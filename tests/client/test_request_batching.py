@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from scale import share
-from turnwise.actors.client.request_batching import MOST, MOST_BYTES, RequestBatcher
+from turnwise.actors.cluster.calls.request_batching import MOST, MOST_BYTES, RequestBatcher
 from turnwise.testing.schedules import explore
 
 Answers = list[tuple[int, bytes]]

@@ -14,11 +14,11 @@ from ray.exceptions import RayActorError
 from turnwise.actors.client.blocking import session_host, steps
 from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.shared import resending as reaching
-from turnwise.actors.client.shared.actor_lookup import _LookupOfOne
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.cluster.actor_waiting import REACH_S
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.cluster.actor_lookup import _LookupOfOne
+from turnwise.actors.cluster.calls.actor_waiting import REACH_S
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.errors import SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
 
@@ -57,7 +57,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def ask(lookup: Remote, monkeypatch: pytest.MonkeyPatch, call: Callable[[], bytes]) -> Any:
     """Ask a session, each call to which is answered by the function."""
     monkeypatch.setattr(steps, "call", lambda *_, **__: call())
-    client: Any = ClusterClient("namespace", "realm")
+    client: Any = SessionsClient("namespace", "realm")
     client._lookup = lookup
     return SessionHost(client, SessionRef(SessionKey("s"))).ask(verbs.wait(None, "run", ()))
 
@@ -101,7 +101,7 @@ def test_a_verb_that_may_not_be_repeated_is_sent_once_to_a_process_that_is_there
             raise RayActorError
         return pickle.dumps(None)
 
-    client: Any = ClusterClient("namespace", "realm")
+    client: Any = SessionsClient("namespace", "realm")
     client._lookup = Remote()
     monkeypatch.setattr(steps, "call", call)
     with pytest.raises(SessionLostError, match=r"perhaps after it did memory\.merge_notes"):

@@ -27,8 +27,8 @@ from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.config import SessionConfig
@@ -588,7 +588,7 @@ def test_without_a_manager_a_session_that_is_not_live_says_what_to_do(make_manag
     chat = manager.open("chat")
     execution = chat.run("hello")
     execution.wait()
-    client = ClusterClient(manager._client.namespace, manager._client.name)
+    client = SessionsClient(manager._client.namespace, manager._client.name)
     execution = ExecutionHandle(client, execution._ref, execution.run_id, execution.turn_index)
     assert execution.wait().text == "hello"
     chat.delete()

@@ -13,7 +13,7 @@ import pytest
 
 from engines import process_of
 from turnwise import EchoEngine, SessionManager
-from turnwise.actors.cluster.shared_actors.store_object import StoreObject
+from turnwise.actors.hosting.store_object import StoreObject
 from turnwise.errors import ConfigError
 from turnwise.memories import LexicalMemory
 from turnwise.memory.event_store.base import HistoryStore

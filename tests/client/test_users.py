@@ -18,7 +18,7 @@ from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
-from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.errors import (
     EmptyTurnError,
     IdempotencyConflictError,

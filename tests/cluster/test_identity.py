@@ -20,10 +20,10 @@ from hypothesis import given, strategies as st
 from pydantic import BaseModel, PrivateAttr
 from ray import cloudpickle
 
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.cluster.identity import identity
-from turnwise.actors.cluster.placement import Dedicated
-from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting.identity import identity
+from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
+from turnwise.actors.hosting.placement import Dedicated
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -151,7 +151,7 @@ import dataclasses
 from ray import cloudpickle
 from turnwise import EchoEngine, OpenAIEngine, tool
 from turnwise.engines import ToolRegistry
-from turnwise.actors.cluster.identity import identity
+from turnwise.actors.hosting.identity import identity
 
 LIMITS = {"b", "a", "c", "d", "e"}
 
@@ -183,7 +183,7 @@ def test_an_engine_of_a_script_is_the_same_in_each_process(tmp_path: Path) -> No
     assert outputs[0] == outputs[1] and len(outputs[0].split()[0]) == 64
 
 
-def a_realm(**changes: Any) -> ClusterClient:
+def a_realm(**changes: Any) -> SessionsClient:
     settings: dict[str, Any] = {
         "history_store": None,
         "encryption": None,
@@ -196,7 +196,7 @@ def a_realm(**changes: Any) -> ClusterClient:
         "read_only": False,
         **changes,
     }
-    return ClusterClient.of("namespace", "memory://identity", **settings)
+    return SessionsClient.of("namespace", "memory://identity", **settings)
 
 
 def test_two_managers_with_equal_settings_have_one_engine_and_share_their_memories() -> None:

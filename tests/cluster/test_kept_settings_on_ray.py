@@ -13,7 +13,8 @@ import pytest
 from processes.large_settings import Holder, end_all, named_in
 from turnwise.actors.cluster import actor_settings
 from turnwise.actors.cluster.actor_settings import PART_BYTES, ActorSettings, sweep_settings
-from turnwise.actors.hosting.switched_engines import EngineOverride, drop_overrides, find_overrides, save_override
+from turnwise.actors.cluster.actors.switched_engines import drop_overrides, find_overrides, save_override
+from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.memory.conversation.sessions import SessionKey
 
 BACK_S = 100.0

@@ -24,10 +24,10 @@ from processes.large_settings import RESUMED, Deadly, Librarian, end_all, handbo
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.cluster.actors.loading import FREE_STARTS
 from turnwise.actors.hosting import verbs
-from turnwise.actors.hosting.loading import FREE_STARTS
+from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.errors import SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope
@@ -103,10 +103,10 @@ class Unstarted:
 def test_a_process_that_cannot_start_is_an_error_in_time(
     ends: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: type, cause: str
 ) -> None:
-    monkeypatch.setattr("turnwise.actors.cluster.actor_waiting.LOOK_S", 1.0)
+    monkeypatch.setattr("turnwise.actors.cluster.calls.actor_waiting.LOOK_S", 1.0)
     if body is Unstarted:
-        monkeypatch.setattr("turnwise.actors.cluster.actor_waiting.REACH_S", 3.0)
-    monkeypatch.setattr("turnwise.actors.client.shared.actor_lookup.SessionActor", actor_of(body))
+        monkeypatch.setattr("turnwise.actors.cluster.calls.actor_waiting.REACH_S", 3.0)
+    monkeypatch.setattr("turnwise.actors.cluster.actor_lookup.SessionActor", actor_of(body))
 
     async def ask() -> str:
         url = f"sqlite:///{tmp_path}/chats.db"

@@ -20,9 +20,9 @@ from test_sessions_on_ray import kill
 
 from engines import process_of
 from turnwise import AsyncSessionManager, EchoEngine, Packed, Session, SessionConfig, SessionManager, WaitTimeoutError
-from turnwise.actors.cluster import actor_waiting, local_calls
-from turnwise.actors.cluster.local_calls import _BY_LOOP, _IDLE
-from turnwise.actors.cluster.unix_socket import Connection, serve
+from turnwise.actors.cluster.calls import actor_waiting, local_calls
+from turnwise.actors.cluster.calls.local_calls import _BY_LOOP, _IDLE
+from turnwise.actors.cluster.calls.unix_socket import Connection, serve
 from turnwise.memory.values.ids import new_id
 
 MakeManager = Callable[..., SessionManager]

@@ -8,7 +8,7 @@ import pytest
 from turnwise import EchoEngine, SessionManager
 from turnwise.actors.cluster.ray_address import local_ray
 from turnwise.errors import ConfigError, StoreError
-from turnwise.memory.stores.cluster_check import naming
+from turnwise.memory.stores.store_owner import naming
 
 
 def test_a_ray_address_at_which_nobody_answers_is_refused_at_once(

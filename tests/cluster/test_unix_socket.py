@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, closing
 
 import pytest
 
-from turnwise.actors.cluster.unix_socket import BlockingConnection, Connection, serve
+from turnwise.actors.cluster.calls.unix_socket import BlockingConnection, Connection, serve
 from turnwise.memory.values.ids import new_id
 
 
@@ -75,7 +75,7 @@ async def test_who_gives_up_leaves_the_answers_of_others_alone(name: str) -> Non
 
 LISTENER = """
 import asyncio, sys
-from turnwise.actors.cluster.unix_socket import serve
+from turnwise.actors.cluster.calls.unix_socket import serve
 
 async def hang(request):
     await asyncio.sleep(1000 if request == b"hang" else 0)

@@ -62,7 +62,7 @@ async def serve(settings: dict[str, Any]) -> None:
     import uvicorn
 
     from turnwise.actors.client.manager import AsyncSessionManager
-    from turnwise.actors.cluster.placement import Packed
+    from turnwise.actors.hosting.placement import Packed
     from turnwise.actors.session.config import SessionConfig
     from turnwise.actors.session.engines.budget import Budget
     from turnwise.console import mount

@@ -20,7 +20,7 @@ from playwright.sync_api import Page, expect, sync_playwright  # noqa: E402
 
 from processes.programs import path_to  # noqa: E402
 from turnwise.actors.client.blocking.manager import SessionManager  # noqa: E402
-from turnwise.actors.cluster.placement import Packed  # noqa: E402
+from turnwise.actors.hosting.placement import Packed  # noqa: E402
 from turnwise.memory.longterm.lexical import LexicalMemory  # noqa: E402
 
 IMAGES = ROOT / "docs/images"

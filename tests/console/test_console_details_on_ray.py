@@ -11,7 +11,7 @@ from console_server import NAMESPACE, Console
 from playwright.sync_api import Page, expect
 
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.memory.longterm.lexical import LexicalMemory
 
 pytestmark = pytest.mark.ray

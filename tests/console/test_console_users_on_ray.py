@@ -14,7 +14,7 @@ from console_server import NAMESPACE, TOKENS, Console
 from playwright.sync_api import Page, expect
 
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 
 pytestmark = pytest.mark.ray
 pytest_plugins = ["console_pages"]  # which starts a Ray: ray_session

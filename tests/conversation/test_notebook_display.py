@@ -14,7 +14,7 @@ from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.event_page import EventPage
-from turnwise.actors.cluster.wire import ClientOutcome, SessionInfo, SessionRef
+from turnwise.actors.hosting.wire import ClientOutcome, SessionInfo, SessionRef
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.calls.tool_calls import PendingCall

@@ -13,12 +13,12 @@ from engines import ScriptedEngine
 from memories.session_memories import Book, MemoryStage
 from processes.packed_hosts import Hosting, OpenResources
 from schedules import SESSION
-from turnwise.actors.cluster.shared_actors.batcher import Batcher
-from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.cluster.actors.shutdown import Shutdown
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
-from turnwise.actors.hosting.shutdown import Shutdown
+from turnwise.actors.hosting.memory.batcher import Batcher
+from turnwise.actors.hosting.memory.memory_host import MemoryHost
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from processes.packed_hosts import Hosting
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.named_engines import NamedEngines

@@ -23,7 +23,7 @@ from processes.forks import Fork
 from scale import share
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig

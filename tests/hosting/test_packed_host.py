@@ -15,13 +15,13 @@ import pytest
 from processes.packed_hosts import Hosting, refused
 from scale import share
 from schedules import DawdlingStore, explore
-from turnwise.actors.cluster.placement import Dedicated, Packed
+from turnwise.actors.cluster.actors.packed_actor import _EarlierHosts
 from turnwise.actors.cluster.sharding import Layout
-from turnwise.actors.cluster.wire import Message, SessionRef
 from turnwise.actors.hosting import verbs
-from turnwise.actors.hosting.packed_actor import _EarlierHosts
+from turnwise.actors.hosting.engine_override import EngineOverride
+from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.session_service import SessionService
-from turnwise.actors.hosting.switched_engines import EngineOverride
+from turnwise.actors.hosting.wire import Message, SessionRef
 from turnwise.actors.hosting.worker_resources import MAX_CACHED
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import (

@@ -22,9 +22,9 @@ from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
-from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import find_layouts
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting.placement import Dedicated, Packed
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry

@@ -13,7 +13,7 @@ from test_sessions_on_ray import kill
 
 from memories.memory_engines import Mirror
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.cluster.gc_tuning import THRESHOLDS
+from turnwise.actors.hosting.gc_tuning import THRESHOLDS
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import SessionNotFoundError, SessionRevertedError
 from turnwise.testing.acknowledged import prompts_of

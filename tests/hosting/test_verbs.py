@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from engines import Asking
-from turnwise.actors.cluster.wire import Message, SessionRef, Waited
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.session_service import SessionService
 from turnwise.actors.hosting.stored_source import StoredSource
-from turnwise.actors.hosting.switched_engines import EngineOverride
 from turnwise.actors.hosting.verb_declaration import Verb, VerbCall
 from turnwise.actors.hosting.verbs import VERBS
 from turnwise.actors.hosting.waits import Waits
+from turnwise.actors.hosting.wire import Message, SessionRef, Waited
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.core import SessionCore

@@ -17,14 +17,14 @@ from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.blocking.session_host import ANSWER_S, MOST_PAUSE_S, REFUSED_S
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared import resending as reaching
-from turnwise.actors.client.shared.actor_lookup import ActorLookup
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.cluster.placement import Dedicated, Packed
-from turnwise.actors.cluster.wire import Message, PackedOutcome, Refused, SessionInfo, SessionRef, Waited
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.cluster.actor_lookup import ActorLookup
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
+from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
+from turnwise.actors.hosting.wire import Message, PackedOutcome, Refused, SessionInfo, SessionRef, Waited
 from turnwise.actors.hosting.worker_resources import SessionSetup
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
@@ -199,7 +199,7 @@ class Repeating(AsyncSessionHost):
     __slots__ = ("_hosting",)
 
     def __init__(self, hosting: Alone | Hosting) -> None:
-        super().__init__(ClusterClient("namespace", "realm"), SessionRef(SessionKey("a")))
+        super().__init__(SessionsClient("namespace", "realm"), SessionRef(SessionKey("a")))
         self._hosting = hosting
 
     async def ask(self, call: VerbCall[Any], *, timeout_s: float | None = None) -> Any:
@@ -265,7 +265,7 @@ class Caller:
         self.answer = answer or self.waits
         self.calls: list[Message] = []
         self.pauses: list[float] = []
-        self.client = ClusterClient("namespace", "realm")
+        self.client = SessionsClient("namespace", "realm")
         self.client._lookup = cast("ActorLookup", Lookup())
         self.run = ExecutionHandle(self.client, SessionRef(SessionKey("s")), "run", 0)
         monkeypatch.setattr(steps, "call", self.call)

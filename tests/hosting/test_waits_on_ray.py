@@ -20,9 +20,9 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
-from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.hosting.waits import SLICE_S
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.session.config import SessionConfig
 from turnwise.memory.conversation.sessions import SessionKey
 

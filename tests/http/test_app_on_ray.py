@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import ConfigError
 from turnwise.http import BearerTokens, Identity, create_app

@@ -17,7 +17,7 @@ from scale import share
 from servers.holds import HOLDS, LOOP_S, STORE_S, HoldsEngine, measure_this_loop, slowness
 from servers.threaded_service import served
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.http import BearerTokens, HttpSettings, create_app
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.values.limits import MAX_BLOCKS, MAX_NAMES

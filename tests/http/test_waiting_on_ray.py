@@ -18,7 +18,7 @@ from mcp import Client
 from servers.http_service import ANN, TOKENS, on_server
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session_host import AsyncSessionHost
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.inference.openai.engine import OpenAIEngine

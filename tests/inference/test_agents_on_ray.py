@@ -23,7 +23,7 @@ from tools.agent_tools import charge, driver, fail, far_away, note, pause, pay, 
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.middleware import SystemPrompt
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.loop import LOST

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from test_tool_loop import Stage, use
 
-from turnwise.actors.cluster.identity import identity
+from turnwise.actors.hosting.identity import identity
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import RunContext, check_taken
 from turnwise.actors.inference.function_engine import FunctionEngine

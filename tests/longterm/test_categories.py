@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stored.open_stores import closing
-from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
+from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.memory.longterm.base import MemoryItem, Reminder, Scope, limits_categories
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryItems

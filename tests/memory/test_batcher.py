@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from turnwise.actors.cluster.shared_actors.batcher import AT_ONCE, Batcher
+from turnwise.actors.hosting.memory.batcher import AT_ONCE, Batcher
 
 pytestmark = pytest.mark.virtual_time
 

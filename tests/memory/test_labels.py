@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from turnwise.actors.cluster.identity import identity
-from turnwise.actors.cluster.shared_actors.remote_memory import equip
+from turnwise.actors.hosting.identity import identity
+from turnwise.actors.hosting.memory.remote_memory import equip
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, StoreURLError

@@ -22,7 +22,7 @@ from memories.memory_engines import SteeredEmbedding
 from memories.memory_manager import WAIT_S, Chroma, House, answering, say, sections, told
 from scale import share
 from turnwise.actors.client.blocking.session import Session
-from turnwise.actors.cluster import local_calls
+from turnwise.actors.cluster.calls import local_calls
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, MemoryDegraded, MemoryFailed

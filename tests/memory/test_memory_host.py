@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from turnwise.actors.cluster.shared_actors import memory_actor
-from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
-from turnwise.actors.cluster.wire import Refused
+from turnwise.actors.hosting.memory.memory_host import MemoryHost
+from turnwise.actors.hosting.wire import Refused
 from turnwise.errors import InvalidMemoryError, StoreError
 from turnwise.memory.longterm.base import DegradedRecall, MemoryItem, Recall, Reminder, Scope, trouble_of
 from turnwise.memory.longterm.index.locations import ChromaFolder

@@ -29,8 +29,8 @@ from quirks import QuirkServer, Reply
 from scale import share
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory
+from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 from conftest import end_actors
 
-from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory
+from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding

@@ -22,7 +22,7 @@ from processes.large_settings import orphan
 from processes.local_cluster import HEALTH, NODE
 from servers.postgres_server import PostgresServer
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig

@@ -19,7 +19,7 @@ from engines import ScriptedEngine
 from stored.open_stores import closing, run_with
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     CorruptRecordError,

@@ -18,7 +18,7 @@ import pytest
 from engines import ScriptedEngine
 from scale import on_stores_in_turn
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     ConfigError,

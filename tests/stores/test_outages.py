@@ -22,9 +22,9 @@ from processes.packed_hosts import OpenResources
 from scale import share
 from servers.postgres_server import PostgresServer
 from stored.open_stores import own
-from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.hosting.worker_resources import SessionSetup
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore

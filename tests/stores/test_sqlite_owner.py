@@ -19,9 +19,9 @@ import pytest
 
 from processes.forks import Fork
 from turnwise.errors import ConfigError, StoreError
-from turnwise.memory.stores.cluster_check import RayId
 from turnwise.memory.stores.sql import sqlite_owner
 from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
+from turnwise.memory.stores.store_owner import StoreOwner
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def address() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def process(file: Path, ray: RayId) -> Iterator[Fork]:
+def process(file: Path, ray: StoreOwner) -> Iterator[Fork]:
     """Start a process of a Ray that takes its share of the lock, and keeps it."""
 
     def hold() -> None:
@@ -46,14 +46,14 @@ def process(file: Path, ray: RayId) -> Iterator[Fork]:
         yield started
 
 
-def take(file: Path, ray: RayId) -> SQLiteOwner:
+def take(file: Path, ray: StoreOwner) -> SQLiteOwner:
     return SQLiteOwner(file, "sqlite:///x.db", ray)
 
 
 def test_processes_of_one_ray_share_a_file_and_another_ray_is_refused_until_the_last_is_gone(
     tmp_path: Path, address: str
 ) -> None:
-    file, first_ray, second_ray = tmp_path / "x.db", RayId(address, "one"), RayId("127.0.0.1:1", "two")
+    file, first_ray, second_ray = tmp_path / "x.db", StoreOwner(address, "one"), StoreOwner("127.0.0.1:1", "two")
     with process(file, first_ray) as first, process(file, first_ray) as second:
         lock = take(file, first_ray)
         lock.release()
@@ -70,14 +70,14 @@ def test_processes_of_one_ray_share_a_file_and_another_ray_is_refused_until_the_
 
 
 def test_a_ray_cluster_waits_for_the_processes_of_an_ended_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, ended, new = tmp_path / "x.db", RayId("127.0.0.1:1", "gone"), RayId("127.0.0.1:2", "new")
+    file, ended, new = tmp_path / "x.db", StoreOwner("127.0.0.1:1", "gone"), StoreOwner("127.0.0.1:2", "new")
     with process(file, ended) as last:
         looked = 0
 
-        def look(holder: RayId) -> bool:
+        def look(holder: StoreOwner) -> bool:
             nonlocal looked
             looked += 1
-            assert holder in (ended, RayId("", ""))
+            assert holder in (ended, StoreOwner("", ""))
             if looked == 3:
                 os.kill(last.pid, signal.SIGKILL)
             return False  # nothing answers where its head was
@@ -88,7 +88,7 @@ def test_a_ray_cluster_waits_for_the_processes_of_an_ended_one(tmp_path: Path, m
 
 
 def test_reading_the_lock_of_an_ended_ray_cluster_does_not_hold_it(tmp_path: Path, address: str) -> None:
-    file, ended, new = tmp_path / "x.db", RayId(address, "gone"), RayId(address, "new")
+    file, ended, new = tmp_path / "x.db", StoreOwner(address, "gone"), StoreOwner(address, "new")
     take(file, ended).release()
     looking = sqlite3.connect(tmp_path / "x.db.lock", isolation_level=None, check_same_thread=False)
     looking.execute("BEGIN")
@@ -99,7 +99,7 @@ def test_reading_the_lock_of_an_ended_ray_cluster_does_not_hold_it(tmp_path: Pat
 
 
 def test_a_forked_process_neither_holds_nor_releases_the_lock(tmp_path: Path, address: str) -> None:
-    file, first_ray, second_ray = tmp_path / "x.db", RayId(address, "one"), RayId(address, "two")
+    file, first_ray, second_ray = tmp_path / "x.db", StoreOwner(address, "one"), StoreOwner(address, "two")
     owner = take(file, first_ray)
     if (child := os.fork()) == 0:
         owner.release()
@@ -120,22 +120,22 @@ def test_a_ray_with_a_token_is_named_with_the_variables_that_join_it(
     (tmp_path / ".ray/auth_token").touch()
     file = tmp_path / "x.db"
     with (
-        process(file, RayId(address, "one")),
+        process(file, StoreOwner(address, "one")),
         pytest.raises(ConfigError, match=f"set RAY_ADDRESS={address} RAY_AUTH_MODE=token;"),
     ):
-        take(file, RayId("127.0.0.1:1", "two"))
+        take(file, StoreOwner("127.0.0.1:1", "two"))
 
 
 def test_a_missing_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"the folder .*/none does not exist: create it"):
-        take(tmp_path / "none/x.db", RayId("127.0.0.1:1", "one"))
+        take(tmp_path / "none/x.db", StoreOwner("127.0.0.1:1", "one"))
 
 
 def test_a_lock_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "x.db.lock").mkdir()
     with pytest.raises(StoreError, match=r"x\.db\.lock cannot be written.*read_only=True"):
-        take(tmp_path / "x.db", RayId("127.0.0.1:1", "one"))
+        take(tmp_path / "x.db", StoreOwner("127.0.0.1:1", "one"))
 
 
 if __name__ == "__main__":
-    take(Path(sys.argv[1]), RayId(*sys.argv[2:]))
+    take(Path(sys.argv[1]), StoreOwner(*sys.argv[2:]))

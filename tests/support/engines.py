@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from turnwise.actors.cluster.wire import SessionInfo
+from turnwise.actors.hosting.wire import SessionInfo
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext, Suspend
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.context import ToolContext

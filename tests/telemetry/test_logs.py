@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from processes.late_ray import without_late_start
-from turnwise.actors.cluster.logs import JsonFormatter, LogSettings
+from turnwise.actors.hosting.logs import JsonFormatter, LogSettings
 from turnwise.testing import LocalProvider
 
 PROGRAM = """

@@ -366,7 +366,7 @@ def test_without_the_sdk_the_error_says_what_to_install(monkeypatch: pytest.Monk
 def test_without_telemetry_nothing_of_opentelemetry_is_imported() -> None:
     program = """
 import asyncio, sys
-import turnwise, turnwise.actors.client.manager, turnwise.actors.hosting.session_actor
+import turnwise, turnwise.actors.client.manager, turnwise.actors.cluster.actors.session_actor
 import turnwise.actors.hosting.dedicated_host, turnwise.actors.hosting.worker_resources, turnwise.actors.hosting.verbs
 from turnwise.actors.session.core import SessionCore
 from turnwise.engines import EchoEngine

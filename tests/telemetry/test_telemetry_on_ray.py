@@ -18,7 +18,7 @@ from engines import process_of
 from servers.otlp_collector import Collector, export_to, wait
 from tools.traced_tools import away, here
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.telemetry import Telemetry

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_tool_loop import Stage
 
-from turnwise.actors.cluster.identity import identity
+from turnwise.actors.hosting.identity import identity
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.errors import ConfigError, ContextOverflowError
 from turnwise.memory.conversation.blocks import Text, Thinking, ToolResult, ToolUse, User

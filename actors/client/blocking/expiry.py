@@ -7,8 +7,8 @@ from pathlib import Path
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.session_host import SessionHost
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.errors import (
     LongTermMemoryError,
     SessionBusyError,
@@ -22,7 +22,7 @@ from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 
 
-def sweep(client: ClusterClient, store: SessionStore, archive: Path | None, memory: bool) -> Swept:
+def sweep(client: SessionsClient, store: SessionStore, archive: Path | None, memory: bool) -> Swept:
     """Delete the sessions of a store that have expired; see `SessionManager.sweep`."""
     portal = client.portal
     now = steps.run(portal, store.now)  # the store's clock, which also dates the sessions' commits
@@ -46,7 +46,7 @@ def sweep(client: ClusterClient, store: SessionStore, archive: Path | None, memo
 
 
 def _ask(
-    client: ClusterClient,
+    client: SessionsClient,
     store: SessionStore,
     session: SessionRecord,
     *,
@@ -74,7 +74,7 @@ _REFUSALS = (SessionBusyError, SessionChangedError, LongTermMemoryError)
 """Errors after which nothing was deleted, unless an earlier delivery of the same call was carried out."""
 
 
-def _is_there(client: ClusterClient, store: SessionStore, session: SessionRecord) -> bool:
+def _is_there(client: SessionsClient, store: SessionStore, session: SessionRecord) -> bool:
     try:
         stored = steps.run(client.portal, store.get, session.key)
     except TurnwiseError:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.blocking.store_reads import StoreReads
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
 from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionKey
@@ -18,7 +18,7 @@ from turnwise.memory.longterm.retention.deletion_report import Forgotten
 _PAGE = 100
 
 
-def forget(client: ClusterClient, store: StoreReads, user_id: str, *, verify: bool) -> Forgotten:
+def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: bool) -> Forgotten:
     """Delete a user's sessions, then what the client's memories keep for the user; see `SessionManager.forget`."""
     report = Forgotten()
     attempted: set[SessionKey] = set()
@@ -50,7 +50,7 @@ def forget(client: ClusterClient, store: StoreReads, user_id: str, *, verify: bo
     return report + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
 
 
-def _delete(client: ClusterClient, store: StoreReads, ref: SessionRef) -> Forgotten:
+def _delete(client: SessionsClient, store: StoreReads, ref: SessionRef) -> Forgotten:
     """Delete a session: by its process if it is live, else from the store, in which a later process finds none."""
     host = SessionHost(client, ref)
     try:

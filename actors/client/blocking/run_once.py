@@ -11,9 +11,9 @@ from typing import Any
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.expiry import sweep
-from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.client.shared.once_store import ONCE_STORE, ONCE_SWEEP_S, ONCE_TTL_S
-from turnwise.actors.cluster.shared_actors.store_actor import is_there
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting.runtime import Runtime
 from turnwise.errors import NotFoundError
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -25,20 +25,20 @@ class Once:
     """Opens and finds the sessions of `run_once` of a manager.
 
     Args:
-        namespace: the manager's.
+        runtime: the manager's.
         make: makes the client of these sessions. Blocks.
     """
 
-    def __init__(self, namespace: str, make: Callable[[], ClusterClient]) -> None:
-        self._namespace = namespace
+    def __init__(self, runtime: Runtime, make: Callable[[], SessionsClient]) -> None:
+        self._runtime = runtime
         self._make = make
-        self._client: ClusterClient | None = None
+        self._client: SessionsClient | None = None
         self._swept_at = -math.inf
         """When such sessions were last deleted, by the monotonic clock."""
 
     def open(
         self, user_id: str, agent: str | None, metadata: Mapping[str, Any], engine: str | None
-    ) -> tuple[ClusterClient, SessionRecord]:
+    ) -> tuple[SessionsClient, SessionRecord]:
         """Create a session; return it and its client."""
         client = self._connected()
         store = client.session_store
@@ -51,9 +51,9 @@ class Once:
         session = SessionRecord(session_id=new_id(), memory="off", engine=engine, **owner, **times)
         return client, steps.run(client.portal, store.create, session)
 
-    def find(self, run_id: str, user_id: str) -> tuple[ClusterClient, RunRecord] | None:
+    def find(self, run_id: str, user_id: str) -> tuple[SessionsClient, RunRecord] | None:
         """Return a run, by any manager of this Ray, as long as it is there, and its client."""
-        if not steps.in_thread(partial(is_there, ONCE_STORE, self._namespace)):
+        if not steps.in_thread(partial(self._runtime.has_shared_store, ONCE_STORE)):
             return None
         client = self._connected()
         try:
@@ -66,7 +66,7 @@ class Once:
         if self._client:
             steps.run(self._client.portal, self._client.close)
 
-    def _connected(self) -> ClusterClient:
+    def _connected(self) -> SessionsClient:
         if self._client is None:
             self._client = steps.in_thread(self._make)
         return self._client

@@ -35,11 +35,11 @@ from turnwise.actors.client.shared.arguments import (
     checked,
     json_object,
 )
-from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.client.shared.event_page import EventPage
 from turnwise.actors.client.shared.run_options import RunOptions, checked_options, takes_long, with_records
-from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef
+from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.wire import PackedTurn, SessionInfo, SessionRef
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
@@ -70,7 +70,7 @@ class Session:
     InvalidInputError, which names the argument, and changes nothing.
     """
 
-    def __init__(self, client: ClusterClient, ref: SessionRef, agent: str | None) -> None:
+    def __init__(self, client: SessionsClient, ref: SessionRef, agent: str | None) -> None:
         self._client = client
         self._ref = ref
         self._host = SessionHost(client, ref)
@@ -89,8 +89,12 @@ class Session:
 
     @property
     def actor(self) -> Any:
-        """The raw Ray handle of the session's actor."""
-        return self._client.actor(self._ref)
+        """The raw Ray handle of the session's actor.
+
+        Raises:
+            ConfigError: the placement is `InProcess`.
+        """
+        return self._client.process(self._ref).actor
 
     @property
     def memory(self) -> SessionMemory:

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from ray.exceptions import GetTimeoutError, RayError
-
 from turnwise.actors.client.blocking import steps
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.client.shared.resending import Search, is_away, lost_error
-from turnwise.actors.cluster.actor_waiting import NoProcessError
-from turnwise.actors.cluster.wire import (
+from turnwise.actors.client.shared.resending import Search, lost_error
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.runtime import AwayError, CallError
+from turnwise.actors.hosting.verb_declaration import Reader, VerbCall
+from turnwise.actors.hosting.waits import SLICE_S
+from turnwise.actors.hosting.wire import (
     ClientOutcome,
     EngineWanted,
     PackedOutcome,
@@ -23,9 +24,6 @@ from turnwise.actors.cluster.wire import (
     StartedRun,
     Waited,
 )
-from turnwise.actors.hosting import verbs
-from turnwise.actors.hosting.verb_declaration import Reader, VerbCall
-from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.errors import NoActiveRunError, OverloadedError, ReadOnlyStoreError, SessionFencedError
 from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.prompts import Prompt
@@ -54,7 +52,7 @@ class SessionHost:
 
     __slots__ = ("_client", "_ref")
 
-    def __init__(self, client: ClusterClient, ref: SessionRef) -> None:
+    def __init__(self, client: SessionsClient, ref: SessionRef) -> None:
         self._client = client
         self._ref = ref
 
@@ -62,8 +60,7 @@ class SessionHost:
         """Send a verb to the session's host, and repeat it after crashes, restarts and moves until it is answered.
 
         So a verb may be carried out twice: see `Verb`. If it needs an engine, the client's is sent to a session that
-        has another; if no manager is open in this process, the session uses its current one. Only this method turns
-        Ray's exceptions into turnwise's.
+        has another; if no manager is open in this process, the session uses its current one.
 
         Raises:
             TimeoutError: no answer within `timeout_s`.
@@ -88,14 +85,12 @@ class SessionHost:
                     return stored[0]
             reach = search.begin_call(until)
             try:
-                packed = steps.call(
-                    client.actor(ref), request, reach, is_shared=client.lookup.is_shared, is_repeated=verb.repeatable
-                )
-            except GetTimeoutError as error:
+                packed = steps.call(client.process(ref), request, reach, is_repeatable=verb.repeatable)
+            except TimeoutError as error:
                 raise TimeoutError(f"no answer within {timeout_s} s") from error
-            except (NoProcessError, RayError) as error:
-                if not is_away(error) or not verb.repeatable:
-                    client.lookup.invalidate(ref.key)  # the next request may make another actor
+            except CallError as error:
+                if not isinstance(error, AwayError) or not verb.repeatable:
+                    client.processes.invalidate(ref.key)  # the next request may find another process
                     raise lost_error(ref.session_id, verb, error) from error
                 failure: Exception = error
             else:
@@ -109,7 +104,7 @@ class SessionHost:
                 if not isinstance(answer.error, SessionFencedError):
                     raise answer.error
                 failure = answer.error  # that process no longer owns the session; look for the one that does
-            client.lookup.invalidate(ref.key)
+            client.processes.invalidate(ref.key)
             steps.sleep(search.pause_after(failure))
 
     def _read(self, call: VerbCall[Answer]) -> tuple[Answer] | None:

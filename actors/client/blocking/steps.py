@@ -8,28 +8,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, ParamSpec, TypeVar
+from contextlib import AbstractContextManager
+from typing import ParamSpec, TypeVar
 
 from turnwise.actors.client.shared.portal import Portal
-from turnwise.actors.cluster import actor_waiting as reaching, local_calls
-from turnwise.actors.cluster.actor_waiting import Reach
+from turnwise.actors.hosting.reach import Reach
+from turnwise.actors.hosting.runtime import SessionProcess
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def call(actor: Any, request: bytes, reach: Reach, *, is_shared: bool, is_repeated: bool = True) -> bytes:
-    """Send a request to an actor and return its answer. This thread waits itself, without an event loop.
-
-    Raises:
-        GetTimeoutError: the caller's own time is over.
-        NoProcessError: see `Reach`.
-        RayError: what Ray raises.
-    """
-    if is_repeated and (local_answer := local_calls.ask_blocking(actor, request, reach)) is not None:
-        return local_answer
-    packed: bytes = reaching.answer(actor, reaching.calls_of(actor, is_repeated=is_repeated).remote(request), reach)
-    return packed
+def call(process: SessionProcess, request: bytes, reach: Reach, *, is_repeatable: bool) -> bytes:
+    """Send a request to a session's process and return its answer; see `SessionProcess.ask_blocking`."""
+    return process.ask_blocking(request, reach, is_repeatable=is_repeatable)
 
 
 def sleep(seconds: float) -> None:
@@ -63,8 +55,9 @@ def finish(answer: object) -> None:
 class Start:
     """Work that has to be done once before a manager's first call: its constructor does it."""
 
-    def __init__(self, start: Callable[[], None]) -> None:
-        start()
+    def __init__(self, start: Callable[[], None], around: Callable[[], AbstractContextManager[None]]) -> None:
+        with around():
+            start()
 
     def done(self) -> None:
         """Return at once."""

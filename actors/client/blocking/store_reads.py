@@ -8,26 +8,25 @@ import time
 from typing import Any
 
 from turnwise.actors.client.blocking import steps
-from turnwise.actors.client.shared.cluster_client import ClusterClient, StoreRequest
-from turnwise.actors.cluster.ray_runtime import this_ray
+from turnwise.actors.client.shared.sessions_client import SessionsClient, StoreRequest
 from turnwise.errors import ManagerClosedError, SessionNotFoundError, StoreClosedError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.base import Page, SessionStore
-from turnwise.memory.stores.cluster_check import rivals
 from turnwise.memory.stores.encrypted.records import check_session
+from turnwise.memory.stores.store_owner import rivals
 
 _log = logging.getLogger(__name__)
 
 _RIVALS = (
-    "this Ray, at %s, and those at %s have %r open: each takes the session from the other when it changes it, which"
+    "%s, which is this one's, and %s have %r open: each takes the session from the other when it changes it, which"
     " interrupts the session's runs; connect all processes to one Ray, by RAY_ADDRESS"
 )
 
 
 class StoreReads:
-    """Reads the store of a client, and warns if another Ray has it open."""
+    """Reads the store of a client, and warns if another owner has it open."""
 
-    def __init__(self, client: ClusterClient, *, is_encrypted: bool) -> None:
+    def __init__(self, client: SessionsClient, *, is_encrypted: bool) -> None:
         self._client = client
         self._is_encrypted = is_encrypted
         self._store: SessionStore | None = None
@@ -47,7 +46,7 @@ class StoreReads:
         return self.run(lambda store: getattr(store, verb)(*args, **kwargs))
 
     def run(self, request: StoreRequest) -> Any:
-        """Run a coroutine of the store; the first time, also warn if another Ray has the store open.
+        """Run a coroutine of the store; the first time, also warn if another owner has the store open.
 
         Raises:
             ManagerClosedError: the manager was closed.
@@ -58,7 +57,7 @@ class StoreReads:
                 addresses = steps.run(portal, rivals, store)
                 self._knows_rivals = True
                 if addresses:
-                    _log.warning(_RIVALS, this_ray().address, ", ".join(addresses), store)
+                    _log.warning(_RIVALS, self._client.runtime.owner.name, ", ".join(addresses), store)
             return steps.run(portal, request, store)
         except StoreClosedError as error:
             if self._client.was_closed:

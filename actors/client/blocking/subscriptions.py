@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.event_push import Delivery
 from turnwise.actors.client.shared.arguments import EventSink
-from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.errors import (
     CorruptRecordError,
     EncryptionError,
@@ -62,7 +62,7 @@ class EventFeed:
 
     def __init__(
         self,
-        client: ClusterClient,
+        client: SessionsClient,
         query: Mapping[str, Any],
         *,
         session: SessionKey | None,

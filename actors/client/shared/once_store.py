@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting.placement import InProcess, Packed
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig
 
@@ -20,10 +20,10 @@ ONCE_TTL_S, ONCE_SWEEP_S = 60.0, 10.0
 
 
 def once_client(
-    namespace: str, engine: EngineBuilder | Mapping[str, EngineBuilder], config: SessionConfig, client: ClusterClient
-) -> ClusterClient:
+    namespace: str, engine: EngineBuilder | Mapping[str, EngineBuilder], config: SessionConfig, client: SessionsClient
+) -> SessionsClient:
     """Return a client of sessions that are kept in memory only, without memories. Starts their process."""
-    once = ClusterClient.of(
+    once = SessionsClient.of(
         namespace,
         ONCE_STORE,
         history_store=None,
@@ -32,7 +32,7 @@ def once_client(
         memory=(),
         working_memory=None,
         overflow=None,
-        placement=Packed(hosts=1),
+        placement=client.placement if isinstance(client.placement, InProcess) else Packed(hosts=1),
         config=config,
         read_only=False,
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ray.exceptions import ActorUnschedulableError, RayActorError, RayError, RayTaskError
-
-from turnwise.actors.cluster.actor_waiting import REACH_S, NoProcessError, Reach
+from turnwise.actors.hosting.reach import REACH_S, Reach
+from turnwise.actors.hosting.runtime import AwayError, CallError
 from turnwise.actors.hosting.verb_declaration import Verb
 from turnwise.errors import SessionFencedError, SessionLostError
 from turnwise.memory.growing_pauses import GrowingPauses
@@ -49,29 +48,9 @@ class Search:
         return self._pauses.next_s()
 
 
-def is_away(error: NoProcessError | RayError) -> bool:
-    """Return whether this process has died or cannot be reached, so that another one may answer."""
-    if not isinstance(error, RayActorError) or isinstance(error, RayTaskError):
-        return False
-    return not error.actor_init_failed
-
-
-def lost_error(session_id: str, verb: Verb[..., Any], error: NoProcessError | RayError) -> SessionLostError:
-    """Return the error of a call that would fail in any process of the session, or for which there is none."""
-    if isinstance(error, NoProcessError):
-        reason = "Ray's logs of this actor say why its processes end, or what it waits for"
-        return SessionLostError(session_id, f"{error}; {reason}")
-    if isinstance(error, RayTaskError):
-        return SessionLostError(session_id, f"{verb.name} failed there: {error.cause!r}")
-    if is_away(error):
+def lost_error(session_id: str, verb: Verb[..., Any], error: CallError) -> SessionLostError:
+    """Return the error of a call that would fail in any process of the session, or that may not be repeated."""
+    if isinstance(error, AwayError):
         reason = f"its process has died before it answered, and perhaps after it did {verb.name}: look first"
         return SessionLostError(session_id, f"{reason} ({error})")
-    if isinstance(error, RayActorError):
-        reason = "its process cannot start: install this turnwise, and what it needs, on every node"
-        return SessionLostError(session_id, f"{reason} ({error})")
-    if isinstance(error, ActorUnschedulableError):
-        reason = (
-            "no node may run its process: open a manager on the node that has its files, or use a store on a server"
-        )
-        return SessionLostError(session_id, f"{reason} ({error})")
-    return SessionLostError(session_id, f"{type(error).__name__}: {error}")
+    return SessionLostError(session_id, f"{verb.name}: {error}")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.cluster.wire import ClientOutcome, SessionRef
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting.wire import ClientOutcome, SessionRef
 from turnwise.errors import (
     OutputCutError,
     OutputInvalidError,
@@ -48,7 +48,7 @@ class RunHandle:
 
     def __init__(
         self,
-        client: ClusterClient,
+        client: SessionsClient,
         ref: SessionRef,
         run_id: str,
         turn_index: int,

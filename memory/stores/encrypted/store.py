@@ -13,7 +13,6 @@ from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Activation, Commit, Page, SessionOrder, SessionStore
-from turnwise.memory.stores.cluster_check import RayId, Shared, rivals
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import (
     block_place,
@@ -27,6 +26,7 @@ from turnwise.memory.stores.encrypted.records import (
     seal_turn,
 )
 from turnwise.memory.stores.encrypted.settings import Encryption
+from turnwise.memory.stores.store_owner import Shared, StoreOwner, rivals
 
 
 class EncryptedStore(Shared):
@@ -56,10 +56,10 @@ class EncryptedStore(Shared):
         self._inner = inner
         self._keys = KeyRing(encryption)
 
-    def own(self, ray: RayId) -> None:
+    def own(self, owner: StoreOwner) -> None:
         """See `Shared`."""
         if isinstance(self._inner, Shared):
-            self._inner.own(ray)
+            self._inner.own(owner)
 
     async def rivals(self) -> Sequence[str]:
         """See `Shared`."""

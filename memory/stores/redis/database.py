@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from turnwise.errors import ConfigError, CorruptRecordError, StoreError, StoreURLError
-from turnwise.memory.stores.cluster_check import RayId, Shared, rivals_among
 from turnwise.memory.stores.loop_thread import LoopThread
+from turnwise.memory.stores.store_owner import Shared, StoreOwner, rivals_among
 from turnwise.memory.stores.urls import REDIS_SCHEMES, redact
 from turnwise.memory.values.ranges import check_seconds, check_whole_number
 
@@ -76,7 +76,7 @@ class RedisDatabase(Shared):
         self._client = _client(url, self._name, timeout_s, connections)
         self._scripts = {name: self._client.register_script(script) for name, script in self.scripts.items()}
         self._thread = LoopThread(self._name)
-        self._ray: RayId | None = None
+        self._shared_by: StoreOwner | None = None
         self._is_named = False
 
     def __repr__(self) -> str:
@@ -89,9 +89,9 @@ class RedisDatabase(Shared):
         """Close the connections. Closing twice is fine; any other call afterwards raises StoreClosedError."""
         await self._thread.close(self._client.aclose)
 
-    def own(self, ray: RayId) -> None:
-        """See `Shared`. Names the connections after the Ray cluster, if the Redis user may do that."""
-        self._ray = ray
+    def own(self, owner: StoreOwner) -> None:
+        """See `Shared`. Names the connections after the owner, if the Redis user may do that."""
+        self._shared_by = owner
 
     async def rivals(self) -> list[str]:
         """See `Shared`."""
@@ -107,20 +107,20 @@ class RedisDatabase(Shared):
             return [client["name"] for client in clients if client["db"] == database]
 
         with self._translated():
-            return rivals_among(await self._thread.run(ask), self._ray)
+            return rivals_among(await self._thread.run(ask), self._shared_by)
 
     async def _name_connections(self) -> None:
         """Name one connection now, and all future ones when they are made."""
         from redis.exceptions import ResponseError
 
         settings = self._client.get_connection_kwargs()
-        if self._ray and not self._is_named and not settings.get("client_name"):
+        if self._shared_by and not self._is_named and not settings.get("client_name"):
             try:
-                await self._client.client_setname(self._ray.label)
+                await self._client.client_setname(self._shared_by.label)
             except ResponseError:
                 pass  # the Redis user may not name connections
             else:
-                settings["client_name"] = self._ray.label
+                settings["client_name"] = self._shared_by.label
         self._is_named = True
 
     async def _run(self, name: str, keys: Sequence[str], args: Sequence[Argument], *, again: bool = False) -> Any:

@@ -16,10 +16,10 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
-from turnwise.memory.stores.cluster_check import LABEL, RayId, Shared, rivals_among
 from turnwise.memory.stores.sql.error_hints import is_undecodable, lacks_tables, remedy, without_text
 from turnwise.memory.stores.sql.sqlite_file import SQLiteFile, begin_writing, path_of
 from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
+from turnwise.memory.stores.store_owner import LABEL, Shared, StoreOwner, rivals_among
 from turnwise.memory.stores.urls import READ_ONLY, SQL_SCHEMES, shown_url
 from turnwise.memory.values.corrupt_records import text_or_undecodable
 from turnwise.memory.values.ids import new_id
@@ -113,7 +113,7 @@ class SQLDatabase(Shared):
             raise StoreURLError(self._name, reason) from error
         self._is_read_only = is_read_only(parsed)
         self._file = SQLiteFile(self._engine, self._name, lock_timeout_s, self._is_read_only) if sqlite else None
-        self._ray: RayId | None = None
+        self._shared_by: StoreOwner | None = None
         self._owner: SQLiteOwner | None = None
         if not sqlite:
             _limit_waits(self._engine, lock_timeout_s, self._called)
@@ -141,31 +141,31 @@ class SQLDatabase(Shared):
             if self._owner:
                 self._owner.release()
 
-    # Ownership by a Ray cluster
+    # The owner
 
-    def own(self, ray: RayId) -> None:
-        """See `Shared`. A SQLite file is locked for one Ray cluster.
+    def own(self, owner: StoreOwner) -> None:
+        """See `Shared`. A SQLite file is locked for one owner.
 
-        On PostgreSQL nothing is locked; connections carry the cluster's name, by which `rivals` finds other clusters.
+        On PostgreSQL nothing is locked; connections carry the owner's name, by which `rivals` finds others.
         """
-        self._ray = ray
+        self._shared_by = owner
         if self.is_local:
-            self._owner = SQLiteOwner(path_of(self._url), self._name, ray)
+            self._owner = SQLiteOwner(path_of(self._url), self._name, owner)
 
     async def rivals(self) -> list[str]:
         """See `Shared`. A PostgreSQL role sees only its own connections."""
-        if self.is_local or self._ray is None:
+        if self.is_local or self._shared_by is None:
             return []
         connection_names = sa.text(
             "SELECT DISTINCT application_name FROM pg_catalog.pg_stat_activity"
             " WHERE datname = current_database() AND application_name LIKE :label"
         )
         names = await self._read(lambda connection: connection.scalars(connection_names, {"label": f"{LABEL}%"}).all())
-        return rivals_among(names, self._ray)
+        return rivals_among(names, self._shared_by)
 
     def _called(self) -> str:
         """Return the name for connections to a server, used unless the URL sets one."""
-        return self._ray.label if self._ray else "turnwise"
+        return self._shared_by.label if self._shared_by else "turnwise"
 
     # Transactions
 

@@ -1,4 +1,4 @@
-"""`SQLiteOwner`: a lock beside a SQLite file, held by the processes of the one Ray cluster that uses it."""
+"""`SQLiteOwner`: a lock beside a SQLite file, held by the processes of its one owner: a Ray cluster, or a process without Ray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from turnwise.errors import ConfigError, StoreError
-from turnwise.memory.stores.cluster_check import RayId, naming
+from turnwise.memory.stores.store_owner import StoreOwner, naming
 
 LOOK_S = 0.05
 """How often a held lock is tried again, in seconds."""
@@ -23,25 +23,25 @@ ENDING_S = 20.0
 
 
 class SQLiteOwner:
-    """This process's share of its Ray cluster's lock on a SQLite file, until `release` or the end of the process.
+    """This process's share of its owner's lock on a SQLite file, until `release` or the end of the process.
 
     The lock is one of SQLite's own, on a file `<name>.lock`: it works on every system, and the system releases it when
-    the process ends. A process that gets the lock exclusively writes its cluster's identity into that file, then shares
-    the lock and reads the owner again. Processes of the same cluster share the lock; others are refused.
+    the process ends. A process that gets the lock exclusively writes its owner into that file, then shares the lock and
+    reads the owner again. Processes of the same owner share the lock; others are refused.
 
     Args:
         file: the SQLite file, with links resolved, so that it has one lock.
         name: the store's name in messages.
 
     Raises:
-        ConfigError: another Ray cluster has the file; nothing was changed.
+        ConfigError: another owner has the file; nothing was changed.
         StoreError: the lock cannot be written, or its folder does not exist.
     """
 
-    def __init__(self, file: Path, name: str, ray: RayId) -> None:
+    def __init__(self, file: Path, name: str, owner: StoreOwner) -> None:
         self._path = file.with_name(f"{file.name}.lock")
         self._name = name
-        self._ray = ray
+        self._owner = owner
         self._process = os.getpid()
         self._connection: sqlite3.Connection | None = None
         began = time.monotonic()
@@ -57,27 +57,27 @@ class SQLiteOwner:
             self._connection.close()
         self._connection = None
 
-    def _try_lock(self) -> RayId | None:
-        """Take a share of the lock; return None if that succeeded, otherwise the Ray cluster that holds the lock.
+    def _try_lock(self) -> StoreOwner | None:
+        """Take a share of the lock; return None if that succeeded, otherwise the owner that holds the lock.
 
         Its ids are empty if the holder is unknown.
         """
         connection: sqlite3.Connection | None = None
         try:
             connection = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
-            _claim(connection, self._ray)
+            _claim(connection, self._owner)
             holder = _share(connection)
         except sqlite3.Error as error:
             if connection is not None:
                 connection.close()
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-                return RayId("", "")
+                return StoreOwner("", "")
             check_folder(self._path, self._name)
             reason = f"the lock file {self._path} cannot be written ({error})"
             raise StoreError(
                 f"store {self._name}: {reason}; make it writable, or open it with read_only=True"
             ) from error
-        if holder == self._ray:
+        if holder == self._owner:
             self._connection = connection
             return None
         connection.close()
@@ -94,8 +94,8 @@ def check_folder(file: Path, name: str) -> None:
         raise StoreError(f"store {name}: the folder {file.parent} does not exist: create it, or correct the path")
 
 
-def running_owner(file: Path) -> RayId | None:
-    """Return the Ray cluster that had a SQLite file last, if it still runs; None otherwise. Takes no lock."""
+def running_owner(file: Path) -> StoreOwner | None:
+    """Return the owner that had a SQLite file last, if it still runs; None otherwise. Takes no lock."""
     path = file.with_name(f"{file.name}.lock")
     if not path.exists():
         return None
@@ -106,11 +106,11 @@ def running_owner(file: Path) -> RayId | None:
         return None
     finally:
         connection.close()
-    owner = RayId(*row) if row else None
+    owner = StoreOwner(*row) if row else None
     return owner if owner and _is_reached(owner) else None
 
 
-def _claim(connection: sqlite3.Connection, ray: RayId) -> None:
+def _claim(connection: sqlite3.Connection, owner: StoreOwner) -> None:
     """Write the owner into the lock file, if no other process has the lock."""
     connection.execute("PRAGMA synchronous = OFF")  # the owner is meaningless after a crash of the machine
     try:
@@ -121,19 +121,21 @@ def _claim(connection: sqlite3.Connection, ray: RayId) -> None:
         raise
     connection.execute("CREATE TABLE IF NOT EXISTS owner (address TEXT NOT NULL, session TEXT NOT NULL)")
     connection.execute("DELETE FROM owner")
-    connection.execute("INSERT INTO owner VALUES (?, ?)", (ray.address, ray.session))
+    connection.execute("INSERT INTO owner VALUES (?, ?)", (owner.address, owner.session))
     connection.execute("COMMIT")
 
 
-def _share(connection: sqlite3.Connection) -> RayId:
+def _share(connection: sqlite3.Connection) -> StoreOwner:
     """Return the owner of the file. The connection shares the lock from then on, until it is closed."""
     connection.execute("BEGIN")
-    return RayId(*connection.execute("SELECT address, session FROM owner").fetchone())
+    return StoreOwner(*connection.execute("SELECT address, session FROM owner").fetchone())
 
 
-def _is_reached(ray: RayId) -> bool:
-    """Return whether the head node of a Ray cluster accepts connections."""
-    host, _, port = ray.address.rpartition(":")
+def _is_reached(owner: StoreOwner) -> bool:
+    """Return whether an owner is there: whether its head node accepts connections, or its process runs."""
+    if owner.is_process:
+        return owner.is_running_process
+    host, _, port = owner.address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
     except (OSError, ValueError):
@@ -141,10 +143,14 @@ def _is_reached(ray: RayId) -> bool:
     return True
 
 
-def _reason(holder: RayId) -> str:
-    holder_text = (
-        f"the Ray cluster at {holder.address} has it open" if holder.address else "an unknown process holds its lock"
-    )
+def _reason(holder: StoreOwner) -> str:
+    if holder.is_process:
+        return (
+            f"{holder.name} has it open, and two processes would interrupt each other's runs: close its managers, or use"
+            " one process; let all programs use one Ray: run `ray start --head` before them; only to read, open it with"
+            " read_only=True; or use PostgreSQL"
+        )
+    holder_text = f"{holder.name} has it open" if holder.address else "an unknown process holds its lock"
     name = f"set {naming(holder.address)}" if holder.address else "name it by RAY_ADDRESS"
     return (
         f"{holder_text}, and two clusters would interrupt each other's runs: let all programs use one: run"

@@ -196,7 +196,7 @@ def check_free(store: str) -> None:
         StoreURLError, ConfigError, StillEncryptedError: see above.
     """
     from turnwise.cli.doctor import lock_holder, sqlite_file
-    from turnwise.memory.stores.cluster_check import naming
+    from turnwise.memory.stores.store_owner import naming
 
     file = sqlite_file(resolve_url(store))
     holder = lock_holder(file) if file and not os.environ.get("RAY_ADDRESS") else None
@@ -219,7 +219,7 @@ async def _check_plain(url: str) -> None:
 def _manager(store: str, engine: OpenAIEngine, key: SessionKey | None, memory: str | None, ns: str) -> SessionManager:
     """Join or start Ray, and open the store."""
     from turnwise.actors.client.blocking.manager import SessionManager
-    from turnwise.actors.client.shared.hosts import placement_in_use
+    from turnwise.actors.cluster.hosts import placement_in_use
     from turnwise.actors.cluster.ray_runtime import connect
     from turnwise.memory.longterm.lexical import LexicalMemory
 

@@ -261,7 +261,7 @@ def _owner(file: Path, ray: str | None) -> Finding:
     who = f"the Ray at {address or 'an unknown address'}{by}"
     if ray is not None and ray == address:
         return Finding("store owner", "ok", f"{who}: the one that programs here join")
-    from turnwise.memory.stores.cluster_check import naming
+    from turnwise.memory.stores.store_owner import naming
 
     do = f"set {naming(address)}" if address else "end that process"
     return Finding("store owner", "warn", f"{who}, and no other may use it", f"{do}, or only read")

@@ -31,7 +31,7 @@ from turnwise.errors import SessionNotFoundError
 
 if TYPE_CHECKING:
     from turnwise.actors.client.manager import AsyncSessionManager
-    from turnwise.actors.cluster.wire import SessionInfo
+    from turnwise.actors.hosting.wire import SessionInfo
     from turnwise.memory.conversation.runs import RunRecord, RunState
     from turnwise.memory.conversation.sessions import SessionRecord
     from turnwise.memory.conversation.usage import Usage

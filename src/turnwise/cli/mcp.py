@@ -127,7 +127,7 @@ async def _opened(
 ) -> AsyncIterator[tuple[AsyncSessionManager, LongTermMemory | None]]:
     """Open the store: to read only if there is no engine."""
     from turnwise.actors.client.manager import AsyncSessionManager
-    from turnwise.actors.client.shared.hosts import placement_in_use
+    from turnwise.actors.cluster.hosts import placement_in_use
     from turnwise.actors.cluster.ray_runtime import connect
     from turnwise.actors.inference.echo import EchoEngine
     from turnwise.memory.longterm.lexical import LexicalMemory

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from turnwise.actors.client.execution import AsyncExecutionHandle
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.client.session import AsyncSession
-    from turnwise.actors.cluster.wire import SessionInfo
+    from turnwise.actors.hosting.wire import SessionInfo
     from turnwise.memory.conversation.calls.tool_calls import PendingCall
 
 Id = Annotated[
@@ -325,8 +325,8 @@ def _set_ray_address(store: str) -> None:
     path = file_of(store)
     if path is None or os.environ.get(RAY_ADDRESS):
         return
-    from turnwise.memory.stores.cluster_check import variables_of
     from turnwise.memory.stores.sql.sqlite_owner import running_owner
+    from turnwise.memory.stores.store_owner import variables_of
 
     if owner := running_owner(path):
         os.environ |= variables_of(owner.address)
@@ -368,7 +368,7 @@ async def _check_rivals(store: str) -> None:
         ConfigError: says which.
     """
     from turnwise.actors.cluster.ray_runtime import this_ray
-    from turnwise.memory.stores.cluster_check import Shared, rivals
+    from turnwise.memory.stores.store_owner import Shared, rivals
     from turnwise.memory.stores.urls import open_store, redact
 
     opened = await asyncio.to_thread(open_store, store)

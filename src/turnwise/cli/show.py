@@ -19,7 +19,7 @@ from turnwise.memory.values.ranges import MAX_COUNT
 
 if TYPE_CHECKING:
     from turnwise.actors.client.session import AsyncSession
-    from turnwise.actors.cluster.wire import SessionInfo
+    from turnwise.actors.hosting.wire import SessionInfo
     from turnwise.memory.conversation.blocks import AnyBlock
     from turnwise.memory.conversation.calls.tool_calls import PendingCall
     from turnwise.memory.conversation.runs import RunRecord

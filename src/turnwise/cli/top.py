@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from turnwise.actors.client.manager import AsyncSessionManager
-    from turnwise.actors.cluster.wire import HostInfo
+    from turnwise.actors.hosting.wire import HostInfo
     from turnwise.memory.conversation.runs import RunRecord
 
 NEWEST = 200

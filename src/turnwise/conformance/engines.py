@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from turnwise.actors.cluster.identity import identity, pickled
+from turnwise.actors.hosting.identity import identity, pickled
 from turnwise.actors.inference.engine import (
     EngineBuilder,
     Extensible,

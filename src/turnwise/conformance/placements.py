@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Placement
+from turnwise.actors.hosting.placement import Placement
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import SessionBusyError, SessionNotFoundError
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses

@@ -25,7 +25,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from turnwise.actors.cluster.placement import Dedicated, Packed
+from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.inference.openai.engine import AzureOpenAI
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, StoreURLError

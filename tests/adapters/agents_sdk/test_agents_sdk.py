@@ -42,7 +42,7 @@ from ray import cloudpickle
 from frameworks.agents_sdk_models import Steps
 from schedules import SESSION, inline
 from tools.agent_world import check_request, next_request
-from turnwise.actors.cluster.identity import identity
+from turnwise.actors.hosting.identity import identity
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.actors.inference.tools.loop import LOST
 from turnwise.actors.session.config import SessionConfig

@@ -19,7 +19,7 @@ from agents.testing import ModelStep, ScriptedModel, assistant_message, function
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.no_answer import NoAnswer
 from turnwise.adapters import TurnwiseSession
 from turnwise.errors import ConfigError, InvalidInputError, SessionBusyError

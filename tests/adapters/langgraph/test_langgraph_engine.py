@@ -23,7 +23,7 @@ from frameworks.langgraph_models import OpenAIChat, ScriptedChat, State, agent, 
 from frameworks.langgraph_stage import Stage, copied, output
 from schedules import SESSION
 from stored.watched_store import WatchedStore
-from turnwise.actors.cluster.identity import identity
+from turnwise.actors.hosting.identity import identity
 from turnwise.actors.inference.engine import Closable, SessionView, check_taken
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.actors.inference.tools.loop import LOST

@@ -12,7 +12,7 @@ from engines import process_of
 from frameworks.langgraph_models import graph_that_asks
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.adapters import LangGraphEngine, TurnwiseSaver
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]

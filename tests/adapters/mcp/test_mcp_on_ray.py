@@ -13,7 +13,7 @@ import pytest
 
 from frameworks import city_mcp
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.loop import LOST
 from turnwise.actors.session.config import SessionConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from capacity.model import Costs, Load, Outcome, costs_with, simulate
-from turnwise.actors.cluster.shared_actors.batcher import AT_ONCE
+from turnwise.actors.hosting.memory.batcher import AT_ONCE
 
 ROOT = Path(__file__).parents[3]
 

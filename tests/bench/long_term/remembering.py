@@ -10,7 +10,7 @@ from typing import Any
 
 from harness import Samples, Table, retire
 from turnwise import MemoryConfig, Session, SessionManager, Turn, VectorMemory
-from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory
+from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
 from turnwise.engines import RunContext, SessionView
 from turnwise.memories import Scope
 from turnwise.memory.conversation.blocks import AnyBlock, Text

@@ -14,7 +14,7 @@ from servers.local_realm import LocalRealm, calls_within_this_process
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.run_options import RunOptions
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import (
     IdempotencyConflictError,

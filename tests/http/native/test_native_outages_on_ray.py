@@ -11,7 +11,7 @@ from test_outages import limit_pages
 from test_readiness import fill_up
 
 from servers.http_service import manager_of
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.http import create_app
 from turnwise.memory.stores.sql.store import SQLStore
 

@@ -22,7 +22,7 @@ from openai.types.conversations import Conversation, ConversationItem, Conversat
 from pydantic import TypeAdapter
 
 from servers.threaded_service import Served, served
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.engines import OpenAIEngine
 from turnwise.http import BearerTokens, HttpSettings
 from turnwise.testing import LocalProvider

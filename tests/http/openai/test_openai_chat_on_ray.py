@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from servers.http_service import TOKENS, WAIT_S, on_server
 from tools.agent_tools import pay
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from servers import served as processes
 from servers.threaded_service import Served, served
 from tools.city_tools import look, pay
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.engines import OpenAIEngine, ToolRegistry
 from turnwise.http import BearerTokens
 from turnwise.testing import LocalProvider

@@ -26,7 +26,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from servers.threaded_service import Served, served
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.engines import OpenAIEngine
 from turnwise.errors import StoreError
 from turnwise.http import BearerTokens, HttpSettings, create_app

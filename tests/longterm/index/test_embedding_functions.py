@@ -18,7 +18,7 @@ from ray import cloudpickle
 
 from quirks import QuirkServer
 from stored.open_stores import closing
-from turnwise.actors.cluster.identity import identity
+from turnwise.actors.hosting.identity import identity
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.base import MemoryItem, Scope, trouble_of
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory

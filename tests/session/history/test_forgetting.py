@@ -13,7 +13,7 @@ from test_saving import later
 from memories.session_memories import Book, MemoryStage
 from schedules import SESSION
 from tools.agent_world import check_request
-from turnwise.actors.cluster.shared_actors.remote_memory import equip
+from turnwise.actors.hosting.memory.remote_memory import equip
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig

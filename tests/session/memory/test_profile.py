@@ -13,7 +13,7 @@ import pytest
 from test_recalling import Parrot, opened
 
 from schedules import SESSION
-from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
+from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.actors.session.core import SessionCore

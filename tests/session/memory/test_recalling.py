@@ -12,8 +12,8 @@ from test_tool_loop import Scripted, use
 
 from schedules import SESSION, inline
 from tools.agent_world import check_request
-from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
-from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory
+from turnwise.actors.hosting.memory.memory_host import MemoryHost
+from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot

@@ -15,11 +15,11 @@ import pytest
 from scale import share
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.session import Session
-from turnwise.actors.client.request_batching import _BATCHERS, RequestBatcher
-from turnwise.actors.client.shared import actor_lookup as homes_module, cluster_client as realm_module
-from turnwise.actors.client.shared.actor_lookup import _LookupOfOne
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.cluster.wire import Message, PackedOutcome, PackedTurn, SessionRef, StartAnswer
+from turnwise.actors.client.shared import actor_lookup as homes_module, sessions_client as realm_module
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.cluster.actor_lookup import _LookupOfOne
+from turnwise.actors.cluster.calls.request_batching import _BATCHERS, RequestBatcher
+from turnwise.actors.hosting.wire import Message, PackedOutcome, PackedTurn, SessionRef, StartAnswer
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -67,7 +67,7 @@ class Cluster:
         monkeypatch.setattr(steps, "call", self.call)
         self.meanwhile: Callable[[], object] = lambda: None
         """What happens while an answer is on its way."""
-        self.client: Any = ClusterClient("namespace", "realm")
+        self.client: Any = SessionsClient("namespace", "realm")
         self.client._lookup = self.lookup = Lookup("namespace", "realm")
         self.window = window
         self.prompt = prompt

@@ -21,10 +21,10 @@ from processes.packed_hosts import Hosting
 from scale import share
 from schedules import World, spread, texts
 from stored.audit import check_session
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.verb_declaration import VerbCall
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
@@ -467,7 +467,7 @@ def test_a_caller_shows_no_cached_blocks_of_positions_that_a_restore_removed() -
     """The log of the session is the same, and other blocks stand at the same places."""
 
     async def story() -> None:
-        backup, client = OfMemory(), ClusterClient("namespace", "name")
+        backup, client = OfMemory(), SessionsClient("namespace", "name")
         hosting = Hosting(backup.store, EchoEngine())
         ref = SessionRef.of(await backup.store.create(a_session()))
 

@@ -20,7 +20,7 @@ from memories.extraction_models import all_stated
 from memories.memory_engines import pid_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
-from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory
+from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.memory_tools import memory_tools, notes_tools
 from turnwise.actors.inference.tools.registry import ToolRegistry

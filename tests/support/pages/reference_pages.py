@@ -329,8 +329,8 @@ TABLES = {
     "`[session.run_budget]`, `[session.session_budget]`": "actors.session.engines.budget.Budget",
     "`[session.prices.<model>]`": "actors.session.engines.budget.Price",
     "`[session.memory]`": "actors.memory.config.MemoryConfig",
-    "`[packed]`": "actors.cluster.placement.Packed",
-    "`[dedicated]`": "actors.cluster.placement.Dedicated",
+    "`[packed]`": "actors.hosting.placement.Packed",
+    "`[dedicated]`": "actors.hosting.placement.Dedicated",
     "`[http]`": "http.settings.HttpSettings",
 }
 

@@ -33,8 +33,8 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.node_choice import ANYWHERE
-from turnwise.actors.cluster.placement import Dedicated, Packed
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting.placement import Dedicated, Packed
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, LongTermMemoryError, RunEndedError
@@ -386,10 +386,10 @@ async def kept_in_files_of(box: Box, node_id: str) -> AsyncSession:
     pickled = await start_on_node.options(
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
     ).remote(box.urls.format("away"), str(box.folder))
-    from turnwise.actors.client.shared.cluster_client import ClusterClient
+    from turnwise.actors.client.shared.sessions_client import SessionsClient
 
     namespace, name = pickle.loads(pickled)
-    return AsyncSession(ClusterClient(namespace, name), SessionRef(SessionKey("away")), None)
+    return AsyncSession(SessionsClient(namespace, name), SessionRef(SessionKey("away")), None)
 
 
 async def drivers_leave(box: Box) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import Refused, SessionRef, Waited
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.packed_host import PackedHost, PreviousHost
-from turnwise.actors.hosting.switched_engines import EngineOverride
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.verb_declaration import VerbCall
+from turnwise.actors.hosting.wire import Refused, SessionRef, Waited
 from turnwise.actors.hosting.worker_resources import SessionSetup, WorkerResources
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig

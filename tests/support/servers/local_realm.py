@@ -12,12 +12,12 @@ import pytest
 
 from turnwise.actors.client import steps
 from turnwise.actors.client.blocking import steps as blocking_steps
-from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.client.shared.portal import Portal
-from turnwise.actors.cluster.wire import Message, Refused, SessionRef
+from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.session_service import SessionService
-from turnwise.actors.hosting.switched_engines import EngineOverride
 from turnwise.actors.hosting.waits import Waits
+from turnwise.actors.hosting.wire import Message, Refused, SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.memory.attached import MemorySlot
@@ -33,7 +33,7 @@ from turnwise.memory.working.memory import WorkingMemory
 PORTAL = Portal()
 
 
-class LocalRealm(ClusterClient):
+class LocalRealm(SessionsClient):
     """The way to sessions in this process: the same requests, in the same bytes, to the same verbs, without Ray."""
 
     is_shared = False

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from turnwise.actors.cluster.identity import identity
+from turnwise.actors.hosting.identity import identity
 from turnwise.adapters.mcp.servers import McpServer
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from nicegui import ui
 from nicegui.element import Element
 
 from turnwise.actors.client.session import AsyncSession
-from turnwise.actors.cluster.wire import SessionInfo
+from turnwise.actors.hosting.wire import SessionInfo
 from turnwise.console.elements.blocks import show_block
 from turnwise.console.elements.dialogs import confirmed, show_report
 from turnwise.console.elements.frame import Frame, NotThereError, log_unexpected

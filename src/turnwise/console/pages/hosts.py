@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from turnwise.actors.cluster.wire import HostInfo
+from turnwise.actors.hosting.wire import HostInfo
 from turnwise.console.elements.frame import Frame
 from turnwise.console.elements.tags import badge, fact, tag
 from turnwise.console.elements.text import number

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.arguments import IfExists
-from turnwise.actors.cluster.wire import SessionInfo
+from turnwise.actors.hosting.wire import SessionInfo
 from turnwise.actors.inference.tools.signature import MAX_OUTPUT_BYTES, check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool
 from turnwise.errors import (

@@ -6,16 +6,14 @@ import copyreg
 import dis
 import hashlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from pydantic import BaseModel
-from ray import cloudpickle
-from ray.remote_function import RemoteFunction
 
 
-def identity(value: object) -> str:
+def identity(value: object, *, dumps: Callable[[object], bytes] | None = None) -> str:
     """Return a digest that equal settings share in every process: 64 hexadecimal digits.
 
     Dataclasses, pydantic models and all else that pickles count by their class and what they hold, whatever the order
@@ -24,20 +22,26 @@ def identity(value: object) -> str:
     and comments aside: cloudpickle gives such a class another random id in each process. An engine that has an
     `engine_name` counts by that alone.
 
+    Args:
+        dumps: pickles what is of no kind named here; cloudpickle if omitted.
+
     Raises:
         Exception: some of it cannot be pickled.
     """
-    return _Walk().digest(value).hex()
+    return _Walk(dumps or pickled).digest(value).hex()
 
 
 def pickled(value: object) -> bytes:
     """Return a value as it travels to other processes: definitions of a script or a notebook travel by value."""
+    from ray import cloudpickle  # here, since a process without Ray needs none
+
     data: bytes = cloudpickle.dumps(value)
     return data
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, dumps: Callable[[object], bytes]) -> None:
+        self._dumps = dumps
         self._digests: dict[int, tuple[object, bytes]] = {}
         """Digests by object; the objects are held, so that no id comes twice."""
         self._under_way: dict[int, int] = {}
@@ -88,7 +92,7 @@ class _Walk:
             return kind.__name__, self.digest(value.__func__)
         if isinstance(value, property):
             return "property", *map(self.digest, (value.fget, value.fset))
-        if isinstance(value, RemoteFunction):
+        if _is_remote_function(value):
             return "remote", self.digest(value._function), self.digest(value._default_options)  # noqa: SLF001 - no other way
         if isinstance(value, BaseModel):
             held = (dict(value), value.__pydantic_extra__, value.__pydantic_private__)
@@ -100,8 +104,8 @@ class _Walk:
         try:
             reduce: Any = copyreg.dispatch_table.get(type(value))
             reduced = reduce(value) if reduce else value.__reduce_ex__(4)
-        except Exception:  # noqa: BLE001 - cloudpickle knows more kinds; what it cannot pickle either is raised there
-            return "pickle", hashlib.sha256(cloudpickle.dumps(value)).digest()
+        except Exception:  # noqa: BLE001 - `dumps` may know more kinds; what it cannot pickle either is raised there
+            return "pickle", hashlib.sha256(self._dumps(value)).digest()
         if isinstance(reduced, str):
             return "import", str(getattr(value, "__module__", None)), reduced
         make, args, state, entries, items = (*reduced, None, None, None)[:5]
@@ -148,12 +152,18 @@ def _is_full(cell: CellType) -> bool:
     return True
 
 
+def _is_remote_function(value: object) -> bool:
+    ray = sys.modules.get("ray.remote_function")
+    return ray is not None and isinstance(value, ray.RemoteFunction)
+
+
 def _is_importable(value: Any) -> bool:
     """Return whether pickle names the class or function, so that each process imports its own."""
     module, name = value.__module__, value.__qualname__
     if module == "builtins":
         return True
-    by_value = cloudpickle.list_registry_pickle_by_value()
+    cloudpickle = sys.modules.get("ray.cloudpickle")  # nobody has registered a module where it was not imported
+    by_value = cloudpickle.list_registry_pickle_by_value() if cloudpickle else ()
     if module in (None, "__main__") or any(f"{module}.".startswith(f"{prefix}.") for prefix in by_value):
         return False
     importable: Any = sys.modules.get(module)

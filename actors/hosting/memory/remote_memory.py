@@ -1,24 +1,16 @@
-"""`RemoteMemory`: a long-term memory in an actor of its own, as every process uses it."""
+"""`RemoteMemory`: a long-term memory in a process of its own, as every other process uses it."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, Unpack, cast
 
-import ray
-from ray import cloudpickle
-from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
-
-from turnwise.actors.cluster import local_calls
-from turnwise.actors.cluster.actor_settings import ActorSettings
-from turnwise.actors.cluster.actor_waiting import Reach
-from turnwise.actors.cluster.identity import identity
-from turnwise.actors.cluster.node_choice import ANYWHERE, here
-from turnwise.actors.cluster.wire import Refused
+from turnwise.actors.hosting.runtime import MemoryProcess
+from turnwise.actors.hosting.wire import Refused
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, LongTermMemoryError
@@ -31,7 +23,6 @@ from turnwise.memory.longterm.base import (
     TurnPlace,
     can_list,
     has_profiles,
-    is_local,
     is_read_only,
     label_of,
 )
@@ -42,38 +33,27 @@ from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.strategy import OverflowStrategy
 from turnwise.strategies.summarize import Summarize
 
-MAX_CALLS = 1000
-"""How many calls the actor answers at once."""
-
 FAILURES, REST_S = 3, 5.0
 """After so many failures in a row, a memory is not called for so many seconds."""
 
-Answer = TypeVar("Answer")
-
 
 class RemoteMemory:
-    """A long-term memory in an actor of its own: the same settings are the same actor, for all of a namespace.
+    """A long-term memory in a process of its own: managers that pass the same settings share it.
 
-    Each verb is one Ray call, bounded in time; a recall by a process on the actor's machine goes over its socket (see
-    `local_calls`). After repeated failures the memory gets no requests for some seconds, so that no run waits for
-    it; the caller keeps what it could not save.
-
-    The actor of a memory in files stays on the node of the manager that made it. If that node is lost, each verb raises
-    LongTermMemoryError: nobody finds an empty memory elsewhere in the place of a full one.
+    Each verb is one request, bounded in time. After repeated failures the memory gets no requests for some seconds, so
+    that no run waits for it; the caller keeps what it could not save.
 
     Args:
-        memory: its settings, as a memory that pickles.
+        memory: its settings.
+        process: the process that has it.
         deadline_s, recall_s: how long a call, and one to recall, may take, in seconds.
-
-    Raises:
-        ConfigError: it cannot be pickled.
     """
 
     limits_categories = True
-    """See `base.limits_categories`: its actor asks a memory that cannot do so for more items."""
+    """See `base.limits_categories`: its host asks a memory that cannot do so for more items."""
 
     def __init__(
-        self, memory: LongTermMemory, *, namespace: str, deadline_s: float = 60.0, recall_s: float = 5.0
+        self, memory: LongTermMemory, process: MemoryProcess, *, deadline_s: float = 60.0, recall_s: float = 5.0
     ) -> None:
         self.kind = type(memory).__name__
         """The name of the memory's class."""
@@ -83,43 +63,21 @@ class RemoteMemory:
         self.has_profiles = has_profiles(memory)
         """Whether it has profiles of users, and pins."""
         self.can_list = can_list(memory)
-        try:
-            self._pickled = cloudpickle.dumps(memory)
-            self._digest = identity(memory)[:16]
-        except Exception as error:
-            reason = f"it cannot be pickled ({error}): hold settings in it and open files when they are needed"
-            raise ConfigError("memory", self.name, reason) from error
-        self._namespace = namespace
+        self.process = process
         self._deadline_s = deadline_s
         self._recall_s = recall_s
-        self._is_local = is_local(memory)
-        self._set_up()
-        self._may_make = True
-
-    def _set_up(self) -> None:
-        self._may_make = not self._is_local  # else only who has the files may
-        self._actor: Any = None
         self._failures = 0
         self._rests_until = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in _PER_PROCESS}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._set_up()
+        return {**vars(self), "_failures": 0, "_rests_until": 0.0}
 
     def __repr__(self) -> str:
-        return f"<{self.name} in its actor>"
+        return f"<{self.name} in its process>"
 
     def __identity__(self) -> tuple[object, ...]:
         """See `identity`."""
-        return self._digest, self._namespace, self._deadline_s, self._recall_s
-
-    @property
-    def actor_name(self) -> str:
-        """What its actor is called, within the namespace."""
-        return f"turnwise/memory/{self._digest}"
+        return self.process, self._deadline_s, self._recall_s
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         return cast(Collection[str], await self._ask("remember", scope, tuple(items)))
@@ -201,89 +159,49 @@ class RemoteMemory:
 
     def warm(self) -> None:
         """Let its process start and the memory be opened, without waiting for it."""
-        if self._actor is None:
-            self._actor = self._make_actor()
-        self._actor.call.remote(pickle.dumps(("warm", (), {})))
+        self.process.warm(pickle.dumps(("warm", (), {})))
 
     async def close(self) -> None:
-        """Do nothing: the actor serves others too."""
+        """Do nothing: the process serves others too."""
 
     async def _ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         if (left_s := self._rests_until - time.monotonic()) > 0:
             raise LongTermMemoryError(f"{self.name} has failed {self._failures} times: left alone for {left_s:.1f} s")
-        waits_s = self._recall_s if verb in _RECALLS else self._deadline_s
+        is_recall = verb in _RECALLS
+        waits_s = self._recall_s if is_recall else self._deadline_s
         until = (waits_s,) if verb in _GIVEN_UP else ()
         request = pickle.dumps((verb, args, kwargs, *until), pickle.HIGHEST_PROTOCOL)
         try:
-            if verb in _RECALLS:
-                answer = await self._bounded(self._recall(request), self._recall_s)
-            else:
-                answer = await self._bounded(self._call(request), self._deadline_s)
+            answer = pickle.loads(await self._bounded(request, waits_s, is_recall))
         except LongTermMemoryError:
             self._failures += 1
             if self._failures >= FAILURES:
                 self._rests_until = time.monotonic() + REST_S
             raise
-        # A refusal is an answer, too. That the actor gave up is not: its time begins after this one, so it ends later.
+        # A refusal is an answer, too. That the host gave up is not: its time begins after this one, so it ends later.
         self._failures = 0
         if isinstance(answer, Refused):
             raise answer.error
         return answer
 
-    async def _bounded(self, call: Awaitable[Answer], timeout_s: float) -> Answer:
+    async def _bounded(self, request: bytes, timeout_s: float, is_recall: bool) -> bytes:
         try:
             async with asyncio.timeout(timeout_s):
-                return await call
+                return await self.process.ask(request, is_recall=is_recall)
         except TimeoutError as error:
             raise LongTermMemoryError(f"{self.name} has not answered within {timeout_s:g} s") from error
-        except RayError as error:
-            raise LongTermMemoryError(f"{self.name}: its process cannot be reached ({error})") from error
-
-    async def _recall(self, request: bytes) -> Any:
-        if self._actor is not None:
-            answer = await local_calls.ask(self._actor, request, Reach(time.monotonic()))
-            if answer is not None:
-                return pickle.loads(answer)
-        return await self._call(request)
-
-    async def _call(self, request: bytes) -> Any:
-        while True:
-            if self._actor is None:
-                self._actor = await asyncio.to_thread(self._make_actor)
-            try:
-                return pickle.loads(await self._actor.call.remote(request))
-            except ActorUnschedulableError as error:
-                self._actor = None
-                raise LongTermMemoryError(f"{self.name}: {_FILES_LOST}") from error
-            except RayActorError as error:
-                self._actor = None
-                if error.actor_init_failed:
-                    raise
-                await asyncio.sleep(0.05)
-
-    def _make_actor(self) -> Any:
-        if not self._may_make:
-            try:
-                return ray.get_actor(self.actor_name, namespace=self._namespace)
-            except ValueError as error:
-                raise LongTermMemoryError(f"{self.name}: {_FILES_LOST}") from error
-        from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
-
-        return ActorSettings(self._pickled).actor(
-            MemoryHost,
-            self.actor_name,
-            self._namespace,
-            max_restarts=-1,
-            max_task_retries=3,  # a call of which processes die is not repeated for ever
-            max_concurrency=MAX_CALLS,
-            **(here() if self._is_local else ANYWHERE),
-        )
 
 
 def equip(
-    overflow: OverflowStrategy | None, memories: Sequence[LongTermMemory], namespace: str, config: SessionConfig
+    overflow: OverflowStrategy | None,
+    memories: Sequence[LongTermMemory],
+    config: SessionConfig,
+    process_of: Callable[[LongTermMemory], MemoryProcess],
 ) -> tuple[OverflowStrategy | None, tuple[MemorySlot, ...]]:
-    """Return a strategy and memories as sessions use them: each memory in its actor, the strategy's the same ones.
+    """Return a strategy and memories as sessions use them: each memory in its process, the strategy's the same ones.
+
+    Args:
+        process_of: returns the process of a memory.
 
     Raises:
         ConfigError: a memory is none, or cannot be pickled.
@@ -293,7 +211,7 @@ def equip(
         if isinstance(memory, RemoteMemory):
             return memory
         patience = {"deadline_s": config.compaction_timeout_s, "recall_s": config.memory.timeout_s}
-        return RemoteMemory(memory, namespace=namespace, **patience)
+        return RemoteMemory(memory, process_of(memory), **patience)
 
     slots: list[MemorySlot] = []
     if callable(getattr(memories, "recall", None)) or not isinstance(memories, Sequence):
@@ -306,10 +224,10 @@ def equip(
         remote = remote_of(memory)
         slots.append(_slot(remote, slots))
     strategy = _with_remotes(overflow, remote_of, [slot.memory for slot in slots])
-    names = {slot.memory.actor_name for slot in slots if isinstance(slot.memory, RemoteMemory)}
+    ids = {slot.memory.process.id for slot in slots if isinstance(slot.memory, RemoteMemory)}
     for remote in _remotes_of(strategy):
-        if remote.actor_name not in names:
-            names.add(remote.actor_name)
+        if remote.process.id not in ids:
+            ids.add(remote.process.id)
             slots.append(_slot(remote, slots, is_used=False))
     return strategy, tuple(slots)
 
@@ -344,7 +262,7 @@ _SECTIONS = {"StaticMemory": "static", "VectorMemory": "vector"}
 def _with_remotes(
     strategy: Any, remote_of: Callable[[LongTermMemory], RemoteMemory], own: Sequence[LongTermMemory]
 ) -> Any:
-    """Return a strategy whose memories, and those of its `otherwise`, are in their actors.
+    """Return a strategy whose memories, and those of its `otherwise`, are in their processes.
 
     Args:
         own: the manager's memories, which a strategy without any uses.
@@ -357,8 +275,6 @@ def _with_remotes(
     return replace(strategy, **changes) if changes else strategy
 
 
-_FILES_LOST = "the node with its files is lost: open a manager with it where they are, or keep it in a database"
 _RECALLS = ("recall", "remind")
 _GIVEN_UP = (*_RECALLS, "remember", "list_items", "mentions")
-"""What the actor ends when its caller waits no longer. What deletes or changes an item goes on."""
-_PER_PROCESS = ("_actor", "_may_make", "_failures", "_rests_until")
+"""What the host ends when its caller waits no longer. What deletes or changes an item goes on."""

@@ -6,19 +6,20 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
 from turnwise.actors.cluster.actor_names import actor_name, actors_of, find_actor
 from turnwise.actors.cluster.actor_settings import ActorSettings
 from turnwise.actors.cluster.actor_spec import ActorSpec
-from turnwise.actors.cluster.identity import pickled
+from turnwise.actors.cluster.actors.packed_actor import HostAssignment, PackedActor
+from turnwise.actors.cluster.actors.session_actor import SessionActor
+from turnwise.actors.cluster.calls.actor_process import ActorProcess
 from turnwise.actors.cluster.node_choice import ANYWHERE, here
-from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import Layout, find_layouts
-from turnwise.actors.hosting.packed_actor import HostAssignment, PackedActor
-from turnwise.actors.hosting.session_actor import SessionActor
+from turnwise.actors.hosting.identity import pickled
+from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.errors import OverloadedError, SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
 
@@ -40,29 +41,8 @@ FOR_EVER = {"max_restarts": -1, "max_task_retries": 3}
 which processes die is not repeated for ever. Who waits for an answer asks again, for longer."""
 
 
-class ActorLookup(Protocol):
-    """Finds the actors of a store's sessions, for one process."""
-
-    is_shared: bool
-    """Whether one actor hosts many sessions."""
-
-    def actor(self, key: SessionKey) -> Any:
-        """Return the actor of a session, created if it does not exist; does not wait for its start."""
-
-    def invalidate(self, key: SessionKey) -> None:
-        """Search again at the next call, since the actor was lost or no longer hosts the session."""
-
-    def warm(self, key: SessionKey, request: bytes) -> None:
-        """Start the session's process and load the session, if it has a dedicated one; does not wait for it."""
-
-    def is_live(self, key: SessionKey) -> bool:
-        """Return whether an actor exists that may host the session; a cached one counts until `invalidate`."""
-
-
 class _LookupOfOne(ABC):
     """Base of the lookups that look up each session's actor by name, and cache it."""
-
-    is_shared = False
 
     def __init__(self, namespace: str, store_id: str) -> None:
         self._namespace = namespace
@@ -72,7 +52,10 @@ class _LookupOfOne(ABC):
         self._lock = threading.Lock()
         """Held while the cached actors or their order change."""
 
-    def actor(self, key: SessionKey) -> Any:
+    def of(self, key: SessionKey) -> ActorProcess:
+        return ActorProcess(self._actor(key), is_shared=False)
+
+    def _actor(self, key: SessionKey) -> Any:
         with self._lock:
             if actor := self._actors.get(key):
                 self._actors.move_to_end(key)
@@ -97,6 +80,9 @@ class _LookupOfOne(ABC):
                 return False
             self._note(key, actor)
         return True
+
+    async def close(self) -> None:
+        """Do nothing: the actors serve others too."""
 
     def _find(self, key: SessionKey) -> Any:
         """Return the session's dedicated actor, or None."""
@@ -124,7 +110,7 @@ class DedicatedLookup(_LookupOfOne):
         self._node_options = node_options
 
     def warm(self, key: SessionKey, request: bytes) -> None:
-        self.actor(key).call.remote(request)
+        self._actor(key).call.remote(request)
 
     def _look_up(self, key: SessionKey) -> Any:
         name, most = actor_name(self._store_id, key), self._placement.max_live
@@ -152,8 +138,6 @@ class PackedLookup:
         node_options: the nodes on which actors start, as Ray options.
     """
 
-    is_shared = True
-
     def __init__(
         self, namespace: str, store_id: str, limits: Packed, spec: ActorSpec, node_options: dict[str, Any]
     ) -> None:
@@ -176,8 +160,8 @@ class PackedLookup:
         if notified:  # a host that does not answer has exited, or restarts and then finds the newer layout itself
             ray.wait(notified, num_returns=len(notified), timeout=RETIRE_S)
 
-    def actor(self, key: SessionKey) -> Any:
-        return self._actors[self._layout.index_of(key)]
+    def of(self, key: SessionKey) -> ActorProcess:
+        return ActorProcess(self._actors[self._layout.index_of(key)], is_shared=True)
 
     def invalidate(self, key: SessionKey) -> None:
         now = time.monotonic()
@@ -194,6 +178,9 @@ class PackedLookup:
 
     def is_live(self, key: SessionKey) -> bool:
         return True
+
+    async def close(self) -> None:
+        """Do nothing: the hosts serve others too."""
 
     def _make_all(self) -> list[Any]:
         layout, limits = self._layout, self._limits
@@ -234,7 +221,9 @@ class LiveLookup(_LookupOfOne):
         return actor
 
 
-def make_lookup(namespace: str, store_id: str, placement: Dedicated | Packed, spec: ActorSpec) -> ActorLookup:
+def make_lookup(
+    namespace: str, store_id: str, placement: Dedicated | Packed, spec: ActorSpec
+) -> DedicatedLookup | PackedLookup:
     """Return the lookup for a manager's sessions; its actors start on this node if the store is a local file."""
     node_options = here() if spec.place.is_local else ANYWHERE
     if isinstance(placement, Packed):

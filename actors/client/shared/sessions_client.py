@@ -1,4 +1,4 @@
-"""`ClusterClient`: finds the sessions of one store, in one Ray namespace, and holds what this process has of them."""
+"""`SessionsClient`: finds the sessions of one store, in one namespace, and holds what this process has of them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from ray import cloudpickle
-
-from turnwise.actors.client.shared.actor_lookup import ActorLookup, LiveLookup, make_lookup
 from turnwise.actors.client.shared.portal import Portal
-from turnwise.actors.cluster.actor_names import store_id_of
-from turnwise.actors.cluster.actor_spec import ActorSpec, StoreSpec
-from turnwise.actors.cluster.identity import identity
-from turnwise.actors.cluster.logs import LogSettings
-from turnwise.actors.cluster.node_choice import is_file
-from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
-from turnwise.actors.cluster.shared_actors.remote_memory import RemoteMemory, equip
-from turnwise.actors.cluster.shared_actors.store_object import StoreObject
-from turnwise.actors.cluster.wire import (
-    ClientOutcome,
-    PackedOutcome,
-    PackedTurn,
-    SessionRef,
-)
+from turnwise.actors.client.shared.runtimes import runtime_of
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.memory.remote_memory import RemoteMemory, equip
+from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed, Placement
+from turnwise.actors.hosting.runtime import Runtime, SessionProcess, SessionProcesses
+from turnwise.actors.hosting.store_object import StoreObject
+from turnwise.actors.hosting.store_spec import StoreSpec, is_file, store_id_of
 from turnwise.actors.hosting.verb_declaration import VerbCall
+from turnwise.actors.hosting.wire import ClientOutcome, PackedOutcome, PackedTurn, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.named_engines import as_engine, engines_of
 from turnwise.actors.memory.attached import MemorySlot
@@ -62,32 +52,33 @@ HistoryArgument = str | HistoryStore | Callable[[], HistoryStore] | None
 StoreRequest = Callable[[SessionStore], Awaitable[Any]]
 """Asks a store by one of its coroutine methods, in either family."""
 
-_CLIENTS: weakref.WeakValueDictionary[str, ClusterClient] = weakref.WeakValueDictionary()
+_CLIENTS: weakref.WeakValueDictionary[str, SessionsClient] = weakref.WeakValueDictionary()
 """The clients of the managers that are open in this process, by name."""
 
 
-class ClusterClient:
+class SessionsClient:
     """Finds the sessions of one store in one namespace; `AsyncSessionHost` asks them.
 
     It is pickled as its name, without the store's address or the engine's settings. Unpickled elsewhere, it reaches
     sessions with a live process; if a manager of the same store is open there, all sessions.
     """
 
-    def __init__(self, namespace: str, name: str) -> None:
+    def __init__(self, namespace: str, name: str, placement: Placement) -> None:
         self.namespace = namespace
         self.name = name
+        self.placement = placement
+        self.runtime: Runtime = runtime_of(placement, namespace)
         self.read_only = False
-        """Whether it makes no actors and changes nothing."""
+        """Whether it starts no processes and changes nothing."""
         self.was_closed = False
         """Whether its manager was closed."""
         self._place: StoreSpec | None = None
-        self._engine: bytes = b""
-        self._engine_id = ""
+        self._setup = "", b""
+        """The id of the manager's setup, and what processes make it from."""
         self.memories: tuple[MemorySlot, ...] = ()
-        """The manager's memories, each in its actor."""
+        """The manager's memories, each in its process."""
         self.working_memory: WorkingMemory | None = None
-        self._placement: Placement = Dedicated()
-        self._lookup: ActorLookup | None = None
+        self._processes: SessionProcesses | None = None
         self.portal = Portal()
         """The event loop on which the store runs for blocking callers."""
         self._stores: tuple[SessionStore, HistoryStore | None] | None = None
@@ -111,7 +102,7 @@ class ClusterClient:
         placement: Placement,
         config: SessionConfig,
         read_only: bool,
-    ) -> ClusterClient:
+    ) -> SessionsClient:
         """Return the client of a manager, which can make the actors of its sessions.
 
         Raises:
@@ -120,8 +111,8 @@ class ClusterClient:
                 size of the model's context window is unknown.
         """
         engine = as_engine(engine)
-        if not isinstance(placement, Dedicated | Packed):
-            raise ConfigError("placement", placement, "pass Dedicated() or Packed()")
+        if not isinstance(placement, Dedicated | Packed | InProcess):
+            raise ConfigError("placement", placement, "pass Dedicated(), Packed() or InProcess()")
         if overflow == "default":
             strategies = [default_overflow(builder, config) for builder in engines_of(engine)]
             overflow = strategies[0] if all(strategies) else None
@@ -130,25 +121,26 @@ class ClusterClient:
                 raise ConfigError("overflow", type(overflow).__name__, "pass an OverflowStrategy, such as Trim()")
             for builder in engines_of(engine):
                 check_overflow(overflow, builder, config)
-        url = resolve_url(store) if isinstance(store, str) else StoreObject.of("store", store, SessionStore)
+        runtime = runtime_of(placement, namespace)
+        url = resolve_url(store) if isinstance(store, str) else StoreObject.of("store", store, SessionStore, runtime)
         if read_only and not isinstance(store, str):
             raise ConfigError("read_only", True, "needs a store that is given by its URL")
         own = url.url if isinstance(url, StoreObject) else url
-        client = cls(namespace, store_id_of(namespace, own, is_encrypted=bool(encryption)))
-        client._placement, client.read_only = placement, read_only
+        client = cls(namespace, store_id_of(namespace, own, is_encrypted=bool(encryption)), placement)
+        client.runtime, client.read_only = runtime, read_only
         history_url: str | StoreObject | None = None
         if isinstance(history_store, str):
             history_url = check_history_url(history_store)
         elif history_store is not None:
-            history_url = StoreObject.of("history_store", history_store, HistoryStore)
+            history_url = StoreObject.of("history_store", history_store, HistoryStore, runtime)
         in_files = is_file(url) or is_file(history_url) or is_local(working_memory)
-        client._place = StoreSpec(url, history_url, _checked(encryption), is_local=in_files, read_only=read_only)
+        client._place = StoreSpec(
+            url, history_url, _checked(encryption, runtime), is_local=in_files, read_only=read_only
+        )
         try:
-            overflow, client.memories = equip(overflow, memory, namespace, config)
+            overflow, client.memories = equip(overflow, memory, config, runtime.memory_process)
             client.working_memory = working_memory
-            setup = (engine, config, overflow, client.memories, working_memory)
-            client._engine = cloudpickle.dumps(setup)
-            client._engine_id = identity(setup)
+            client._setup = runtime.setup_of((engine, config, overflow, client.memories, working_memory))
         except ConfigError:
             raise
         except Exception as error:
@@ -160,17 +152,17 @@ class ClusterClient:
         return client
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(_find, namespace=self.namespace, name=self.name), ()
+        return partial(_find, namespace=self.namespace, name=self.name, placement=self.placement), ()
 
     def open_store(self) -> SessionStore:
         """Open and return a new store, which the caller closes."""
         if self._place is None:
             raise SessionLostError("*", "open a SessionManager on its store in this process first")
-        return self._place.open_store(self.namespace)
+        return self._place.open_store(self.runtime)
 
     def open_history(self) -> HistoryStore | None:
         """Open and return a new history store, which the caller closes; None if the manager has none."""
-        return self._place.open_history() if self._place else None
+        return self._place.open_history(self.runtime) if self._place else None
 
     @property
     def stores(self) -> tuple[SessionStore, HistoryStore | None]:
@@ -191,10 +183,13 @@ class ClusterClient:
         return self.stores[1]
 
     async def close(self) -> None:
-        """Close the store and the history store. A later read opens them again."""
+        """Close the store and the history store. A later read opens them again. Sessions and their runs continue."""
         with self._lock:
             self.was_closed = True
             stores, self._stores = self._stores, None
+            processes = self._processes
+        if processes is not None:
+            await processes.close()
         for store in stores or ():
             if store is not None:
                 await store.close()
@@ -259,39 +254,38 @@ class ClusterClient:
         with self._lock:
             self._caches.pop(ref.key, None)
 
-    def actor(self, ref: SessionRef) -> Any:
-        """Return the session's actor, created if it does not exist; does not wait for its start."""
-        return self.lookup.actor(ref.key)
+    def process(self, ref: SessionRef) -> SessionProcess:
+        """Return the session's process, started if it does not run; does not wait for its start."""
+        return self.processes.of(ref.key)
 
     @property
-    def lookup(self) -> ActorLookup:
-        """Finds the sessions' actors; created at first use, which starts packed hosts."""
+    def processes(self) -> SessionProcesses:
+        """Finds the sessions' processes; made at first use, which starts those that all sessions share."""
         with self._lock:
-            if self._lookup is None:
-                self._lookup = self._make_lookup()
-            return self._lookup
+            if self._processes is None:
+                self._processes = self._find_processes()
+            return self._processes
 
-    def _make_lookup(self) -> ActorLookup:
+    def _find_processes(self) -> SessionProcesses:
         if self._place is None or self.read_only:
-            return LiveLookup(self.namespace, self.name)
-        spec = ActorSpec(self._place, self._engine_id, self._engine, LogSettings.of_this_process())
-        return make_lookup(self.namespace, self.name, self._placement, spec)
+            return self.runtime.live_processes(self.name)
+        return self.runtime.processes(self.name, self._place, self.placement, self._setup)
 
     def warm_up(self) -> None:
         """Start the processes of packed hosts and memories, without waiting for them; notify hosts they replace."""
-        self.lookup  # noqa: B018 - the first access starts packed hosts
+        self.processes  # noqa: B018 - the first access starts packed hosts
         for slot in self.memories:
             if isinstance(slot.memory, RemoteMemory):
                 slot.memory.warm()
 
     def warm(self, ref: SessionRef) -> None:
-        """Start the session's process and load the session, if it has a dedicated one; does not wait for it."""
-        self.lookup.warm(ref.key, verbs.warm().to(ref).pickled())
+        """Start the session's process and load the session, if it has a process of its own; does not wait for it."""
+        self.processes.warm(ref.key, verbs.warm().to(ref).pickled())
 
     def pack(self, ref: SessionRef, call: VerbCall[Any], *, sends_engine: bool = False) -> bytes:
         """Return the message that asks a session's host; it names, or also sends, this client's engine if need be."""
-        engine_id = self._engine_id if call.verb.needs_engine else ""
-        return call.to(ref, engine_id, self._engine if sends_engine else b"").pickled()
+        engine_id, engine = self._setup if call.verb.needs_engine else ("", b"")
+        return call.to(ref, engine_id, engine if sends_engine else b"").pickled()
 
     def outcome(self, packed: PackedOutcome, cache: BlockCache) -> ClientOutcome:
         """Return how a run stands; see `unpack`."""
@@ -305,19 +299,19 @@ class ClusterClient:
 
     def is_live(self, ref: SessionRef) -> bool:
         """Return whether a process exists that may own the session."""
-        return self.lookup.is_live(ref.key)
+        return self.processes.is_live(ref.key)
 
 
-def _checked(encryption: Encryption | None) -> Encryption | None:
+def _checked(encryption: Encryption | None, runtime: Runtime) -> Encryption | None:
     if encryption is not None and not isinstance(encryption, Encryption):
         raise ConfigError("encryption", type(encryption).__name__, "pass Encryption(key=...)")
     try:
-        cloudpickle.dumps(encryption)
+        runtime.dumps(encryption)
     except Exception as error:
         reason = f"it cannot be pickled ({error}): let its function ask for keys where they are kept"
         raise ConfigError("encryption", encryption, reason) from error
     return encryption
 
 
-def _find(namespace: str, name: str) -> ClusterClient:
-    return _CLIENTS.get(name) or ClusterClient(namespace, name)
+def _find(namespace: str, name: str, placement: Placement) -> SessionsClient:
+    return _CLIENTS.get(name) or SessionsClient(namespace, name, placement)

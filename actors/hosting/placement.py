@@ -1,4 +1,4 @@
-"""`Dedicated` and `Packed`: one actor for each session, or a few actors with many sessions each."""
+"""Where sessions run: `Dedicated` and `Packed` are actors with one or many sessions, `InProcess` is the caller's process."""
 
 from __future__ import annotations
 
@@ -70,4 +70,31 @@ class Packed:
     """The same limit for one session, so that none uses up the host's."""
 
 
-Placement = Dedicated | Packed
+@dataclass(frozen=True, kw_only=True)
+@checked_settings()
+class InProcess:
+    """All sessions, memories and stores in memory in the caller's process, on threads of its own, without Ray.
+
+    For tests, scripts, notebooks, a bot, or a service of one process. It starts at once, and nothing of Ray is
+    imported. Sessions are stored as with any other placement, so a program that ran so today runs on a cluster tomorrow
+    by another placement. Managers of one store and namespace share its sessions, as on a cluster.
+
+    Sessions and runs end with the process, and handles with them; the store has what was acknowledged. The next process
+    that opens the store goes on with the runs that were lost, as after a crash anywhere: see `resume_lost`. A SQLite
+    file belongs to one process at a time; another one that opens it gets ConfigError. Tools that are Ray tasks or
+    methods of actors cannot be called. Engines, tools and memories need not pickle, and are used as they are: an engine
+    that computes without awaiting delays all sessions.
+    """
+
+    resume_lost: bool = True
+    """Whether runs whose process was killed go on, or are ended, as soon as a manager opens the store, unless another
+    process has it open. If not, a session's runs do when the session is first used."""
+
+    max_resident: PositiveCount = 10_000
+    """How many sessions are kept loaded. If all of them are in use, one more raises OverloadedError."""
+
+    max_session_waits: PositiveCount = 1_000
+    """How many callers may wait for one session at once; see `Dedicated.max_waits`."""
+
+
+Placement = Dedicated | Packed | InProcess

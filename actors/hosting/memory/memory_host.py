@@ -1,19 +1,16 @@
-"""`MemoryHost`: the actor that owns a long-term memory."""
+"""`MemoryHost`: the body of the process that has a long-term memory. A plain class, so tests need no Ray."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, Unpack, cast, runtime_checkable
 
-from turnwise.actors.cluster.actor_settings import Kept, read_settings
-from turnwise.actors.cluster.gc_tuning import collect_rarely
-from turnwise.actors.cluster.local_calls import listen
-from turnwise.actors.cluster.shared_actors.batcher import Batcher
-from turnwise.actors.cluster.wire import Refused
+from turnwise.actors.hosting.memory.batcher import Batcher
+from turnwise.actors.hosting.wire import Refused
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.errors import LongTermMemoryError, TurnwiseError
@@ -92,7 +89,7 @@ class CatchingUp(Protocol):
 
 
 class MemoryHost:
-    """The body of the actor: one memory for all sessions of a cluster. A plain class, so tests need no Ray.
+    """One memory for all sessions of a cluster, or of a process.
 
     A `Batched` memory gets its saves in batches, one batch at a time, and its recalls in others, of which a slow one
     may be overtaken; see `Batcher`. All other calls, and all calls of any other memory, are made at once, so that no
@@ -100,11 +97,11 @@ class MemoryHost:
     Deferred work is done in the background.
 
     Args:
-        memory: its settings, pickled, or their key.
+        load: returns the memory with its settings. Blocks.
     """
 
-    def __init__(self, memory: bytes | Kept) -> None:
-        self._pickled = memory
+    def __init__(self, load: Callable[[], LongTermMemory]) -> None:
+        self._load = load
         self._opening: asyncio.Task[LongTermMemory] | None = None
         self._opened: LongTermMemory | None = None
         self._catching_up: asyncio.Task[None] | None = None
@@ -120,7 +117,6 @@ class MemoryHost:
         """
         self._erasing: dict[Hashable, asyncio.Task[Erasure]] = {}
         """What is being erased, by scope, ids and turn: only who asks for the same three waits for the same answer."""
-        self._listening: asyncio.Task[asyncio.Server | None] | None = None
         self._recalls = Batcher(self._recall_many, patience_s=PATIENCE_S)
         self._writes = Batcher(self._write_many)
 
@@ -129,7 +125,6 @@ class MemoryHost:
 
         A request may say for how many seconds its caller waits. It is cancelled then, and what it does on threads ends.
         """
-        self._listening = self._listening or asyncio.create_task(listen(self.call))
         verb, args, kwargs, *waits = pickle.loads(request)
         waits_s: float | None = waits[0] if waits else None
         limit = asyncio.timeout(waits_s)
@@ -148,7 +143,14 @@ class MemoryHost:
 
     async def do_warm(self) -> None:
         await asyncio.gather(self._memory(), asyncio.to_thread(frequency.load))
-        collect_rarely()
+
+    async def close(self) -> None:
+        """Close the memory. Nothing may be called afterwards."""
+        for task in (self._sweeping, self._catching_up):
+            if task is not None:
+                task.cancel()
+        if self._opened is not None:
+            await self._opened.close()
 
     async def do_remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         memory = await self._memory()
@@ -279,7 +281,7 @@ class MemoryHost:
         if self._opened is not None:
             return self._opened
         if self._opening is None:
-            self._opening = asyncio.create_task(asyncio.to_thread(_open, self._pickled))
+            self._opening = asyncio.create_task(asyncio.to_thread(_open, self._load))
         opening = self._opening
         try:
             memory = await asyncio.shield(opening)
@@ -352,8 +354,8 @@ def _of_each(items: Sequence[MemoryItem], limit: int) -> Sequence[MemoryItem]:
     return recalled(first_of_each(items, limit), trouble_of(items))
 
 
-def _open(settings: bytes | Kept) -> LongTermMemory:
-    memory: LongTermMemory = pickle.loads(read_settings(settings))
+def _open(load: Callable[[], LongTermMemory]) -> LongTermMemory:
+    memory = load()
     if isinstance(memory, ModelBound) and isinstance(memory.model, EngineBuilder):
         return memory.bind(EngineModel(memory.model))
     return memory

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 import ray
 
 from turnwise.actors.cluster.actor_settings import Kept, read_settings
-from turnwise.actors.cluster.gc_tuning import collect_rarely
-from turnwise.actors.cluster.local_calls import listen
-from turnwise.actors.hosting.loading import Loading, StartsInRay
-from turnwise.actors.hosting.shutdown import Shutdown, where
-from turnwise.actors.hosting.switched_engines import drop_overrides, find_overrides, save_override
+from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
+from turnwise.actors.cluster.actors.shutdown import Shutdown, where
+from turnwise.actors.cluster.actors.switched_engines import drop_overrides, find_overrides, save_override
+from turnwise.actors.cluster.calls.local_calls import listen
+from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.memory.background import retry
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_spec import ActorSpec
-    from turnwise.actors.cluster.logs import LogSettings
     from turnwise.actors.hosting.dedicated_host import DedicatedHost
+    from turnwise.actors.hosting.logs import LogSettings
     from turnwise.memory.conversation.sessions import SessionKey
 
 
@@ -112,18 +112,23 @@ class SessionActor:
         return drop_overrides(self._namespace, self._key)
 
     def _load(self) -> DedicatedHost:
+        from turnwise.actors.cluster.runtime import RayRuntime
         from turnwise.actors.hosting.dedicated_host import DedicatedHost
         from turnwise.actors.hosting.worker_resources import WorkerResources
 
         collect_rarely()
         namespace = self._namespace
         spec: ActorSpec = pickle.loads(read_settings(self._settings))
-        place, engine_id, engine = spec.place, spec.engine_id, spec.engine
+        place, runtime = spec.place, RayRuntime(namespace)
         overrides, engines = find_overrides(namespace, self._key)
         return DedicatedHost(
             self._session,
             WorkerResources(
-                partial(place.open_store, namespace), place.open_history, engine_id, engine, other_engines=engines
+                partial(place.open_store, runtime),
+                partial(place.open_history, runtime),
+                spec.engine_id,
+                spec.engine,
+                other_engines=engines,
             ),
             override=overrides.get(self._session),
             max_waits=self._max_waits,

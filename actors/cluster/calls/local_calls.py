@@ -18,8 +18,9 @@ from typing import Any, Generic, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError
 
-from turnwise.actors.cluster.actor_waiting import Reach, presence
-from turnwise.actors.cluster.unix_socket import Answering, BlockingConnection, Connection, serve
+from turnwise.actors.cluster.calls.actor_waiting import presence
+from turnwise.actors.cluster.calls.unix_socket import Answering, BlockingConnection, Connection, serve
+from turnwise.actors.hosting.reach import Reach
 from turnwise.memory.background import log_failure
 
 AGAIN_S = 0.25

@@ -147,7 +147,7 @@ class Loading(Generic[Host]):
 
     def refusal(self, request: bytes, error: Exception) -> bytes:
         """Return the pickled answer to a request for which there is no host."""
-        from turnwise.actors.cluster.wire import Refused
+        from turnwise.actors.hosting.wire import Refused
         from turnwise.errors import SessionLostError, TurnwiseError
 
         if not isinstance(error, TurnwiseError):

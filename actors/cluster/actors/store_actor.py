@@ -10,8 +10,9 @@ import ray
 from ray.exceptions import RayError
 
 from turnwise.actors.cluster.actor_names import detached_actor, find_actor
-from turnwise.actors.cluster.actor_waiting import NoProcessError, reached
-from turnwise.actors.cluster.wire import Refused
+from turnwise.actors.cluster.calls.actor_waiting import reached
+from turnwise.actors.hosting.reach import NoProcessError
+from turnwise.actors.hosting.wire import Refused
 from turnwise.errors import StoreClosedError, StoreError, TurnwiseError
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore

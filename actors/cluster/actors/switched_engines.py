@@ -13,26 +13,12 @@ import pickle
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from operator import itemgetter
 
 from turnwise.actors.cluster.actor_settings import Kept, drop_notes, keep, note, notes, read_settings
+from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.sessions import SessionKey
-
-
-@dataclass(frozen=True)
-class EngineOverride:
-    """The engines of a session: the one of its next runs, and those of open runs that use others."""
-
-    engine_id: str
-    runs: Mapping[str, str] = field(default_factory=dict)
-    """Engine ids by run id."""
-
-    @property
-    def engine_ids(self) -> set[str]:
-        """The ids of all these engines."""
-        return {self.engine_id, *self.runs.values()}
 
 
 async def save_override(

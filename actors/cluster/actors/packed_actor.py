@@ -18,20 +18,21 @@ from ray.exceptions import RayActorError, RayError
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
 from turnwise.actors.cluster.actor_settings import Kept, read_settings
 from turnwise.actors.cluster.actor_spec import ActorSpec
-from turnwise.actors.cluster.actor_waiting import NoProcessError, reached
-from turnwise.actors.cluster.gc_tuning import collect_rarely
-from turnwise.actors.cluster.local_calls import listen
-from turnwise.actors.cluster.logs import LogSettings
-from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
+from turnwise.actors.cluster.actors.shutdown import Shutdown, where
+from turnwise.actors.cluster.actors.switched_engines import drop_overrides, find_overrides, save_override
+from turnwise.actors.cluster.calls.actor_waiting import reached
+from turnwise.actors.hosting.reach import NoProcessError
+from turnwise.actors.cluster.calls.local_calls import listen
 from turnwise.actors.cluster.sharding import Layout, find_layouts
-from turnwise.actors.hosting.loading import Loading, StartsInRay
-from turnwise.actors.hosting.shutdown import Shutdown, where
-from turnwise.actors.hosting.switched_engines import drop_overrides, find_overrides, save_override
+from turnwise.actors.hosting.gc_tuning import collect_rarely
+from turnwise.actors.hosting.logs import LogSettings
+from turnwise.actors.hosting.placement import Packed
 from turnwise.memory.background import retry, watch
 
 if TYPE_CHECKING:
-    from turnwise.actors.cluster.wire import HostLoad
     from turnwise.actors.hosting.packed_host import PackedHost
+    from turnwise.actors.hosting.wire import HostLoad
     from turnwise.memory.conversation.sessions import SessionKey
 
 THREADS = 32
@@ -169,18 +170,20 @@ class PackedActor:
         return find_actor(assignment.namespace, actor_name(assignment.store_id, key)) is None
 
     def _make(self) -> tuple[PackedHost, bool]:
+        from turnwise.actors.cluster.runtime import RayRuntime
         from turnwise.actors.hosting.packed_host import PackedHost
         from turnwise.actors.hosting.worker_resources import WorkerResources
 
         spec: ActorSpec = pickle.loads(read_settings(self._settings))
         assignment, namespace = self._assignment, self._assignment.namespace
+        runtime = RayRuntime(namespace)
         layouts = find_layouts(namespace, assignment.store_id)
         overrides, engines = find_overrides(namespace, self._actor_id)
         collect_rarely()
         host = PackedHost(
             WorkerResources(
-                partial(spec.place.open_store, namespace),
-                spec.place.open_history,
+                partial(spec.place.open_store, runtime),
+                partial(spec.place.open_history, runtime),
                 spec.engine_id,
                 spec.engine,
                 other_engines=engines,
@@ -226,7 +229,7 @@ class _EarlierHosts:
             return True  # a frozen host may still have it, but the store refuses its commits from now on
 
     async def call(self, request: bytes, key: SessionKey) -> bytes:
-        from turnwise.actors.cluster.wire import Refused
+        from turnwise.actors.hosting.wire import Refused
         from turnwise.errors import SessionFencedError
 
         actor = self._find(key)
@@ -251,8 +254,8 @@ class _NewestHosts:
         self._layout: Layout | None = None
 
     async def warm(self, key: SessionKey) -> None:
-        from turnwise.actors.cluster.wire import Refused, SessionRef
         from turnwise.actors.hosting import verbs
+        from turnwise.actors.hosting.wire import Refused, SessionRef
         from turnwise.errors import SessionLostError
 
         layout = self._layout or (await asyncio.to_thread(find_layouts, self._namespace, self._store_id))[0]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ray import cloudpickle
-
-from turnwise.actors.cluster.identity import identity
 from turnwise.errors import ConfigError
 from turnwise.memory.longterm.base import is_local
+
+if TYPE_CHECKING:
+    from turnwise.actors.hosting.runtime import Runtime
 
 
 @dataclass(frozen=True)
 class StoreObject:
-    """A pickled store, or what makes one: each process that uses the store unpickles it."""
+    """A store, or what makes one, as a runtime sends it: each process that uses the store makes its own."""
 
     argument: str
     """The argument of the manager: `store` or `history_store`."""
@@ -23,19 +22,20 @@ class StoreObject:
     """The name of its class or function."""
     digest: str
     """The same for equal settings."""
-    pickled: bytes
+    data: bytes
+    """What the runtime makes it from."""
     is_local: bool
     """Whether it opens a file of this machine, by its attribute `is_local`."""
 
     @classmethod
-    def of(cls, argument: str, store: object, protocol: type) -> StoreObject:
+    def of(cls, argument: str, store: object, protocol: type, runtime: Runtime) -> StoreObject:
         """Return a store object as it travels.
 
         Args:
             store: an object that has the verbs of the protocol, or a callable without arguments that returns one.
 
         Raises:
-            ConfigError: it has not all verbs of the protocol, keeps its content in one process, or cannot be pickled.
+            ConfigError: it has not all verbs of the protocol, keeps its content in one process, or cannot be sent.
         """
         if not callable(store) and not isinstance(store, protocol):
             raise ConfigError(argument, type(store).__name__, _lacks(store, protocol))
@@ -43,7 +43,7 @@ class StoreObject:
         if getattr(store, "is_in_process", False):
             raise ConfigError(argument, kind, _IN_PROCESS)
         try:
-            return cls(argument, kind, identity(store)[:16], cloudpickle.dumps(store), is_local(store))
+            return cls(argument, kind, runtime.identity(store)[:16], runtime.dumps(store), is_local(store))
         except Exception as error:
             reason = f"it cannot be pickled ({error}): hold settings in it and connect at first use, or pass a function"
             raise ConfigError(argument, kind, reason) from error
@@ -53,14 +53,14 @@ class StoreObject:
         """A name in the place of a URL."""
         return f"object://{self.kind}-{self.digest}"
 
-    def open(self, protocol: type) -> Any:
+    def open(self, protocol: type, runtime: Runtime) -> Any:
         """Return the store in this process.
 
         Raises:
             ConfigError: it cannot be made here, or what was made is no such store.
         """
         try:
-            store: Any = pickle.loads(self.pickled)
+            store: Any = runtime.loads(self.data)
             if isinstance(store, type) or not isinstance(store, protocol):
                 store = store()
         except Exception as error:

@@ -7,11 +7,11 @@ import os
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 
 import ray
 from ray.exceptions import RayError
 
+from turnwise.actors.hosting.process_memory import memory_bytes
 from turnwise.memory.background import log_failure
 
 ANSWERS_S = 0.05
@@ -77,12 +77,4 @@ class Shutdown:
 
 def where() -> tuple[str, int, int | None]:
     """Return the id of this process's node, the process id, and its memory in bytes; actors answer it as `where`."""
-    return ray.get_runtime_context().get_node_id(), os.getpid(), _memory_bytes()
-
-
-def _memory_bytes() -> int | None:
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):  # not on Linux
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return ray.get_runtime_context().get_node_id(), os.getpid(), memory_bytes()

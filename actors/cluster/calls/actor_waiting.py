@@ -1,81 +1,15 @@
-"""`Reach`: how long a caller waits for an actor that has no process, and how it learns that there is none.
-
-Ray keeps a call for as long as it takes to start the actor's process, also where that never succeeds. So a caller that
-waits for an answer asks Ray now and then whether the actor has a process, and gives up after `REACH_S` seconds without
-one.
-"""
+"""Waiting for the answer of an actor's call, as long as the actor has a process or may soon have one: see `Reach`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
-REACH_S = 60.0
-"""How long a caller waits for an actor without a process, in seconds."""
-
-LOOK_S = 15.0
-"""How long an answer may take before the caller looks whether there is a process, in seconds; longer than a wait."""
-
-AGAIN_S = 1.0
-"""How long after that it looks again while there is none, in seconds."""
-
-
-@dataclass(frozen=True)
-class Presence:
-    """Whether an actor has a process, as far as Ray knows."""
-
-    is_up: bool
-    pid: int
-    """The id of the process."""
-    why: str
-    """The actor's name, its state, and why its last process ended, for an error."""
-
-
-class NoProcessError(Exception):
-    """An actor has had no process for `REACH_S` seconds."""
-
-
-class Reach:
-    """Decides how long to wait for one answer. Times are those of one monotonic clock, in seconds.
-
-    Args:
-        now: when the call is made.
-        since: since when no process has been reached, if earlier calls of the same request failed.
-        until: when the caller gives up in any case; never if omitted.
-    """
-
-    __slots__ = ("_look_at", "_since", "_until")
-
-    def __init__(self, now: float, *, since: float | None = None, until: float | None = None) -> None:
-        self._since = now if since is None else since
-        self._until = until
-        self._look_at = min(now + LOOK_S, self._since + REACH_S)
-
-    def pause(self, now: float) -> float:
-        """Return how long to wait for the answer, in seconds, before the next look."""
-        return max(0.0, (self._look_at if self._until is None else min(self._look_at, self._until)) - now)
-
-    def is_late(self, now: float) -> bool:
-        """Return whether the caller's own time is over."""
-        return self._until is not None and now >= self._until
-
-    def note(self, now: float, presence: Presence) -> None:
-        """Take in what Ray says.
-
-        Raises:
-            NoProcessError: there has been no process for `REACH_S` seconds.
-        """
-        if presence.is_up:
-            self._since, self._look_at = now, now + LOOK_S
-        elif now - self._since >= REACH_S:
-            raise NoProcessError(f"{presence.why}: no process for {REACH_S:g} s")
-        else:
-            self._look_at = min(now + AGAIN_S, self._since + REACH_S)
+from turnwise.actors.hosting.reach import AGAIN_S, Presence, Reach
 
 
 def presence(actor: Any) -> Presence:

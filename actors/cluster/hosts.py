@@ -9,10 +9,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from turnwise.actors.cluster.actor_names import actor_name, actors_of, find_actor, session_of, store_id_of
-from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.cluster.actor_names import actor_name, actors_of, find_actor, session_of
 from turnwise.actors.cluster.sharding import find_layouts
-from turnwise.actors.cluster.wire import HostInfo, HostLoad
+from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.store_spec import store_id_of
+from turnwise.actors.hosting.wire import HostInfo, HostLoad
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.urls import resolve_url
 
@@ -25,8 +26,6 @@ MOST = 1_000
 
 async def find_hosts(namespace: str, store_id: str) -> list[HostInfo]:
     """Return the processes that host the store's sessions: packed hosts, newest first, then dedicated ones by name."""
-    if not ray.is_initialized():  # a read-only manager works without Ray
-        return []
     hosts: list[HostInfo] = await asyncio.gather(*await asyncio.to_thread(_find, namespace, store_id))
     return hosts
 

@@ -1,0 +1,142 @@
+"""`MemoryActor`: a long-term memory's Ray actor, and `MemoryActorProcess`, by which others ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from functools import partial
+from typing import Any, cast
+
+import ray
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
+
+from turnwise.actors.cluster.actor_settings import ActorSettings, Kept, read_settings
+from turnwise.actors.cluster.calls import local_calls
+from turnwise.actors.cluster.node_choice import ANYWHERE, here
+from turnwise.actors.hosting.gc_tuning import collect_rarely
+from turnwise.actors.hosting.identity import identity, pickled
+from turnwise.actors.hosting.memory.memory_host import MemoryHost
+from turnwise.actors.hosting.reach import Reach
+from turnwise.errors import ConfigError, LongTermMemoryError
+from turnwise.memory.longterm.base import LongTermMemory, is_local, label_of
+
+MAX_CALLS = 1000
+"""How many calls the actor answers at once."""
+
+
+class MemoryActor:
+    """`MemoryHost` on Ray. Undecorated: `MemoryActorProcess` makes it an actor.
+
+    Args:
+        settings: the memory with its settings, pickled, or their key.
+    """
+
+    def __init__(self, settings: bytes | Kept) -> None:
+        self._host = MemoryHost(partial(_load, settings))
+        self._listening: asyncio.Task[asyncio.Server | None] | None = None
+
+    async def call(self, request: bytes) -> bytes:
+        """See `MemoryHost.call`."""
+        if self._listening is None:
+            self._listening = asyncio.create_task(local_calls.listen(self._host.call))
+        return await self._host.call(request)
+
+    async def warm(self, request: bytes) -> None:
+        """Carry out a request whose answer nobody waits for; then tune the process for long life."""
+        await self.call(request)
+        collect_rarely()
+
+
+class MemoryActorProcess:
+    """The `MemoryProcess` that is an actor: the same settings are the same actor, for all of a namespace.
+
+    A recall by a process on the actor's machine goes over its socket (see `local_calls`).
+
+    The actor of a memory in files stays on the node of the manager that made it. If that node is lost, each request
+    raises LongTermMemoryError: nobody finds an empty memory elsewhere in the place of a full one.
+
+    Raises:
+        ConfigError: the memory cannot be pickled.
+    """
+
+    def __init__(self, memory: LongTermMemory, namespace: str) -> None:
+        self._name = label_of(memory).name or type(memory).__name__
+        try:
+            self._pickled = pickled(memory)
+            self.id = identity(memory)[:16]
+        except Exception as error:
+            reason = f"it cannot be pickled ({error}): hold settings in it and open files when they are needed"
+            raise ConfigError("memory", self._name, reason) from error
+        self._namespace = namespace
+        self._is_local = is_local(memory)
+        self._may_make = True
+        self._actor: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_actor": None, "_may_make": not self._is_local}  # else only who has the files may
+
+    def __identity__(self) -> tuple[object, ...]:
+        """See `identity`."""
+        return self.id, self._namespace
+
+    @property
+    def actor_name(self) -> str:
+        """What the actor is called, within the namespace."""
+        return f"turnwise/memory/{self.id}"
+
+    async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
+        """See `MemoryProcess.ask`."""
+        try:
+            if is_recall and self._actor is not None:
+                answer = await local_calls.ask(self._actor, request, Reach(time.monotonic()))
+                if answer is not None:
+                    return answer
+            return await self._call(request)
+        except RayError as error:
+            raise LongTermMemoryError(f"{self._name}: its process cannot be reached ({error})") from error
+
+    def warm(self, request: bytes) -> None:
+        """See `MemoryProcess.warm`."""
+        if self._actor is None:
+            self._actor = self._make_actor()
+        self._actor.warm.remote(request)
+
+    async def _call(self, request: bytes) -> bytes:
+        while True:
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(self._make_actor)
+            try:
+                return cast(bytes, await self._actor.call.remote(request))
+            except ActorUnschedulableError as error:
+                self._actor = None
+                raise LongTermMemoryError(f"{self._name}: {_FILES_LOST}") from error
+            except RayActorError as error:
+                self._actor = None
+                if error.actor_init_failed:
+                    raise
+                await asyncio.sleep(0.05)
+
+    def _make_actor(self) -> Any:
+        if not self._may_make:
+            try:
+                return ray.get_actor(self.actor_name, namespace=self._namespace)
+            except ValueError as error:
+                raise LongTermMemoryError(f"{self._name}: {_FILES_LOST}") from error
+        return ActorSettings(self._pickled).actor(
+            MemoryActor,
+            self.actor_name,
+            self._namespace,
+            max_restarts=-1,
+            max_task_retries=3,  # a call of which processes die is not repeated for ever
+            max_concurrency=MAX_CALLS,
+            **(here() if self._is_local else ANYWHERE),
+        )
+
+
+def _load(settings: bytes | Kept) -> LongTermMemory:
+    memory: LongTermMemory = pickle.loads(read_settings(settings))
+    return memory
+
+
+_FILES_LOST = "the node with its files is lost: open a manager with it where they are, or keep it in a database"

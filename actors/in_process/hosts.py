@@ -1,0 +1,188 @@
+"""The hosts of this process: one for each store and namespace that a manager has open, shared by these managers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+from turnwise.actors.hosting.engine_override import EngineOverride
+from turnwise.actors.hosting.packed_host import PackedHost
+from turnwise.actors.hosting.placement import InProcess, Packed
+from turnwise.actors.hosting.wire import HostLoad
+from turnwise.actors.hosting.worker_resources import WorkerResources
+from turnwise.actors.in_process.threads import EventLoop
+from turnwise.memory.background import log_failure
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.stores.store_owner import rivals
+
+LOOK_S = 0.01
+"""How often a manager that closes looks whether its host still has something to end, in seconds."""
+
+_log = logging.getLogger(__name__)
+
+LOOP = EventLoop("turnwise-sessions")
+"""The event loop of all sessions of this process."""
+
+
+class Host:
+    """The sessions of one store in this process.
+
+    It belongs to the managers that have opened it. When the last of them has closed, each session leaves as soon as it
+    is idle; then the host closes its stores. A session that is used later is taken over by the store's next host.
+
+    Args:
+        resources: the stores and setups.
+        earlier: the store's hosts that have not closed yet.
+        forget: called once the host has closed.
+    """
+
+    def __init__(
+        self,
+        resources: WorkerResources,
+        placement: InProcess,
+        earlier: tuple[Host, ...],
+        forget: Callable[[Host], None],
+    ) -> None:
+        self.managers = 0
+        """How many managers have it open."""
+        self.is_leaving = False
+        """Whether it takes no more sessions."""
+        self._resources = resources
+        self._forget = forget
+        self._closed: Future[None] = Future()
+        waits = placement.max_session_waits
+        self._sessions = PackedHost(
+            resources,
+            Packed(hosts=1, max_resident=placement.max_resident, max_session_waits=waits),
+            node_id=None,
+            save_override=_keep_nothing,
+            drop_override=lambda key: None,
+            leave=self._leave,
+            previous_hosts=earlier,
+        )
+        if placement.resume_lost:
+            LOOP.submit(self._resume_lost())
+
+    @property
+    def load(self) -> HostLoad:
+        """Its sessions, calls and waits at this moment."""
+        return self._sessions.current_load
+
+    def submit(self, request: bytes) -> Future[bytes]:
+        """Begin a request; return the future of its answer. Cancelling the future does not cancel the request."""
+        return LOOP.submit(self._answer(request))
+
+    async def release(self, key: SessionKey) -> bool:
+        """See `PreviousHost.release`."""
+        return await self._sessions.release(key)
+
+    async def call(self, request: bytes, key: SessionKey) -> bytes:
+        """See `PreviousHost.call`."""
+        return await self._sessions.call(request)
+
+    async def close(self) -> None:
+        """Let idle sessions leave, and return when they have. Sessions in use leave later, when they are idle."""
+        await asyncio.wrap_future(LOOP.submit(self._close()))
+
+    async def _answer(self, request: bytes) -> bytes:
+        try:
+            return await self._sessions.answer(request)
+        finally:
+            if HOSTS.leaves(self):
+                await self._sessions.retire()
+
+    async def _close(self) -> None:
+        await self._sessions.retire()
+        while not self._closed.done() and not self._sessions.is_in_use:
+            await asyncio.sleep(LOOK_S)
+
+    def _leave(self) -> None:
+        LOOP.submit(self._close_stores())
+
+    async def _close_stores(self) -> None:
+        try:
+            await self._resources.close()
+        except Exception as error:  # noqa: BLE001 - it is logged; nothing uses them any more
+            log_failure("closing the stores of this process", error)
+        self._forget(self)
+        self._closed.set_result(None)
+
+    async def _resume_lost(self) -> None:
+        """Go on with the runs of a process that was killed, unless another one that lives has the store open."""
+        try:
+            others = await rivals(await self._resources.open())
+        except Exception as error:  # noqa: BLE001 - the first caller is told
+            _log.debug("lost runs are not looked for: %s", error)
+            return
+        if not others:
+            await self._sessions.recover(lambda key: True)
+
+
+async def _keep_nothing(session: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+    """Note no engines for a next process: there is none that could use them."""
+
+
+class Hosts:
+    """The hosts of this process, by store. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hosts: dict[str, list[Host]] = {}
+        """Those that have not closed, the newest last."""
+
+    def open(self, store_id: str, make_resources: Callable[[], WorkerResources], placement: InProcess) -> Host:
+        """Return the store's host for one more manager, which closes it by `close`."""
+        with self._lock:
+            host = self._taking(store_id, make_resources, placement)
+            host.managers += 1
+            return host
+
+    def reopen(self, store_id: str, make_resources: Callable[[], WorkerResources], placement: InProcess) -> Host:
+        """Return the store's host for one request of a manager that is closed."""
+        with self._lock:
+            return self._taking(store_id, make_resources, placement)
+
+    def find(self, store_id: str) -> Host | None:
+        """Return the store's newest host, or None."""
+        with self._lock:
+            hosts = self._hosts.get(store_id)
+            return hosts[-1] if hosts else None
+
+    async def close(self, host: Host) -> None:
+        """Note that one of its managers is closed; if it was the last one, see `Host.close`."""
+        with self._lock:
+            host.managers -= 1
+        if self.leaves(host):
+            await host.close()
+
+    def leaves(self, host: Host) -> bool:
+        """Return whether a host takes no more sessions, since no manager has it open."""
+        with self._lock:
+            host.is_leaving = host.is_leaving or not host.managers
+            return host.is_leaving
+
+    def _taking(self, store_id: str, make_resources: Callable[[], WorkerResources], placement: InProcess) -> Host:
+        hosts = self._hosts.setdefault(store_id, [])
+        if not hosts or hosts[-1].is_leaving:
+            hosts.append(Host(make_resources(), placement, tuple(hosts), lambda host: self._forget(store_id, host)))
+        return hosts[-1]
+
+    def _forget(self, store_id: str, host: Host) -> None:
+        with self._lock:
+            hosts = self._hosts[store_id]
+            hosts.remove(host)
+            if not hosts:
+                del self._hosts[store_id]
+
+    def forget_all(self) -> None:
+        """Forget all hosts, in a process that was forked: their event loop runs in its parent only."""
+        self._lock = threading.Lock()
+        self._hosts = {}
+
+
+HOSTS = Hosts()
+os.register_at_fork(after_in_child=HOSTS.forget_all)

@@ -1,0 +1,310 @@
+"""`InProcessRuntime`: sessions, memories and stores in memory of managers whose placement is `InProcess`."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import pickle
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, cast
+
+from turnwise.actors.hosting.identity import identity
+from turnwise.actors.hosting.memory.memory_host import MemoryHost
+from turnwise.actors.hosting.placement import InProcess, Placement
+from turnwise.actors.hosting.process_memory import memory_bytes
+from turnwise.actors.hosting.reach import Presence, Reach
+from turnwise.actors.hosting.runtime import CallError, SessionProcesses
+from turnwise.actors.hosting.store_spec import StoreSpec, check_folders
+from turnwise.actors.hosting.wire import HostInfo
+from turnwise.actors.hosting.worker_resources import SessionSetup, WorkerResources
+from turnwise.actors.in_process.hosts import HOSTS, LOOP, Host
+from turnwise.actors.in_process.threads import EventLoop
+from turnwise.errors import ConfigError, SessionLostError
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.longterm.base import LongTermMemory
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.store_owner import StoreOwner
+from turnwise.memory.values.ids import new_id
+
+MEMORY_LOOP = EventLoop("turnwise-memories")
+"""The event loop of all memories of this process, so that none delays sessions."""
+
+_HERE = Presence(is_up=True, pid=os.getpid(), why="")
+
+
+class InProcessRuntime:
+    """The `Runtime` that is this process.
+
+    Args:
+        namespace: as on Ray: managers of the same store and namespace share sessions.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._values: list[_Value] = []
+        """What `loads` may still be asked for, while this manager is in use."""
+
+    @property
+    def owner(self) -> StoreOwner:
+        """See `Runtime.owner`."""
+        return StoreOwner.of_this_process()
+
+    def connect(self, stores: Sequence[object], notes: object) -> None:
+        """See `Runtime.connect`."""
+        check_folders(*stores)
+
+    def starting(self) -> AbstractContextManager[None]:
+        """See `Runtime.starting`."""
+        return nullcontext()
+
+    def identity(self, value: object) -> str:
+        """See `Runtime.identity`. What does not pickle is equal to nothing else."""
+        try:
+            return identity(value, dumps=pickle.dumps)
+        except Exception:  # noqa: BLE001 - classes of others raise all sorts of errors when they are pickled
+            return new_id()
+
+    def setup_of(self, setup: SessionSetup) -> tuple[str, bytes]:
+        """See `Runtime.setup_of`. Engines are used as they are, so each manager has its own setup."""
+        *parts, notes = setup
+        try:
+            notes = copy.deepcopy(notes)  # since the manager asks its own on another event loop
+        except TypeError:
+            pass  # notes in the memory of this process, which have no event loop
+        own = cast(SessionSetup, (*parts, notes))
+        return new_id(), self._hold(lambda: own)
+
+    def dumps(self, value: object) -> bytes:
+        """See `Runtime.dumps`."""
+        return self._hold(lambda: copy.deepcopy(value))
+
+    def loads(self, data: bytes) -> Any:
+        """See `Runtime.loads`."""
+        return _VALUES[data].make()
+
+    def _hold(self, make: Callable[[], object]) -> bytes:
+        token, value = new_id().encode(), _Value(make)
+        _VALUES[token] = value
+        self._values.append(value)
+        return token
+
+    def processes(
+        self, store_id: str, place: StoreSpec, placement: Placement, setup: tuple[str, bytes]
+    ) -> SessionProcesses:
+        """See `Runtime.processes`."""
+        assert isinstance(placement, InProcess)
+
+        def make_resources() -> WorkerResources:
+            open_store, open_history = partial(place.open_store, self), partial(place.open_history, self)
+            return WorkerResources(open_store, open_history, *setup, loads=self.loads)
+
+        return _OwnProcesses(store_id, make_resources, placement)
+
+    def live_processes(self, store_id: str) -> SessionProcesses:
+        """See `Runtime.live_processes`."""
+        return _LiveProcesses(store_id)
+
+    def memory_process(self, memory: LongTermMemory) -> HostedMemory:
+        """See `Runtime.memory_process`."""
+        memory_id = self.identity(memory)[:16]
+        with _LOCK:
+            hosted = _MEMORIES.get((self._namespace, memory_id))
+            if hosted is None:
+                hosted = _MEMORIES[self._namespace, memory_id] = HostedMemory(memory_id, memory)
+            return hosted
+
+    def open_shared_store(self, url: str) -> SessionStore:
+        """See `Runtime.open_shared_store`. It lasts as long as the process."""
+        with _LOCK:
+            return cast(SessionStore, _STORES.setdefault((self._namespace, url), _SharedStore(InMemoryStore())))
+
+    def has_shared_store(self, url: str) -> bool:
+        """See `Runtime.has_shared_store`."""
+        return (self._namespace, url) in _STORES
+
+    async def hosts(self, store_id: str) -> list[HostInfo]:
+        """See `Runtime.hosts`."""
+        host = HOSTS.find(store_id)
+        if host is None:
+            return []
+        process: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname(), "memory_bytes": memory_bytes()}
+        return [HostInfo(name=self.owner.name, is_packed=True, load=host.load, **process)]
+
+
+class HostedMemory:
+    """The `MemoryProcess` that is this process. The memory is closed when nobody refers to it any more."""
+
+    def __init__(self, id: str, memory: LongTermMemory) -> None:
+        self.id = id
+        self._host = MemoryHost(lambda: memory)
+        weakref.finalize(self, _close, self._host).atexit = False
+
+    async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
+        """See `MemoryProcess.ask`."""
+        return await asyncio.wrap_future(MEMORY_LOOP.submit(self._host.call(request)))
+
+    def warm(self, request: bytes) -> None:
+        """See `MemoryProcess.warm`."""
+        MEMORY_LOOP.submit(self._host.call(request))
+
+
+def _close(host: MemoryHost) -> None:
+    MEMORY_LOOP.submit(host.close())
+
+
+class _HostProcess:
+    """The `SessionProcess` that is this process."""
+
+    __slots__ = ("_host", "_process_id")
+
+    def __init__(self, host: Host, process_id: int) -> None:
+        self._host = host
+        self._process_id = process_id
+
+    @property
+    def actor(self) -> Any:
+        reason = "sessions have no actors there: use Dedicated() or Packed()"
+        raise ConfigError("placement", "InProcess", reason)
+
+    async def ask(self, request: bytes, reach: Reach, *, is_repeatable: bool) -> bytes:
+        answer = asyncio.wrap_future(self._submit(request))
+        try:
+            while not answer.done():
+                await asyncio.wait((answer,), timeout=reach.pause(time.monotonic()))
+                if not answer.done():
+                    _note(reach)
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    def ask_blocking(self, request: bytes, reach: Reach, *, is_repeatable: bool) -> bytes:
+        if LOOP.is_current:
+            reason = "a coroutine of a session called a blocking method, which would wait for itself"
+            raise CallError(f"{reason}: use AsyncSessionManager there, or make the tool a plain function")
+        answer = self._submit(request)
+        try:
+            while True:
+                try:
+                    return answer.result(reach.pause(time.monotonic()))
+                except TimeoutError:
+                    _note(reach)
+        finally:
+            answer.cancel()
+
+    def _submit(self, request: bytes) -> Future[bytes]:
+        if os.getpid() != self._process_id:
+            raise CallError("this process was forked from the one with its sessions: open managers after the fork")
+        return self._host.submit(request)
+
+
+def _note(reach: Reach) -> None:
+    """Let a caller wait longer, whose answer is not there yet.
+
+    Raises:
+        TimeoutError: the caller's own time is over.
+    """
+    now = time.monotonic()
+    if reach.is_late(now):
+        raise TimeoutError
+    reach.note(now, _HERE)
+
+
+class _OwnProcesses:
+    """The `SessionProcesses` of a manager."""
+
+    def __init__(self, store_id: str, make_resources: Callable[[], WorkerResources], placement: InProcess) -> None:
+        self._arguments = store_id, make_resources, placement
+        self._lock = threading.Lock()
+        self._process_id = os.getpid()
+        self._host = HOSTS.open(*self._arguments)
+        self._is_closed = False
+
+    def of(self, key: SessionKey) -> _HostProcess:
+        return _HostProcess(self._host, self._process_id)
+
+    def invalidate(self, key: SessionKey) -> None:
+        with self._lock:
+            if self._host.is_leaving:
+                self._host = (HOSTS.reopen if self._is_closed else HOSTS.open)(*self._arguments)
+
+    def warm(self, key: SessionKey, request: bytes) -> None:
+        """Do nothing: the host runs already."""
+
+    def is_live(self, key: SessionKey) -> bool:
+        return True
+
+    async def close(self) -> None:
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed and os.getpid() == self._process_id:
+            await HOSTS.close(self._host)
+
+
+class _LiveProcesses:
+    """The `SessionProcesses` of a client that may start none."""
+
+    def __init__(self, store_id: str) -> None:
+        self._store_id = store_id
+
+    def of(self, key: SessionKey) -> _HostProcess:
+        host = HOSTS.find(self._store_id)
+        if host is None:
+            reason = "this process has no sessions of its store: open a SessionManager on it with InProcess() first"
+            raise SessionLostError(key.session_id, reason)
+        return _HostProcess(host, os.getpid())
+
+    def invalidate(self, key: SessionKey) -> None:
+        """Do nothing: each call searches."""
+
+    def warm(self, key: SessionKey, request: bytes) -> None:
+        """Do nothing: the session is live already, or cannot be started from here."""
+
+    def is_live(self, key: SessionKey) -> bool:
+        return HOSTS.find(self._store_id) is not None
+
+    async def close(self) -> None:
+        """Do nothing: it has opened nothing."""
+
+
+class _Value:
+    """A value that `loads` makes, as long as a manager holds this."""
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        self.make = make
+
+
+class _SharedStore:
+    """A store in memory that all threads of this process use: no method of it awaits, so a lock makes each atomic."""
+
+    def __init__(self, store: InMemoryStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        if verb.startswith("_"):
+            raise AttributeError(verb)
+        return partial(self._call, getattr(self._store, verb))
+
+    async def close(self) -> None:
+        """Do nothing: others use it too."""
+
+    async def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return await method(*args, **kwargs)
+
+
+_LOCK = threading.Lock()
+"""Held while a memory or a store is looked up and made."""
+
+_VALUES: weakref.WeakValueDictionary[bytes, _Value] = weakref.WeakValueDictionary()
+_MEMORIES: weakref.WeakValueDictionary[tuple[str, str], HostedMemory] = weakref.WeakValueDictionary()
+_STORES: dict[tuple[str, str], _SharedStore] = {}

@@ -57,7 +57,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def ask(lookup: Remote, monkeypatch: pytest.MonkeyPatch, call: Callable[[], bytes]) -> Any:
     """Ask a session, each call to which is answered by the function."""
     monkeypatch.setattr(steps, "call", lambda *_, **__: call())
-    client: Any = SessionsClient("namespace", "realm")
+    client: Any = SessionsClient("namespace", "realm", InProcess())
     client._lookup = lookup
     return SessionHost(client, SessionRef(SessionKey("s"))).ask(verbs.wait(None, "run", ()))
 
@@ -101,7 +101,7 @@ def test_a_verb_that_may_not_be_repeated_is_sent_once_to_a_process_that_is_there
             raise RayActorError
         return pickle.dumps(None)
 
-    client: Any = SessionsClient("namespace", "realm")
+    client: Any = SessionsClient("namespace", "realm", InProcess())
     client._lookup = Remote()
     monkeypatch.setattr(steps, "call", call)
     with pytest.raises(SessionLostError, match=r"perhaps after it did memory\.merge_notes"):

@@ -199,7 +199,7 @@ class Repeating(AsyncSessionHost):
     __slots__ = ("_hosting",)
 
     def __init__(self, hosting: Alone | Hosting) -> None:
-        super().__init__(SessionsClient("namespace", "realm"), SessionRef(SessionKey("a")))
+        super().__init__(SessionsClient("namespace", "realm", InProcess()), SessionRef(SessionKey("a")))
         self._hosting = hosting
 
     async def ask(self, call: VerbCall[Any], *, timeout_s: float | None = None) -> Any:
@@ -265,7 +265,7 @@ class Caller:
         self.answer = answer or self.waits
         self.calls: list[Message] = []
         self.pauses: list[float] = []
-        self.client = SessionsClient("namespace", "realm")
+        self.client = SessionsClient("namespace", "realm", InProcess())
         self.client._lookup = cast("ActorLookup", Lookup())
         self.run = ExecutionHandle(self.client, SessionRef(SessionKey("s")), "run", 0)
         monkeypatch.setattr(steps, "call", self.call)

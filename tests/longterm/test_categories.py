@@ -92,8 +92,8 @@ class Own:
 
 
 async def test_a_memory_that_cannot_is_asked_once_for_more() -> None:
-    memory, host = Own(), MemoryHost(b"")
-    host._opening = asyncio.create_task(asyncio.sleep(0, memory))  # type: ignore[arg-type]
+    memory = Own()
+    host = MemoryHost(lambda: memory)
     assert not limits_categories(memory)
     await memory.inner.remember(ADA, ITEMS)
     recalled = await host.do_recall(ADA, QUERY, limit=5, types=None, as_of=None, per_category=True)

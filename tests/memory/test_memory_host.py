@@ -64,8 +64,8 @@ class Waiting:
 
 
 async def test_calls_of_users_do_not_wait_for_each_other_and_deletions_stay() -> None:
-    memory, host = Waiting(), MemoryHost(b"")
-    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    memory = Waiting()
+    host = MemoryHost(lambda: memory)
     items = [MemoryItem(id="1", text="hello")]
     save = asyncio.create_task(host.do_remember(ADA, items))
     recall = asyncio.create_task(host.do_recall(ADA, "hello"))
@@ -98,8 +98,9 @@ class Slow(LexicalMemory):
 async def test_repeated_erasures_share_one_answer() -> None:
     """So a caller that timed out does not start from the beginning."""
 
-    memory, host = Slow(InMemoryItems()), MemoryHost(b"")
-    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    memory = Slow(InMemoryItems())
+
+    host = MemoryHost(lambda: memory)
     await host.do_remember(ADA, [MemoryItem(id="1", text="a zyzzyva")])
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(host.do_erase(ADA, None, None), 0.01)
@@ -111,8 +112,8 @@ async def test_repeated_erasures_share_one_answer() -> None:
 
 
 async def test_a_failed_save_is_reported_to_its_caller_only(tmp_path: Path) -> None:
-    memory, host = _vector_memory(tmp_path), MemoryHost(b"")
-    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    memory = _vector_memory(tmp_path)
+    host = MemoryHost(lambda: memory)
     bad = host.do_remember(ADA, [MemoryItem(id="1", text=" ")])
     saved, erased = await asyncio.gather(bad, host.do_erase(BOB, None, None), return_exceptions=True)
     assert isinstance(saved, InvalidMemoryError)
@@ -186,8 +187,8 @@ async def test_recalls_with_a_limit_per_category_tell_trouble() -> None:
 
 
 async def test_recalls_with_a_limit_per_category_share_a_batch() -> None:
-    memory, host = Coarse(), MemoryHost(b"")
-    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    memory = Coarse()
+    host = MemoryHost(lambda: memory)
     await asyncio.gather(
         *(host.do_recall(scope, "tea", limit=2, per_category=True) for scope in (ADA, BOB)),
         host.do_remind(ADA, "tea", limit=2, per_category=True),
@@ -228,8 +229,8 @@ class Deferring(Waiting):
 
 @pytest.mark.virtual_time
 async def test_what_a_slow_save_deferred_is_made_up_for() -> None:
-    memory, host = Deferring(), MemoryHost(b"")
-    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    memory = Deferring()
+    host = MemoryHost(lambda: memory)
     memory.goes_on.clear()
     save = asyncio.create_task(host.do_remember(ADA, [MemoryItem(id="1", text="tea")]))
     await asyncio.sleep(10 * memory_actor.CATCH_UP_S)
@@ -241,8 +242,8 @@ async def test_what_a_slow_save_deferred_is_made_up_for() -> None:
 
 @pytest.mark.virtual_time
 async def test_what_is_deferred_during_a_catching_up_is_not_left() -> None:
-    memory, host = Deferring(), MemoryHost(b"")
-    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    memory = Deferring()
+    host = MemoryHost(lambda: memory)
     memory.caught_up.clear()
     await host.do_remember(ADA, [MemoryItem(id="1", text="tea")])
     await memory.catches_up.wait()

@@ -233,8 +233,7 @@ async def test_programs_pin_and_what_cannot_be_pinned_is_said() -> None:
         await SessionMemoryAccess(ADA, slots, None, is_reading=True).pin("w1", True)
     with pytest.raises(NoMemoryError, match="profiles"):
         await SessionMemoryAccess(ADA, slots[:1], None).pin("w1", True)
-    host = MemoryHost(b"")
-    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    host = MemoryHost(lambda: memory)
     assert (await host.do_remind(ADA, "")).profile[0].id == "w1"
     assert await host.do_pin(ADA, "w1", False)
 
@@ -285,8 +284,8 @@ async def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_p
     assert (await memory.remind(eve, "")).profile == []
     assert [item.id for item in (await memory.remind(replace(ADA, agent="b"), "")).profile] == ["boat"]
     # in another process, also one that has read them before
-    later, host = make(), MemoryHost(b"")
-    host._opening = asyncio.create_task(asyncio.sleep(0, later))
+    later = make()
+    host = MemoryHost(lambda: later)
     answers = await asyncio.gather(
         host.do_remind(ADA, "kite", limit=5), host.do_recall(ADA, "kite"), host.do_recall(eve, "boat")
     )

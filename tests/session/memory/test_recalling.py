@@ -226,30 +226,30 @@ class Gated(Parrot):
         return []
 
 
-class DirectActor:
-    """Replaces the actor of a memory, in this process."""
+class HereProcess:
+    """The process of a memory, which is this one."""
+
+    id = "here"
 
     def __init__(self, memory: Any) -> None:
-        self.call = self
-        self.host = MemoryHost(b"")
-        self.host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+        self.host = MemoryHost(lambda: memory)
         self.has_answered = asyncio.Event()
 
-    _actor_id = b"an actor that listens on no socket"
-
-    async def remote(self, request: bytes) -> bytes:
+    async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
         answer = await self.host.call(request)
         self.has_answered.set()
         return answer
 
+    def warm(self, request: bytes) -> None:
+        pass
 
-async def shared(facts: InMemoryItems) -> tuple[RemoteMemory, DirectActor]:
-    """Return a memory that the sessions of a process share, and its actor. It has one fact about Ada."""
+
+async def shared(facts: InMemoryItems) -> tuple[RemoteMemory, HereProcess]:
+    """Return a memory that the sessions of a process share, and its process. It has one fact about Ada."""
     memory = ExtractiveMemory(Picky(), facts, chooses=True)
     await memory.remember(Scope(user_id="ada"), [MemoryItem(id="1", text="Ada sails", type=MemoryType.FACTS)])
-    remote = RemoteMemory(Parrot(), namespace="here")
-    remote._actor = DirectActor(memory)
-    return remote, remote._actor
+    process = HereProcess(memory)
+    return RemoteMemory(Parrot(), process), process
 
 
 async def degraded(core: SessionCore) -> list[str]:
@@ -259,11 +259,11 @@ async def degraded(core: SessionCore) -> list[str]:
 @pytest.mark.parametrize(("first", "second"), [("a hard one", "an easy one"), ("an easy one", "a hard one")])
 def test_a_run_reports_a_degraded_recall_of_its_own_only(first: str, second: str) -> None:
     async def story() -> None:
-        memory, actor = await shared(InMemoryItems())
+        memory, process = await shared(InMemoryItems())
         slow = Gated()
         first_core, second_core = await opened(Talker(), memory, slow), await opened(Talker(), memory)
         asking = asyncio.create_task(ask(first_core, first))
-        await actor.has_answered.wait()
+        await process.has_answered.wait()
         await ask(second_core, second)
         slow.gate.set()
         await asking

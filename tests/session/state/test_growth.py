@@ -15,9 +15,11 @@ import pytest
 from scale import share
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.session import Session
-from turnwise.actors.client.shared import actor_lookup as homes_module, sessions_client as realm_module
+from turnwise.actors.client.shared import sessions_client as realm_module
+from turnwise.actors.cluster import actor_lookup as homes_module
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.cluster.actor_lookup import _LookupOfOne
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.cluster.calls.request_batching import _BATCHERS, RequestBatcher
 from turnwise.actors.hosting.wire import Message, PackedOutcome, PackedTurn, SessionRef, StartAnswer
 from turnwise.actors.inference.echo import EchoEngine
@@ -67,8 +69,8 @@ class Cluster:
         monkeypatch.setattr(steps, "call", self.call)
         self.meanwhile: Callable[[], object] = lambda: None
         """What happens while an answer is on its way."""
-        self.client: Any = SessionsClient("namespace", "realm")
-        self.client._lookup = self.lookup = Lookup("namespace", "realm")
+        self.client: Any = SessionsClient("namespace", "realm", InProcess())
+        self.client._processes = self.lookup = Lookup("namespace", "realm")
         self.window = window
         self.prompt = prompt
         self.turns: dict[str, int] = {}
@@ -219,9 +221,9 @@ def test_an_actor_that_is_noted_no_more_is_looked_up_again(monkeypatch: pytest.M
     monkeypatch.setattr(homes_module, "NOTED", 3)
     lookup = Lookup("namespace", "realm")
     for name in "abcad":
-        lookup.actor(SessionKey(name))
+        lookup.of(SessionKey(name))
     assert lookup.looked_up == 4 and [key.session_id for key in lookup._actors] == ["c", "a", "d"]
-    assert lookup.actor(SessionKey("b")) == "the actor of b" and lookup.looked_up == 5
+    assert lookup.of(SessionKey("b")).actor == "the actor of b" and lookup.looked_up == 5
 
 
 async def test_an_event_loop_keeps_no_bundler_of_hosts_that_have_left() -> None:

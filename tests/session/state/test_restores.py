@@ -23,6 +23,7 @@ from schedules import World, spread, texts
 from stored.audit import check_session
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
@@ -467,7 +468,7 @@ def test_a_caller_shows_no_cached_blocks_of_positions_that_a_restore_removed() -
     """The log of the session is the same, and other blocks stand at the same places."""
 
     async def story() -> None:
-        backup, client = OfMemory(), SessionsClient("namespace", "name")
+        backup, client = OfMemory(), SessionsClient("namespace", "name", InProcess())
         hosting = Hosting(backup.store, EchoEngine())
         ref = SessionRef.of(await backup.store.create(a_session()))
 

@@ -81,7 +81,7 @@ class _LookupOfOne(ABC):
             self._note(key, actor)
         return True
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - there is nothing to close in any of them
         """Do nothing: the actors serve others too."""
 
     def _find(self, key: SessionKey) -> Any:

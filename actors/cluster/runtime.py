@@ -14,7 +14,7 @@ import ray
 
 from turnwise.actors.cluster.ray_runtime import connect, interruptible, this_ray, will_start
 from turnwise.actors.hosting.identity import identity, pickled
-from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.runtime import MemoryProcess, SessionProcesses
 from turnwise.actors.hosting.store_spec import StoreSpec, check_folders
 from turnwise.actors.hosting.wire import HostInfo
@@ -29,10 +29,12 @@ class RayRuntime:
 
     Args:
         namespace: Ray's namespace of all actors.
+        placement: which actor hosts which session.
     """
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, placement: Dedicated | Packed = Dedicated()) -> None:
         self._namespace = namespace
+        self._placement = placement
 
     @property
     def owner(self) -> StoreOwner:
@@ -69,17 +71,14 @@ class RayRuntime:
         """See `Runtime.loads`."""
         return pickle.loads(data)
 
-    def processes(
-        self, store_id: str, place: StoreSpec, placement: Placement, setup: tuple[str, bytes]
-    ) -> SessionProcesses:
+    def processes(self, store_id: str, place: StoreSpec, setup: tuple[str, bytes]) -> SessionProcesses:
         """See `Runtime.processes`."""
         from turnwise.actors.cluster.actor_lookup import make_lookup
         from turnwise.actors.cluster.actor_spec import ActorSpec
         from turnwise.actors.hosting.logs import LogSettings
 
-        assert isinstance(placement, Dedicated | Packed)
         spec = ActorSpec(place, *setup, LogSettings.of_this_process())
-        return make_lookup(self._namespace, store_id, placement, spec)
+        return make_lookup(self._namespace, store_id, self._placement, spec)
 
     def live_processes(self, store_id: str) -> SessionProcesses:
         """See `Runtime.live_processes`."""

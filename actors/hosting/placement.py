@@ -1,4 +1,4 @@
-"""Where sessions run: `Dedicated` and `Packed` are actors with one or many sessions, `InProcess` is the caller's process."""
+"""`Dedicated`, `Packed` and `InProcess`: sessions run in an actor each, in a few actors, or in the caller's process."""
 
 from __future__ import annotations
 

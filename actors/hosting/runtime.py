@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from turnwise.actors.hosting.placement import Placement
     from turnwise.actors.hosting.reach import Reach
     from turnwise.actors.hosting.store_spec import StoreSpec
     from turnwise.actors.hosting.wire import HostInfo
@@ -139,9 +138,7 @@ class Runtime(Protocol):
             Exception: it cannot be sent to this runtime's processes.
         """
 
-    def processes(
-        self, store_id: str, place: StoreSpec, placement: Placement, setup: tuple[str, bytes]
-    ) -> SessionProcesses:
+    def processes(self, store_id: str, place: StoreSpec, setup: tuple[str, bytes]) -> SessionProcesses:
         """Return what finds the processes of a store's sessions, and starts those that all sessions share."""
 
     def live_processes(self, store_id: str) -> SessionProcesses:

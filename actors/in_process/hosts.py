@@ -97,8 +97,9 @@ class Host:
 
     async def _close(self) -> None:
         await self._sessions.retire()
-        while not self._closed.done() and not self._sessions.is_in_use:
-            await asyncio.sleep(LOOK_S)
+        closed = asyncio.wrap_future(self._closed)
+        while not closed.done() and not self._sessions.is_in_use:
+            await asyncio.wait({closed}, timeout=LOOK_S)
 
     def _leave(self) -> None:
         LOOP.submit(self._close_stores())

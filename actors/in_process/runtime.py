@@ -12,13 +12,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, cast
 
 from turnwise.actors.hosting.identity import identity
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
-from turnwise.actors.hosting.placement import InProcess, Placement
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.process_memory import memory_bytes
 from turnwise.actors.hosting.reach import Presence, Reach
 from turnwise.actors.hosting.runtime import CallError, SessionProcesses
@@ -27,6 +27,10 @@ from turnwise.actors.hosting.wire import HostInfo
 from turnwise.actors.hosting.worker_resources import SessionSetup, WorkerResources
 from turnwise.actors.in_process.hosts import HOSTS, LOOP, Host
 from turnwise.actors.in_process.threads import EventLoop
+from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.inference.named_engines import engines_of
+from turnwise.actors.inference.tools.registry import ToolRegistry
+from turnwise.actors.inference.tools.tool import Tool
 from turnwise.errors import ConfigError, SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import LongTermMemory
@@ -48,8 +52,9 @@ class InProcessRuntime:
         namespace: as on Ray: managers of the same store and namespace share sessions.
     """
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, placement: InProcess) -> None:
         self._namespace = namespace
+        self._placement = placement
         self._values: list[_Value] = []
         """What `loads` may still be asked for, while this manager is in use."""
 
@@ -74,12 +79,15 @@ class InProcessRuntime:
             return new_id()
 
     def setup_of(self, setup: SessionSetup) -> tuple[str, bytes]:
-        """See `Runtime.setup_of`. Engines are used as they are, so each manager has its own setup."""
+        """See `Runtime.setup_of`. Engines are used as they are, so each manager has its own setup.
+
+        Raises:
+            ConfigError: a tool of an engine runs on Ray.
+        """
         *parts, notes = setup
-        try:
+        _check_tools(setup[0])
+        with suppress(TypeError):  # of notes in the memory of this process, which have no event loop
             notes = copy.deepcopy(notes)  # since the manager asks its own on another event loop
-        except TypeError:
-            pass  # notes in the memory of this process, which have no event loop
         own = cast(SessionSetup, (*parts, notes))
         return new_id(), self._hold(lambda: own)
 
@@ -97,17 +105,14 @@ class InProcessRuntime:
         self._values.append(value)
         return token
 
-    def processes(
-        self, store_id: str, place: StoreSpec, placement: Placement, setup: tuple[str, bytes]
-    ) -> SessionProcesses:
+    def processes(self, store_id: str, place: StoreSpec, setup: tuple[str, bytes]) -> SessionProcesses:
         """See `Runtime.processes`."""
-        assert isinstance(placement, InProcess)
 
         def make_resources() -> WorkerResources:
             open_store, open_history = partial(place.open_store, self), partial(place.open_history, self)
             return WorkerResources(open_store, open_history, *setup, loads=self.loads)
 
-        return _OwnProcesses(store_id, make_resources, placement)
+        return _OwnProcesses(store_id, make_resources, self._placement)
 
     def live_processes(self, store_id: str) -> SessionProcesses:
         """See `Runtime.live_processes`."""
@@ -138,6 +143,17 @@ class InProcessRuntime:
             return []
         process: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname(), "memory_bytes": memory_bytes()}
         return [HostInfo(name=self.owner.name, is_packed=True, load=host.load, **process)]
+
+
+def _check_tools(engine: EngineBuilder) -> None:
+    for builder in engines_of(engine):
+        tools = getattr(builder, "tools", ())
+        for tool in tools.tools if isinstance(tools, ToolRegistry) else tools:
+            if isinstance(tool, Tool) and tool.is_remote:
+                reason = (
+                    "is a task or an actor's method of Ray, which InProcess() does not use: make it a plain function"
+                )
+                raise ConfigError("tools", tool.name, reason)
 
 
 class HostedMemory:

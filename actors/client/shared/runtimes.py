@@ -11,7 +11,7 @@ def runtime_of(placement: Placement, namespace: str) -> Runtime:
     if isinstance(placement, InProcess):
         from turnwise.actors.in_process.runtime import InProcessRuntime
 
-        return InProcessRuntime(namespace)
+        return InProcessRuntime(namespace, placement)
     from turnwise.actors.cluster.runtime import RayRuntime
 
-    return RayRuntime(namespace)
+    return RayRuntime(namespace, placement)

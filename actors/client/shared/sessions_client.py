@@ -269,7 +269,7 @@ class SessionsClient:
     def _find_processes(self) -> SessionProcesses:
         if self._place is None or self.read_only:
             return self.runtime.live_processes(self.name)
-        return self.runtime.processes(self.name, self._place, self.placement, self._setup)
+        return self.runtime.processes(self.name, self._place, self._setup)
 
     def warm_up(self) -> None:
         """Start the processes of packed hosts and memories, without waiting for them; notify hosts they replace."""

@@ -1,1 +1,1 @@
-"""The actors: their bodies are plain classes of `turnwise.actors.hosting`, and these modules are what Ray needs of them."""
+"""The actors: what Ray needs of hosts, whose bodies are plain classes of `turnwise.actors.hosting`."""

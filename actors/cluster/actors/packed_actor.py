@@ -22,12 +22,12 @@ from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
 from turnwise.actors.cluster.actors.shutdown import Shutdown, where
 from turnwise.actors.cluster.actors.switched_engines import drop_overrides, find_overrides, save_override
 from turnwise.actors.cluster.calls.actor_waiting import reached
-from turnwise.actors.hosting.reach import NoProcessError
 from turnwise.actors.cluster.calls.local_calls import listen
 from turnwise.actors.cluster.sharding import Layout, find_layouts
 from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.actors.hosting.logs import LogSettings
 from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.reach import NoProcessError
 from turnwise.memory.background import retry, watch
 
 if TYPE_CHECKING:

@@ -291,6 +291,10 @@ async def _on_ray(function: Any, arguments: dict[str, Any], signal: CancelSignal
     import ray
     from ray.exceptions import RayError, RayTaskError
 
+    if not ray.is_initialized():
+        raise _LostError(
+            "the tool runs on Ray, and this process is not connected to one: placement=InProcess() has none"
+        )
     _warn_if_uncancellable()
 
     def submit() -> Any:

@@ -1,0 +1,353 @@
+"""Sessions in the caller's process, without Ray."""
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionManager
+from turnwise.actors.in_process.hosts import HOSTS
+from turnwise.actors.inference.function_engine import FunctionEngine
+from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.inference.tools.tool import tool
+from turnwise.conformance.placements import LAWS
+from turnwise.errors import ConfigError
+from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.stores.conformance.laws import Law
+from turnwise.memory.working.memory import WorkingMemory
+from turnwise.testing import ScriptedEngine
+
+LONG_S = 30.0
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until something holds, for `LONG_S` seconds at most."""
+    until = time.monotonic() + LONG_S
+    while not holds():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def program(script: str, *arguments: object) -> "subprocess.Popen[str]":
+    """Start a program of its own, whose lines can be read."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def output_of(script: str, *arguments: object) -> str:
+    process = program(script, *arguments)
+    out, err = process.communicate(timeout=LONG_S)
+    assert process.returncode == 0, err
+    assert not err, err
+    return out
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS if "killed" not in law.__name__], ids=lambda law: law.__name__)
+async def test_the_laws_of_placements_hold(law: Law) -> None:
+    await law(InProcess())
+
+
+ALL_OF_IT = """
+import asyncio, sys
+from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionManager
+from turnwise.memories import LexicalMemory, StaticMemory, VectorMemory, WorkingMemory
+folder = sys.argv[1]
+settings = dict(
+    engine=EchoEngine(), placement=InProcess(), working_memory=WorkingMemory(f"{folder}/notes.db"),
+    memory=[LexicalMemory(f"{folder}/facts.db"), VectorMemory(f"{folder}/v.db", embedding=None), StaticMemory(["a"])],
+)
+with SessionManager(f"sqlite:///{folder}/a.db", **settings) as manager:
+    chat = manager.open("chat", user_id="ada")
+    assert chat.run("hello").wait().text == "hello"
+    assert "".join(event.text for event in chat.run("one two").events() if event.kind == "text_delta") == "one two"
+    assert chat.memory.wait() and chat.memory.recall("hello")
+    assert manager.run_once("a question").wait().text == "a question"
+    fork = chat.fork(session_id="copy")
+    assert [turn.index for turn in fork.turns()] == [0, 1]
+    assert [host.load.sessions for host in manager.hosts()] == [2]
+
+async def main():
+    async with AsyncSessionManager(f"sqlite:///{folder}/a.db", **settings) as manager:
+        chat = await manager.open("chat", user_id="ada", if_exists="keep")
+        assert (await (await chat.run("again")).wait()).text == "again"
+        runs = [await (await manager.open(f"s{number}")).run(f"n {number}") for number in range(20)]
+        turns = await asyncio.gather(*(run.wait() for run in runs))
+        assert [turn.text for turn in turns] == [f"n {number}" for number in range(20)]
+
+asyncio.run(main())
+print(*sorted(name for name in sys.modules if name.partition(".")[0] in ("ray", "grpc")))
+"""
+
+
+def test_both_families_do_all_of_it_and_import_nothing_of_ray(tmp_path: Path) -> None:
+    assert output_of(ALL_OF_IT, tmp_path).split() == []
+
+
+KILLED = """
+import sys, time
+from turnwise import EchoEngine, InProcess, SessionManager
+manager = SessionManager(sys.argv[1], engine=EchoEngine(token_delay_s=0.05), placement=InProcess())
+chat = manager.open("chat")
+chat.run("first").wait()
+print(chat.run("word " * 1000).run_id, chat.run("queued", if_busy="enqueue").run_id, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("resume_lost", [True, False])
+def test_after_a_kill_the_next_process_goes_on_with_what_was_acknowledged(tmp_path: Path, resume_lost: bool) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    killed = program(KILLED, url)
+    assert killed.stdout
+    lost_id, queued_id = killed.stdout.readline().split()
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    with SessionManager(url, engine=EchoEngine(), placement=InProcess(resume_lost=resume_lost)) as manager:
+        if not resume_lost:
+            time.sleep(0.5)
+            states = [run.state for run in manager.runs()]
+            assert "running" in states and "queued" in states
+            manager.get("chat").refresh()
+        eventually(lambda: all(run.state not in ("running", "queued") for run in manager.runs()))
+        states = {run.run_id: run.state for run in manager.runs()}
+        assert (states[lost_id], states[queued_id]) == ("interrupted", "completed")
+        assert [turn.text for turn in manager.get("chat").turns()][-1] == "queued"
+
+
+HOLDING = """
+import sys
+from turnwise import EchoEngine, InProcess, SessionManager
+with SessionManager(sys.argv[1], engine=EchoEngine(), placement=InProcess()) as manager:
+    manager.open("chat").run("mine").wait()
+    print("open", flush=True)
+    sys.stdin.readline()
+print("closed", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_sqlite_file_belongs_to_one_process_until_its_managers_are_closed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDING, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdin and other.stdout
+    try:
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(ConfigError, match=rf"process {other.pid} on .* has it open.*read_only=True"):
+            SessionManager(url, engine=EchoEngine(), placement=InProcess())
+        with SessionManager(url, engine=EchoEngine(), placement=InProcess(), read_only=True) as reader:
+            assert [turn.text for turn in reader.get("chat").turns()] == ["mine"]
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "closed\n"
+        with SessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
+            assert manager.open("chat").run("ours").wait().index == 1
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_a_run_outlives_its_manager_and_the_next_manager_finds_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    settings: dict[str, Any] = {"engine": EchoEngine(token_delay_s=0.02), "placement": InProcess()}
+    with SessionManager(url, **settings) as manager:
+        chat = manager.open("chat")
+        run = chat.run("word " * 40)
+    assert len(HOSTS._hosts) == 1
+    with SessionManager(url, **settings) as manager:
+        assert manager.get("chat").info().active_run_id == run.run_id
+        queued = manager.get("chat").run("next", if_busy="enqueue")
+        assert queued.wait(LONG_S).text == "next"
+        assert manager.execution(run.run_id).wait(LONG_S).text == "word " * 40
+    assert chat.run("after all managers are closed").wait(LONG_S).index == 2
+    eventually(lambda: not HOSTS._hosts)
+
+
+def test_managers_of_one_store_share_its_sessions_and_the_last_one_closes_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    first = SessionManager(url, engine=ScriptedEngine(["from the first"]), placement=InProcess())
+    second = SessionManager(url, engine=ScriptedEngine(["never", "from the second"]), placement=InProcess())
+    assert first.open("chat").run("a").wait().text == "from the first"
+    assert second.get("chat").run("b").wait().text == "from the second"
+    first.close()
+    assert [host.load.sessions for host in second.hosts() if host.load] == [1]
+    second.close()
+    assert not HOSTS._hosts
+
+
+def test_engines_are_used_as_they_are() -> None:
+    prompts: list[str] = []
+    lock = threading.Lock()  # which does not pickle
+
+    def answer(prompt: str) -> str:
+        with lock:
+            prompts.append(prompt)
+        return "heard"
+
+    with SessionManager("memory://as-they-are", engine=FunctionEngine(answer), placement=InProcess()) as manager:
+        assert manager.open("chat").run("a word").wait().text == "heard"
+    assert prompts == ["a word"]
+
+
+def test_a_memory_is_shared_by_equal_settings(tmp_path: Path) -> None:
+    def manager() -> SessionManager:
+        memory = [LexicalMemory(tmp_path / "facts.db")]
+        return SessionManager("memory://shared", engine=EchoEngine(), memory=memory, placement=InProcess())
+
+    with manager() as first, manager() as second:
+        processes = {one._client.memories[0].memory.process for one in (first, second)}  # type: ignore[attr-defined]
+        assert len(processes) == 1
+        chat = first.open("chat", user_id="ada")
+        chat.run("The heron stands in the reeds.").wait()
+        chat.memory.wait()
+        other = second.open("other", user_id="ada")
+        assert [item.text for item in other.memory.recall("heron")]
+
+
+async def test_a_note_is_read_by_the_manager_and_its_sessions(tmp_path: Path) -> None:
+    working = WorkingMemory(tmp_path / "notes.db", per="user")
+    settings: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess(), "working_memory": working}
+    async with AsyncSessionManager("memory://notes", **settings) as manager:
+        chat = await manager.open("chat", user_id="ada")
+        await chat.memory.replace_notes("buy oars")
+        await (await chat.run("hello")).wait()
+        assert await chat.memory.read_notes() == "buy oars"
+        assert (await manager.forget("ada")).notes == 1
+
+
+def test_a_coroutine_of_a_session_that_blocks_on_a_session_is_told_so() -> None:
+    async def answer(context: Any) -> str:
+        return str(manager.open("other").run("hello").wait().text)
+
+    with SessionManager("memory://blocking", engine=FunctionEngine(answer), placement=InProcess()) as manager:
+        with pytest.raises(RunFailedError, match="use AsyncSessionManager there"):
+            manager.open("chat").run("go").wait()
+
+
+def test_the_blocking_family_works_where_an_event_loop_runs() -> None:
+    async def cell() -> str:
+        with SessionManager("memory://notebook", engine=EchoEngine(), placement=InProcess()) as manager:
+            return str(manager.open("chat").run("in a cell").wait().text)
+
+    assert asyncio.run(cell()) == "in a cell"
+
+
+async def test_many_event_loops_use_the_sessions_of_one_process() -> None:
+    settings: dict[str, Any] = {"engine": EchoEngine(token_delay_s=0.01), "placement": InProcess()}
+
+    def elsewhere(number: int) -> int:
+        async def ask() -> int:
+            async with AsyncSessionManager("memory://loops", **settings) as manager:
+                chat = await manager.open("chat", if_exists="keep")
+                return (await (await chat.run(f"{number}", if_busy="enqueue")).wait(LONG_S)).index
+
+        return asyncio.run(ask())
+
+    async with AsyncSessionManager("memory://loops", **settings):
+        indexes = await asyncio.gather(*(asyncio.to_thread(elsewhere, number) for number in range(8)))
+    assert sorted(indexes) == list(range(8))
+
+
+async def test_a_caller_that_stops_waiting_stops_nothing() -> None:
+    async with AsyncSessionManager(
+        "memory://stops", engine=EchoEngine(token_delay_s=0.05), placement=InProcess()
+    ) as manager:
+        chat = await manager.open("chat")
+        run = await chat.run("one two three four")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(run.wait(), 0.05)
+        assert (await run.wait(LONG_S)).text == "one two three four"
+
+
+FORKED = """
+import os, sys
+from turnwise import EchoEngine, InProcess, SessionManager
+from turnwise.errors import SessionLostError
+settings = dict(engine=EchoEngine(), placement=InProcess())
+manager = SessionManager("memory://a", **settings)
+chat = manager.open("chat")
+chat.run("hello").wait()
+child = os.fork()
+if not child:
+    try:
+        chat.run("hello")
+    except SessionLostError as error:
+        print(error, flush=True)
+    with SessionManager("memory://b", **settings) as own:
+        print(own.open("chat").run("in the child").wait().text, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(chat.run("in the parent").wait().text)
+"""
+
+
+def test_a_forked_process_opens_managers_of_its_own() -> None:
+    refusal, child, parent = output_of(FORKED).splitlines()
+    assert "open managers after the fork" in refusal
+    assert (child, parent) == ("in the child", "in the parent")
+
+
+def test_a_handle_does_not_outlive_its_process(tmp_path: Path) -> None:
+    with SessionManager("memory://handles", engine=EchoEngine(), placement=InProcess()) as manager:
+        run = manager.open("chat").run("hello")
+        assert pickle.loads(pickle.dumps(run)).wait().text == "hello"
+        (tmp_path / "handle").write_bytes(pickle.dumps(run))
+    script = """
+import pickle, sys
+from pathlib import Path
+from turnwise.errors import SessionLostError
+try:
+    pickle.loads(Path(sys.argv[1]).read_bytes()).wait()
+except SessionLostError as error:
+    print(error)
+"""
+    assert "open a SessionManager on it with InProcess() first" in output_of(script, tmp_path / "handle")
+
+
+def test_what_needs_ray_is_refused() -> None:
+    class Remote:
+        def remote(self, **arguments: Any) -> Any:
+            raise AssertionError("it was called")
+
+    def like(city: str) -> str:
+        """Tell the weather."""
+        return city
+
+    engine = OpenAIEngine("gpt-4o", tools=[tool(Remote(), like=like, name="weather")])
+    with pytest.raises(ConfigError, match=r"'weather'.*InProcess"):
+        SessionManager("memory://tools", engine=engine, placement=InProcess())
+    with (
+        SessionManager("memory://actors", engine=EchoEngine(), placement=InProcess()) as manager,
+        pytest.raises(ConfigError, match="no actors there"),
+    ):
+        manager.open("chat").actor  # noqa: B018 - it raises
+
+
+def test_a_store_of_ones_own_is_made_for_each_loop_that_uses_it(tmp_path: Path) -> None:
+    from turnwise.memory.stores.sql.store import SQLStore
+
+    opened: list[SQLStore] = []
+
+    def make() -> SQLStore:
+        opened.append(SQLStore(f"sqlite:///{tmp_path}/a.db"))
+        return opened[-1]
+
+    with SessionManager(make, engine=EchoEngine(), placement=InProcess()) as manager:
+        assert manager.open("chat").run("hello").wait().text == "hello"
+    assert len(opened) == 2
+    with closing(
+        SessionManager(SQLStore(f"sqlite:///{tmp_path}/a.db"), engine=EchoEngine(), placement=InProcess())
+    ) as manager:
+        assert manager.open("chat").run("again").wait().index == 1

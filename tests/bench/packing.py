@@ -53,7 +53,12 @@ async def retire(manager: AsyncSessionManager) -> None:
 
 
 def hosts_of(manager: AsyncSessionManager) -> Sequence[Any]:
-    return [*{str(host): host for host in map(manager._client.actor, some_sessions(100))}.values()]
+    return [*{str(host): host for host in actors_of(manager, 100)}.values()]
+
+
+def actors_of(manager: AsyncSessionManager, count: int) -> list[Any]:
+    """Return the actor of each of so many sessions."""
+    return [manager._client.process(ref).actor for ref in some_sessions(count)]
 
 
 def some_sessions(count: int) -> list[SessionRef]:
@@ -79,7 +84,7 @@ def residents(table: Table, manage: Manage, count: int, bare_s: float) -> None:
     async def open_all() -> None:
         idle = memory_of(os.getpid())
         async with manage("resident") as manager:
-            await asyncio.gather(*(host.ready.remote() for host in map(manager._client.actor, some_sessions(20))))
+            await asyncio.gather(*(host.ready.remote() for host in actors_of(manager, 20)))
             sessions: list[AsyncSession] = []
 
             async def open_one(number: int) -> None:

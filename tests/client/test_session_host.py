@@ -9,30 +9,30 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
 
 from turnwise.actors.client.blocking import session_host, steps
 from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.shared import resending as reaching
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.cluster.actor_lookup import _LookupOfOne
-from turnwise.actors.cluster.calls.actor_waiting import REACH_S
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.hosting.reach import REACH_S
+from turnwise.actors.hosting.runtime import AwayError
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.errors import SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
 
 
-class Remote:
-    """Stands for an actor, its method, and the homes that find it."""
+class Lookup:
+    """Stands for a process, and for what finds it."""
 
     missed = 0
-    is_shared = False
 
-    def actor(self, session_id: str) -> Remote:
+    def of(self, key: SessionKey) -> Any:
         return self
 
-    def invalidate(self, session_id: str) -> None:
+    def invalidate(self, key: SessionKey) -> None:
         self.missed += 1
 
 
@@ -54,23 +54,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def ask(lookup: Remote, monkeypatch: pytest.MonkeyPatch, call: Callable[[], bytes]) -> Any:
+def ask(lookup: Lookup, monkeypatch: pytest.MonkeyPatch, call: Callable[[], bytes]) -> Any:
     """Ask a session, each call to which is answered by the function."""
     monkeypatch.setattr(steps, "call", lambda *_, **__: call())
     client: Any = SessionsClient("namespace", "realm", InProcess())
-    client._lookup = lookup
+    client._processes = lookup
     return SessionHost(client, SessionRef(SessionKey("s"))).ask(verbs.wait(None, "run", ()))
 
 
 def test_who_waits_for_hours_outlives_a_process_every_hour(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 63: each was reached, so none of them counts for how long the next is looked for."""
-    lookup = Remote()
+    lookup = Lookup()
 
     def call() -> bytes:
         if lookup.missed == 5:
             return pickle.dumps("done")
         clock.now += 3600
-        raise RayActorError
+        raise AwayError("the actor died")
 
     assert ask(lookup, monkeypatch, call) == "done" and lookup.missed == 5
 
@@ -82,10 +82,10 @@ def test_a_process_that_cannot_be_reached_is_looked_for_so_long_and_no_longer(
 
     def call() -> bytes:
         clock.now += 1
-        raise RayActorError
+        raise AwayError("the actor died")
 
     with pytest.raises(SessionLostError, match="'s'"):
-        ask(Remote(), monkeypatch, call)
+        ask(Lookup(), monkeypatch, call)
     assert REACH_S < clock.now - began < REACH_S + 5
 
 
@@ -94,15 +94,15 @@ def test_a_verb_that_may_not_be_repeated_is_sent_once_to_a_process_that_is_there
 ) -> None:
     requests: list[tuple[str, bool]] = []
 
-    def call(actor: Any, request: bytes, reach: Any, *, is_shared: bool, is_repeated: bool) -> bytes:
+    def call(process: Any, request: bytes, reach: Any, *, is_repeatable: bool) -> bytes:
         verb = pickle.loads(request).verb
-        requests.append((verb, is_repeated))
+        requests.append((verb, is_repeatable))
         if requests == [("warm", True)] or verb != "warm":
-            raise RayActorError
+            raise AwayError("the actor died")
         return pickle.dumps(None)
 
     client: Any = SessionsClient("namespace", "realm", InProcess())
-    client._lookup = Remote()
+    client._processes = Lookup()
     monkeypatch.setattr(steps, "call", call)
     with pytest.raises(SessionLostError, match=r"perhaps after it did memory\.merge_notes"):
         SessionHost(client, SessionRef(SessionKey("s"))).ask(verbs.merge_notes("Ann has a boat."))
@@ -136,4 +136,4 @@ def test_a_cached_actor_is_returned_while_another_thread_invalidates_it() -> Non
     lookup, key = Named("namespace", "store"), SessionKey("chat")
     actors = CutIn({key: "the cached actor"})
     actors.invalidate, lookup._actors = lookup.invalidate, actors
-    assert lookup.actor(key) == "the cached actor"
+    assert lookup.of(key).actor == "the cached actor"

@@ -588,12 +588,12 @@ def test_without_a_manager_a_session_that_is_not_live_says_what_to_do(make_manag
     chat = manager.open("chat")
     execution = chat.run("hello")
     execution.wait()
-    client = SessionsClient(manager._client.namespace, manager._client.name)
+    client = SessionsClient(manager._client.namespace, manager._client.name, manager._client.placement)
     execution = ExecutionHandle(client, execution._ref, execution.run_id, execution.turn_index)
     assert execution.wait().text == "hello"
     chat.delete()
     time.sleep(0.5)
-    client.lookup.invalidate(SessionKey("chat"))
+    client.processes.invalidate(SessionKey("chat"))
     with pytest.raises(SessionLostError, match="SessionManager"):
         execution.wait()
 

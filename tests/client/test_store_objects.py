@@ -13,6 +13,7 @@ import pytest
 
 from engines import process_of
 from turnwise import EchoEngine, SessionManager
+from turnwise.actors.cluster.runtime import RayRuntime
 from turnwise.actors.hosting.store_object import StoreObject
 from turnwise.errors import ConfigError
 from turnwise.memories import LexicalMemory
@@ -23,6 +24,8 @@ from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.sql.store import SQLStore
+
+RUNTIME = RayRuntime("test")
 
 
 class TracingStore:
@@ -99,7 +102,7 @@ def test_sessions_are_kept_in_a_store_that_was_given_as_an_object(
 )
 def test_what_is_no_store_for_several_processes_is_refused(store: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        StoreObject.of("store", store, SessionStore)
+        StoreObject.of("store", store, SessionStore, RUNTIME)
 
 
 def test_a_store_that_does_not_pickle_is_refused(tmp_path: Path) -> None:
@@ -108,16 +111,16 @@ def test_a_store_that_does_not_pickle_is_refused(tmp_path: Path) -> None:
             return Locked, (threading.Lock(),)
 
     with pytest.raises(ConfigError, match=r"store=.*cannot be pickled.*connect at first use"):
-        StoreObject.of("store", Locked(tmp_path), SessionStore)
+        StoreObject.of("store", Locked(tmp_path), SessionStore, RUNTIME)
 
 
 def test_a_function_that_makes_no_store_is_refused_where_it_is_called() -> None:
     with pytest.raises(ConfigError, match=r"cannot be made in a session's process.*no disk"):
-        StoreObject.of("history_store", _fail, HistoryStore).open(HistoryStore)
+        StoreObject.of("history_store", _fail, HistoryStore, RUNTIME).open(HistoryStore, RUNTIME)
     with pytest.raises(ConfigError, match="is no HistoryStore: it lacks append"):
-        StoreObject.of("history_store", dict, HistoryStore).open(HistoryStore)
+        StoreObject.of("history_store", dict, HistoryStore, RUNTIME).open(HistoryStore, RUNTIME)
     with pytest.raises(ConfigError, match="in one process"):
-        StoreObject.of("history_store", InMemoryHistory, HistoryStore).open(HistoryStore)
+        StoreObject.of("history_store", InMemoryHistory, HistoryStore, RUNTIME).open(HistoryStore, RUNTIME)
 
 
 def _fail() -> Any:

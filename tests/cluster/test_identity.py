@@ -21,6 +21,7 @@ from pydantic import BaseModel, PrivateAttr
 from ray import cloudpickle
 
 from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.cluster.actors.memory_actor import MemoryActorProcess
 from turnwise.actors.hosting.identity import identity
 from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
 from turnwise.actors.hosting.placement import Dedicated
@@ -151,6 +152,7 @@ import dataclasses
 from ray import cloudpickle
 from turnwise import EchoEngine, OpenAIEngine, tool
 from turnwise.engines import ToolRegistry
+from turnwise.actors.cluster.actors.memory_actor import MemoryActorProcess
 from turnwise.actors.hosting.identity import identity
 
 LIMITS = {"b", "a", "c", "d", "e"}
@@ -201,9 +203,9 @@ def a_realm(**changes: Any) -> SessionsClient:
 
 def test_two_managers_with_equal_settings_have_one_engine_and_share_their_memories() -> None:
     first, another = a_realm(), a_realm()
-    assert first._engine_id == another._engine_id
-    names = [[slot.memory.actor_name for slot in client.memories] for client in (first, another)]  # type: ignore[attr-defined]
-    assert names[0] == names[1]
+    assert first._setup[0] == another._setup[0]
+    first_ids, other_ids = ([slot.memory.process.id for slot in client.memories] for client in (first, another))  # type: ignore[attr-defined]
+    assert first_ids == other_ids != []
 
 
 @pytest.mark.parametrize(
@@ -219,11 +221,12 @@ def test_two_managers_with_equal_settings_have_one_engine_and_share_their_memori
     ids=lambda changes: next(iter(changes)),
 )
 def test_all_that_runs_work_with_counts(changes: dict[str, Any]) -> None:
-    assert a_realm()._engine_id != a_realm(**changes)._engine_id
+    assert a_realm()._setup[0] != a_realm(**changes)._setup[0]
 
 
 def test_a_memory_that_was_sent_to_another_process_is_the_same() -> None:
-    memory = RemoteMemory(StaticMemory(["a"]), namespace="namespace")
+    settings = StaticMemory(["a"])
+    memory = RemoteMemory(settings, MemoryActorProcess(settings, "namespace"))
     assert identity(cloudpickle.loads(cloudpickle.dumps(memory))) == identity(memory)
 
 

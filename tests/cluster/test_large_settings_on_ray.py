@@ -25,8 +25,8 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.actors.loading import FREE_STARTS
+from turnwise.actors.cluster.actors.memory_actor import MemoryActorProcess
 from turnwise.actors.hosting import verbs
-from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.errors import SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
@@ -184,7 +184,7 @@ def test_a_large_request_whose_caller_dies_keeps_nobody_waiting(ends: ModuleType
 
 def test_a_memory_comes_back_with_a_large_handbook_after_its_program_ended(ends: ModuleType, tmp_path: Path) -> None:
     play(ends, tmp_path, "packed", 0.2)
-    name = RemoteMemory(handbook(), namespace="large-packed").actor_name
+    name = MemoryActorProcess(handbook(), "large-packed").actor_name
     actor = ends.get_actor(name, namespace="large-packed")
     request = pickle.dumps(("recall", (Scope(user_id="ada"), "rule 7"), {"limit": 3, "types": None, "as_of": None}))
     before = pickle.loads(ends.get(actor.call.remote(request), timeout=BACK_S))

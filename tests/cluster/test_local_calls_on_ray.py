@@ -20,9 +20,10 @@ from test_sessions_on_ray import kill
 
 from engines import process_of
 from turnwise import AsyncSessionManager, EchoEngine, Packed, Session, SessionConfig, SessionManager, WaitTimeoutError
-from turnwise.actors.cluster.calls import actor_waiting, local_calls
+from turnwise.actors.cluster.calls import local_calls
 from turnwise.actors.cluster.calls.local_calls import _BY_LOOP, _IDLE
 from turnwise.actors.cluster.calls.unix_socket import Connection, serve
+from turnwise.actors.hosting import reach
 from turnwise.memory.values.ids import new_id
 
 MakeManager = Callable[..., SessionManager]
@@ -162,9 +163,9 @@ def test_who_is_left_by_a_process_that_is_no_more_the_actors_asks_by_ray(
     talk(chat)
     connect(chat)
     pid = process_of(chat.info())
-    elsewhere = actor_waiting.Presence(True, pid + 1, "it is elsewhere")
+    elsewhere = reach.Presence(True, pid + 1, "it is elsewhere")
     monkeypatch.setattr(local_calls, "presence", lambda actor: elsewhere)
-    monkeypatch.setattr(actor_waiting, "LOOK_S", 0.05)
+    monkeypatch.setattr(reach, "LOOK_S", 0.05)
     os.kill(pid, signal.SIGSTOP)
     with counted() as answered, ThreadPoolExecutor(1) as threads:
         turn = threads.submit(chat.latest)
@@ -227,8 +228,8 @@ async def test_a_verb_that_fails_unexpectedly_is_asked_for_by_ray() -> None:
     name = new_id()
     actor = SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: name))
     with closing(await serve(name, fail)):
-        assert await local_calls.ask(actor, b"verb", actor_waiting.Reach(time.monotonic())) is None
-        blocking = asyncio.to_thread(local_calls.ask_blocking, actor, b"verb", actor_waiting.Reach(time.monotonic()))
+        assert await local_calls.ask(actor, b"verb", reach.Reach(time.monotonic())) is None
+        blocking = asyncio.to_thread(local_calls.ask_blocking, actor, b"verb", reach.Reach(time.monotonic()))
         assert await blocking is None
         _IDLE.drop(name)
         _BY_LOOP[asyncio.get_running_loop()].drop(name)

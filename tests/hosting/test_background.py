@@ -301,10 +301,10 @@ def test_a_memory_is_swept_and_catches_up_though_it_raises_an_error_of_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:
-        memory, host = Upkeep(), MemoryHost(b"")
+        memory: Any = Upkeep()
+        host = MemoryHost(lambda: memory)
         fail_once(memory, "sweep")
         fail_once(memory, "catch_up", RuntimeError("no embedding"))
-        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
         await host.do_recall(Scope(user_id="ada"), "hello")
         await until(lambda: bool(memory.swept and memory.caught_up))
 

@@ -11,8 +11,8 @@ import pytest
 
 from turnwise.actors.cluster.actor_settings import SettingsLostError
 from turnwise.actors.cluster.actors.loading import FREE_STARTS, LOAD_S, Loading
-from turnwise.actors.cluster.calls.actor_waiting import LOOK_S, REACH_S, NoProcessError, Presence, Reach
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.reach import LOOK_S, REACH_S, NoProcessError, Presence, Reach
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.echo import EchoEngine

@@ -76,7 +76,7 @@ def check(
 
 
 def residents(manager: SessionManager, ray: ModuleType, name: str) -> list[str]:
-    host = manager._client.actor(SessionRef(SessionKey(name)))
+    host = manager._client.process(SessionRef(SessionKey(name))).actor
     return [key.session_id for key in ray.get(host.residents.remote())]
 
 

@@ -18,10 +18,10 @@ from turnwise.actors.client.blocking.session_host import ANSWER_S, MOST_PAUSE_S,
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared import resending as reaching
 from turnwise.actors.client.shared.sessions_client import SessionsClient
-from turnwise.actors.cluster.actor_lookup import ActorLookup
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
-from turnwise.actors.hosting.placement import Dedicated, Packed
+from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed
+from turnwise.actors.hosting.runtime import SessionProcesses
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
 from turnwise.actors.hosting.wire import Message, PackedOutcome, Refused, SessionInfo, SessionRef, Waited
@@ -223,14 +223,12 @@ async def test_a_cancel_whose_answer_is_lost_spares_the_next_run(placement: str)
 
 
 class Lookup:
-    """Stands for an actor, its method, and the homes that find it."""
+    """Stands for a process, and for what finds it."""
 
-    is_shared = False
-
-    def actor(self, session_id: str) -> Lookup:
+    def of(self, key: SessionKey) -> Any:
         return self
 
-    def invalidate(self, session_id: str) -> None:
+    def invalidate(self, key: SessionKey) -> None:
         raise AssertionError("nothing is lost")
 
 
@@ -266,7 +264,7 @@ class Caller:
         self.calls: list[Message] = []
         self.pauses: list[float] = []
         self.client = SessionsClient("namespace", "realm", InProcess())
-        self.client._lookup = cast("ActorLookup", Lookup())
+        self.client._processes = cast("SessionProcesses", Lookup())
         self.run = ExecutionHandle(self.client, SessionRef(SessionKey("s")), "run", 0)
         monkeypatch.setattr(steps, "call", self.call)
         monkeypatch.setattr(steps, "sleep", self.sleep)

@@ -101,7 +101,7 @@ def test_thousands_of_abandoned_waits_block_no_decision_cancel_or_read(
 
     def has_left() -> bool:
         if isinstance(placement, Packed):
-            return not ray_session.get(shown._client.actor(SessionRef(SessionKey("chat"))).residents.remote())
+            return not ray_session.get(shown._client.process(SessionRef(SessionKey("chat"))).actor.residents.remote())
         return find_actor(namespace, actor_name(shown._client.name, SessionKey("chat"))) is None
 
     until(has_left, SLICE_S + 20.0)  # a slice, and a busy machine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -92,7 +91,7 @@ class Own:
 
 
 async def test_a_memory_that_cannot_is_asked_once_for_more() -> None:
-    memory = Own()
+    memory: Any = Own()
     host = MemoryHost(lambda: memory)
     assert not limits_categories(memory)
     await memory.inner.remember(ADA, ITEMS)

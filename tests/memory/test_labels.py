@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
+from turnwise.actors.cluster.runtime import RayRuntime
 from turnwise.actors.hosting.identity import identity
 from turnwise.actors.hosting.memory.remote_memory import equip
 from turnwise.actors.inference.echo import EchoEngine
@@ -28,6 +29,7 @@ from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 
 CONFIG = SessionConfig()
+PROCESS_OF = RayRuntime("test").memory_process
 
 
 def memories(folder: Path, **label: Any) -> list[Any]:
@@ -53,7 +55,7 @@ def test_a_memorys_name_and_limit_travel_and_are_no_part_of_its_identity(tmp_pat
 def test_slots_have_the_names_of_memories_and_refuse_the_same_twice(tmp_path: Path) -> None:
     handbook = StaticMemory(["a rule"], name="handbook", max_tokens=300)
     memories: list[Any] = [handbook, StaticMemory(["b"]), StaticMemory(["c"]), LexicalMemory(tmp_path / "facts.db")]
-    _, slots = equip(None, memories, "test", CONFIG)
+    _, slots = equip(None, memories, CONFIG, PROCESS_OF)
     assert [slot.name for slot in slots] == ["handbook", "StaticMemory", "StaticMemory-2", "LexicalMemory"]
     assert [(slot.section, slot.max_tokens) for slot in slots[:2]] == [("static", 300), ("static", None)]
     for twice in (
@@ -61,20 +63,20 @@ def test_slots_have_the_names_of_memories_and_refuse_the_same_twice(tmp_path: Pa
         [StaticMemory(["a"]), StaticMemory(["b"], name="StaticMemory")],
     ):
         with pytest.raises(ConfigError, match="the name of two memories"):
-            equip(None, twice, "test", CONFIG)
+            equip(None, twice, CONFIG, PROCESS_OF)
 
 
 def test_a_memory_is_named_once_for_a_manager_and_its_strategy(tmp_path: Path) -> None:
     facts, handbook = LexicalMemory(tmp_path / "facts.db"), StaticMemory(["a rule"])
-    flush, slots = equip(FlushToMemory(max_ratio=0.3), [facts, handbook], "test", CONFIG)
+    flush, slots = equip(FlushToMemory(max_ratio=0.3), [facts, handbook], CONFIG, PROCESS_OF)
     assert isinstance(flush, FlushToMemory)
     assert flush.memories == (slots[0].memory, slots[1].memory) and len(slots) == 2
-    nested, _ = equip(Summarize(EchoEngine(), otherwise=FlushToMemory()), [facts], "test", CONFIG)
+    nested, _ = equip(Summarize(EchoEngine(), otherwise=FlushToMemory()), [facts], CONFIG, PROCESS_OF)
     assert isinstance(nested, Summarize) and isinstance(nested.otherwise, FlushToMemory)
     assert nested.otherwise.memories and len(nested.otherwise.memories) == 1
     for without in ([], [handbook]):
         with pytest.raises(ConfigError, match=r"FlushToMemory\.memories"):
-            equip(FlushToMemory(), without, "test", CONFIG)
+            equip(FlushToMemory(), without, CONFIG, PROCESS_OF)
 
 
 def test_stores_are_opened_by_path_and_by_url(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.actors.cluster.shared_actors import memory_actor
+from turnwise.actors.hosting.memory import memory_host
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.hosting.wire import Refused
 from turnwise.errors import InvalidMemoryError, StoreError
@@ -138,7 +138,8 @@ async def test_a_recall_is_cancelled_when_its_caller_waits_no_longer() -> None:
                 cancelled.set()
                 raise
 
-    host, memory = MemoryHost(b""), Hanging()
+    memory = Hanging()
+    host = MemoryHost(lambda: memory)
     host._opened = memory
     answer = pickle.loads(await host.call(pickle.dumps(("recall", (ADA, "tea"), {}, 0.01))))
     assert isinstance(answer, Refused) and cancelled.is_set()
@@ -178,8 +179,7 @@ class Coarse(Waiting):
 
 
 async def test_recalls_with_a_limit_per_category_tell_trouble() -> None:
-    host = MemoryHost(b"")
-    host._opening = asyncio.create_task(asyncio.sleep(0, Coarse()))
+    host = MemoryHost(Coarse)
     found = await host.do_recall(ADA, "tea", limit=2, per_category=True)
     profiled = await host.do_remind(ADA, "tea", limit=2, per_category=True)
     assert len(profiled.profile) == 1 and [len(found), len(profiled.items)] == [2, 2]
@@ -233,10 +233,10 @@ async def test_what_a_slow_save_deferred_is_made_up_for() -> None:
     host = MemoryHost(lambda: memory)
     memory.goes_on.clear()
     save = asyncio.create_task(host.do_remember(ADA, [MemoryItem(id="1", text="tea")]))
-    await asyncio.sleep(10 * memory_actor.CATCH_UP_S)
+    await asyncio.sleep(10 * memory_host.CATCH_UP_S)
     memory.goes_on.set()
     await save
-    await asyncio.sleep(10 * memory_actor.CATCH_UP_S)
+    await asyncio.sleep(10 * memory_host.CATCH_UP_S)
     assert memory.deferred == 0
 
 
@@ -249,7 +249,7 @@ async def test_what_is_deferred_during_a_catching_up_is_not_left() -> None:
     await memory.catches_up.wait()
     await host.do_remember(ADA, [MemoryItem(id="2", text="tea")])
     memory.caught_up.set()
-    await asyncio.sleep(10 * memory_actor.CATCH_UP_S)
+    await asyncio.sleep(10 * memory_host.CATCH_UP_S)
     assert memory.deferred == 0
 
 
@@ -257,28 +257,28 @@ async def test_what_is_deferred_during_a_catching_up_is_not_left() -> None:
 @pytest.mark.parametrize("verb", ["update", "forget", "erase"])
 async def test_what_a_change_deferred_is_made_up_for(verb: str) -> None:
     """Also if the change failed."""
-    memory, host = Deferring(), MemoryHost(b"")
+    memory = Deferring()
+    host = MemoryHost(lambda: memory)
     host._opened = memory
     arguments = ("1", "tea", None) if verb == "update" else (["1"], None)
     with suppress(StoreError):
         await getattr(host, f"do_{verb}")(ADA, *arguments)
     assert memory.deferred == 1
-    await asyncio.sleep(10 * memory_actor.CATCH_UP_S)
+    await asyncio.sleep(10 * memory_host.CATCH_UP_S)
     assert memory.deferred == 0
 
 
-async def test_a_memory_that_could_not_be_opened_is_opened_once_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_memory_that_could_not_be_opened_is_opened_once_again() -> None:
     """Even if several waited for the first opening, and the second begins before all have learnt of its failure."""
     openings: list[Waiting] = []
 
-    def opened(settings: bytes) -> Waiting:
+    def load() -> Waiting:
         openings.append(Waiting())
         if len(openings) == 1:
             raise StoreError("the disk is full")
         return openings[-1]
 
-    monkeypatch.setattr(memory_actor, "_open", opened)
-    host = MemoryHost(b"")
+    host = MemoryHost(load)
 
     async def again() -> object:
         with suppress(StoreError):

@@ -29,6 +29,7 @@ from quirks import QuirkServer, Reply
 from scale import share
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.cluster.actors.memory_actor import MemoryActorProcess
 from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
 from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -118,7 +119,7 @@ def test_a_run_without_memory_calls_no_memory(make_manager: MakeManager) -> None
 def remote(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[..., RemoteMemory]]:
     """Makes memories in actors, which end with the test."""
     namespace = f"memory-{tmp_path.name}"
-    yield lambda memory, **settings: RemoteMemory(memory, namespace=namespace, **settings)
+    yield lambda memory, **settings: RemoteMemory(memory, MemoryActorProcess(memory, namespace), **settings)
     for actor in ray_session.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == namespace:
             ray_session.kill(ray_session.get_actor(actor["name"], namespace=namespace))

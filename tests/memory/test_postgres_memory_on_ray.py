@@ -8,6 +8,7 @@ from typing import Any
 
 from conftest import end_actors
 
+from turnwise.actors.cluster.actors.memory_actor import MemoryActorProcess
 from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.vector import VectorMemory
@@ -19,10 +20,12 @@ NAMESPACE = "postgres-memory"
 
 def test_what_was_remembered_survives_its_process_on_whichever_node(ray_session: ModuleType, database: str) -> None:
     async def use() -> None:
-        remote = RemoteMemory(VectorMemory(database, embedding=HashEmbedding(64)), namespace=NAMESPACE, recall_s=60.0)
-        assert not remote._is_local
+        memory = VectorMemory(database, embedding=HashEmbedding(64))
+        process = MemoryActorProcess(memory, NAMESPACE)
+        assert not process._is_local
+        remote = RemoteMemory(memory, process, recall_s=60.0)
         await remote.remember(ANN, [MemoryItem(id="1", text="Her cousin Odile grows dates in Marrakesh.")])
-        actor: Any = ray_session.get_actor(remote.actor_name, namespace=NAMESPACE)
+        actor: Any = ray_session.get_actor(process.actor_name, namespace=NAMESPACE)
         ray_session.kill(actor, no_restart=False)
         for _ in range(2):  # by the process that came in its place
             (recalled,) = await remote.recall(ANN, "Where does cousin Odile grow dates?")

@@ -6,10 +6,10 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from harness import Samples, Table, retire
 from turnwise import MemoryConfig, Session, SessionManager, Turn, VectorMemory
+from turnwise.actors.cluster.actors.memory_actor import MemoryActorProcess
 from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
 from turnwise.engines import RunContext, SessionView
 from turnwise.memories import Scope
@@ -94,11 +94,11 @@ def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folde
     table.judge("  and recalls, by words and vectors", whole.median / without.median, 1.5, samples=whole)
 
 
-class ByRay(RemoteMemory):
-    """A memory in an actor whose recalls are calls of Ray, as if there were no socket beside it."""
+class ByRay(MemoryActorProcess):
+    """A memory's actor whose recalls are calls of Ray, as if there were no socket beside it."""
 
-    async def _recall(self, request: bytes) -> Any:
-        return await self._call(request)
+    async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
+        return await super().ask(request, is_recall=False)
 
 
 def recalls(table: Table, namespace: str, folder: Path, rounds: int) -> None:
@@ -106,8 +106,9 @@ def recalls(table: Table, namespace: str, folder: Path, rounds: int) -> None:
     alone, by_ray, together = Samples(), Samples(), Samples()
 
     async def ask() -> None:
+        settings = vector_memory(folder, "asked")
         memory, same_by_ray = (
-            kind(vector_memory(folder, "asked"), namespace=namespace) for kind in (RemoteMemory, ByRay)
+            RemoteMemory(settings, kind(settings, namespace)) for kind in (MemoryActorProcess, ByRay)
         )
         scopes = [Scope(user_id=f"user-{number}") for number in range(USERS)]
         for index, scope in enumerate(scopes):

@@ -13,8 +13,8 @@ from test_saving import later
 from memories.session_memories import Book, MemoryStage
 from schedules import SESSION
 from tools.agent_world import check_request
+from turnwise.actors.cluster.runtime import RayRuntime
 from turnwise.actors.hosting.memory.remote_memory import equip
-from turnwise.actors.in_process.runtime import InProcessRuntime
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
@@ -532,7 +532,7 @@ def test_memories_of_a_strategy_are_known_once_and_are_not_used() -> None:
     first, second, last = (LexicalMemory(SQLItems(f"sqlite:///{name}.db")) for name in ("one", "other", "last"))
     static = StaticMemory(["It is so."])
     flush = FlushToMemory([second, first, static], otherwise=FlushToMemory([last]))
-    _, slots = equip(flush, [first, static], SessionConfig(), InProcessRuntime("names").memory_process)
+    _, slots = equip(flush, [first, static], SessionConfig(), RayRuntime("names").memory_process)
     assert [(slot.name, slot.is_used) for slot in slots] == [
         *(("LexicalMemory", True), ("StaticMemory", True)),
         *(("LexicalMemory-2", False), ("LexicalMemory-3", False)),

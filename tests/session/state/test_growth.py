@@ -16,11 +16,11 @@ from scale import share
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.shared import sessions_client as realm_module
-from turnwise.actors.cluster import actor_lookup as homes_module
 from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.cluster import actor_lookup as homes_module
 from turnwise.actors.cluster.actor_lookup import _LookupOfOne
-from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.cluster.calls.request_batching import _BATCHERS, RequestBatcher
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.wire import Message, PackedOutcome, PackedTurn, SessionRef, StartAnswer
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig

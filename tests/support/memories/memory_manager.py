@@ -20,6 +20,7 @@ from memories.extraction_models import all_stated
 from memories.memory_engines import pid_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.cluster.actors.memory_actor import MemoryActorProcess
 from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.memory_tools import memory_tools, notes_tools
@@ -116,11 +117,11 @@ class House:
 
     def remote(self, memory: Any) -> RemoteMemory:
         """Return the way to a memory for which no session is needed."""
-        return RemoteMemory(memory, namespace=self.namespace, recall_s=WAIT_S, deadline_s=WAIT_S)
+        return RemoteMemory(memory, MemoryActorProcess(memory, self.namespace), recall_s=WAIT_S, deadline_s=WAIT_S)
 
     def kill(self, memory: Any) -> None:
         """SIGKILL the process of a memory, as the machine's out-of-memory killer would."""
-        actor = self._ray.get_actor(f"turnwise/memory/{self.remote(memory)._digest}", namespace=self.namespace)
+        actor = self._ray.get_actor(MemoryActorProcess(memory, self.namespace).actor_name, namespace=self.namespace)
         pid = self._ray.get(actor.__ray_call__.remote(pid_of))
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

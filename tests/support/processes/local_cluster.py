@@ -389,7 +389,7 @@ async def kept_in_files_of(box: Box, node_id: str) -> AsyncSession:
     from turnwise.actors.client.shared.sessions_client import SessionsClient
 
     namespace, name = pickle.loads(pickled)
-    return AsyncSession(SessionsClient(namespace, name), SessionRef(SessionKey("away")), None)
+    return AsyncSession(SessionsClient(namespace, name, Dedicated()), SessionRef(SessionKey("away")), None)
 
 
 async def drivers_leave(box: Box) -> dict[str, Any]:

@@ -138,9 +138,9 @@ class PackedHost:
         return HostLoad(sessions=len(self._residents), recent=tuple(recent), calls=self._calls - waits, waits=waits)
 
     @property
-    def is_in_use(self) -> bool:
-        """Whether a session runs, compacts, saves or is waited for, or sessions of a lost process are recovered."""
-        return self._is_recovering or any(not resident.is_idle for resident in self._residents.values())
+    def has_runs(self) -> bool:
+        """Whether a run is active, or sessions of a lost process are recovered."""
+        return self._is_recovering or any(session.core.ownership.has_runs for session in self._residents.values())
 
     async def open(self) -> None:
         """Load the engines, and open the stores. The first call does so otherwise."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
@@ -21,6 +22,9 @@ from turnwise.memory.stores.store_owner import rivals
 
 LOOK_S = 0.01
 """How often a manager that closes looks whether its host still has something to end, in seconds."""
+
+CLOSE_S = 10.0
+"""How long a manager that closes waits for what its sessions save, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +89,10 @@ class Host:
         return await self._sessions.call(request)
 
     async def close(self) -> None:
-        """Let idle sessions leave, and return when they have. Sessions in use leave later, when they are idle."""
+        """Let sessions leave once they have saved what memories are to have, and return when they have.
+
+        If runs are active, or it takes longer than `CLOSE_S`, return at once: it goes on beside the caller.
+        """
         await asyncio.wrap_future(LOOP.submit(self._close()))
 
     async def _answer(self, request: bytes) -> bytes:
@@ -98,7 +105,8 @@ class Host:
     async def _close(self) -> None:
         await self._sessions.retire()
         closed = asyncio.wrap_future(self._closed)
-        while not closed.done() and not self._sessions.is_in_use:
+        until = time.monotonic() + CLOSE_S
+        while not closed.done() and not self._sessions.has_runs and time.monotonic() < until:
             await asyncio.wait({closed}, timeout=LOOK_S)
 
     def _leave(self) -> None:

@@ -58,7 +58,14 @@ class EventLoop:
                     self._thread = threading.Thread(target=loop.run_forever, name=self._name, daemon=True)
                     self._thread.start()
                     self._loop = loop
+                    _STARTED.append(self)
         return self._loop
+
+    def stop(self) -> None:
+        """Stop the loop and all that goes on there, as a kill of the process would; return when it has stopped."""
+        if self._loop is not None and self._thread is not None and not self.is_current:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
 
     def _end(self, task: asyncio.Task[Result], result: Future[Result]) -> None:
         self._tasks.discard(task)
@@ -71,3 +78,15 @@ class EventLoop:
             result.set_exception(error)
         else:
             result.set_result(task.result())
+
+
+_STARTED: list[EventLoop] = []
+
+
+def _stop_all() -> None:
+    """Stop all loops when the program ends, while their threads can still work: what ends later logs errors only."""
+    for loop in _STARTED:
+        loop.stop()
+
+
+threading._register_atexit(_stop_all)  # type: ignore[attr-defined] # noqa: SLF001 - `atexit` comes after the executors' end

@@ -49,15 +49,19 @@ class Ownership:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a run, compaction or memory save is active or about to start.
+        """Whether it `has_runs`, or a compaction or memory save is active."""
+        return self.has_runs or self._compaction.is_under_way or self._ingestion.is_saving
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether a run is active or about to start.
 
         A run that awaits approval, and the runs queued behind it, do not count.
         """
         active = self._state.active
         waits = active and active.record.state == "awaiting_approval" and active.is_waiting
         runs = not waits and bool(active or self._state.run_queue.queue)
-        runs = runs or self._transactor.may_have_begun
-        return runs or self._compaction.is_under_way or self._ingestion.is_saving
+        return runs or self._transactor.may_have_begun
 
     @property
     def is_lost(self) -> bool:

@@ -2,8 +2,8 @@
 
 Equal: a model that says ten words, a twentieth of a second each; after four of them have been read, the program and
 all processes that it started are killed (SIGKILL), as with the machine. A new program, with the same file, asks for
-the history. For turnwise on Ray there is also the case in which the program alone is killed, and its Ray stays, as one of
-`ray start --head` does; then the history is asked for two seconds later. Nothing is timed.
+the history. For turnwise on Ray there is also the case in which the program alone is killed, and its Ray stays, as
+one of `ray start --head` does; then the history is asked for two seconds later. Nothing is timed.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ $(FLOORS)/ready: requirements-floors.lock
 .PHONY: test-floors
 test-floors: $(FLOORS)/ready ## run the tests that meet each dependency with the oldest versions allowed, which this installs
 	$(FLOORS)/bin/python -m pytest -p no:cacheprovider $(ARGS) tests/stores/test_store_contract.py tests/inference/openai/test_openai_engine.py \
-	    tests/longterm/test_vector_memory.py tests/http/test_config.py tests/http/test_app_on_ray.py tests/telemetry tests/cli/test_list_commands.py \
+	    tests/longterm/test_vector_memory.py tests/http/test_config.py tests/http/test_app.py tests/telemetry tests/cli/test_list_commands.py \
 	    tests/cli/test_mcp_command.py tests/adapters
 
 .PHONY: quirks

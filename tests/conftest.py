@@ -25,6 +25,7 @@ from processes.fork_server import workers_by_fork
 from processes.programs import link_programs
 from scale import share
 from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.hosting.placement import Dedicated, InProcess, Placement
 from turnwise.testing.faulty_url import register
 from virtual_time import play
 
@@ -199,13 +200,31 @@ def end_actors(ray: ModuleType, namespace: str | None = None) -> None:
 
 
 @pytest.fixture
-def make_manager(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[..., SessionManager]]:
+def make_manager(tmp_path: Path) -> Iterator[Callable[..., SessionManager]]:
+    """Makes managers of one SQLite file in a namespace of the test's own, whose sessions run in this process."""
+    yield from _managers(tmp_path, InProcess())
+
+
+@pytest.fixture
+def make_ray_manager(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[..., SessionManager]]:
     """Makes managers of one SQLite file in a namespace of the test's own; their actors end with the test."""
+    try:
+        yield from _managers(tmp_path, Dedicated())
+    finally:
+        end_actors(ray_session, f"test-{tmp_path.name}")
+
+
+def _managers(tmp_path: Path, placement: Placement) -> Iterator[Callable[..., SessionManager]]:
     namespace = f"test-{tmp_path.name}"
     managers = []
 
     def make(**settings: Any) -> SessionManager:
-        chosen: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/chats.db", "engine": ScriptedEngine(), **settings}
+        chosen: dict[str, Any] = {
+            "store": f"sqlite:///{tmp_path}/chats.db",
+            "engine": ScriptedEngine(),
+            "placement": placement,
+            **settings,
+        }
         manager = SessionManager(chosen.pop("store"), namespace=namespace, **chosen)
         managers.append(manager)
         return manager
@@ -215,7 +234,6 @@ def make_manager(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[.
     finally:
         for manager in managers:
             manager.close()
-        end_actors(ray_session, namespace)
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ LONGEST = [
     "client/test_sessions_on_ray.py",
     "project/test_readme.py",
     "longterm/retention/test_erasing.py",
-    "http/openai/test_openai_chat_on_ray.py",
+    "http/openai/test_openai_chat.py",
     "http/server/test_server_on_ray.py",
     "http/test_ray_serve.py",
     "examples/test_programs.py",
@@ -68,7 +68,9 @@ Test = TypeVar("Test", bound=InFile)
 
 def may_need_ray(file: Path) -> bool:
     """Return whether tests in this file may need a Ray, by the fixtures and the marker that it names."""
-    return bool(re.search(r"\b(ray_session|ray_address|make_manager|mark\.ray)\b", file.read_text(encoding="utf-8")))
+    return bool(
+        re.search(r"\b(ray_session|ray_address|make_ray_manager|mark\.ray)\b", file.read_text(encoding="utf-8"))
+    )
 
 
 def name_of(file: Path) -> str:

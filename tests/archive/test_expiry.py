@@ -337,9 +337,9 @@ async def test_a_refresh_counts_as_use_and_deletes_can_require_no_change() -> No
 
 
 def test_a_sweep_of_a_manager_keeps_sessions_in_use(
-    make_manager: Callable[..., SessionManager], tmp_path: Path
+    make_ray_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
-    with make_manager(placement=Packed(hosts=1)) as manager:
+    with make_ray_manager(placement=Packed(hosts=1)) as manager:
         for bad in (-1, float("nan"), float("inf"), "1"):
             with pytest.raises(InvalidInputError, match="ttl_s"):
                 manager.open("bad", ttl_s=bad)  # type: ignore[arg-type]

@@ -34,9 +34,9 @@ def states(findings: list[dict[str, Any]], check: str) -> list[str]:
 
 
 def test_the_workers_are_asked_and_may_lack_the_key(
-    make_manager: Callable[..., SessionManager], ray_address: str, tmp_path: Path
+    make_ray_manager: Callable[..., SessionManager], ray_address: str, tmp_path: Path
 ) -> None:
-    make_manager().open("one")
+    make_ray_manager().open("one")
     url = f"sqlite:///{tmp_path}/chats.db"
     with LocalProvider(api_key=KEY) as provider:
         code, findings = look(url, "--base-url", provider.base_url, RAY_ADDRESS=ray_address, NO_PROXY="127.0.0.1")

@@ -51,10 +51,10 @@ def test_a_run_is_cancelled_in_the_ray_that_has_the_file_open(
     assert session.run("hello").wait(60).text == "hello", "its process and engine are the manager's"
 
 
-def test_calls_are_decided_in_packed_hosts(make_manager: Callable[..., SessionManager], tmp_path: Path) -> None:
+def test_calls_are_decided_in_packed_hosts(make_ray_manager: Callable[..., SessionManager], tmp_path: Path) -> None:
     store, here = f"sqlite:///{tmp_path}/store.db", f"test-{tmp_path.name}"
     engine = ScriptedEngine([[("pay", {"euros": 7})], "done", [("pay", {"euros": 9})], "done"], tools=[pay])
-    manager = make_manager(engine=engine, store=store, placement=Packed(hosts=1))
+    manager = make_ray_manager(engine=engine, store=store, placement=Packed(hosts=1))
     session = manager.open("money")
     first = session.run("Pay")
     while first.status() != "awaiting_approval":
@@ -73,10 +73,12 @@ def test_calls_are_decided_in_packed_hosts(make_manager: Callable[..., SessionMa
     assert "did you mean" in act("cancel", store, f"{second.run_id}x", "--namespace", here).stderr
 
 
-def test_of_several_calls_that_wait_one_is_named(make_manager: Callable[..., SessionManager], tmp_path: Path) -> None:
+def test_of_several_calls_that_wait_one_is_named(
+    make_ray_manager: Callable[..., SessionManager], tmp_path: Path
+) -> None:
     store, here = f"sqlite:///{tmp_path}/store.db", f"test-{tmp_path.name}"
     engine = ScriptedEngine([[("pay", {"euros": 7}), ("pay", {"euros": 9})], "done"], tools=[pay])
-    session = make_manager(engine=engine, store=store, placement=Packed(hosts=1)).open("money")
+    session = make_ray_manager(engine=engine, store=store, placement=Packed(hosts=1)).open("money")
     run = session.run("Pay both")
     while len(run.pending()) < 2:
         pass

@@ -39,8 +39,10 @@ def answer(turn: Turn, context: RunContext) -> Any:
 
 
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
-def test_each_policy_by_blocking_calls(make_manager: Callable[..., SessionManager], placement: Any) -> None:
-    chat = make_manager(engine=FunctionEngine(answer, tools=[look]), placement=placement).open("chat", user_id="sarah")
+def test_each_policy_by_blocking_calls(make_ray_manager: Callable[..., SessionManager], placement: Any) -> None:
+    chat = make_ray_manager(engine=FunctionEngine(answer, tools=[look]), placement=placement).open(
+        "chat", user_id="sarah"
+    )
     active = chat.run("go")
     while not active.pending():
         time.sleep(0.02)
@@ -70,9 +72,9 @@ def test_each_policy_by_blocking_calls(make_manager: Callable[..., SessionManage
             chat.run("hello", if_busy="debounce", debounce_s=wrong)  # type: ignore[arg-type]
 
 
-async def test_each_policy_by_awaited_calls(make_manager: Callable[..., SessionManager], tmp_path: Path) -> None:
+async def test_each_policy_by_awaited_calls(make_ray_manager: Callable[..., SessionManager], tmp_path: Path) -> None:
     engine = FunctionEngine(answer, tools=[look])
-    settings: Any = {"namespace": make_manager()._client.namespace, "engine": engine, "placement": Packed(hosts=1)}
+    settings: Any = {"namespace": make_ray_manager()._client.namespace, "engine": engine, "placement": Packed(hosts=1)}
     async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as manager:
         chat = await manager.open("other", user_id="sarah")
         active = await chat.run("go")

@@ -16,8 +16,8 @@ from turnwise.memory.conversation.sessions import SessionKey
 pytestmark = pytest.mark.ray
 
 
-def test_packed_and_dedicated_hosts_say_what_they_have(make_manager: Callable[..., SessionManager]) -> None:
-    packed = make_manager(placement=Packed(hosts=2))
+def test_packed_and_dedicated_hosts_say_what_they_have(make_ray_manager: Callable[..., SessionManager]) -> None:
+    packed = make_ray_manager(placement=Packed(hosts=2))
     runs = [packed.open(f"chat-{number}", user_id="ann").run("hello") for number in range(3)]
     assert [run.wait().text for run in runs] == ["hello"] * 3
     hosts = packed.hosts()
@@ -27,7 +27,7 @@ def test_packed_and_dedicated_hosts_say_what_they_have(make_manager: Callable[..
     assert sum(load.sessions for load in loads) == 3
     assert sorted(key for load in loads for key in load.recent) == [SessionKey(f"chat-{n}", "ann") for n in range(3)]
 
-    dedicated = make_manager(store="memory://hosts")
+    dedicated = make_ray_manager(store="memory://hosts")
     assert dedicated.hosts() == [], "no session was used"
     session = dedicated.open("alone")
     session.run("hello").wait()

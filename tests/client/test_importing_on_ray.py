@@ -24,9 +24,9 @@ MORE: list[Any] = [{"role": "user", "content": "two"}, {"role": "assistant", "co
 
 
 def test_a_conversation_from_elsewhere_is_imported_continued_and_exported(
-    make_manager: Callable[..., SessionManager], tmp_path: Any
+    make_ray_manager: Callable[..., SessionManager], tmp_path: Any
 ) -> None:
-    manager = make_manager(engine=EchoEngine(), placement=Packed(hosts=1))
+    manager = make_ray_manager(engine=EchoEngine(), placement=Packed(hosts=1))
     with pytest.raises(InvalidInputError, match=r"messages\[3\].*leave the result out"):
         manager.import_messages("chat", [*CHAT[:2], CHAT[4], CHAT[3]], user_id="ada")
     with pytest.raises(SessionNotFoundError):

@@ -63,11 +63,11 @@ REFUSED: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ("store", "placement"), [("sqlite", Packed(hosts=1)), ("memory", Dedicated())], ids=["sqlite", "memory"]
 )
 def test_what_cannot_be_used_is_refused_by_name_and_the_session_goes_on(
-    make_manager: MakeManager, tmp_path: Path, placement: Placement, store: str
+    make_ray_manager: MakeManager, tmp_path: Path, placement: Placement, store: str
 ) -> None:
     memory = [LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/facts.db"))]
     stores = {"store": f"memory://{tmp_path.name}"} if store == "memory" else {}
-    manager = make_manager(placement=placement, memory=memory, **stores)
+    manager = make_ray_manager(placement=placement, memory=memory, **stores)
     chat = manager.open("chat")
     run = chat.run("slow 400")
     for name, call in REFUSED:

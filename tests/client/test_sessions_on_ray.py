@@ -191,9 +191,9 @@ def test_cancel_from_another_thread_keeps_the_text_and_frees_the_session(make_ma
     audit(manager, "chat")
 
 
-def test_a_storm_of_submits_with_one_key_makes_one_run(make_manager: MakeManager) -> None:
+def test_a_storm_of_submits_with_one_key_makes_one_run(make_ray_manager: MakeManager) -> None:
     """Case 16; the key outlives the session's process."""
-    chat = make_manager().open()
+    chat = make_ray_manager().open()
     with ThreadPoolExecutor(8) as pool:
         handles = list(pool.map(lambda _: chat.run("slow 10", idempotency_key="order-7"), range(24)))
     assert len({handle.run_id for handle in handles}) == 1 == len(chat.runs())
@@ -225,9 +225,9 @@ def test_enqueue_interrupt_and_rollback_leave_the_history_they_promise(make_mana
     audit(manager, "chat")
 
 
-def test_after_a_sigkill_mid_run_there_is_one_typed_outcome_and_the_last_commit(make_manager: MakeManager) -> None:
+def test_after_a_sigkill_mid_run_there_is_one_typed_outcome_and_the_last_commit(make_ray_manager: MakeManager) -> None:
     """Cases 15 and 60: one waiter was there before the kill, others come after."""
-    manager = make_manager()
+    manager = make_ray_manager()
     chat = manager.open("chat")
     before = chat.run("hello").wait()
     execution = chat.run("slow 5000")
@@ -258,9 +258,9 @@ def test_after_a_sigkill_mid_run_there_is_one_typed_outcome_and_the_last_commit(
     audit(manager, "chat")
 
 
-def test_kills_at_random_moments_lose_and_double_nothing(make_manager: MakeManager) -> None:
+def test_kills_at_random_moments_lose_and_double_nothing(make_ray_manager: MakeManager) -> None:
     """Cases 15 and 63: a caller that appends and runs while its session's process is killed five times."""
-    manager = make_manager()
+    manager = make_ray_manager()
     chat = manager.open("chat")
     acknowledged: list[str] = []
     done = threading.Event()
@@ -295,9 +295,11 @@ print(handle.run_id, handle.wait(timeout_s=60).text, [event.kind for event in ha
 """
 
 
-def test_a_handle_pickled_into_another_process_works_there(make_manager: MakeManager, ray_session: ModuleType) -> None:
+def test_a_handle_pickled_into_another_process_works_there(
+    make_ray_manager: MakeManager, ray_session: ModuleType
+) -> None:
     """Cases 15 and 18."""
-    chat = make_manager().open()
+    chat = make_ray_manager().open()
     execution = chat.run("slow 200")
     pickled = pickle.dumps(execution)
     assert b"sqlite" not in pickled and b"ScriptedEngine" not in pickled, "a handle pickles as its ids"
@@ -319,10 +321,10 @@ time.sleep(60)
 
 
 def test_a_run_continues_when_the_callers_process_dies_and_another_attaches_by_id(
-    make_manager: MakeManager, ray_session: ModuleType, tmp_path: Path
+    make_ray_manager: MakeManager, ray_session: ModuleType, tmp_path: Path
 ) -> None:
     """Case 15, with a real SIGKILL of a real second process."""
-    manager = make_manager()
+    manager = make_ray_manager()
     address = ray_session.get_runtime_context().gcs_address
     process = python(START, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace)
     assert process.stdout
@@ -336,9 +338,9 @@ def test_a_run_continues_when_the_callers_process_dies_and_another_attaches_by_i
     audit(manager, "chat")
 
 
-def test_an_idle_session_leaves_and_comes_back_and_a_running_one_stays(make_manager: MakeManager) -> None:
+def test_an_idle_session_leaves_and_comes_back_and_a_running_one_stays(make_ray_manager: MakeManager) -> None:
     """Case 61."""
-    manager = make_manager(config=SessionConfig(idle_s=0.4))
+    manager = make_ray_manager(config=SessionConfig(idle_s=0.4))
     chat = manager.open("chat")
     running = chat.run("slow 100")
     pid = process_of(chat.info())
@@ -382,9 +384,9 @@ def test_of_two_owners_the_store_refuses_the_stale_one_and_callers_find_the_othe
     audit(manager, "chat")
 
 
-def test_fork_end_and_delete(make_manager: MakeManager) -> None:
+def test_fork_end_and_delete(make_ray_manager: MakeManager) -> None:
     """Cases 13 and 14."""
-    manager = make_manager(placement=Packed(hosts=1))
+    manager = make_ray_manager(placement=Packed(hosts=1))
     chat = manager.open("chat", user_id="sarah", agent="hr")
     turns = [chat.run(f"prompt {n}").wait() for n in range(3)]
     fork = chat.fork(at=1, session_id="fork")
@@ -433,9 +435,9 @@ def test_an_id_that_is_deleted_and_opened_again_is_another_session(make_manager:
         list(pool.map(life, range(3)))
 
 
-def test_events_have_no_gap_and_no_duplicate_however_often_a_reader_comes_back(make_manager: MakeManager) -> None:
+def test_events_have_no_gap_and_no_duplicate_however_often_a_reader_comes_back(make_ray_manager: MakeManager) -> None:
     """Case 59; a slow reader slows nobody."""
-    manager = make_manager()
+    manager = make_ray_manager()
     chat = manager.open("chat")
     execution = chat.run("slow 60")
     all_events: list[Any] = []
@@ -548,21 +550,21 @@ def test_bad_input_is_a_typed_error_and_the_session_is_usable_afterwards(make_ma
     assert chat.run("hello").wait().text == "hello"
 
 
-def test_a_manager_refuses_what_it_cannot_use(make_manager: MakeManager, tmp_path: Path) -> None:
+def test_a_manager_refuses_what_it_cannot_use(make_ray_manager: MakeManager, tmp_path: Path) -> None:
     for url in ("", "chats.db", "sqlite://", "sqlite:///:memory:", "mysql://host/db", "redis//x"):
         with pytest.raises(StoreURLError):
-            make_manager(store=url)
+            make_ray_manager(store=url)
     with pytest.raises(ConfigError, match="engine"):
-        make_manager(engine="gpt-5-mini")
+        make_ray_manager(engine="gpt-5-mini")
     engine = EchoEngine()
     engine.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="pickled"):
-        make_manager(engine=engine)
+        make_ray_manager(engine=engine)
     (tmp_path / "not.db").write_text("This is not a database, whatever its name says. " * 100)
     for path in (tmp_path / "not.db", tmp_path / "no such folder" / "chats.db"):
         with pytest.raises(StoreError, match=path.name):
-            make_manager(store=f"sqlite:///{path}").open("chat")
-    manager = make_manager()
+            make_ray_manager(store=f"sqlite:///{path}").open("chat")
+    manager = make_ray_manager()
     manager.open("chat")
     manager.close()
     manager.close()
@@ -570,21 +572,21 @@ def test_a_manager_refuses_what_it_cannot_use(make_manager: MakeManager, tmp_pat
         manager.open("chat")
 
 
-def test_an_engine_that_fails_in_the_sessions_process_is_a_typed_error(make_manager: MakeManager) -> None:
+def test_an_engine_that_fails_in_the_sessions_process_is_a_typed_error(make_ray_manager: MakeManager) -> None:
     """Case 10. No Ray exception leaves the package."""
-    chat = make_manager(engine=BrokenBuilder()).open("chat")
+    chat = make_ray_manager(engine=BrokenBuilder()).open("chat")
     with pytest.raises(RunFailedError, match="no such model") as failed:
         chat.run("hello").wait()
     assert failed.value.turn and texts(failed.value.turn.blocks) == ["hello"]
     with pytest.raises(RunFailedError, match="not installed here"):
-        make_manager(engine=UnpicklableThere()).open("other").run("hello").wait()
+        make_ray_manager(engine=UnpicklableThere()).open("other").run("hello").wait()
     with pytest.raises(ConfigError, match="not installed here"):
-        make_manager(engine=UnpicklableThere()).open("chat").run("hello")
-    assert make_manager().open("other").run("hello").wait().text == "hello"
+        make_ray_manager(engine=UnpicklableThere()).open("chat").run("hello")
+    assert make_ray_manager().open("other").run("hello").wait().text == "hello"
 
 
-def test_without_a_manager_a_session_that_is_not_live_says_what_to_do(make_manager: MakeManager) -> None:
-    manager = make_manager()
+def test_without_a_manager_a_session_that_is_not_live_says_what_to_do(make_ray_manager: MakeManager) -> None:
+    manager = make_ray_manager()
     chat = manager.open("chat")
     execution = chat.run("hello")
     execution.wait()
@@ -598,18 +600,18 @@ def test_without_a_manager_a_session_that_is_not_live_says_what_to_do(make_manag
         execution.wait()
 
 
-def test_the_store_in_memory_is_shared_by_the_sessions_and_survives_their_kill(make_manager: MakeManager) -> None:
-    manager = make_manager(store="memory://shared")
+def test_the_store_in_memory_is_shared_by_the_sessions_and_survives_their_kill(make_ray_manager: MakeManager) -> None:
+    manager = make_ray_manager(store="memory://shared")
     chat = manager.open("chat")
     turn = chat.run("hello").wait()
     kill(chat)
     assert chat.run("again").wait().blocks[:2] == turn.blocks
-    assert make_manager(store="memory://other").count() == 0
+    assert make_ray_manager(store="memory://other").count() == 0
     audit(manager, "chat")
 
 
-async def test_blocks_and_messages_are_removed_in_both_families(make_manager: MakeManager, tmp_path: Path) -> None:
-    manager = make_manager()
+async def test_blocks_and_messages_are_removed_in_both_families(make_ray_manager: MakeManager, tmp_path: Path) -> None:
+    manager = make_ray_manager()
     settings: Any = {"engine": ScriptedEngine(), "namespace": manager._client.namespace}
     async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as async_manager:
         session = manager.open("chat")

@@ -69,11 +69,11 @@ def history_in(folder: Path) -> SQLHistory:
 
 @pytest.mark.ray
 def test_sessions_are_kept_in_a_store_that_was_given_as_an_object(
-    ray_session: ModuleType, make_manager: Callable[..., SessionManager], tmp_path: Path
+    ray_session: ModuleType, make_ray_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"engine": EchoEngine(), "history_store": partial(history_in, tmp_path)}
     settings["memory"] = [LexicalMemory(InMemoryItems())]  # hosted in an actor, for all sessions
-    first = make_manager(store=TracingStore(tmp_path), **settings)
+    first = make_ray_manager(store=TracingStore(tmp_path), **settings)
     session = first.open("chat", user_id="ada")
     session.memory.save("Ada keeps bees")
     assert [item.text for item in first.open("other", user_id="ada").memory.recall("bees")] == ["Ada keeps bees"]
@@ -81,7 +81,7 @@ def test_sessions_are_kept_in_a_store_that_was_given_as_an_object(
     verbs = (tmp_path / "verbs").read_text().split()
     assert "commit" in verbs
     # Equal settings are the same store, so a second manager reaches the same actor.
-    again = make_manager(store=TracingStore(tmp_path), **settings)
+    again = make_ray_manager(store=TracingStore(tmp_path), **settings)
     assert process_of(again.open("chat", user_id="ada").info()) == process_of(session.info())
     assert [turn.text for turn in again.open("chat", user_id="ada").turns()] == ["hello"]
     # What was kept can be read by whoever opens the files.

@@ -107,9 +107,11 @@ async def outcome(verb: Callable[..., Any], *args: str, **user: str) -> Any:
         return error
 
 
-def test_every_method_of_a_manager_reaches_only_records_of_its_user(make_manager: MakeManager, tmp_path: Path) -> None:
+def test_every_method_of_a_manager_reaches_only_records_of_its_user(
+    make_ray_manager: MakeManager, tmp_path: Path
+) -> None:
     """In both families; another user's record looks the same as a missing one."""
-    manager = make_manager(placement=Packed(hosts=1))
+    manager = make_ray_manager(placement=Packed(hosts=1))
     run_id = manager.open("of-alice", user_id="alice").run("slow 3").run_id  # which takes a time that counts
     manager.execution(run_id, user_id="alice").wait()
     manager.open("of-bob", user_id="bob")
@@ -206,11 +208,11 @@ def use_every_verb(chat: Session, secret: str) -> None:
     ids=lambda value: value if isinstance(value, str) else type(value).__name__.lower(),
 )
 def test_two_users_have_sessions_of_one_id_and_nothing_shows_the_other(
-    store: str, placement: Placement, make_manager: MakeManager, request: pytest.FixtureRequest, tmp_path: Path
+    store: str, placement: Placement, make_ray_manager: MakeManager, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     url = {"sqlite": f"sqlite:///{tmp_path}/own.db", "memory": f"memory://{tmp_path.name}"}.get(store)
     url = url or request.getfixturevalue("database" if store == "postgresql" else "redis_url")
-    manager = make_manager(store=url, placement=placement)
+    manager = make_ray_manager(store=url, placement=placement)
     for user in ("alice", "bob"):
         assert isinstance(asyncio.run(outcome(manager.get, "chat", user_id=user)), SessionNotFoundError)
         use_every_verb(manager.open("chat", user_id=user), f"secret of {user}")
@@ -233,9 +235,9 @@ def test_two_users_have_sessions_of_one_id_and_nothing_shows_the_other(
 
 
 def test_sessions_of_one_id_expire_are_archived_and_come_back_each_to_its_user(
-    make_manager: MakeManager, tmp_path: Path
+    make_ray_manager: MakeManager, tmp_path: Path
 ) -> None:
-    manager = make_manager(placement=Packed(hosts=1))
+    manager = make_ray_manager(placement=Packed(hosts=1))
     for user in ("alice", "bob"):
         manager.open("chat", user_id=user, ttl_s=0).run(f"of {user}").wait(60)
     swept = manager.sweep(tmp_path / "archive")
@@ -259,10 +261,10 @@ def test_sessions_of_one_id_expire_are_archived_and_come_back_each_to_its_user(
 
 
 def test_deleting_a_session_removes_its_items_but_not_those_of_another_user_with_the_same_id(
-    make_manager: MakeManager, tmp_path: Path
+    make_ray_manager: MakeManager, tmp_path: Path
 ) -> None:
     memory = [LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/facts.db"))]
-    manager = make_manager(memory=memory, placement=Packed(hosts=1))
+    manager = make_ray_manager(memory=memory, placement=Packed(hosts=1))
     chats = [manager.open("chat", user_id=user) for user in ("alice", "bob")]
     for chat in chats:
         chat.run(f"I am {chat.user_id} and like tea").wait(60)
@@ -275,9 +277,9 @@ def test_deleting_a_session_removes_its_items_but_not_those_of_another_user_with
     assert chats[1].memory.forget(0).items == {"LexicalMemory": 1}
 
 
-def test_a_run_of_a_users_own_session_outlives_its_process_and_keeps_its_engine(make_manager: MakeManager) -> None:
-    make_manager().open("chat", user_id="alice").run("hello").wait(60)
-    chat = make_manager(engine=ScriptedEngine("later ")).open("chat", user_id="alice")
+def test_a_run_of_a_users_own_session_outlives_its_process_and_keeps_its_engine(make_ray_manager: MakeManager) -> None:
+    make_ray_manager().open("chat", user_id="alice").run("hello").wait(60)
+    chat = make_ray_manager(engine=ScriptedEngine("later ")).open("chat", user_id="alice")
     assert chat.run("who").wait(60).text == "later  alice"
     os.kill(process_of(chat.info()), signal.SIGKILL)
     bare = pickle.loads(pickle.dumps(chat))

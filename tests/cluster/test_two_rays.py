@@ -123,9 +123,9 @@ def begun(manager: SessionManager) -> ExecutionHandle:
 
 @pytest.mark.timeout(400)
 def test_a_second_ray_is_refused_a_sqlite_file_and_reads_it_without_disturbing_the_first(
-    make_manager: MakeManager, ray_session: ModuleType, tmp_path: Path
+    make_ray_manager: MakeManager, ray_session: ModuleType, tmp_path: Path
 ) -> None:
-    run = begun(make_manager())
+    run = begun(make_ray_manager())
     (report,), _ = in_second_ray(f"sqlite:///{tmp_path}/chats.db")
     for family in ("SessionManager", "AsyncSessionManager"):
         for part in (
@@ -145,9 +145,9 @@ def test_a_second_ray_is_refused_a_sqlite_file_and_reads_it_without_disturbing_t
 
 @pytest.mark.timeout(400)
 def test_a_second_ray_on_a_server_is_warned_with_both_addresses(
-    make_manager: MakeManager, ray_session: ModuleType, database: str, redis_url: str
+    make_ray_manager: MakeManager, ray_session: ModuleType, database: str, redis_url: str
 ) -> None:
-    runs = [begun(make_manager(store=url)) for url in (database, redis_url)]
+    runs = [begun(make_ray_manager(store=url)) for url in (database, redis_url)]
     states, logged = in_second_ray(database, redis_url)
     warned = [
         line for line in logged.splitlines() if "takes the session from the other" in line and ".store_reads:" in line
@@ -163,9 +163,9 @@ def test_a_second_ray_on_a_server_is_warned_with_both_addresses(
 
 
 def test_to_read_in_another_namespace_interrupts_no_run(
-    make_manager: MakeManager, ray_session: ModuleType, tmp_path: Path
+    make_ray_manager: MakeManager, ray_session: ModuleType, tmp_path: Path
 ) -> None:
-    run = begun(make_manager())
+    run = begun(make_ray_manager())
     with SessionManager(f"sqlite:///{tmp_path}/chats.db", engine=ScriptedEngine(), namespace="elsewhere") as manager:
         report = reading(manager)
         assert report["states"] == ["running"] * 3 and report["running"] and report["found"]

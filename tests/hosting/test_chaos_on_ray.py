@@ -28,7 +28,7 @@ MEMORY_KILL = "SIGKILL of the memory's process"
 RATES = {"raise": 0.05, "hang": 0.02, "cut": 0.05, "dangling": 0.03, "nothing": 0.02, "exit": 0.01, "crash": 0.02}
 
 
-@pytest.mark.usefixtures("make_manager")
+@pytest.mark.usefixtures("make_ray_manager")
 async def test_sixty_faults_among_real_processes_lose_and_double_nothing(tmp_path: Path) -> None:
     """Cases 15 and 47."""
     journal, url = tmp_path / "faults.jsonl", f"sqlite:///{tmp_path}/chats.db"
@@ -62,7 +62,7 @@ async def test_sixty_faults_among_real_processes_lose_and_double_nothing(tmp_pat
     assert report.audit.counts["acknowledged prompt"] > 0
 
 
-@pytest.mark.usefixtures("make_manager")
+@pytest.mark.usefixtures("make_ray_manager")
 async def test_lost_answers_in_processes_that_live_lose_no_run(tmp_path: Path) -> None:
     journal, url = tmp_path / "faults.jsonl", f"sqlite:///{tmp_path}/chats.db"
     async with AsyncSessionManager(

@@ -46,7 +46,7 @@ def freeze(server: PostgresServer | RedisServer) -> None:
         time.sleep(FROZEN_S)
 
 
-@pytest.mark.usefixtures("make_manager")
+@pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
 def test_sessions_outlive_crashes_restarts_and_freezes_of_their_postgresql(
     placement: Placement, postgres_server: PostgresServer, tmp_path: Path
@@ -60,7 +60,7 @@ def test_sessions_outlive_crashes_restarts_and_freezes_of_their_postgresql(
     outlive(outages, postgres_server.url(statement_timeout=1500), placement, tmp_path)
 
 
-@pytest.mark.usefixtures("make_manager")
+@pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
 def test_sessions_outlive_crashes_and_freezes_of_their_redis(
     placement: Placement, own_server: Callable[..., RedisServer], tmp_path: Path

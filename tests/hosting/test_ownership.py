@@ -230,11 +230,11 @@ async def drive(address: str, folder: Path, number: str) -> None:
 
 
 def test_many_drivers_that_ask_one_session_for_everything_at_once_agree(
-    make_manager: Callable[..., SessionManager], ray_session: ModuleType, tmp_path: Path
+    make_ray_manager: Callable[..., SessionManager], ray_session: ModuleType, tmp_path: Path
 ) -> None:
     """Cases 15, 16 and 17: no history forks, none is lost or doubled, and the order is that of acknowledgement."""
     for name, placement in PLACEMENTS.items():
-        make_manager(store=f"sqlite:///{tmp_path}/{name}.db", placement=placement).open(name)
+        make_ray_manager(store=f"sqlite:///{tmp_path}/{name}.db", placement=placement).open(name)
     address = ray_session.get_runtime_context().gcs_address
     command = [sys.executable, __file__, address, str(tmp_path)]
     drivers = [Popen([*command, str(number)], stdout=PIPE, stderr=PIPE, text=True) for number in range(DRIVERS)]

@@ -87,9 +87,9 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_many_sessions_live_in_two_processes_and_keep_to_themselves(make_manager: MakeManager) -> None:
+def test_many_sessions_live_in_two_processes_and_keep_to_themselves(make_ray_manager: MakeManager) -> None:
     """Cases 1, 8, 18 and 59."""
-    manager = make_manager(placement=Packed(hosts=2))
+    manager = make_ray_manager(placement=Packed(hosts=2))
     chats = [manager.open(f"chat-{number}", user_id=f"user-{number}") for number in range(40)]
     with ThreadPoolExecutor(16) as threads:
         turns = list(threads.map(lambda chat: chat.run(f"hello from {chat.id}").wait(WAIT_S), chats))
@@ -124,10 +124,10 @@ def test_many_sessions_live_in_two_processes_and_keep_to_themselves(make_manager
 
 
 def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_itself(
-    make_manager: MakeManager,
+    make_ray_manager: MakeManager,
 ) -> None:
     """Cases 15 and 63: the runs that nobody asks about have an outcome, too."""
-    manager = make_manager(placement=Packed(hosts=2))
+    manager = make_ray_manager(placement=Packed(hosts=2))
     names, acknowledged = [f"chat-{number}" for number in range(24)], Acknowledged()
     chats = [manager.open(name) for name in names]
     executions: list[ExecutionHandle] = []
@@ -160,14 +160,14 @@ def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_
 
 
 def test_a_run_is_resumed_in_the_next_process_with_its_own_engine(
-    make_manager: MakeManager,
+    make_ray_manager: MakeManager,
 ) -> None:
     """Case 33, in a host of many, whose other sessions have another engine."""
     config = SessionConfig(on_lost="resume")
-    first = make_manager(placement=Packed(hosts=1), engine=ScriptedEngine("first "), config=config)
+    first = make_ray_manager(placement=Packed(hosts=1), engine=ScriptedEngine("first "), config=config)
     chat, other_chat = first.open("chat"), first.open("other")
     assert chat.run("x").wait(WAIT_S).text == "first x"
-    second = make_manager(placement=Packed(hosts=1), engine=ScriptedEngine("second "), config=config)
+    second = make_ray_manager(placement=Packed(hosts=1), engine=ScriptedEngine("second "), config=config)
     assert second.open("chat").run("x").wait(WAIT_S).text == "second x"
     running, interrupted = second.open("chat").run("slow 150"), other_chat.run("slow 150")
     os.kill(process_of(chat.info()), signal.SIGKILL)
@@ -177,16 +177,16 @@ def test_a_run_is_resumed_in_the_next_process_with_its_own_engine(
 
 
 def test_another_number_of_hosts_moves_sessions_without_interrupting_one(
-    make_manager: MakeManager, tmp_path: Path
+    make_ray_manager: MakeManager, tmp_path: Path
 ) -> None:
     """Case 64: each has one owner at every moment."""
     engine = Patient(tmp_path / "enough")
-    old = make_manager(placement=Packed(hosts=1), engine=engine)
+    old = make_ray_manager(placement=Packed(hosts=1), engine=engine)
     names = [f"chat-{number}" for number in range(12)]
     chats = [old.open(name) for name in names]
     running = [chat.run("wait") for chat in chats]
     before = {process_of(chat.info()) for chat in chats}
-    new = make_manager(placement=Packed(hosts=3), engine=engine)
+    new = make_ray_manager(placement=Packed(hosts=3), engine=engine)
     assert [new.open(name).info().active_run_id for name in names] == [execution.run_id for execution in running]
     queued = [new.open(name).run("behind it", if_busy="enqueue") for name in names]
     (tmp_path / "enough").touch()
@@ -200,10 +200,10 @@ def test_another_number_of_hosts_moves_sessions_without_interrupting_one(
 
 
 def test_what_is_idle_leaves_memory_and_comes_back_as_it_was(
-    make_manager: MakeManager, ray_session: ModuleType
+    make_ray_manager: MakeManager, ray_session: ModuleType
 ) -> None:
     """Cases 61 and 62."""
-    manager = make_manager(placement=Packed(hosts=1, max_resident=3), config=SessionConfig(idle_s=0.3))
+    manager = make_ray_manager(placement=Packed(hosts=1, max_resident=3), config=SessionConfig(idle_s=0.3))
     chats = [manager.open(f"chat-{number}") for number in range(6)]
     assert residents(manager, ray_session, "chat-0") == [], "a session is active from the first verb on"
     turns = [chat.run(f"hello {chat.id}").wait(WAIT_S) for chat in chats]
@@ -221,9 +221,9 @@ def test_what_is_idle_leaves_memory_and_comes_back_as_it_was(
         check(manager, [chat.id], user_id=chat.user_id)
 
 
-def test_of_dedicated_processes_no_more_live_than_may(make_manager: MakeManager) -> None:
+def test_of_dedicated_processes_no_more_live_than_may(make_ray_manager: MakeManager) -> None:
     """Case 62."""
-    manager = make_manager(placement=Dedicated(max_live=2), config=SessionConfig(idle_s=0.3))
+    manager = make_ray_manager(placement=Dedicated(max_live=2), config=SessionConfig(idle_s=0.3))
     running = [manager.open(name).run("slow 10000") for name in ("a", "b")]
     with pytest.raises(OverloadedError, match="max_live=2"):
         manager.open("c").run("hello")
@@ -264,8 +264,8 @@ def grind(until: str) -> str:
     return str(total > 0)
 
 
-def test_a_tool_that_computes_stalls_no_neighbour(make_manager: MakeManager, tmp_path: Path) -> None:
-    manager = make_manager(placement=Packed(hosts=1), engine=Miller())
+def test_a_tool_that_computes_stalls_no_neighbour(make_ray_manager: MakeManager, tmp_path: Path) -> None:
+    manager = make_ray_manager(placement=Packed(hosts=1), engine=Miller())
     mill, other_chat = manager.open("mill"), manager.open("other")
     grinding = mill.run(str(tmp_path / "enough"))
     assert [other_chat.run("hello").wait(WAIT_S).text for _ in range(5)] == ["hello"] * 5
@@ -274,9 +274,9 @@ def test_a_tool_that_computes_stalls_no_neighbour(make_manager: MakeManager, tmp
     assert grinding.wait(WAIT_S).text == "ground"
 
 
-def test_the_async_family_runs_a_thousand_sessions_at_once(make_manager: MakeManager, tmp_path: Path) -> None:
+def test_the_async_family_runs_a_thousand_sessions_at_once(make_ray_manager: MakeManager, tmp_path: Path) -> None:
     """Case 62, by way of one event loop."""
-    shown = make_manager(placement=Packed(hosts=2))
+    shown = make_ray_manager(placement=Packed(hosts=2))
     names = [f"chat-{number}" for number in range(500)]
 
     async def talk() -> None:
@@ -293,10 +293,10 @@ def test_the_async_family_runs_a_thousand_sessions_at_once(make_manager: MakeMan
 
 
 def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
-    make_manager: MakeManager, tmp_path: Path
+    make_ray_manager: MakeManager, tmp_path: Path
 ) -> None:
     """Cases 15 and 63: requests of one batch are sent again one by one, and no caller notices."""
-    shown = make_manager(placement=Packed(hosts=2))
+    shown = make_ray_manager(placement=Packed(hosts=2))
     names, acknowledged = [f"chat-{number}" for number in range(200)], Acknowledged()
 
     async def talk() -> None:
@@ -330,10 +330,10 @@ def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
     check(shown, names, acknowledged)
 
 
-def test_a_host_that_comes_back_leaves_sessions_of_their_own_process_alone(make_manager: MakeManager) -> None:
-    packed = make_manager(placement=Packed(hosts=1))
+def test_a_host_that_comes_back_leaves_sessions_of_their_own_process_alone(make_ray_manager: MakeManager) -> None:
+    packed = make_ray_manager(placement=Packed(hosts=1))
     packed.open("packed").run("hello").wait(WAIT_S)
-    running = make_manager().open("dedicated").run("slow 200")
+    running = make_ray_manager().open("dedicated").run("slow 200")
     lost = packed.open("packed").run("slow 10000")
     os.kill(process_of(packed.open("packed").info()), signal.SIGKILL)
     with pytest.raises(RunInterruptedError):

@@ -19,12 +19,12 @@ from turnwise.memory.longterm.lexical import LexicalMemory
 
 
 def test_unsaved_turns_of_a_lost_process_are_saved_without_a_call(
-    make_manager: Callable[..., SessionManager], tmp_path: Path
+    make_ray_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     """Case 55."""
     away = tmp_path / "away"
     away.mkdir()
-    manager = make_manager(engine=Mirror(), memory=[LexicalMemory(SQLItems(f"sqlite:///{away}/facts.db"))])
+    manager = make_ray_manager(engine=Mirror(), memory=[LexicalMemory(SQLItems(f"sqlite:///{away}/facts.db"))])
     chat = manager.open("chat", user_id="ada")
     away.rename(tmp_path / "elsewhere")
     chat.run("I keep bees.").wait(60)

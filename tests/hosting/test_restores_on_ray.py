@@ -29,10 +29,10 @@ def copy(source: Path, target: Path) -> None:
 
 
 def test_a_restore_under_live_sessions_mixes_no_users_and_bricks_no_session(
-    make_manager: Callable[..., SessionManager], tmp_path: Path
+    make_ray_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     live, saved = tmp_path / "chats.db", tmp_path / "saved.db"
-    manager = make_manager(engine=EchoEngine(), placement=Packed(hosts=1))
+    manager = make_ray_manager(engine=EchoEngine(), placement=Packed(hosts=1))
     carol = manager.open("carol's", user_id="carol")
     carol.run("kept").wait(WAIT_S)
     copy(live, saved)
@@ -63,9 +63,9 @@ def test_a_restore_under_live_sessions_mixes_no_users_and_bricks_no_session(
 
 
 def test_a_redis_that_is_emptied_under_a_live_host_shows_nothing_of_what_it_had(
-    make_manager: Callable[..., SessionManager], redis_server: RedisServer, redis_url: str
+    make_ray_manager: Callable[..., SessionManager], redis_server: RedisServer, redis_url: str
 ) -> None:
-    manager = make_manager(store=redis_url, engine=EchoEngine(), placement=Packed(hosts=1))
+    manager = make_ray_manager(store=redis_url, engine=EchoEngine(), placement=Packed(hosts=1))
     old = manager.open("chat")
     old.run("a secret").wait(WAIT_S)
     with redis_server.client as client:

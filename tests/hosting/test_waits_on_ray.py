@@ -73,10 +73,10 @@ async def suspended(chat: AsyncSession) -> AsyncExecutionHandle:
 
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
 def test_thousands_of_abandoned_waits_block_no_decision_cancel_or_read(
-    make_manager: Callable[..., SessionManager], ray_session: ModuleType, placement: Placement, tmp_path: Path
+    make_ray_manager: Callable[..., SessionManager], ray_session: ModuleType, placement: Placement, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"engine": Asking(), "placement": placement, "config": SessionConfig(idle_s=1.0)}
-    shown = make_manager(**settings)
+    shown = make_ray_manager(**settings)
     url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._client.namespace
 
     async def attack() -> str:

@@ -27,8 +27,6 @@ with warnings.catch_warnings():
 
     from turnwise.http.ray_serve import APP, Replica, _Replica, deployment, serve_on_ray
 
-pytestmark = pytest.mark.ray
-
 EXAMPLE = Path(__file__).parents[2] / "examples/serve_config.yaml"
 TEXT = " ".join(f"word{n}" for n in range(60))
 

@@ -111,6 +111,11 @@ def bench(make_manager: Callable[..., SessionManager], provider: LocalProvider, 
     return Bench(make_manager, provider, tmp_path / "notes")
 
 
+@pytest.fixture
+def ray_bench(make_ray_manager: Callable[..., SessionManager], provider: LocalProvider, tmp_path: Path) -> Bench:
+    return Bench(make_ray_manager, provider, tmp_path / "notes")
+
+
 def until(holds: Callable[[], object], limit_s: float = WAIT_S) -> None:
     """Wait until a condition holds that another process fulfils."""
     deadline = time.monotonic() + limit_s
@@ -248,10 +253,10 @@ def test_a_run_at_its_step_limit_keeps_results_and_says_why(bench: Bench) -> Non
     audit(manager, "chat")
 
 
-def test_a_tool_gets_the_sessions_user_and_usage_adds_up_by_user(bench: Bench) -> None:
+def test_a_tool_gets_the_sessions_user_and_usage_adds_up_by_user(ray_bench: Bench) -> None:
     """Case 50, for tools."""
     prices = {"local": Price(input=1.0, output=1_000_000.0)}
-    manager = bench.manager(whoami, config={"prices": prices}, placement=Packed(hosts=1))
+    manager = ray_bench.manager(whoami, config={"prices": prices}, placement=Packed(hosts=1))
     forged = {"user_id": "eve", "context": {"session": {"user_id": "eve"}}}
     story = prompt([("whoami", {"user_id": "eve"}), ("whoami", forged)], "done")
     spent: dict[str, Usage] = {}
@@ -267,9 +272,9 @@ def test_a_tool_gets_the_sessions_user_and_usage_adds_up_by_user(bench: Bench) -
     assert manager.usage().calls == 6 and manager.usage(user_id="eve") == Usage()
 
 
-def test_ray_tasks_and_actor_methods_are_tools(bench: Bench, ray_session: ModuleType) -> None:
+def test_ray_tasks_and_actor_methods_are_tools(ray_bench: Bench, ray_session: ModuleType) -> None:
     counter: Any = ray_session.remote(num_cpus=0)(agent_tools.Counter).remote()
-    manager = bench.manager(far_away, tool(counter.add, like=agent_tools.Counter.add))
+    manager = ray_bench.manager(far_away, tool(counter.add, like=agent_tools.Counter.add))
     calls: agent_tools.Calls = [("far", {"text": "hi"}), ("add", {"number": 2}), ("add", {"number": 3})]
     turn = manager.open("chat", user_id="ada").run(prompt(calls, "done")).wait(WAIT_S)
     uses = [block.call_id for block in turn.output if isinstance(block, ToolUse)]
@@ -313,19 +318,19 @@ def test_a_run_killed_in_a_tool_continues_after_its_last_result(bench: Bench) ->
 @pytest.mark.parametrize(
     ("api", "placement"), [("chat", Dedicated()), ("responses", Packed(hosts=1))], ids=["chat", "responses"]
 )
-def test_a_resumed_run_forces_a_call_only_in_its_first_step(bench: Bench, api: str, placement: Placement) -> None:
+def test_a_resumed_run_forces_a_call_only_in_its_first_step(ray_bench: Bench, api: str, placement: Placement) -> None:
     config = SessionConfig(on_lost="resume")
-    engine = bench.engine(search, api=api, temperature=1.0)
-    manager = bench._make_manager(engine=engine, config=config, placement=placement)
+    engine = ray_bench.engine(search, api=api, temperature=1.0)
+    manager = ray_bench._make_manager(engine=engine, config=config, placement=placement)
     chat = manager.open("chat", model="large", params={"temperature": 0.25, "metadata": {"team": "blue"}})
     assert manager.open("chat", params={"temperature": 0.75}).info().session.params["temperature"] == 0.25
-    before = len(bench.provider.requests)
+    before = len(ray_bench.provider.requests)
     params: ModelParams = {"top_p": 0.5, "tool_choice": "required"}
-    run = chat.run(prompt([("search", {"text": "x"})], "done"), labels=bench.labels, params=params)
-    bench.noted("search x")
+    run = chat.run(prompt([("search", {"text": "x"})], "done"), labels=ray_bench.labels, params=params)
+    ray_bench.noted("search x")
     kill(chat)
     assert run.wait(WAIT_S).text == "done"
-    first, *later = [request.body for request in bench.provider.requests[before:]]
+    first, *later = [request.body for request in ray_bench.provider.requests[before:]]
     for body, tool_choice in ((first, "required"), *((body, "auto") for body in later)):
         sent = {name: body.get(name) for name in ("model", "temperature", "top_p", "metadata", "tool_choice")}
         settings = {"model": "large", "temperature": 0.25, "top_p": 0.5, "metadata": {"team": "blue"}}
@@ -382,15 +387,15 @@ sys.stdin.read()
 
 
 def test_a_run_waits_for_approval_without_its_process_and_without_its_caller(
-    bench: Bench, ray_session: ModuleType, tmp_path: Path
+    ray_bench: Bench, ray_session: ModuleType, tmp_path: Path
 ) -> None:
     """Approvals survive the caller's exit and the session's idle time; the call is made once, with edited arguments."""
     config = SessionConfig(idle_s=0.5)
-    engine = bench.engine(note, pay)
-    watcher = bench.manager(note, pay, config={"idle_s": 0.5})
+    engine = ray_bench.engine(note, pay)
+    watcher = ray_bench.manager(note, pay, config={"idle_s": 0.5})
     address, store = ray_session.get_runtime_context().gcs_address, f"sqlite:///{tmp_path}/chats.db"
     packed = pickle.dumps((engine, config)).hex()
-    asker = python(ASK, address, store, watcher._client.namespace, packed, bench.labels["notes"], stdin=-1)
+    asker = python(ASK, address, store, watcher._client.namespace, packed, ray_bench.labels["notes"], stdin=-1)
     assert asker.stdout and asker.stdin
     run_id, queued_id = asker.stdout.readline().split()
     run = watcher.execution(run_id)
@@ -409,7 +414,7 @@ def test_a_run_waits_for_approval_without_its_process_and_without_its_caller(
     until(lambda: not is_alive(pid))
     watcher.close()
 
-    manager = bench.manager(note, pay, config={"idle_s": 60.0})
+    manager = ray_bench.manager(note, pay, config={"idle_s": 60.0})
     run = manager.execution(run_id)
     assert run.status() == "awaiting_approval" and [call.call_id for call in run.pending()] == [
         dear.call_id,
@@ -428,13 +433,13 @@ def test_a_run_waits_for_approval_without_its_process_and_without_its_caller(
     with pytest.raises(CallDecidedError, match="rejected"):
         run.approve(cheap.call_id)
     assert manager.execution(queued_id).wait(WAIT_S).text == "after it"
-    assert bench.notes() == ["a", "paid 80"]
+    assert ray_bench.notes() == ["a", "paid 80"]
     assert results(turn) == [("noted a", False), ("paid 80", False), ("rejected: one is enough", True)]
     assert [dict(block.input) for block in turn.output if isinstance(block, ToolUse)][1:] == [
         {"euros": 80},
         {"euros": 3},
     ]
-    messages = [message for message in bench.sent() if message["role"] in ("assistant", "tool")]
+    messages = [message for message in ray_bench.sent() if message["role"] in ("assistant", "tool")]
     assert [call["function"]["arguments"] for call in messages[0]["tool_calls"]][1] == '{"euros": 80}'
     assert [message["content"] for message in messages[1:4]] == [
         "noted a",
@@ -493,9 +498,9 @@ asyncio.run(main())
 
 
 def test_another_process_can_provide_the_result_of_a_call(
-    bench: Bench, ray_session: ModuleType, tmp_path: Path
+    ray_bench: Bench, ray_session: ModuleType, tmp_path: Path
 ) -> None:
-    manager = bench.manager(driver, api="responses")
+    manager = ray_bench.manager(driver, api="responses")
     calls: agent_tools.Calls = [("driver", {"question": "when?"}), ("driver", {"question": "where?"})]
     run = manager.open("chat").run(prompt(calls, "thanks"))
     first, _ = awaited(run)
@@ -517,10 +522,10 @@ def test_another_process_can_provide_the_result_of_a_call(
 
 
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
-def test_edited_arguments_are_checked_after_a_restart(bench: Bench, placement: Placement) -> None:
-    manager = bench._make_manager(engine=bench.engine(pay), placement=placement)
+def test_edited_arguments_are_checked_after_a_restart(ray_bench: Bench, placement: Placement) -> None:
+    manager = ray_bench._make_manager(engine=ray_bench.engine(pay), placement=placement)
     chat = manager.open("chat")
-    run = chat.run(prompt([("pay", {"euros": 800})], "paid"), labels=bench.labels)
+    run = chat.run(prompt([("pay", {"euros": 800})], "paid"), labels=ray_bench.labels)
     (call,) = awaited(run)
     os.kill(pid := process_of(chat.info()), signal.SIGKILL)
     until(lambda: not is_alive(pid))
@@ -529,7 +534,7 @@ def test_edited_arguments_are_checked_after_a_restart(bench: Bench, placement: P
             run.approve(call.call_id, input=wrong)
     assert run.pending() == [call]
     run.approve(call.call_id, input={"euros": 8})
-    assert results(run.wait(WAIT_S)) == [("paid 8", False)] and bench.notes() == ["paid 8"]
+    assert results(run.wait(WAIT_S)) == [("paid 8", False)] and ray_bench.notes() == ["paid 8"]
     audit(manager, "chat")
 
 

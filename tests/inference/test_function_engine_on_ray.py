@@ -105,7 +105,7 @@ async def test_an_async_generator_streams_in_the_async_family(ray_session: Any, 
         assert failed.value.turn and failed.value.turn.text == text == "0 1 2 "
 
 
-def test_a_function_that_cannot_be_pickled_is_refused(make_manager: ManagerMaker) -> None:
+def test_a_function_that_cannot_be_pickled_is_refused(make_ray_manager: ManagerMaker) -> None:
     lock = threading.Lock()
 
     def locked(turn: Turn) -> str:
@@ -113,10 +113,10 @@ def test_a_function_that_cannot_be_pickled_is_refused(make_manager: ManagerMaker
             return "never"
 
     with pytest.raises(ConfigError, match="cannot be pickled"):
-        make_manager(engine=FunctionEngine(locked)).open()
+        make_ray_manager(engine=FunctionEngine(locked)).open()
 
 
-def test_a_scripted_agent_survives_an_approval_a_kill_and_a_fork(make_manager: ManagerMaker) -> None:
+def test_a_scripted_agent_survives_an_approval_a_kill_and_a_fork(make_ray_manager: ManagerMaker) -> None:
     script: list[ScriptedAnswer] = [
         ["Let me pay.", ("pay", {"euros": 5})],
         "It is paid.",
@@ -126,7 +126,7 @@ def test_a_scripted_agent_survives_an_approval_a_kill_and_a_fork(make_manager: M
         [Pause(0.01), '{"days": 3}'],
     ]
     engine = ScriptedEngine(script, tools=[pay, search])
-    chat = make_manager(engine=engine, config=SessionConfig(on_lost="resume")).open()
+    chat = make_ray_manager(engine=engine, config=SessionConfig(on_lost="resume")).open()
 
     paying = chat.run("Pay.")
     next(event for event in paying.events() if event.kind == "approval_requested")

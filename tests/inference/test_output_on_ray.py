@@ -40,7 +40,7 @@ class Small(Place):
         return value
 
 
-def test_a_run_that_is_killed_between_retries_continues_with_the_same_type(make_manager: MakeManager) -> None:
+def test_a_run_that_is_killed_between_retries_continues_with_the_same_type(make_ray_manager: MakeManager) -> None:
     is_killed = threading.Event()
 
     def held() -> Reply:
@@ -48,7 +48,7 @@ def test_a_run_that_is_killed_between_retries_continues_with_the_same_type(make_
         return says(PARIS)
 
     with QuirkServer(says(MINUS), held, says(MINUS), says(PARIS)) as server:
-        manager = make_manager(engine=engine_at(server), config=SessionConfig(on_lost="resume"))
+        manager = make_ray_manager(engine=engine_at(server), config=SessionConfig(on_lost="resume"))
         chat = manager.open("chat")
         run = chat.run("What of Paris?", output=Place)
         until(lambda: len(server.requests) == 2)
@@ -75,10 +75,10 @@ def test_a_run_that_is_killed_between_retries_continues_with_the_same_type(make_
 
 
 def test_both_families_return_instances_and_partial_objects_and_refuse_invalid_types(
-    make_manager: MakeManager, tmp_path: Path
+    make_ray_manager: MakeManager, tmp_path: Path
 ) -> None:
     with QuirkServer(says(PARIS)) as server:
-        manager = make_manager(engine=engine_at(server))
+        manager = make_ray_manager(engine=engine_at(server))
         chat = manager.open("chat")
         run = chat.run("What of Paris?", output=Place)
         *_, last = run.partials()

@@ -31,7 +31,7 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.actors.memory_actor import MemoryActorProcess
 from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
@@ -68,7 +68,7 @@ def test_flushed_exchanges_are_recalled_for_the_same_user_only(make_manager: Mak
     manager = make_manager(
         engine=Mirror(),
         memory=[handbook, facts],
-        placement=Packed(hosts=1),
+        placement=InProcess(),
         overflow=FlushToMemory(max_ratio=0.3, otherwise=Trim()),  # to the memories above
         config=SessionConfig(
             token_counter=ByteCounter(), max_context_tokens=2000, memory=MemoryConfig(max_tokens=600, timeout_s=60.0)
@@ -136,7 +136,7 @@ def test_messages_become_facts_of_their_user_only(make_manager: MakeManager, tmp
         config = SessionConfig(
             token_counter=ByteCounter(), max_context_tokens=2000, memory=MemoryConfig(max_tokens=600, timeout_s=60.0)
         )
-        settings = {"placement": Packed(hosts=1), "config": config}
+        settings = {"placement": InProcess(), "config": config}
         talk = make_manager(engine=engine, overflow=FlushToMemory([facts], max_ratio=0.3), **settings)
         chat = talk.open("talk", user_id="sarah")
         for number in range(40):

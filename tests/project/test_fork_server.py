@@ -33,9 +33,9 @@ def parent_of(pid: int) -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, processes are started as ever")
 def test_the_tests_own_processes_are_forked_and_those_of_programs_are_not(
-    make_manager: Callable[..., SessionManager], ray_address: str, tmp_path: Path
+    make_ray_manager: Callable[..., SessionManager], ray_address: str, tmp_path: Path
 ) -> None:
-    manager, deadline = make_manager(), time.monotonic() + WAIT_S
+    manager, deadline = make_ray_manager(), time.monotonic() + WAIT_S
     while "fork_server.py" not in parent_of(manager.open().info().pid or 0):
         assert time.monotonic() < deadline, "no process was forked"
 

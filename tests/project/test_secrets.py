@@ -228,12 +228,12 @@ def test_no_error_shows_the_password_of_a_store_url(
 
 
 def test_names_handles_and_errors_have_no_key_and_no_url(
-    ray_session: ModuleType, make_manager: Callable[..., SessionManager], tmp_path: Path
+    ray_session: ModuleType, make_ray_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     """Everybody on the cluster sees names of actors, and handles are passed to other programs."""
     with LocalProvider(api_key="another") as provider:
         engine = OpenAIEngine("local", base_url=provider.base_url, api_key=KEY, max_retries=0)
-        manager = make_manager(engine=engine)
+        manager = make_ray_manager(engine=engine)
         chat = manager.open("s", metadata={"a": 1})
         handle = chat.run("hello")
         with pytest.raises(Exception, match=r"Incorrect API key provided: \*\*\*") as caught:
@@ -245,7 +245,7 @@ def test_names_handles_and_errors_have_no_key_and_no_url(
         assert str(tmp_path) + "/chats.db" not in text
     for url in ("postgresql://user:hunter2@127.0.0.1:port/x", "mysql://user:hunter2@h/x"):
         with pytest.raises(StoreURLError) as refused:
-            make_manager(store=url).count()
+            make_ray_manager(store=url).count()
         assert "hunter2" not in texts_of(refused.value)
 
 

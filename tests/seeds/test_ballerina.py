@@ -6,17 +6,16 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import end_actors
 
 from memories.extraction_models import all_stated
 from turnwise import (
     AsyncSessionManager,
     ExtractiveMemory,
     FlushToMemory,
+    InProcess,
     MemoryConfig,
     OpenAIEngine,
     SessionConfig,
@@ -62,7 +61,7 @@ def answering(messages: list[Message]) -> str:
 
 
 @pytest.fixture(scope="module")
-def manager(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionManager]:
+def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionManager]:
     """The developer experience: three blocks, and a strategy that flushes to them; see section 5."""
     folder = tmp_path_factory.mktemp("ballerina")
     with LocalProvider(reply=answering) as provider:
@@ -79,9 +78,9 @@ def manager(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -
             overflow=FlushToMemory(max_ratio=0.5, trigger_ratio=0.8),  # the manager's memories
             config=SessionConfig(max_context_tokens=100_000, memory=MemoryConfig(timeout_s=60.0)),
             namespace=NAMESPACE,
+            placement=InProcess(),
         ) as session_manager:
             yield session_manager
-    end_actors(ray_session, NAMESPACE)
 
 
 def test_the_hr_chatbot_holds_short_term_and_long_term_memory_together(manager: SessionManager) -> None:
@@ -148,13 +147,13 @@ def test_turns_of_an_orchestrator_of_ones_own_go_to_long_term_memory(manager: Se
     assert memory.delete().items and not memory.get("Where do I work?").recalled.extracted
 
 
-def test_the_asynchronous_family_has_the_same_verbs(ray_session: ModuleType, tmp_path: Path) -> None:
+def test_the_asynchronous_family_has_the_same_verbs(tmp_path: Path) -> None:
     public = [{name for name in dir(cls) if not name.startswith("_")} for cls in (ChatMemory, AsyncChatMemory)]
     assert public[0] == public[1] == {"get", "update", "delete"}
 
     async def use() -> None:
         async with AsyncSessionManager(
-            f"sqlite:///{tmp_path}/chats.db", engine=NoAnswer(), namespace=NAMESPACE
+            f"sqlite:///{tmp_path}/chats.db", engine=NoAnswer(), namespace=NAMESPACE, placement=InProcess()
         ) as manager:
             memory = AsyncChatMemory(await manager.open("chat"), ends_turns=True)
             await memory.update("Hi, I'm Sarah.", {"role": "assistant", "content": "Hello Sarah!"})

@@ -6,13 +6,11 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 
 import pytest
-from conftest import end_actors
 
 from engines import BrokenBuilder, ScriptedEngine
-from turnwise import AnyEvent, AsyncSessionManager, Packed, SessionManager
+from turnwise import AnyEvent, AsyncSessionManager, InProcess, SessionManager
 from turnwise.errors import (
     ConfigError,
     EmptyTurnError,
@@ -28,12 +26,11 @@ NAMESPACE = "seeds-geppetto"
 
 
 @pytest.fixture(scope="module")
-def manager(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionManager]:
+def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionManager]:
     store = f"sqlite:///{tmp_path_factory.mktemp('geppetto')}/chats.db"
-    settings = {"engine": ScriptedEngine(), "namespace": NAMESPACE, "placement": Packed(hosts=1)}
+    settings = {"engine": ScriptedEngine(), "namespace": NAMESPACE, "placement": InProcess()}
     with SessionManager(store, **settings) as session_manager:  # type: ignore[arg-type]
         yield session_manager
-    end_actors(ray_session, NAMESPACE)
 
 
 def test_basic_usage(manager: SessionManager) -> None:
@@ -109,9 +106,7 @@ def test_the_table_of_errors(manager: SessionManager) -> None:
         manager.open().start()
     with pytest.raises(ConfigError):
         SessionManager("memory://geppetto", engine=None)  # type: ignore[arg-type]
-    broken = SessionManager(
-        f"memory://{NAMESPACE}", engine=BrokenBuilder(), namespace=NAMESPACE, placement=Packed(hosts=1)
-    )
+    broken = SessionManager(f"memory://{NAMESPACE}", engine=BrokenBuilder(), namespace=NAMESPACE, placement=InProcess())
     with broken, pytest.raises(RunFailedError):
         broken.open().run("hello").wait()
 
@@ -173,8 +168,10 @@ def test_a_sink_for_all_sessions_that_goes_on_where_it_stopped(manager: SessionM
         manager.subscribe(sink, session_id="first", user_id="joe")
 
 
-async def test_the_same_awaited(manager: SessionManager, ray_session: ModuleType) -> None:
-    settings = {"engine": ScriptedEngine(), "namespace": NAMESPACE, "placement": Packed(hosts=1)}
+async def test_the_same_awaited(
+    manager: SessionManager,
+) -> None:
+    settings = {"engine": ScriptedEngine(), "namespace": NAMESPACE, "placement": InProcess()}
     async with AsyncSessionManager(f"memory://{NAMESPACE}", **settings) as opened:  # type: ignore[arg-type]
         session = await opened.open()
         turn = await session.append("What's the weather in Paris?")

@@ -7,15 +7,13 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import end_actors
 
 import turnwise
 from engines import Researcher, ScriptedEngine
-from turnwise import AsyncSessionManager, LexicalMemory, MemoryConfig, Packed, SessionConfig, SessionManager
+from turnwise import AsyncSessionManager, InProcess, LexicalMemory, MemoryConfig, SessionConfig, SessionManager
 from turnwise.errors import InvalidRequestError, SessionEndedError, TurnIdTakenError
 from turnwise.memory.conversation.blocks import Document, Image, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import CustomEvent, PhaseChanged, PlannerNote, TextDelta
@@ -38,15 +36,14 @@ def settings(folder: Path) -> dict[str, Any]:
         "history_store": f"sqlite:///{folder}/events.db",
         "engine": {"research": Researcher(), "plain": ScriptedEngine("plain ")},
         "namespace": NAMESPACE,
-        "placement": Packed(hosts=1),
+        "placement": InProcess(),
     }
 
 
 @pytest.fixture(scope="module")
-def manager(ray_session: ModuleType, folder: Path) -> Iterator[SessionManager]:
+def manager(folder: Path) -> Iterator[SessionManager]:
     with SessionManager(**settings(folder)) as session_manager:
         yield session_manager
-    end_actors(ray_session, NAMESPACE)
 
 
 def stored_events(folder: Path, session_id: str, count: int, run_id: str | None = None) -> list[Any]:
@@ -191,10 +188,9 @@ def noted(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def noting(ray_session: ModuleType, folder: Path) -> Iterator[SessionManager]:
+def noting(folder: Path) -> Iterator[SessionManager]:
     with SessionManager(**noted(folder)) as session_manager:
         yield session_manager
-    end_actors(ray_session, f"{NAMESPACE}-noted")
 
 
 async def test_planner_notes_are_a_kind_of_memory(noting: SessionManager, folder: Path) -> None:

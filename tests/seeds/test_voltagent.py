@@ -6,14 +6,12 @@ import pickle
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import end_actors
 
 from engines import ScriptedEngine
-from turnwise import AsyncSessionManager, Packed, RunCancelledError, SessionManager
+from turnwise import AsyncSessionManager, InProcess, RunCancelledError, SessionManager
 from turnwise.actors.client.blocking import run_once as once
 from turnwise.errors import EmptyTurnError, InvalidInputError, SessionNotFoundError, TurnNotFoundError
 
@@ -25,14 +23,13 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Conversations in one place, the history of runs in another."""
     folder = tmp_path_factory.mktemp("voltagent")
     stores = {"store": f"sqlite:///{folder}/chats.db", "history_store": f"sqlite:///{folder}/history.db"}
-    return {**stores, "engine": ScriptedEngine(), "namespace": NAMESPACE, "placement": Packed(hosts=1)}
+    return {**stores, "engine": ScriptedEngine(), "namespace": NAMESPACE, "placement": InProcess()}
 
 
 @pytest.fixture(scope="module")
-def manager(ray_session: ModuleType, settings: dict[str, Any]) -> Iterator[SessionManager]:
+def manager(settings: dict[str, Any]) -> Iterator[SessionManager]:
     with SessionManager(**settings) as session_manager:
         yield session_manager
-    end_actors(ray_session, NAMESPACE)
 
 
 def test_user_and_conversation_ids(manager: SessionManager) -> None:

@@ -357,13 +357,16 @@ def test_a_text_that_a_database_refuses_is_not_quoted(database: str, tmp_path: P
 
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
 def test_a_user_with_damaged_sessions_is_listed_and_forgotten(
-    placement: Placement, make_manager: Callable[..., SessionManager], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    placement: Placement,
+    make_ray_manager: Callable[..., SessionManager],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    manager = make_manager(placement=placement)
+    manager = make_ray_manager(placement=placement)
     for name in ("whole", "its record", "its turns", "its blocks"):
         chat = manager.open(name, user_id="ada", metadata={"about": SECRET})
         chat.run(SECRET).wait(60)
-    make_manager(placement=placement).open("another's", user_id="bob").run("hello").wait(60)
+    make_ray_manager(placement=placement).open("another's", user_id="bob").run("hello").wait(60)
     with sqlite3.connect(tmp_path / "chats.db") as connection:
         rows = connection.execute("SELECT session_id, key FROM turnwise_sessions")
         keys = dict(rows)

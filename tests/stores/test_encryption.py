@@ -539,7 +539,7 @@ async def test_an_encrypted_session_can_be_continued_but_not_read_without_its_ke
 
 
 def test_managers_keep_sessions_encrypted_until_their_users_key_is_deleted(
-    ray_session: ModuleType, make_manager: Callable[..., SessionManager], tmp_path: Path
+    ray_session: ModuleType, make_ray_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     """Through real processes, with a history of its own; without the key a user can be forgotten, not read."""
     keys = KeyFiles(tmp_path / "keys")
@@ -550,7 +550,7 @@ def test_managers_keep_sessions_encrypted_until_their_users_key_is_deleted(
         "history_store": f"sqlite:///{tmp_path}/data/events.db",
     }
     place["placement"] = Packed(hosts=1)
-    manager = make_manager(**place, encryption=Encryption(keys, cache_s=0))
+    manager = make_ray_manager(**place, encryption=Encryption(keys, cache_s=0))
     chats = {user: manager.open(f"of {user}", user_id=user, metadata={"topic": SECRET}) for user in ("alice", "bob")}
     runs = {user: chat.run(f"{SECRET} of {user}", labels={"a": SECRET}) for user, chat in chats.items()}
     for user, run in runs.items():
@@ -558,7 +558,7 @@ def test_managers_keep_sessions_encrypted_until_their_users_key_is_deleted(
         assert chats[user].runs()[0].labels == {"a": SECRET}
     with pytest.raises(KeyMissingError):
         manager.open("new", user_id="nobody")
-    plain = make_manager(**place)
+    plain = make_ray_manager(**place)
     asks: list[Callable[[], object]] = [
         plain.list,
         *(partial(verb, "of bob", user_id="bob") for verb in (plain.get, plain.open)),
@@ -592,13 +592,13 @@ def test_managers_keep_sessions_encrypted_until_their_users_key_is_deleted(
     assert SECRET.encode() not in raw_sqlite(tmp_path / "data")
 
 
-def test_a_manager_refuses_an_invalid_encryption(make_manager: Callable[..., SessionManager]) -> None:
+def test_a_manager_refuses_an_invalid_encryption(make_ray_manager: Callable[..., SessionManager]) -> None:
     import threading
 
     lock = threading.Lock()
     for invalid in (key_of, Encryption(lambda user_id: repr(lock).encode())):
         with pytest.raises(ConfigError, match="encryption"):
-            make_manager(encryption=invalid)
+            make_ray_manager(encryption=invalid)
 
 
 def test_errors_of_encryption_are_store_errors() -> None:

@@ -100,6 +100,11 @@ def bench(make_manager: Callable[..., SessionManager], provider: LocalProvider) 
     return Bench(make_manager, provider)
 
 
+@pytest.fixture
+def ray_bench(make_ray_manager: Callable[..., SessionManager], provider: LocalProvider) -> Bench:
+    return Bench(make_ray_manager, provider)
+
+
 # A conversation
 
 READ = """
@@ -113,25 +118,25 @@ print(json.dumps([encode(turn.blocks[: len(turn.blocks) - len(turn.output)]) for
 """
 
 
-def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tmp_path: Path) -> None:
+def test_forty_turns_in_a_small_window(ray_bench: Bench, ray_session: ModuleType, tmp_path: Path) -> None:
     """Cases 34, 37, 39 and 43: each request fits, and what is not in it is in its summary, which was paid for once."""
-    manager = bench.manager(bench.summarize())
+    manager = ray_bench.manager(ray_bench.summarize())
     chat = manager.open("chat", user_id="ada")
     for number in range(40):
         new = {0: [System(text="Be kind.")], 20: [System(text="Be brief.")]}.get(number, [])
         assert chat.run(*new, ask(number)).wait(WAIT_S).text == answer(number)
     chat.compact()  # waits for what is under way
     done = compacted(chat, len(events_of(chat, WindowCompacted)))
-    bench.check()
+    ray_bench.check()
     assert (
-        len(bench.sent_requests()) == 40
+        len(ray_bench.sent_requests()) == 40
         and not events_of(chat, CompactionFailed)
         and not events_of(chat, RunFailedError)
     )
     assert all(event.strategy == "Summarize" and event.tokens_after < event.tokens_before <= LIMIT for event in done)
 
     # Each block that went was shown once, behind the summary of what went before it.
-    shown = bench.summed_up()
+    shown = ray_bench.summed_up()
     assert len(done) == len(shown) >= 6
     summarized = [fact for _, told_of in shown for fact in told_of]
     assert summarized == exchanges(0, len(summarized) // 2)
@@ -144,7 +149,7 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
 
     # The summary is in each request from its commit on, in front of what it does not stand for.
     marks = {event.seq: end for event, end in zip(done, ends, strict=True)}
-    for number, (start, body) in enumerate(zip(events_of(chat, RunStarted), bench.sent_requests(), strict=True)):
+    for number, (start, body) in enumerate(zip(events_of(chat, RunStarted), ray_bench.sent_requests(), strict=True)):
         at_least = max((end for seq, end in marks.items() if seq < start.seq), default=0)
         system, *rest = body["messages"]
         assert system == {"role": "system", "content": "Be brief." if number >= 20 else "Be kind."}
@@ -163,12 +168,12 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
     assert [*behind, *turns[-1].blocks[2:]] == [
         block for turn in turns for block in turn.new_blocks if not isinstance(block, System)
     ]
-    assert json.loads(reader.communicate(timeout=WAIT_S)[0]) == [body["messages"] for body in bench.sent_requests()]
+    assert json.loads(reader.communicate(timeout=WAIT_S)[0]) == [body["messages"] for body in ray_bench.sent_requests()]
     assert reader.returncode == 0
 
     # What the summaries cost is in the bill.
     usage = chat.info().session.usage
-    requests = [*bench.sent_requests(), *bench.sent_requests(SMALL)]
+    requests = [*ray_bench.sent_requests(), *ray_bench.sent_requests(SMALL)]
     assert usage.calls == len(requests) == 40 + len(done)
     assert usage.input_tokens == sum(
         len(tokens_of(text_of(message))) for body in requests for message in body["messages"]
@@ -178,12 +183,12 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
     assert spent == 1 and all(event.usage for event in done)
 
 
-async def test_the_async_family_explains_compacts_and_expands(bench: Bench, tmp_path: Path) -> None:
+async def test_the_async_family_explains_compacts_and_expands(ray_bench: Bench, tmp_path: Path) -> None:
     """And a summary may come from the other API."""
-    manager = bench.manager(bench.summarize())
+    manager = ray_bench.manager(ray_bench.summarize())
 
-    settings: Any = {"engine": bench.engine(), "namespace": manager._client.namespace}
-    small = bench.engine(SMALL, api="responses")
+    settings: Any = {"engine": ray_bench.engine(), "namespace": manager._client.namespace}
+    small = ray_bench.engine(SMALL, api="responses")
     early = Summarize(small, max_summary_tokens=150, trigger_ratio=0.5)
     async with AsyncSessionManager(
         f"sqlite:///{tmp_path}/chats.db", overflow=early, config=configured(max_context_tokens=1400), **settings
@@ -199,10 +204,10 @@ async def test_the_async_family_explains_compacts_and_expands(bench: Bench, tmp_
         await chat.append(ask(12))
         pending = await chat.latest()
         assert pending and (await (await chat.start())).text == answer(12)
-        assert bench.last() == encode(pending.blocks), "what waits is shown as it will be sent"
+        assert ray_bench.last() == encode(pending.blocks), "what waits is shown as it will be sent"
         behind = await chat.expand(summary_of(pending))
         assert facts_of(behind) == exchanges(0, len(behind) // 2) != []
-        assert all(body["instructions"].startswith(PROMPT) for body in bench.sent_requests(SMALL))
+        assert all(body["instructions"].startswith(PROMPT) for body in ray_bench.sent_requests(SMALL))
 
 
 # Slow summarizers
@@ -353,10 +358,10 @@ def kill_when(path: Path, chat: Session, count: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_kill_during_a_compaction_loses_nothing(bench: Bench, tmp_path: Path) -> None:
+def test_a_kill_during_a_compaction_loses_nothing(ray_bench: Bench, tmp_path: Path) -> None:
     """Case 41: before the summarizer is asked, when it has answered, and as soon as the commit is there."""
     gate = Gate(tmp_path)
-    manager = bench.manager(bench.summarize(gate))
+    manager = ray_bench.manager(ray_bench.summarize(gate))
     chat = manager.open("chat")
     number, paid = 0, 0
     for round_, hold in enumerate((gate.before, gate.after, None)):
@@ -371,7 +376,7 @@ def test_a_kill_during_a_compaction_loses_nothing(bench: Bench, tmp_path: Path) 
             assert len(events_of(chat, WindowCompacted)) == round_, "nothing was committed"
             assert [turn.index for turn in chat.turns()] == list(range(number)), "and nothing is lost"
             talk(chat, number, number + 1)
-            assert facts(bench.last())[-1] == ("user", ask(number))
+            assert facts(ray_bench.last())[-1] == ("user", ask(number))
             number += 1
             compacted(chat, round_ + 1)
             paid += 1
@@ -380,28 +385,28 @@ def test_a_kill_during_a_compaction_loses_nothing(bench: Bench, tmp_path: Path) 
             kill_when(tmp_path / "chats.db", chat, round_ + 1)
         assert len(chat.turns()) == number
     talk(chat, number, number + 1)
-    (who, text), *rest = facts(bench.last())
+    (who, text), *rest = facts(ray_bench.last())
     first = int(text.split()[-1][1:]) + 1
     assert who == "summary" and rest == [*exchanges(first, number), ("user", ask(number))]
     compacted(chat, 3)
 
     # One answer was paid for and lost with its process; else each was shown what is new, once.
-    shown = bench.summed_up()
+    shown = ray_bench.summed_up()
     assert len(shown) == 4
     lost = next(index for index in range(3) if shown[index + 1][0] == shown[index][0])
     assert shown[lost + 1][1][: len(shown[lost][1])] == shown[lost][1]
     summarized = [fact for index, (_, new) in enumerate(shown) if index != lost for fact in new]
     assert summarized == exchanges(0, first)
     assert chat.info().session.usage.calls == number + 1 + 3
-    bench.check()
+    ray_bench.check()
     audit(manager, "chat")
 
 
-def test_a_run_that_waits_for_a_compaction_resumes_after_a_kill(bench: Bench, tmp_path: Path) -> None:
+def test_a_run_that_waits_for_a_compaction_resumes_after_a_kill(ray_bench: Bench, tmp_path: Path) -> None:
     """Cases 33 and 41: it makes room itself then."""
     gate = Gate(tmp_path)
     gate.after.on()
-    manager = bench.manager(bench.summarize(gate), {"on_lost": "resume"})
+    manager = ray_bench.manager(ray_bench.summarize(gate), {"on_lost": "resume"})
     chat = manager.open("chat")
     number = talk_until_due(chat)
     noted(gate, "came", "answered")
@@ -410,9 +415,9 @@ def test_a_run_that_waits_for_a_compaction_resumes_after_a_kill(bench: Bench, tm
     gate.after.off()
     turn = run.wait(WAIT_S)
     assert turn.text.startswith("as to long") and chat.runs(after=number - 1)[0].resumes == 1
-    assert facts(bench.last())[0][0] == "summary" and len(bench.sent_requests()) == number + 1
-    assert len(bench.sent_requests(SMALL)) == 2 and chat.compact() is None
-    bench.check()
+    assert facts(ray_bench.last())[0][0] == "summary" and len(ray_bench.sent_requests()) == number + 1
+    assert len(ray_bench.sent_requests(SMALL)) == 2 and chat.compact() is None
+    ray_bench.check()
     audit(manager, "chat")
 
 
@@ -501,11 +506,11 @@ def test_acknowledged_exchanges_are_removed_and_the_others_stay(bench: Bench, tm
     audit(manager, "chat", user_id="ada", drops=True)
 
 
-def test_a_kill_between_acknowledgement_and_commit_makes_no_duplicates(bench: Bench, tmp_path: Path) -> None:
+def test_a_kill_between_acknowledgement_and_commit_makes_no_duplicates(ray_bench: Bench, tmp_path: Path) -> None:
     """Cases 41 and 42."""
     notebook = Notebook(tmp_path / "notes.db")
     notebook.held.on()
-    manager = bench.manager(FlushToMemory([notebook]))
+    manager = ray_bench.manager(FlushToMemory([notebook]))
     chat = manager.open("chat", user_id="ada")
     number = talk_until_due(chat)
     until(lambda: Path(notebook.path).exists() and notebook.stored_items())
@@ -514,7 +519,7 @@ def test_a_kill_between_acknowledgement_and_commit_makes_no_duplicates(bench: Be
     notebook.held.off()
     assert len(chat.turns()) == number and not events_of(chat, WindowCompacted)
     talk(chat, number, number + 1)
-    assert facts(bench.last()) == [*exchanges(0, number), ("user", ask(number))]
+    assert facts(ray_bench.last()) == [*exchanges(0, number), ("user", ask(number))]
     number += 1
     compacted(chat, 1)
     items = flushed(chat, notebook, manager)
@@ -525,51 +530,51 @@ def test_a_kill_between_acknowledgement_and_commit_makes_no_duplicates(bench: Be
     assert [item["turn"] for item in items] == list(range(len(items)))
     talk(chat, number, number + 1)
     saved = [fact for item in items for fact in said_in(item)]
-    assert [*saved, *facts(bench.last())] == [*exchanges(0, number), ("user", ask(number))]
-    bench.check()
+    assert [*saved, *facts(ray_bench.last())] == [*exchanges(0, number), ("user", ask(number))]
+    ray_bench.check()
     audit(manager, "chat", user_id="ada", drops=True)
 
 
 # What was paid for
 
 
-def test_a_summary_is_requested_once_despite_kills_and_new_managers(bench: Bench) -> None:
+def test_a_summary_is_requested_once_despite_kills_and_new_managers(ray_bench: Bench) -> None:
     """Case 43: a kill, an idle leave and another manager; and it advances after each."""
     config = {"idle_s": 0.5}
-    manager = bench.manager(bench.summarize(), config)
+    manager = ray_bench.manager(ray_bench.summarize(), config)
     chat = manager.open("chat")
     number = 0
     for round_ in range(1, 5):
         number = talk_until_due(chat, number)
         compacted(chat, round_)
-        assert len(bench.sent_requests(SMALL)) == round_
+        assert len(ray_bench.sent_requests(SMALL)) == round_
         pid = process_of(chat.info())
         if round_ == 1:
             kill(chat)
         elif round_ == 2:
             gone_from(pid)  # it has been idle
         elif round_ == 3:
-            manager = bench.manager(bench.summarize(), config)
+            manager = ray_bench.manager(ray_bench.summarize(), config)
             chat = manager.open("chat")
         talk(chat, number, number + 1)
-        (who, text), *rest = facts(bench.last())
+        (who, text), *rest = facts(ray_bench.last())
         first = int(text.split()[-1][1:]) + 1
         assert who == "summary" and rest == [*exchanges(first, number), ("user", ask(number))]
-        assert len(bench.sent_requests(SMALL)) == round_
+        assert len(ray_bench.sent_requests(SMALL)) == round_
         assert round_ > 2 or chat.info().pid != pid
         number += 1
-    summarized = [fact for _, new in bench.summed_up() for fact in new]
+    summarized = [fact for _, new in ray_bench.summed_up() for fact in new]
     assert summarized == exchanges(0, len(summarized) // 2)
     assert chat.info().session.usage.calls == number + 4
-    bench.check()
+    ray_bench.check()
     audit(manager, "chat")
 
 
-def test_an_idle_process_stays_until_its_window_is_compacted(bench: Bench, tmp_path: Path) -> None:
+def test_an_idle_process_stays_until_its_window_is_compacted(ray_bench: Bench, tmp_path: Path) -> None:
     """Cases 43 and 61: what was paid for is not left behind; another process, idle since later, leaves meanwhile."""
     gate = Gate(tmp_path)
     gate.before.on()
-    manager = bench.manager(bench.summarize(gate), {"idle_s": 0.5})
+    manager = ray_bench.manager(ray_bench.summarize(gate), {"idle_s": 0.5})
     chat, second = manager.open("chat"), manager.open("other")
     number = talk_until_due(chat)
     noted(gate, "came")
@@ -580,7 +585,7 @@ def test_an_idle_process_stays_until_its_window_is_compacted(bench: Bench, tmp_p
     gate.before.off()
     gone_from(pid)
     talk(chat, number, number + 1)
-    assert facts(bench.last())[0][0] == "summary" and len(bench.sent_requests(SMALL)) == 1
+    assert facts(ray_bench.last())[0][0] == "summary" and len(ray_bench.sent_requests(SMALL)) == 1
 
 
 # Agents
@@ -698,16 +703,16 @@ def test_the_next_run_has_the_strategy_of_a_later_manager(bench: Bench) -> None:
 
 
 def test_a_strategy_that_cannot_be_imported_is_refused(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "from windows.models import OnlyTheNewest\n\n\nclass Mine(OnlyTheNewest):\n    pass\n"
     (tmp_path / "only_here.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     import only_here  # type: ignore[import-not-found]
 
-    chat = bench.manager(bench.summarize()).open("chat")
+    chat = ray_bench.manager(ray_bench.summarize()).open("chat")
     talk(chat, 0, 1)
-    strange = bench.manager(only_here.Mine())
+    strange = ray_bench.manager(only_here.Mine())
     with pytest.raises(ConfigError, match=r"only_here.*define it in a module that is installed there"):
         strange.open("chat").run(ask(1))
     talk(chat, 1, 2)
@@ -715,8 +720,8 @@ def test_a_strategy_that_cannot_be_imported_is_refused(
     fresh = strange.open("fresh")
     with pytest.raises(RunFailedError, match=r"only_here.*define it in a module that is installed there"):
         fresh.run(ask(0)).wait(WAIT_S)
-    assert fresh.compact() is None and len(bench.sent_requests()) == 2
-    talk(bench.manager(Trim()).open("fresh"), 1, 2)
+    assert fresh.compact() is None and len(ray_bench.sent_requests()) == 2
+    talk(ray_bench.manager(Trim()).open("fresh"), 1, 2)
     del sys.modules["only_here"]
 
 
@@ -738,9 +743,9 @@ def test_invalid_strategies_and_unknown_windows_are_refused_at_once(bench: Bench
 # Forks, in PostgreSQL
 
 
-def test_forks_around_a_compaction_are_complete_without_their_parent(bench: Bench, database: str) -> None:
+def test_forks_around_a_compaction_are_complete_without_their_parent(ray_bench: Bench, database: str) -> None:
     """Case 37 on PostgreSQL: the early fork goes on with the originals, the late one with the summary."""
-    manager = bench.manager(bench.summarize(), store=database, placement=Packed(hosts=1))
+    manager = ray_bench.manager(ray_bench.summarize(), store=database, placement=Packed(hosts=1))
     parent = manager.open("parent", user_id="ada")
     number = talk_until_due(parent)
     compacted(parent, 1)
@@ -760,10 +765,10 @@ def test_forks_around_a_compaction_are_complete_without_their_parent(bench: Benc
 
     assert late.expand(summary) == behind
     talk(late, number + 1, number + 2)
-    assert facts(bench.last())[0] == ("summary", summary.text)
+    assert facts(ray_bench.last())[0] == ("summary", summary.text)
     own = carrier.index + 1
     talk(early, own, own + 1)
-    assert facts(bench.last()) == [*exchanges(0, own), ("user", ask(own))]
+    assert facts(ray_bench.last()) == [*exchanges(0, own), ("user", ask(own))]
     reached = talk_until_due(late, number + 2)
     compacted(late, 1)
     talk(late, reached, reached + 1)
@@ -776,18 +781,18 @@ def test_forks_around_a_compaction_are_complete_without_their_parent(bench: Benc
     talk(early, own + 1, own + 2)
     held = [*early.expand(summary_of(early.latest())), *early.latest().blocks[1:]]  # type: ignore[union-attr]
     assert facts_of(held) == exchanges(0, own + 2)
-    bench.check()
+    ray_bench.check()
 
 
-def test_a_resumed_run_keeps_its_strategy(bench: Bench, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_strategy(ray_bench: Bench, tmp_path: Path) -> None:
     """Cases 33 and 41: that of a later manager."""
     gate = Gate(tmp_path)
-    talk(bench.manager(None, {"on_lost": "resume"}).open("chat"), 0, 6)
-    chat = bench.manager(bench.summarize(gate), {"on_lost": "resume"}).open("chat")
+    talk(ray_bench.manager(None, {"on_lost": "resume"}).open("chat"), 0, 6)
+    chat = ray_bench.manager(ray_bench.summarize(gate), {"on_lost": "resume"}).open("chat")
     gate.before.on()
     run = chat.run(f"long {'z' * 300}")
     noted(gate, "came")
     kill(chat)
     gate.before.off()
     assert run.wait(WAIT_S).text.startswith("as to long")
-    bench.check()
+    ray_bench.check()

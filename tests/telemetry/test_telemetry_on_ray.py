@@ -50,12 +50,12 @@ def telemetry(collector: Collector, **settings: Any) -> Telemetry:
 
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
 def test_one_trace_leads_from_the_caller_to_the_provider_and_to_tools(
-    make_manager: MakeManager, collector: Collector, caller: trace.Span, placement: Placement
+    make_ray_manager: MakeManager, collector: Collector, caller: trace.Span, placement: Placement
 ) -> None:
     with LocalProvider(reply=tool_script([[("here", {}), ("away", {})], "done"])) as provider:
         engine = OpenAIEngine("m", base_url=provider.base_url, tools=[here, away])
         settings = {"placement": placement, "telemetry": telemetry(collector, propagate=True)}
-        manager = make_manager(engine=engine, **settings)
+        manager = make_ray_manager(engine=engine, **settings)
         turn = manager.open("chat", agent="helper").run("go").wait(timeout_s=60)
         sent = [request.headers["traceparent"][:-3] for request in provider.requests]
     (run,) = collector.wait_for(RUN)
@@ -73,12 +73,12 @@ def test_one_trace_leads_from_the_caller_to_the_provider_and_to_tools(
 
 
 def test_a_run_that_resumes_after_a_kill_links_to_its_first_span(
-    make_manager: MakeManager, collector: Collector, caller: trace.Span
+    make_ray_manager: MakeManager, collector: Collector, caller: trace.Span
 ) -> None:
     with LocalProvider(token_delay_s=1.0) as provider:
         engine = OpenAIEngine("m", base_url=provider.base_url)
         config = SessionConfig(on_lost="resume")
-        manager = make_manager(engine=engine, config=config, telemetry=telemetry(collector))
+        manager = make_ray_manager(engine=engine, config=config, telemetry=telemetry(collector))
         session = manager.open("chat", agent="helper")
         run = session.run("a long story")
         wait(lambda: provider.requests, "a request")

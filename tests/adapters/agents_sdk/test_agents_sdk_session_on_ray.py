@@ -269,8 +269,8 @@ async def test_the_contract_holds_in_races_and_runs_do_not_interleave(
             await check(make)
 
 
-def test_a_session_of_the_blocking_manager_works_too(make_manager: MakeManager) -> None:
-    manager = make_manager(engine=NoAnswer(), placement=Packed(hosts=1))
+def test_a_session_of_the_blocking_manager_works_too(make_ray_manager: MakeManager) -> None:
+    manager = make_ray_manager(engine=NoAnswer(), placement=Packed(hosts=1))
     session = TurnwiseSession(manager.open("blocking"))
     agent, _ = agent_of("One.", "Two.")
     loop = asyncio.new_event_loop()

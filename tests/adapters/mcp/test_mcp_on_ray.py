@@ -53,7 +53,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.ray
 def test_sessions_share_an_mcp_server_and_journal_its_calls(
-    make_manager: Callable[..., SessionManager], tmp_path: Path
+    make_ray_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"
 
@@ -67,7 +67,7 @@ def test_sessions_share_an_mcp_server_and_journal_its_calls(
     with LocalProvider(reply=reply) as provider:
         tools = mcp_tools(server, approve=["variable"])
         engine = OpenAIEngine("local", base_url=provider.base_url, tools=tools, max_retries=0)
-        manager = make_manager(engine=engine, placement=Packed(hosts=1), config=SessionConfig(on_lost="resume"))
+        manager = make_ray_manager(engine=engine, placement=Packed(hosts=1), config=SessionConfig(on_lost="resume"))
         ann, bob = manager.open("ann", user_id="ann"), manager.open("bob", user_id="bob")
 
         runs = [ann.run("two"), bob.run("two")]

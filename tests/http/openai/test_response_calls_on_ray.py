@@ -10,7 +10,6 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx2
@@ -22,12 +21,10 @@ from pydantic import TypeAdapter
 from servers import served as processes
 from servers.threaded_service import Served, served
 from tools.city_tools import look, pay
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.engines import OpenAIEngine, ToolRegistry
 from turnwise.http import BearerTokens
 from turnwise.testing import LocalProvider
-
-pytestmark = pytest.mark.ray
 
 TOKENS = BearerTokens({"ann's-secret-token": "ann", "bob's-secret-token": "bob"})
 
@@ -70,10 +67,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def options(ray_session: ModuleType) -> Iterator[dict[str, Any]]:
+def options() -> Iterator[dict[str, Any]]:
     with LocalProvider(reply=reply) as provider:
         engine = OpenAIEngine("local", base_url=provider.base_url, api_key="k", tools=ToolRegistry(pay, look))
-        yield {"engine": engine, "placement": Packed(hosts=1), "auth": TOKENS, "namespace": "response-calls"}
+        yield {"engine": engine, "placement": InProcess(), "auth": TOKENS, "namespace": "response-calls"}
 
 
 @pytest.fixture(scope="module")

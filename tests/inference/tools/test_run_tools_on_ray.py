@@ -35,12 +35,12 @@ CITIES = [("weather", {"city": "Oslo"}), ("weather", {"city": "Rome"})]
 
 @pytest.mark.parametrize(("api", "is_encrypted"), [("chat", True), ("responses", False)], ids=["chat", "responses"])
 def test_a_killed_run_that_waits_for_external_tools_goes_on(
-    make_manager: Callable[..., SessionManager], api: Any, is_encrypted: bool, tmp_path: Path
+    make_ray_manager: Callable[..., SessionManager], api: Any, is_encrypted: bool, tmp_path: Path
 ) -> None:
     encryption = Encryption(lambda user_id: user_id.encode().ljust(32, b".")) if is_encrypted else None
     with LocalProvider(reply=tool_script([CITIES, "done"])) as provider:
         engine = OpenAIEngine("local", api=api, base_url=provider.base_url)
-        manager = make_manager(engine=engine, encryption=encryption)
+        manager = make_ray_manager(engine=engine, encryption=encryption)
         chat = manager.open("chat", user_id="ann")
         run = chat.run("Where is it warmer?", instructions="Be brief.", tools=[WEATHER])
         calls = awaited(run)

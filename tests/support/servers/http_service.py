@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from engines import ScriptedEngine
 from tools.agent_tools import driver, pay
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -37,7 +37,7 @@ def manager_of(folder: Path, provider_url: str | None = None, **settings: Any) -
         engines["agent"] = OpenAIEngine("local", base_url=provider_url, api_key="none", tools=tools, max_retries=0)
         settings["memory"] = [LexicalMemory(folder / "facts.db", name="facts")]
         settings["working_memory"] = WorkingMemory(f"sqlite:///{folder}/notes.db")
-    arguments: dict[str, Any] = {"placement": Packed(hosts=1), **settings}
+    arguments: dict[str, Any] = {"placement": InProcess(), **settings}
     return AsyncSessionManager(f"sqlite:///{folder}/chats.db", engine=engines, **arguments)
 
 

@@ -17,12 +17,10 @@ from scale import share
 from servers.holds import HOLDS, LOOP_S, STORE_S, HoldsEngine, measure_this_loop, slowness
 from servers.threaded_service import served
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.http import BearerTokens, HttpSettings, create_app
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.values.limits import MAX_BLOCKS, MAX_NAMES
-
-pytestmark = pytest.mark.ray
 
 Request = TypeVar("Request")
 
@@ -162,10 +160,10 @@ class Users:
 
 
 @pytest.fixture(scope="module")
-def users(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
+def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
     """A service on a real server, with a real store; it and the sessions' process are measured."""
     store = f"sqlite:///{tmp_path_factory.mktemp('holds')}/chats.db"
-    options: dict[str, Any] = {"settings": HttpSettings(models=("any",)), "placement": Packed(hosts=1)}
+    options: dict[str, Any] = {"settings": HttpSettings(models=("any",)), "placement": InProcess()}
     options["memory"] = [LexicalMemory(f"sqlite:///{tmp_path_factory.mktemp('holds')}/facts.db", name="facts")]
     with served(
         store, auth=BearerTokens({ANN: "ann", BOB: "bob"}), engine=HoldsEngine(), namespace="holds", **options

@@ -5,11 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from servers.http_service import in_process
-
-pytestmark = pytest.mark.ray
 
 
 def chat(text: str, **more: Any) -> tuple[str, dict[str, Any]]:
@@ -43,7 +39,7 @@ REFUSED = {
 }
 
 
-async def test_a_refused_run_leaves_no_new_session(ray_session: None, tmp_path: Path) -> None:
+async def test_a_refused_run_leaves_no_new_session(tmp_path: Path) -> None:
     async with in_process(tmp_path) as client:
         for name, (path, body) in REFUSED.items():
             answer = await client.post(path, json=body, headers={"X-Session-Id": "new"})

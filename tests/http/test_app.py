@@ -11,13 +11,11 @@ import httpx
 import pytest
 
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import ConfigError
 from turnwise.http import BearerTokens, Identity, create_app
 from turnwise.http.config import load
-
-pytestmark = pytest.mark.ray
 
 TOKENS = BearerTokens({"ann's-secret-token": "ann", "bob's-secret-token": Identity("bob")})
 ANN, BOB = ({"Authorization": f"Bearer {name}'s-secret-token"} for name in ("ann", "bob"))
@@ -27,7 +25,7 @@ SSE = {"Accept": "text/event-stream"}
 
 @asynccontextmanager
 async def service(folder: Path, **options: object) -> AsyncIterator[httpx.AsyncClient]:
-    manager = AsyncSessionManager(f"sqlite:///{folder}/chats.db", engine=EchoEngine(), placement=Packed(hosts=1))
+    manager = AsyncSessionManager(f"sqlite:///{folder}/chats.db", engine=EchoEngine(), placement=InProcess())
     async with manager:
         app = create_app(manager, auth=TOKENS, **options)  # type: ignore[arg-type]
         transport = httpx.ASGITransport(app)
@@ -35,7 +33,7 @@ async def service(folder: Path, **options: object) -> AsyncIterator[httpx.AsyncC
             yield client
 
 
-async def test_a_run_is_started_followed_and_waited_for(ray_session: None, tmp_path: Path) -> None:
+async def test_a_run_is_started_followed_and_waited_for(tmp_path: Path) -> None:
     async with service(tmp_path) as client:
         assert (await client.post("/v1/sessions", json={"id": "chat"})).json()["id"] == "chat"
         run = (await client.post("/v1/sessions/chat/runs", json={"prompt": "hello"})).json()
@@ -55,7 +53,7 @@ async def test_a_run_is_started_followed_and_waited_for(ray_session: None, tmp_p
 
 
 async def test_an_app_of_a_configuration_opens_and_closes_its_own_manager(
-    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[AsyncSessionManager] = []
     close = AsyncSessionManager.close

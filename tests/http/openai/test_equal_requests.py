@@ -18,8 +18,6 @@ from tools.agent_tools import prompt
 from turnwise.http import create_app
 from turnwise.testing import LocalProvider
 
-pytestmark = pytest.mark.ray
-
 TIMES = 25
 
 
@@ -97,7 +95,7 @@ SESSIONS: dict[Callable[[str], Request], str] = {
 
 @pytest.mark.parametrize("route", ROUTES)
 async def test_equal_requests_at_once_get_the_answer_of_the_first(
-    ray_session: None, tmp_path: Path, provider_url: str, route: Callable[[str], Request]
+    tmp_path: Path, provider_url: str, route: Callable[[str], Request]
 ) -> None:
     async with services(tmp_path, provider_url, 2) as clients:
         if route is native:
@@ -165,9 +163,7 @@ async def blocks_of(client: httpx.AsyncClient, session: str) -> list[dict[str, A
     return last["blocks"] if turns else []
 
 
-async def test_a_tool_message_beside_a_decision_of_its_call_is_no_error(
-    ray_session: None, tmp_path: Path, provider_url: str
-) -> None:
+async def test_a_tool_message_beside_a_decision_of_its_call_is_no_error(tmp_path: Path, provider_url: str) -> None:
     async with services(tmp_path, provider_url) as (client,):
         messages, interrupt = await asked_to_pay(client, "tool")
         entry = resolved(interrupt)
@@ -180,9 +176,7 @@ async def test_a_tool_message_beside_a_decision_of_its_call_is_no_error(
         assert "call_decided" in await ran(client, changed, status=409)
 
 
-async def test_a_new_message_beside_a_decision_is_answered(
-    ray_session: None, tmp_path: Path, provider_url: str
-) -> None:
+async def test_a_new_message_beside_a_decision_is_answered(tmp_path: Path, provider_url: str) -> None:
     async with services(tmp_path, provider_url) as (client,):
         messages, interrupt = await asked_to_pay(client, "message")
         news = {"id": "u2", "role": "user", "content": prompt("Noted, too.")}
@@ -194,9 +188,7 @@ async def test_a_new_message_beside_a_decision_is_answered(
         assert texts.count(news["content"]) == 1
 
 
-async def test_two_answers_to_one_question_are_refused_and_decide_nothing(
-    ray_session: None, tmp_path: Path, provider_url: str
-) -> None:
+async def test_two_answers_to_one_question_are_refused_and_decide_nothing(tmp_path: Path, provider_url: str) -> None:
     async with services(tmp_path, provider_url) as (client,):
         messages, interrupt = await asked_to_pay(client, "twice")
         both = [resolved(interrupt), resolved(interrupt, approved=False)]
@@ -209,9 +201,7 @@ async def test_two_answers_to_one_question_are_refused_and_decide_nothing(
         assert data_of(await ran(client, asked_of("twice", *messages, resume=both[:1])))[-1]["type"] == "RUN_FINISHED"
 
 
-async def test_nothing_beside_a_decision_of_use_chat_is_refused_or_lost(
-    ray_session: None, tmp_path: Path, provider_url: str
-) -> None:
+async def test_nothing_beside_a_decision_of_use_chat_is_refused_or_lost(tmp_path: Path, provider_url: str) -> None:
     def user(message_id: str, text: str) -> dict[str, Any]:
         return {"id": message_id, "role": "user", "parts": [{"type": "text", "text": text}]}
 

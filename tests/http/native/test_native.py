@@ -19,8 +19,6 @@ from turnwise.http import create_app
 from turnwise.strategies.summarize import Summarize
 from turnwise.testing import LocalProvider
 
-pytestmark = pytest.mark.ray
-
 SSE = {"Accept": "text/event-stream"}
 CITY = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
@@ -49,7 +47,7 @@ async def ran(client: httpx.AsyncClient, path: str, text: str, **options: Any) -
     return run
 
 
-async def test_sessions_are_opened_listed_changed_ended_and_deleted(ray_session: None, folder: Path) -> None:
+async def test_sessions_are_opened_listed_changed_ended_and_deleted(folder: Path) -> None:
     async with in_process(folder) as client:
         body = {"id": "one", "agent": "travel", "title": "A week in Oslo", "metadata": {"channel": "web"}}
         answer = await client.post("/v1/sessions", json=body)
@@ -90,7 +88,7 @@ async def test_sessions_are_opened_listed_changed_ended_and_deleted(ray_session:
         }
 
 
-async def test_a_session_that_was_deleted_and_made_again_is_the_new_one(ray_session: None, folder: Path) -> None:
+async def test_a_session_that_was_deleted_and_made_again_is_the_new_one(folder: Path) -> None:
     async with in_process(folder) as client, in_process(folder) as second_client:
         path = await opened(client, "again")
         await ran(client, path, "the first")
@@ -102,7 +100,7 @@ async def test_a_session_that_was_deleted_and_made_again_is_the_new_one(ray_sess
         assert [turn["text"] for turn in turns] == ["the second"]
 
 
-async def test_runs_have_all_options_and_are_read_in_each_form(ray_session: None, folder: Path) -> None:
+async def test_runs_have_all_options_and_are_read_in_each_form(folder: Path) -> None:
     async with in_process(folder) as client:
         path = await opened(client, "runs")
         options = {"turn_id": "t-1", "labels": {"a": "b"}, "timeout_s": 60, "memory": "off"}
@@ -161,7 +159,7 @@ async def test_runs_have_all_options_and_are_read_in_each_form(ray_session: None
         assert usage["output_tokens"] >= 6 and (await client.get(path)).json()["usage"]["output_tokens"] == 6
 
 
-async def test_a_busy_session_names_its_run_and_what_can_be_done(ray_session: None, folder: Path) -> None:
+async def test_a_busy_session_names_its_run_and_what_can_be_done(folder: Path) -> None:
     async with in_process(folder) as client:
         path = await opened(client, "busy", engine="scripted")
         first = (await client.post(f"{path}/runs", json={"prompt": "slow 500"})).json()
@@ -194,7 +192,7 @@ async def test_a_busy_session_names_its_run_and_what_can_be_done(ray_session: No
         assert failed["state"] == "failed" and "oh no" in failed["error"]["why"]
 
 
-async def test_no_request_waits_longer_than_the_service_lets_it(ray_session: None, folder: Path) -> None:
+async def test_no_request_waits_longer_than_the_service_lets_it(folder: Path) -> None:
     async with in_process(folder, max_wait_s=0.05) as client:
         path = await opened(client, "patient", engine="scripted")
         waited = await client.post(f"{path}/runs?wait_s=600", json={"prompt": "slow 5000"})
@@ -204,7 +202,7 @@ async def test_no_request_waits_longer_than_the_service_lets_it(ray_session: Non
         assert (await client.post(f"{run}/cancel", json={})).json() == {"cancelled": True}
 
 
-async def test_sessions_are_appended_to_forked_compacted_and_cleared(ray_session: None, folder: Path) -> None:
+async def test_sessions_are_appended_to_forked_compacted_and_cleared(folder: Path) -> None:
     async with in_process(folder) as client:
         path = await opened(client, "base")
         turn = (await client.post(f"{path}/append", json={"prompt": "first"})).json()
@@ -232,7 +230,7 @@ async def test_sessions_are_appended_to_forked_compacted_and_cleared(ray_session
         assert unknown.status_code == 422 and unknown.json()["error"] == "config"
 
 
-async def test_what_a_summary_replaced_is_shown(ray_session: None, tmp_path: Path) -> None:
+async def test_what_a_summary_replaced_is_shown(tmp_path: Path) -> None:
     with LocalProvider(reply=lambda _: "They counted.") as provider:
         writer = OpenAIEngine("local", base_url=provider.base_url, api_key="none")
         config = SessionConfig(max_context_tokens=2000)
@@ -257,7 +255,7 @@ async def test_what_a_summary_replaced_is_shown(ray_session: None, tmp_path: Pat
                 assert forged.status_code == 422 and forged.json()["error"] == "invalid_input"
 
 
-async def test_calls_are_approved_rejected_and_provided(ray_session: None, folder: Path, provider_url: str) -> None:
+async def test_calls_are_approved_rejected_and_provided(folder: Path, provider_url: str) -> None:
     async with in_process(folder, provider_url) as client:
         path = await opened(client, "agent", engine="agent")
         labels: dict[str, Any] = {"labels": {"notes": str(folder / "notes.txt")}}
@@ -318,7 +316,7 @@ async def test_calls_are_approved_rejected_and_provided(ray_session: None, folde
         assert refused.status_code == 422 and "is not in the schema itself" in refused.json()["detail"]
 
 
-async def test_an_answer_has_the_schema_of_the_request(ray_session: None, folder: Path, provider_url: str) -> None:
+async def test_an_answer_has_the_schema_of_the_request(folder: Path, provider_url: str) -> None:
     async with in_process(folder, provider_url) as client:
         path = await opened(client, "typed", engine="agent")
         done = await ran(client, path, prompt('{"name": "Paris"}'), output=CITY)
@@ -333,9 +331,7 @@ async def test_an_answer_has_the_schema_of_the_request(ray_session: None, folder
         assert bad.status_code == 422 and "object" in bad.json()["detail"]
 
 
-async def test_memories_are_saved_recalled_changed_and_forgotten(
-    ray_session: None, folder: Path, provider_url: str
-) -> None:
+async def test_memories_are_saved_recalled_changed_and_forgotten(folder: Path, provider_url: str) -> None:
     async with in_process(folder, provider_url) as client:
         path = await opened(client, "remembering")
         saved = await client.post(f"{path}/memory", json={"text": "Ann loves trains.", "type": "preferences"})
@@ -397,7 +393,7 @@ async def test_memories_are_saved_recalled_changed_and_forgotten(
         assert (await client.get("/v1/count", headers=BOB)).json() == {"sessions": 1}
 
 
-async def test_a_subject_is_previewed_and_forgotten(ray_session: None, folder: Path, provider_url: str) -> None:
+async def test_a_subject_is_previewed_and_forgotten(folder: Path, provider_url: str) -> None:
     async with in_process(folder, provider_url) as client:
         path = await opened(client, "forgetting")
         place = f"{path}/memory/forget-about"
@@ -428,7 +424,7 @@ async def test_a_subject_is_previewed_and_forgotten(ray_session: None, folder: P
         assert nowhere.status_code == 422 and "must be one of" in nowhere.json()["detail"]
 
 
-async def test_a_message_is_removed_by_its_place(ray_session: None, folder: Path) -> None:
+async def test_a_message_is_removed_by_its_place(folder: Path) -> None:
     async with in_process(folder) as client:
         path = await opened(client, "removing")
         for text in ("one", "two"):
@@ -452,7 +448,7 @@ async def test_a_message_is_removed_by_its_place(ray_session: None, folder: Path
         assert newest["text"] == "five"
 
 
-async def test_a_conversation_from_elsewhere_is_imported_and_exported(ray_session: None, folder: Path) -> None:
+async def test_a_conversation_from_elsewhere_is_imported_and_exported(folder: Path) -> None:
     conversation = [
         {"role": "user", "content": "Where is the key?"},
         {"role": "assistant", "content": "Under the mat."},
@@ -499,7 +495,7 @@ async def test_a_conversation_from_elsewhere_is_imported_and_exported(ray_sessio
         assert [message["content"] for message in after[3:]] == ["And now?", "And now?"]
 
 
-async def test_a_run_without_a_session_leaves_nothing(ray_session: None, folder: Path) -> None:
+async def test_a_run_without_a_session_leaves_nothing(folder: Path) -> None:
     async with in_process(folder) as client, in_process(folder) as second_client:
         before = (await client.get("/v1/count")).json()
         done = await client.post("/v1/run?wait_s=60", json={"prompt": "hello", "metadata": {"a": 1}})
@@ -516,7 +512,7 @@ async def test_a_run_without_a_session_leaves_nothing(ray_session: None, folder:
         assert (await client.get("/v1/count")).json() == before
 
 
-async def test_what_is_another_users_is_answered_like_what_does_not_exist(ray_session: None, folder: Path) -> None:
+async def test_what_is_another_users_is_answered_like_what_does_not_exist(folder: Path) -> None:
     async with in_process(folder) as client:
         path = await opened(client, "private")
         run = await ran(client, path, "mine")

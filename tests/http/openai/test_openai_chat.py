@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
@@ -20,7 +19,7 @@ from pydantic import BaseModel
 from servers.http_service import TOKENS, WAIT_S, on_server
 from tools.agent_tools import pay
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
@@ -28,8 +27,6 @@ from turnwise.errors import SessionNotFoundError
 from turnwise.http import HttpSettings, create_app
 from turnwise.memory.conversation.blocks import System, ToolResult
 from turnwise.testing import LocalProvider, Message, tool_script
-
-pytestmark = pytest.mark.ray
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {
@@ -101,7 +98,7 @@ async def served(
     slow = OpenAIEngine("local/slow", base_url=provider.base_url, max_retries=0)
     engines = {"main": engine, "slow": slow}
     store = f"sqlite:///{folder}/chats.db"
-    async with AsyncSessionManager(store, engine=engines, placement=Packed(hosts=1)) as manager:
+    async with AsyncSessionManager(store, engine=engines, placement=InProcess()) as manager:
         for listed in await manager.list() if is_emptied else ():
             chat = await manager.get(listed.session_id, user_id=listed.user_id)
             await chat.end()
@@ -139,7 +136,7 @@ async def has_run(service: Service, session_id: str) -> bool:
         return False
 
 
-async def test_stateless_completions(ray_session: ModuleType, folder: Path, provider: LocalProvider) -> None:
+async def test_stateless_completions(folder: Path, provider: LocalProvider) -> None:
     async with served(folder, provider) as service, service.client() as client:
         create = client.chat.completions.create
         hello: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
@@ -185,9 +182,7 @@ async def test_stateless_completions(ray_session: ModuleType, folder: Path, prov
         assert await service.manager.count(user_id="ann") == 0, "nothing is stored"
 
 
-async def test_functions_of_the_client_without_a_session(
-    ray_session: ModuleType, folder: Path, provider: LocalProvider
-) -> None:
+async def test_functions_of_the_client_without_a_session(folder: Path, provider: LocalProvider) -> None:
     async with served(folder, provider) as service, service.client() as client:
         create = client.chat.completions.create
         messages: list[Any] = [{"role": "user", "content": script(TWO_CALLS, "warmer in Rome")}]
@@ -211,7 +206,7 @@ async def test_functions_of_the_client_without_a_session(
         assert answer_of(final) == ("warmer in Rome", "stop")
 
 
-async def test_a_session_has_the_conversation(ray_session: ModuleType, folder: Path, provider: LocalProvider) -> None:
+async def test_a_session_has_the_conversation(folder: Path, provider: LocalProvider) -> None:
     async with served(folder, provider) as service, service.client("chat") as client:
         create = client.chat.completions.create
         system: Any = {"role": "system", "content": "Be brief."}
@@ -250,9 +245,7 @@ async def test_a_session_has_the_conversation(ray_session: ModuleType, folder: P
         assert not any(isinstance(block, System) for message in await chat.messages() for block in message.blocks)
 
 
-async def test_results_continue_the_run_that_waits(
-    ray_session: ModuleType, folder: Path, provider: LocalProvider
-) -> None:
+async def test_results_continue_the_run_that_waits(folder: Path, provider: LocalProvider) -> None:
     steps = script([("look", {"place": "the map"}), *TWO_CALLS], "Rome", [("weather", {"city": "Bonn"})])
     messages: list[Any] = [{"role": "user", "content": steps}]
     async with served(folder, provider) as service, service.client("chat") as client:
@@ -296,9 +289,7 @@ async def test_results_continue_the_run_that_waits(
         assert answer_of(await create(model="local", messages=whole, tools=[WEATHER])) == ("You said: thanks", "stop")
 
 
-async def test_a_client_that_leaves_keeps_or_cancels_its_run(
-    ray_session: ModuleType, folder: Path, provider: LocalProvider
-) -> None:
+async def test_a_client_that_leaves_keeps_or_cancels_its_run(folder: Path, provider: LocalProvider) -> None:
     long: list[Any] = [{"role": "user", "content": "word " * 100}]
     async with served(folder, provider) as service:
         for name, wish, state in (("kept", "keep", "completed"), ("cut", "cancel", "cancelled")):
@@ -353,9 +344,7 @@ async def test_a_client_that_leaves_keeps_or_cancels_its_run(
             await until(disconnected)
 
 
-async def test_what_is_not_supported_is_refused_by_name(
-    ray_session: ModuleType, folder: Path, provider: LocalProvider
-) -> None:
+async def test_what_is_not_supported_is_refused_by_name(folder: Path, provider: LocalProvider) -> None:
     hello: list[Any] = [{"role": "user", "content": "hello"}]
     wrong: list[tuple[str, Any, str]] = [
         ("n", 2, "Invalid value"),
@@ -417,9 +406,7 @@ async def test_what_is_not_supported_is_refused_by_name(
                 assert waits.value.code == "approval_required"
 
 
-async def test_a_failed_answer_is_asked_for_again(
-    ray_session: ModuleType, folder: Path, provider: LocalProvider
-) -> None:
+async def test_a_failed_answer_is_asked_for_again(folder: Path, provider: LocalProvider) -> None:
     async with served(folder, provider, models=("local/500-once",)) as service, service.client("chat") as client:
         create = client.chat.completions.create
         messages: list[Any] = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "x"}]
@@ -433,9 +420,7 @@ async def test_a_failed_answer_is_asked_for_again(
         assert [run.state for run in await chat.runs()] == ["failed", "completed", "completed"]
 
 
-async def test_an_agent_of_openai_s_agents_sdk_calls_its_own_tools(
-    ray_session: ModuleType, folder: Path, provider: LocalProvider
-) -> None:
+async def test_an_agent_of_openai_s_agents_sdk_calls_its_own_tools(folder: Path, provider: LocalProvider) -> None:
     cities: list[str] = []
 
     @function_tool
@@ -462,9 +447,7 @@ async def test_an_agent_of_openai_s_agents_sdk_calls_its_own_tools(
         ] * 2
 
 
-async def test_a_server_that_stops_tells_its_clients_to_come_back(
-    ray_session: ModuleType, folder: Path, provider: LocalProvider
-) -> None:
+async def test_a_server_that_stops_tells_its_clients_to_come_back(folder: Path, provider: LocalProvider) -> None:
     long: list[Any] = [{"role": "user", "content": "word " * 100}]
     async with served(folder, provider) as service, service.client("chat") as client:
         create = client.chat.completions.create
@@ -488,7 +471,7 @@ async def test_a_server_that_stops_tells_its_clients_to_come_back(
         assert (await run.wait(WAIT_S)).text.startswith("You said: word word"), "it goes on"
 
 
-def test_the_synchronous_client(ray_session: ModuleType, folder: Path, provider: LocalProvider) -> None:
+def test_the_synchronous_client(folder: Path, provider: LocalProvider) -> None:
     async def use() -> None:
         async with served(folder, provider) as service:
             await asyncio.to_thread(ask, service)

@@ -16,8 +16,6 @@ from servers.http_service import ANN, TOKENS, manager_of
 from turnwise.http import HttpSettings, create_app
 from turnwise.testing import LocalProvider
 
-pytestmark = pytest.mark.ray
-
 SSE = {"Accept": "text/event-stream"}
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
@@ -47,7 +45,7 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service", headers=ANN, timeout=60)
 
 
-async def test_a_request_beyond_the_stream_limit_starts_no_run(ray_session: None, tmp_path: Path) -> None:
+async def test_a_request_beyond_the_stream_limit_starts_no_run(tmp_path: Path) -> None:
     with LocalProvider() as provider:
         async with manager_of(tmp_path, provider.base_url) as manager:
             app = create_app(manager, auth=TOKENS, settings=HttpSettings(max_streams_per_user=1))
@@ -68,7 +66,7 @@ async def test_a_request_beyond_the_stream_limit_starts_no_run(ray_session: None
 
 @pytest.mark.parametrize(("path", "body", "headers"), REQUESTS[2:4] + REQUESTS[6:10])
 async def test_of_concurrent_requests_exactly_the_answered_ones_start_runs(
-    ray_session: None, tmp_path: Path, path: str, body: dict[str, Any], headers: dict[str, str]
+    tmp_path: Path, path: str, body: dict[str, Any], headers: dict[str, str]
 ) -> None:
     with LocalProvider() as provider:
         async with manager_of(tmp_path, provider.base_url) as manager:

@@ -6,11 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from servers.http_service import BOB, in_process
-
-pytestmark = pytest.mark.ray
 
 JSON = {"Content-Type": "application/json"}
 
@@ -54,7 +50,7 @@ BODIES: list[bytes] = [
 ]
 
 
-async def test_no_body_breaks_the_service(ray_session: None, tmp_path: Path) -> None:
+async def test_no_body_breaks_the_service(tmp_path: Path) -> None:
     async with in_process(tmp_path) as client:
         await client.post("/v1/sessions", json={"id": "chat"})
         for body in BODIES:
@@ -77,7 +73,7 @@ QUERIES = [
 ]
 
 
-async def test_no_query_breaks_the_service(ray_session: None, tmp_path: Path) -> None:
+async def test_no_query_breaks_the_service(tmp_path: Path) -> None:
     async with in_process(tmp_path) as client:
         await client.post("/v1/sessions", json={"id": "chat"})
         for query in QUERIES:
@@ -95,7 +91,7 @@ async def test_no_query_breaks_the_service(ray_session: None, tmp_path: Path) ->
         assert (await client.get("/v1/sessions/chat/turn?turn_id=none")).status_code == 404
 
 
-async def test_what_is_not_there_is_a_problem_too(ray_session: None, tmp_path: Path) -> None:
+async def test_what_is_not_there_is_a_problem_too(tmp_path: Path) -> None:
     async with in_process(tmp_path) as client:
         for path in ("/v1/nothing", "/v1/sessions/chat/nothing", "/v1/runs/nothing", "/v1/sessions/nothing/memory"):
             answer = await client.get(path)
@@ -109,7 +105,7 @@ async def test_what_is_not_there_is_a_problem_too(ray_session: None, tmp_path: P
             assert (await client.post("/v1/sessions", json={"id": name})).status_code == 422, name
 
 
-async def test_a_user_named_in_a_request_is_refused(ray_session: None, tmp_path: Path) -> None:
+async def test_a_user_named_in_a_request_is_refused(tmp_path: Path) -> None:
     async with in_process(tmp_path) as client:
         named: dict[str, Any] = {"id": "chat", "user_id": "bob"}
         assert (await client.post("/v1/sessions", json=named)).status_code == 422

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import openai
@@ -22,12 +21,10 @@ from openai.types.conversations import Conversation, ConversationItem, Conversat
 from pydantic import TypeAdapter
 
 from servers.threaded_service import Served, served
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.engines import OpenAIEngine
 from turnwise.http import BearerTokens, HttpSettings
 from turnwise.testing import LocalProvider
-
-pytestmark = pytest.mark.ray
 
 MODELS = HttpSettings(models=("slow", "stall", "500", "length"))
 
@@ -46,12 +43,12 @@ def reply(messages: Sequence[dict[str, Any]]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def service(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with LocalProvider(reply=reply) as provider:
         engine = OpenAIEngine("local", base_url=provider.base_url, api_key="k")
         store = f"sqlite:///{tmp_path_factory.mktemp('http')}/chats.db"
         with served(
-            store, engine=engine, placement=Packed(hosts=1), auth=TOKENS, settings=MODELS, namespace="conversations"
+            store, engine=engine, placement=InProcess(), auth=TOKENS, settings=MODELS, namespace="conversations"
         ) as running:
             yield running
 

@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import cast
 
 import httpx
-import pytest
 from test_outages import limit_pages
 from test_readiness import fill_up
 
 from servers.http_service import manager_of
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.http import create_app
 from turnwise.memory.stores.sql.store import SQLStore
-
-pytestmark = pytest.mark.ray
 
 
 def move(folder: Path, to: Path) -> None:
@@ -25,8 +22,8 @@ def move(folder: Path, to: Path) -> None:
         file.rename(to / file.name)
 
 
-async def test_a_client_over_its_limit_is_told_when_to_retry(ray_session: None, tmp_path: Path) -> None:
-    placement = Packed(hosts=1, max_resident=1)
+async def test_a_client_over_its_limit_is_told_when_to_retry(tmp_path: Path) -> None:
+    placement = InProcess(max_resident=1)
     async with manager_of(tmp_path, placement=placement) as manager:
         transport = httpx.ASGITransport(create_app(manager), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://service", timeout=60) as client:
@@ -53,7 +50,7 @@ async def test_a_client_over_its_limit_is_told_when_to_retry(ray_session: None, 
             assert (await client.get("/v1/sessions")).is_success
 
 
-async def test_a_service_with_a_full_disk_is_not_ready(ray_session: None, tmp_path: Path) -> None:
+async def test_a_service_with_a_full_disk_is_not_ready(tmp_path: Path) -> None:
     async with manager_of(tmp_path) as manager:
         transport = httpx.ASGITransport(create_app(manager))
         async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:

@@ -18,8 +18,6 @@ from tools.agent_tools import prompt
 from turnwise.http import create_app
 from turnwise.testing import LocalProvider
 
-pytestmark = pytest.mark.ray
-
 CHAT = "/v1/ui/chat"
 
 
@@ -81,9 +79,7 @@ async def texts(client: httpx.AsyncClient, chat_id: str) -> list[str]:
     return [part["text"] for message in messages for part in message["parts"] if part["type"] == "text"]
 
 
-async def test_a_chat_with_calls_of_the_client_and_an_approval(
-    ray_session: None, folder: Path, provider_url: str
-) -> None:
+async def test_a_chat_with_calls_of_the_client_and_an_approval(folder: Path, provider_url: str) -> None:
     labels = {"notes": str(folder / "notes")}
     text = prompt([("driver", {"question": "When?"}), ("pay", {"euros": 5})], "Paid.", thought="hm")
     async with service(folder, provider_url) as client:
@@ -126,9 +122,7 @@ async def test_a_chat_with_calls_of_the_client_and_an_approval(
         assert foreign.status_code == 404 and foreign.headers["content-type"] == "application/problem+json"
 
 
-async def test_the_server_has_the_history_and_messages_are_answered_again(
-    ray_session: None, folder: Path, provider_url: str
-) -> None:
+async def test_the_server_has_the_history_and_messages_are_answered_again(folder: Path, provider_url: str) -> None:
     async with service(folder, provider_url) as client:
         answer = read(await sent(client, "again", user("m1", "one"), engine="echo"))
         assert answer.parts[1]["text"] == "one"
@@ -162,9 +156,7 @@ async def test_the_server_has_the_history_and_messages_are_answered_again(
         assert failed.parts[1]["text"] == "ok"
 
 
-async def test_a_cut_stream_goes_on_and_the_policy_decides_about_the_run(
-    ray_session: None, folder: Path, provider_url: str
-) -> None:
+async def test_a_cut_stream_goes_on_and_the_policy_decides_about_the_run(folder: Path, provider_url: str) -> None:
     async with service(folder, provider_url) as client:
         text = " ".join(f"word{number}" for number in range(120))
         body = {"id": "cut", "messages": [user("m1", text)], "engine": "slow"}
@@ -191,9 +183,7 @@ async def test_a_cut_stream_goes_on_and_the_policy_decides_about_the_run(
         assert (await client.get(f"/v1/runs/{run_id}/wait?timeout_s=60")).json()["state"] == "cancelled"
 
 
-async def test_what_cannot_be_used_is_refused_by_the_name_of_its_field(
-    ray_session: None, folder: Path, provider_url: str
-) -> None:
+async def test_what_cannot_be_used_is_refused_by_the_name_of_its_field(folder: Path, provider_url: str) -> None:
     good = user("m1", "hello")
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"id": ""}, "body.id"),
@@ -249,9 +239,7 @@ async def ran(client: httpx.AsyncClient, body: dict[str, Any], engine: str = "",
     return response.text
 
 
-async def test_an_agent_of_ag_ui_uses_client_tools_and_an_interrupt(
-    ray_session: None, folder: Path, provider_url: str
-) -> None:
+async def test_an_agent_of_ag_ui_uses_client_tools_and_an_interrupt(folder: Path, provider_url: str) -> None:
     steps = prompt([("map", {"place": "Oslo"})], [("pay", {"euros": 7})], "Paid.", thought="hm")
     question = {"id": "u1", "role": "user", "content": steps}
     tool = {"name": "map", "description": "Shows a place.", "parameters": {"type": "object", "properties": {}}}

@@ -15,8 +15,6 @@ from fastapi import FastAPI
 from servers.http_service import WAIT_S, Frames, frames, frames_of, manager_of, on_server, served
 from turnwise.http import create_app
 
-pytestmark = pytest.mark.ray
-
 SSE = {"Accept": "text/event-stream"}
 CANCEL = {"X-On-Disconnect": "cancel"}
 
@@ -55,7 +53,7 @@ IDS = [
 
 
 @pytest.mark.parametrize("prefix", ["", "/api"])
-async def test_ids_may_have_any_characters(ray_session: None, folder: Path, prefix: str) -> None:
+async def test_ids_may_have_any_characters(folder: Path, prefix: str) -> None:
     async with manager_of(folder) as manager:
         app = create_app(manager)
         outer = FastAPI()
@@ -83,7 +81,7 @@ async def test_ids_may_have_any_characters(ray_session: None, folder: Path, pref
                 assert prefix or refused.headers["content-type"] == "application/problem+json"
 
 
-async def test_a_run_outlives_its_client_unless_it_asks_otherwise(ray_session: None, folder: Path) -> None:
+async def test_a_run_outlives_its_client_unless_it_asks_otherwise(folder: Path) -> None:
     async with served(folder) as (_, client):
         path = await opened(client, "leaving")
 
@@ -122,7 +120,7 @@ async def test_a_run_outlives_its_client_unless_it_asks_otherwise(ray_session: N
         assert refused.status_code == 422 and refused.json()["field"] == "X-On-Disconnect"
 
 
-async def test_a_setting_may_cancel_the_runs_of_clients_that_leave(ray_session: None, folder: Path) -> None:
+async def test_a_setting_may_cancel_the_runs_of_clients_that_leave(folder: Path) -> None:
     async with served(folder, {"on_disconnect": "cancel"}) as (_, client):
         path = await opened(client, "by default")
         body = {"prompt": "word " * 3000}
@@ -134,7 +132,7 @@ async def test_a_setting_may_cancel_the_runs_of_clients_that_leave(ray_session: 
         assert events[-1] == "run_cancelled"
 
 
-async def test_a_silent_stream_has_heartbeats_and_ends_when_the_service_stops(ray_session: None, folder: Path) -> None:
+async def test_a_silent_stream_has_heartbeats_and_ends_when_the_service_stops(folder: Path) -> None:
     async with served(folder, {"heartbeat_s": 0.05}) as (app, client):
         path = await opened(client, "silent")
         async with client.stream("GET", f"{path}/events", headers=SSE) as response:
@@ -154,7 +152,7 @@ async def test_a_silent_stream_has_heartbeats_and_ends_when_the_service_stops(ra
         assert Frames().feed(text)
 
 
-async def test_a_thousand_idle_streams_of_one_process_get_what_comes(ray_session: None, folder: Path) -> None:
+async def test_a_thousand_idle_streams_of_one_process_get_what_comes(folder: Path) -> None:
     many, sessions = 1000, 20
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -184,7 +182,7 @@ async def test_a_thousand_idle_streams_of_one_process_get_what_comes(ray_session
             assert frame["event"] == "custom" and frame["data"]["name"] == "ping"
 
 
-async def test_a_user_has_so_many_streams_at_once(ray_session: None, folder: Path) -> None:
+async def test_a_user_has_so_many_streams_at_once(folder: Path) -> None:
     async with served(folder, {"max_streams_per_user": 2}) as (_, client):
         path = await opened(client, "limited")
         async with (
@@ -198,7 +196,7 @@ async def test_a_user_has_so_many_streams_at_once(ray_session: None, folder: Pat
             assert (await client.get(path)).is_success
 
 
-async def test_who_does_not_read_holds_one_page_and_delays_nobody(ray_session: None, folder: Path) -> None:
+async def test_who_does_not_read_holds_one_page_and_delays_nobody(folder: Path) -> None:
     async with served(folder, auth=False) as (app, client):
         path = await opened(client, "slow reader")
         for number in range(40):
@@ -218,7 +216,7 @@ async def test_who_does_not_read_holds_one_page_and_delays_nobody(ray_session: N
         writer.close()
 
 
-async def test_bodies_and_headers_that_are_too_large_are_refused_unread(ray_session: None, folder: Path) -> None:
+async def test_bodies_and_headers_that_are_too_large_are_refused_unread(folder: Path) -> None:
     async with served(folder, {"max_body_bytes": 1000, "max_header_bytes": 4000}, auth=False) as (_, client):
         path = await opened(client, "large")
         host, port = client.base_url.host, client.base_url.port
@@ -241,7 +239,7 @@ async def test_bodies_and_headers_that_are_too_large_are_refused_unread(ray_sess
         assert (await client.get("/v1/count")).is_success
 
 
-async def test_texts_come_back_unchanged_and_never_as_markup(ray_session: None, folder: Path) -> None:
+async def test_texts_come_back_unchanged_and_never_as_markup(folder: Path) -> None:
     texts = [
         "<script>alert(1)</script>",
         "\x1b[31mred\x1b[0m",

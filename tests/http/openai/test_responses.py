@@ -9,7 +9,6 @@ import random
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any, get_type_hints
 
 import httpx
@@ -26,15 +25,13 @@ from pydantic import BaseModel, TypeAdapter
 
 from servers.threaded_service import Served, served
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.engines import OpenAIEngine
 from turnwise.errors import StoreError
 from turnwise.http import BearerTokens, HttpSettings, create_app
 from turnwise.http.openai.items import ENCRYPTED
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.testing import LocalProvider
-
-pytestmark = pytest.mark.ray
 
 MODELS = HttpSettings(models=("slow", "stall", "500", "length"))
 
@@ -72,14 +69,12 @@ def provider() -> Iterator[LocalProvider]:
 
 
 @pytest.fixture(scope="module")
-def service(
-    ray_session: ModuleType, provider: LocalProvider, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
+def service(provider: LocalProvider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     local = OpenAIEngine("local", base_url=provider.base_url, api_key="k")
     engine = {"local": local, "strict": replace(local, model="m", system="Be strict.")}
     store = f"sqlite:///{tmp_path_factory.mktemp('http')}/chats.db"
     with served(
-        store, engine=engine, placement=Packed(hosts=1), auth=TOKENS, settings=MODELS, namespace="responses"
+        store, engine=engine, placement=InProcess(), auth=TOKENS, settings=MODELS, namespace="responses"
     ) as running:
         yield running
 

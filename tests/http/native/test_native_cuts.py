@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from fastapi import FastAPI
 
 from scale import share
 from servers.asgi_stream import streamed
 from servers.http_service import ANN, TOKENS, WAIT_S, Frames, frames, manager_of, on_server
 from turnwise.http import create_app
-
-pytestmark = pytest.mark.ray
 
 CUTS = share(1000)
 """How often followers are cut off in all; `make races` does all."""
@@ -69,7 +66,7 @@ def check(whole: list[dict[str, Any]], pieces: list[dict[str, Any]], text: str, 
     assert "".join(delta["text"] for delta in deltas if delta["run_id"] == run_id) == text
 
 
-async def test_a_thousand_cuts_lose_nothing_and_repeat_nothing(ray_session: None, tmp_path: Path) -> None:
+async def test_a_thousand_cuts_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     """Followers of runs and of sessions across runs, in turn, by seed."""
     cuts = [0]
     seed = 0
@@ -102,7 +99,7 @@ async def test_a_thousand_cuts_lose_nothing_and_repeat_nothing(ray_session: None
                 assert run == [frame for frame in all_ if frame in run]
 
 
-async def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(ray_session: None, tmp_path: Path) -> None:
+async def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     """The same over sockets, with a service that stops once in between."""
     rng = random.Random(7)
     async with manager_of(tmp_path) as manager:

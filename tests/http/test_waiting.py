@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
@@ -18,7 +17,7 @@ from mcp import Client
 from servers.http_service import ANN, TOKENS, on_server
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session_host import AsyncSessionHost
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -26,8 +25,6 @@ from turnwise.actors.inference.tools.tool import tool
 from turnwise.adapters import mcp_server
 from turnwise.http import create_app
 from turnwise.testing import LocalProvider, Message, tool_script
-
-pytestmark = pytest.mark.ray
 
 PROMPT = "Pay the bill."
 WINDOW_S = 3.0
@@ -104,7 +101,7 @@ async def service(folder: Path, provider_url: str) -> AsyncIterator[tuple[httpx.
         AsyncSessionManager(
             f"sqlite:///{folder}/chats.db",
             engine=OpenAIEngine("local", base_url=provider_url, max_retries=0, tools=[pay]),
-            placement=Packed(hosts=1),
+            placement=InProcess(),
         ) as manager,
         on_server(create_app(manager, auth=TOKENS)) as url,
         httpx.AsyncClient(base_url=url, headers=ANN, timeout=120) as client,
@@ -114,7 +111,6 @@ async def service(folder: Path, provider_url: str) -> AsyncIterator[tuple[httpx.
 
 
 async def test_no_dialect_polls_while_a_run_goes_on_or_is_suspended(
-    ray_session: ModuleType,
     tmp_path: Path,
     provider_url: str,
     may_answer: threading.Event,

@@ -14,8 +14,6 @@ from servers.http_service import BOB, in_process
 from tools.agent_tools import prompt
 from turnwise.testing import LocalProvider
 
-pytestmark = pytest.mark.ray
-
 
 @pytest.fixture(scope="module")
 def provider_url() -> Iterator[str]:
@@ -55,9 +53,7 @@ async def waiting(client: httpx.AsyncClient, path: str, folder: Path) -> tuple[s
     return run_id, calls[0]["call_id"]
 
 
-async def test_no_route_reaches_a_session_or_a_run_of_another_user(
-    ray_session: None, tmp_path: Path, provider_url: str
-) -> None:
+async def test_no_route_reaches_a_session_or_a_run_of_another_user(tmp_path: Path, provider_url: str) -> None:
     async with in_process(tmp_path, provider_url) as client:
         path = "/v1/sessions/anns"
         await client.post("/v1/sessions", json={"id": "anns", "engine": "agent", "title": "Ann's"})

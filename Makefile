@@ -74,9 +74,13 @@ memory: $(READY) ## play an HR assistant that remembers over days, and forgets, 
 	$(BIN)/python examples/hr_policy_chat.py
 
 .PHONY: test
-test: $(TESTING) ## set up what tests call, and run all tests but the soak, in four lanes; without a browser or curl, those that need it are skipped
-	@$(MAKE) --no-print-directory -f '$(firstword $(MAKEFILE_LIST))' programs || [ -z "$(CI)" ]
+test: $(TESTING) ## set up what tests call, and run what a change needs first: all tests but those of test-more, and the longer ones below
 	$(BIN)/python tests/lanes.py $(ARGS)
+
+.PHONY: test-more
+test-more: $(TESTING) ## run the tests of types, docs, examples, packages, measurements, and the console in a browser, which is skipped without one
+	@$(MAKE) --no-print-directory -f '$(firstword $(MAKEFILE_LIST))' programs || [ -z "$(CI)" ]
+	$(BIN)/python tests/lanes.py --more $(ARGS)
 
 .PHONY: races
 races: $(TESTING) ## run all schedules of the races and random histories, of which `make test` runs a part

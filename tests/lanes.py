@@ -1,9 +1,10 @@
-"""Runs the tests in lanes side by side. Each lane takes the next file that no other has taken, the longest first.
+"""Runs the tests in lanes side by side. Each lane takes the next file that no other has taken.
 
-python tests/lanes.py [arguments of pytest]
+python tests/lanes.py [--more] [arguments of pytest]
 
-Three lanes begin with the tests that need a Ray, which wait a lot, and one with all others; a lane that has none left
-helps with the rest. If the arguments name files, there is one lane for each kind of tests.
+`make test` runs all files but those of `MORE`, the quick ones first, and `make test-more` runs these, the longest first.
+One lane begins with the tests that need a Ray, which wait a lot; a lane that has none left helps with the rest. If the
+arguments name files, there is one lane for each kind of tests.
 """
 
 import os
@@ -14,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Protocol, TypeVar
 
 TESTS = Path(__file__).parent
@@ -26,29 +27,45 @@ KINDS = {"others": f"{_USUAL} and not ray", "ray": f"{_USUAL} and ray"}
 
 LANES: Mapping[str, Sequence[str]] = {
     "lane 1": ("others", "ray"),
-    "lane 2": ("ray", "others"),
+    "lane 2": ("others", "ray"),
     "lane 3": ("ray", "others"),
-    "lane 4": ("ray", "others"),
 }
 
-LONGEST = [
+MORE = [
     "project/test_types.py",
     "project/test_docs.py",
     "cli/test_chat_on_ray.py",
-    "strategies/test_window_on_ray.py",
-    "inference/test_agents_on_ray.py",
-    "client/test_sessions_on_ray.py",
     "project/test_readme.py",
-    "longterm/retention/test_erasing.py",
-    "http/openai/test_openai_chat.py",
     "http/server/test_server_on_ray.py",
     "http/test_ray_serve.py",
     "examples/test_programs.py",
     "cluster/test_two_rays.py",
     "cluster/test_own_ray.py",
+    "hosting/test_chaos_on_ray.py",
+    "project/test_small_installs.py",
+    "project/test_wheel.py",
+    "project/test_bench_peers.py",
+    "project/test_fork_server.py",
+    "console/*_on_ray.py",
+    "examples/*.py",
+    "project/test_bench*.py",
+    "project/test_capacity.py",
+    "project/test_floors.py",
+    "project/test_lanes.py",
+    "project/test_lint.py",
+    "project/test_system_programs.py",
+]
+"""What `make test-more` runs: what takes long, needs a browser, or tells of types, docs, packages and measurements. As
+patterns, in the order in which files are taken, so that no lane ends long after the others."""
+
+LONG = [
+    "longterm/retention/test_erasing.py",
+    "strategies/test_window_on_ray.py",
+    "inference/test_agents_on_ray.py",
+    "client/test_sessions_on_ray.py",
     "hosting/test_waits_on_ray.py",
 ]
-"""These are taken first, so that no lane ends long after the others."""
+"""What `make test` takes first of the rest, for the same reason."""
 
 TAKEN = "TURNWISE_TAKEN"
 """The environment variable that names a folder. It has an empty file for each file of tests that a lane has taken."""
@@ -77,11 +94,18 @@ def name_of(file: Path) -> str:
     return file.relative_to(TESTS).as_posix()
 
 
-def files_of(kind: str) -> list[Path]:
-    """Return the files that may have tests of a kind, as lanes take them. To import all files takes seconds."""
-    rank = {name: at for at, name in enumerate(LONGEST)}
+def files_of(kind: str, *, is_more: bool = False) -> list[Path]:
+    """Return the files that may have tests of a kind, as lanes take them. To import all files takes seconds.
+
+    Args:
+        is_more: return those of `MORE`, instead of the others.
+    """
     files = [file for file in sorted(TESTS.glob("*/**/test_*.py")) if kind != "ray" or may_need_ray(file)]
-    return sorted(files, key=lambda file: rank.get(name_of(file), len(rank)))
+    ranks = {file: [at for at, pattern in enumerate(MORE) if PurePath(name_of(file)).match(pattern)] for file in files}
+    if is_more:
+        return sorted((file for file in files if ranks[file]), key=lambda file: ranks[file][0])
+    rest = [file for file in files if not ranks[file]]
+    return sorted(rest, key=lambda file: LONG.index(name_of(file)) if name_of(file) in LONG else len(LONG))
 
 
 def mark_of(file: Path, taken: str) -> Path:
@@ -102,8 +126,11 @@ def take(tests: Sequence[Test], taken: str) -> Iterator[Test]:
 class Lane(threading.Thread):
     """Runs kinds of tests one after the other, prints what pytest prints, and keeps what failed or was skipped."""
 
-    def __init__(self, name: str, kinds: Sequence[str], arguments: Sequence[str], taken: str | None) -> None:
+    def __init__(
+        self, name: str, kinds: Sequence[str], arguments: Sequence[str], taken: str | None, *, is_more: bool = False
+    ) -> None:
         super().__init__(name=name)
+        self._is_more = is_more
         self.codes: list[int] = []
         self.failures: list[str] = []
         self.reasons: set[str] = set()
@@ -116,7 +143,9 @@ class Lane(threading.Thread):
             chosen, env = ["-m", KINDS[kind]], dict(os.environ)
             if self._taken is not None:
                 env[TAKEN] = taken = f"{self._taken}/{kind}"
-                left = [str(file) for file in files_of(kind) if not mark_of(file, taken).exists()]
+                left = [
+                    str(file) for file in files_of(kind, is_more=self._is_more) if not mark_of(file, taken).exists()
+                ]
                 if not left:
                     continue
                 chosen += ["-o", "console_output_style=classic", *left]  # nobody knows how much of them it will take
@@ -142,13 +171,15 @@ class Lane(threading.Thread):
 
 
 def main(arguments: Sequence[str]) -> int:
+    is_more = "--more" in arguments
+    arguments = [argument for argument in arguments if argument != "--more"]
     with tempfile.TemporaryDirectory(prefix="turnwise-") as taken:
         for kind in KINDS:
             Path(taken, kind).mkdir()
         if any(Path(argument.partition("::")[0]).exists() for argument in arguments):
             lanes = [Lane(f"{kind:>6}", [kind], arguments, None) for kind in KINDS]
         else:
-            lanes = [Lane(name, kinds, arguments, taken) for name, kinds in LANES.items()]
+            lanes = [Lane(name, kinds, arguments, taken, is_more=is_more) for name, kinds in LANES.items()]
         for lane in lanes:
             lane.start()
         try:

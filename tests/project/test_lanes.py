@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import SimpleNamespace
 
-from lanes import KINDS, LONGEST, TESTS, files_of, take
+from lanes import LONG, MORE, TESTS, files_of, name_of, take
 
 
 def test_lanes_share_the_tests_by_files(tmp_path: Path) -> None:
@@ -22,14 +22,14 @@ def test_lanes_share_the_tests_by_files(tmp_path: Path) -> None:
     assert not list(take(tests, str(tmp_path)))
 
 
-def test_every_file_is_in_a_lane_and_the_longest_come_first() -> None:
-    names = {kind: [file.relative_to(TESTS).as_posix() for file in files_of(kind)] for kind in KINDS}
-    assert (
-        set(names["ray"])
-        < set(names["others"])
-        == {file.relative_to(TESTS).as_posix() for file in TESTS.rglob("test_*.py")}
-    )
-    assert names["others"][: len(LONGEST)] == LONGEST
+def test_every_file_is_in_a_lane_of_one_of_the_two_commands() -> None:
+    files = {is_more: [*map(name_of, files_of("others", is_more=is_more))] for is_more in (False, True)}
+    assert sorted(files[False] + files[True]) == sorted(name_of(file) for file in TESTS.rglob("test_*.py"))
+    assert files[False][: len(LONG)] == LONG and files[True][0] == MORE[0]
+    for is_more, names in files.items():
+        assert {*map(name_of, files_of("ray", is_more=is_more))} < set(names)
+    for pattern in MORE:
+        assert any(PurePath(name).match(pattern) for name in files[True]), f"{pattern} names no file"
 
 
 def test_what_failed_is_named_once_more_at_the_end(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`SQLiteOwner`: a lock beside a SQLite file, held by the processes of its one owner: a Ray cluster, or a process without Ray."""
+"""`SQLiteOwner`: a lock beside a SQLite file, held by the processes of its one owner, such as a Ray cluster."""
 
 from __future__ import annotations
 
@@ -146,9 +146,9 @@ def _is_reached(owner: StoreOwner) -> bool:
 def _reason(holder: StoreOwner) -> str:
     if holder.is_process:
         return (
-            f"{holder.name} has it open, and two processes would interrupt each other's runs: close its managers, or use"
-            " one process; let all programs use one Ray: run `ray start --head` before them; only to read, open it with"
-            " read_only=True; or use PostgreSQL"
+            f"{holder.name} has it open, and two processes would interrupt each other's runs: close its managers, or"
+            " use one process; let all programs use one Ray: run `ray start --head` before them; only to read, open it"
+            " with read_only=True; or use PostgreSQL"
         )
     holder_text = f"{holder.name} has it open" if holder.address else "an unknown process holds its lock"
     name = f"set {naming(holder.address)}" if holder.address else "name it by RAY_ADDRESS"

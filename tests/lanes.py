@@ -2,8 +2,7 @@
 
 python tests/lanes.py [--more] [arguments of pytest]
 
-`make test` runs all files but those of `MORE`, the quick ones first, and `make test-more` runs these, the longest first.
-One lane begins with the tests that need a Ray, which wait a lot; a lane that has none left helps with the rest. If the
+`make test` runs all files but those of `MORE`, and `make test-more` runs these. One lane begins with the tests that need a Ray, which wait a lot; a lane that has none left helps with the rest. If the
 arguments name files, there is one lane for each kind of tests.
 """
 

@@ -513,7 +513,7 @@ class VectorMemory:
             reason = "is not ready: no vector was dropped, try again later"
             raise StoreError(f"embedding function {self._index.embedding} {reason}")
         await self.flush()
-        await asyncio.to_thread(self._index.drop)
+        await asyncio.to_thread(self._index.delete, None)
         await asyncio.to_thread(self._index.scrub)
         await self._store.unmark()
         with self._lock:

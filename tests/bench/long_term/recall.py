@@ -2,7 +2,7 @@
 
 In the folder `tests/bench`:
 
-    python -m long_term.recall DATA                   everything, in some minutes
+    python -m long_term.recall DATA                   everything, in some minutes; writes docs/benchmarks-memory.md
     python -m long_term.recall DATA --only recall     some parts, see PARTS
 
 DATA is a file, or a folder whose files `*.json` are all measured. Each is a list of conversations: `[{sample_id,
@@ -40,7 +40,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 
-from long_term import fact_set, messages, standing, weights
+from long_term import fact_set, messages, page, standing, weights
 from long_term.finders import (
     LIMIT,
     MINILM,
@@ -55,7 +55,7 @@ from long_term.finders import (
 )
 from long_term.messages import KINDS, Conversation, Half, Question
 from long_term.minilm import installed
-from long_term.report import NOTHING, PRECISION, RECALL, WHOLE, Report, groups, line, mean
+from long_term.report import NOTHING, PRECISION, RECALL, WHOLE, Report, Speed, groups, line, mean
 from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.longterm.base import MemoryItem, Recall, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
@@ -86,7 +86,10 @@ async def print_conversations(
     """Print what is found of a data set."""
     questions = [(conversation, question) for conversation in conversations for question in conversation.questions]
     turns = sum(len(conversation.items) for conversation in conversations)
-    print(f"\n{data}: {len(conversations)} conversations, {turns} turns, {len(questions)} questions with evidence")
+    report.sizes[data] = (
+        f"{len(conversations)} conversations, {turns:,} turns, {len(questions)} questions with evidence"
+    )
+    print(f"\n{data}: {report.sizes[data]}")
     with tempfile.TemporaryDirectory() as folder:
         finders, memories = await finders_of(conversations, Path(folder), minilm)
         await _questions(data, questions, finders, report)
@@ -120,7 +123,10 @@ async def _questions(data: str, questions: _Questions, finders: Mapping[str, Fin
             values += [reminded, mean(float(bool(answer)) for answer in answers)]
         line(row, values)
         groups("by category", (question.category for _, question in questions), asked)
-        groups("by conversation", (conversation.user for conversation, _ in questions), asked)
+        means = groups("by conversation", (conversation.user for conversation, _ in questions), asked)
+        if len(means) > 1:
+            report.add(data, f"{RECALL}, of the worst conversation", row, min(means.values()))
+            report.add(data, f"{RECALL}, of the best conversation", row, max(means.values()))
 
 
 async def _needless(
@@ -240,6 +246,8 @@ async def print_facts(minilm: OnceEmbedded | None, report: Report) -> None:
         questions = [question.text for half in HALVES for question in fact_set.questions(half)]
         parts = [part for question in questions for part in parse(question).texts]
         minilm([*UNRELATED, *questions, *parts, *(item.text for _, item in fact_set.facts())])
+    asked_count = sum(len(fact_set.questions(half)) for half in HALVES)
+    report.sizes["facts"] = f"{len(fact_set.facts())} facts of 6 users with look-alikes, {asked_count} questions"
     print("\nFacts with look-alikes")
     line("", ["half", "n", PRECISION, "whole", "asked"])
     with tempfile.TemporaryDirectory() as folder:
@@ -280,7 +288,9 @@ def paraphrases() -> Conversation:
 async def print_meaning(minilm: EmbeddingFunction | None, report: Report) -> None:
     """Print what an embedding adds for questions that share no word with their answer."""
     data, meaning = "no word shared", paraphrases()
-    print(f"\n{len(meaning.questions)} questions without a word of what answers them, among {len(meaning.items)} items")
+    size = f"{len(meaning.questions)} questions without a word of what answers them, among {len(meaning.items)} items"
+    report.sizes[data] = size
+    print(f"\n{size}")
     with tempfile.TemporaryDirectory() as folder:
         finders, memories = await finders_of([meaning], Path(folder), minilm)
         await _questions(data, [(meaning, question) for question in meaning.questions], finders, report)
@@ -358,13 +368,14 @@ def print_through_sessions(conversations: Sequence[Conversation]) -> None:
         line(name, values)
 
 
-def print_standing() -> None:
+def print_standing(report: Report) -> None:
     """Print how much of what every request should contain is in the requests."""
     print("\nWhat stands of a user, in requests whose prompts have no word of it; goal: all of it, and nothing else")
     line("", ["n", "there", "whole", "others"])
-    for half in HALVES:
-        result = standing.ask_standing(half)
+    results = [standing.ask_standing(half) for half in HALVES]
+    for half, result in zip(HALVES, results, strict=True):
         line(f"ExtractiveMemory, {half}", [result.n, result.share, result.exact_share, result.surplus])
+    report.add("facts", "the profile: all of it, nothing else", WORDS, mean(result.exact_share for result in results))
 
 
 # Speed
@@ -375,7 +386,7 @@ ROUNDS = 320
 AT_ONCE = 64
 
 
-async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
+async def measure_speed(conversations: Sequence[Conversation], folder: Path, report: Report) -> None:
     """Compare the speed with Chroma's own search, on the same vectors, alternating."""
     random = Random(0)
     texts = [item.text for conversation in conversations for item in conversation.items]
@@ -397,12 +408,12 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
         items_by_user[user] = items
         await memory.remember(Scope(user_id=user), items)
     per_s = USERS * ITEMS_EACH / (time.perf_counter() - began)
-    print(f"  remember, {ITEMS_EACH} at once               {per_s:8.0f} items/s")
+    report.add_speed(Speed(f"remember, {ITEMS_EACH} items at once", f"{per_s:,.0f} items/s"))
     alone = []
     for number in range(30):
         item = MemoryItem(id=f"single-{number}", text=random.choice(texts))
         alone.append(await timed(memory.remember(Scope(user_id=users[0]), [item])))
-    print(f"  remember, one item: p50              {ms(alone)}")
+    report.add_speed(Speed("remember, one item", ms(alone)))
 
     queries = [(random.choice(users), random.choice(questions)) for _ in range(ROUNDS)]
     vectors = index.embed_queries([query for _, query in queries])
@@ -420,26 +431,21 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
         began = time.perf_counter()
         assert collection.query(query_embeddings=vector[None], n_results=LIMIT, where={"user": user}, include=[])
         chroma.append(time.perf_counter() - began)
-    print(f"  Chroma's query with `where`: p50     {ms(chroma)}, the query's vector given")
-    goal = _goal(statistics.median(warm) / statistics.median(chroma), 0.1, "most")
-    print(f"  recall: p50                          {ms(warm)}, the query's vector made; to Chroma's {goal}")
-    print(f"  remind: p50                          {ms(reminding)}")
-    print(f"  recall, nothing of the user held     {ms(cold)}")
+    report.add_speed(Speed("Chroma's query with `where`, its vector given", ms(chroma)))
+    to_chroma = statistics.median(warm) / statistics.median(chroma)
+    report.add_speed(Speed("recall, its vector made, to Chroma's query", ms(warm), to_chroma, 0.1, "most"))
+    report.add_speed(Speed("remind", ms(reminding)))
+    report.add_speed(Speed("recall of a user of whom nothing is in memory", ms(cold)))
 
     batch = [Recall(scope=Scope(user_id=user), query=query) for user, query in queries]
     together = [
         await timed(memory.recall_many(batch[start : start + AT_ONCE])) / AT_ONCE for start in range(0, ROUNDS, AT_ONCE)
     ]
-    ratio = _goal(statistics.median(warm) / statistics.median(together), 3.0, "least")
-    print(f"  recall, {AT_ONCE} at once, each             {ms(together)}; as many as one by one {ratio}")
+    as_many = statistics.median(warm) / statistics.median(together)
+    report.add_speed(Speed(f"recall, {AT_ONCE} at once, each; as many as alone", ms(together), as_many, 3.0, "least"))
     print(f"  {await memory.check()}")
     await memory.close()
     place.disconnect(client)
-
-
-def _goal(value: float, goal: float, bound: str) -> str:
-    met = value <= goal if bound == "most" else value >= goal
-    return f"{value:.2f}x, goal at {bound} {goal:g}x: {'met' if met else 'MISSED'}"
 
 
 async def timed(verb: Awaitable[object]) -> float:
@@ -449,7 +455,8 @@ async def timed(verb: Awaitable[object]) -> float:
 
 
 def ms(seconds: Sequence[float]) -> str:
-    return f"{1000 * statistics.median(seconds):8.2f} ms"
+    """Return the median."""
+    return f"{1000 * statistics.median(seconds):.2f} ms"
 
 
 PARTS = ("recall", "facts", "meaning", "standing", "sessions", "weights", "speed")
@@ -460,7 +467,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="a file of conversations, or a folder of such files")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="some parts of it")
     arguments = parser.parse_args()
-    parts, report = arguments.only, Report()
+    parts, report, began = arguments.only, Report(), time.monotonic()
     data_sets = messages.load_all(arguments.data)
     of_people = [conversation for of in data_sets.values() for conversation in of if conversation.is_of_people]
     minilm = OnceEmbedded(model) if (model := installed()) else None
@@ -476,15 +483,17 @@ def main() -> None:
     if {"standing", "sessions"}.intersection(parts):
         ray.init("local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     if "standing" in parts:
-        print_standing()
+        print_standing(report)
     if "sessions" in parts and of_people:
         print_through_sessions(of_people)
     if "weights" in parts:
         weights.print_weights(data_sets, minilm)
     if "speed" in parts and of_people:
         with tempfile.TemporaryDirectory() as folder:
-            asyncio.run(speed(of_people, Path(folder)))
+            asyncio.run(measure_speed(of_people, Path(folder), report))
     report.show()
+    if set(parts) == set(PARTS) and minilm is not None:
+        page.write(report, f"make bench-memory DATA={arguments.data.name}", time.monotonic() - began)
 
 
 if __name__ == "__main__":

@@ -167,12 +167,12 @@ def test_the_page_of_a_report_begins_with_where_turnwise_is_behind() -> None:
     report.add_speed(Speed("recall, 64 at once", "0.50 ms", 4.0, 3.0, "least"))
     text = page.text_of(report, "make bench-memory DATA=data", 600.0)
     assert f"Measured on {page_parts.today()} by `make bench-memory DATA=data`, which took 10 minutes" in text
-    behind, found = text.partition("## What is found")[::2]
+    behind, tables = text.partition("## What is found")[::2]
     assert [line for line in behind.splitlines() if line.startswith("| ")][2:] == [
         "| beam_dev, recall@10 | turnwise with MiniLM | 0.650 | MiniLM's cosine alone 0.700, the goal 0.660 |",
         "| beam_dev, two questions, asked | turnwise, words | 0.300 | BM25 0.400 |",
         "| recall |  | 0.17 times | the goal, at most 0.1 times |",
     ]
-    assert "**beam_dev**: 5 conversations\n\n|  | BM25 | MiniLM's cosine alone |" in found
-    assert "| recall@10 | 0.475 | 0.700 | 0.600 (0.53) | 0.650 (0.66) |" in found
-    assert "| recall, 64 at once | 0.50 ms | 4.00x, goal at least 3x: met |" in found
+    assert "**beam_dev**: 5 conversations\n\n|  | BM25 | MiniLM's cosine alone |" in tables
+    assert "| recall@10 | 0.475 | 0.700 | 0.600 (0.53) | 0.650 (0.66) |" in tables
+    assert "| recall, 64 at once | 0.50 ms | 4.00x, goal at least 3x: met |" in tables

@@ -319,7 +319,7 @@ async def test_a_small_cache_finds_all_items(make: MakeMemory) -> None:
         for scope in scopes:
             await memory.remember(scope, [item("1", "a walrus")])
             assert await ids(memory, "walrus", scope) == ["1"]
-            assert len(memory._user_indexes) == 1
+            assert len(memory._indexes._indexes) == 1
     await memory.close()
 
 
@@ -410,7 +410,7 @@ async def test_new_vectors_are_used_at_once_and_written_to_chroma_in_batches(mak
 async def test_vectors_lost_by_a_kill_are_made_again(make: MakeMemory) -> None:
     killed = make(constant(4))
     await killed.remember(ANN, [item("1", "a walrus")])
-    killed._unwritten.clear()  # as when its process is lost before Chroma is given them
+    killed._vectors._unwritten.clear()  # as when its process is lost before Chroma is given them
     await killed.close()
     memory = make(constant(4))
     assert (await memory.check()).count == 0
@@ -553,7 +553,7 @@ async def test_new_items_of_a_user_with_many_items_cost_only_themselves(
     await memory.remember(ANN, [item("new", "A walrus has come")])
     assert await ids(memory, "Which walrus came?", limit=1) == ["new"]
     assert vector_count == count + 1, "nothing is made anew"
-    assert memory._user_indexes["ann"].bytes < count * 5_000
+    assert memory._indexes.of(["ann"])["ann"].bytes < count * 5_000
     assert await ids(memory, " ".join(NOUNS)) and len(await memory.recall(ANN, "note", limit=10)) <= 10
     await memory.close()
 
@@ -623,5 +623,5 @@ async def test_vectors_that_are_made_later_are_used_by_the_next_recall(make: Mak
     embedding.down = False
     await memory.catch_up()
     assert await ids(memory, "Who is called Antje?") == ["1"]
-    assert memory._user_indexes["ann"].missing() == []
+    assert memory._indexes.of(["ann"])["ann"].missing() == []
     await memory.close()

@@ -579,11 +579,11 @@ class _Words:
                 if len(self._unrelated) == len(unrelated) and self._unrelated.shape[1] <= shape[1]:
                     larger[:, : self._unrelated.shape[1]] = self._unrelated
                 self._unrelated = larger
-            known = self._unrelated[:, :count]
-            lacking = np.flatnonzero(np.isnan(known[0]) & ~np.isnan(self._vectors[:count, 0]))
+            similarities = self._unrelated[:, :count]
+            lacking = np.flatnonzero(np.isnan(similarities[0]) & ~np.isnan(self._vectors[:count, 0]))
             if len(lacking):
-                known[:, lacking] = unrelated @ self._vectors[lacking].T
-            return known.astype(np.float64)
+                similarities[:, lacking] = unrelated @ self._vectors[lacking].T
+            return similarities.astype(np.float64)
 
     def _await_vector(self, serial: int, passage: Arrival) -> None:
         key, row_key = passage.key, passage.row.key

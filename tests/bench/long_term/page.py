@@ -30,9 +30,9 @@ of the same questions in other ways of writing, of two questions in one prompt, 
 parentheses stands the goal, a least value. The weights of the ranking were chosen while looking at parts of these
 conversations, so expect a little less on yours."""
 
-SPEED = """20,000 items of 100 users, drawn from the conversations of people, in SQLite and a folder of Chroma's. Vectors
-are made without a model. Times are medians of one process. Chroma's own query has the same vectors, and its turn after
-each recall. The machine may have had other work, so take the ratios rather than the milliseconds."""
+SPEED = """20,000 items of 100 users, drawn from the conversations of people, in SQLite and a folder of Chroma's.
+Vectors are made without a model. Times are medians of one process. Chroma's own query has the same vectors, and its
+turn after each recall. The machine may have had other work, so take the ratios rather than the milliseconds."""
 
 
 def text_of(report: Report, command: str, seconds: float) -> str:

@@ -109,12 +109,12 @@ _Questions = Sequence[tuple[Conversation, Question]]
 async def _questions(data: str, questions: _Questions, finders: Mapping[str, Finder], report: Report) -> None:
     line("", [RECALL, "reminded", "of them"])
     for row, finder in finders.items():
-        asked = [
+        asked_shares = [
             share(question.evidence, await finder.ask(conversation.user, [question.text]))
             for conversation, question in questions
         ]
-        report.add(data, RECALL, row, mean(asked))
-        values = [mean(asked)]
+        report.add(data, RECALL, row, mean(asked_shares))
+        values = [mean(asked_shares)]
         if isinstance(finder, Remembering):
             answers = [await finder.remind(conversation.user, [question.text]) for conversation, question in questions]
             pairs = zip(questions, answers, strict=True)
@@ -122,8 +122,8 @@ async def _questions(data: str, questions: _Questions, finders: Mapping[str, Fin
             report.add(data, f"{RECALL}, reminded", row, reminded)
             values += [reminded, mean(float(bool(answer)) for answer in answers)]
         line(row, values)
-        groups("by category", (question.category for _, question in questions), asked)
-        means = groups("by conversation", (conversation.user for conversation, _ in questions), asked)
+        groups("by category", (question.category for _, question in questions), asked_shares)
+        means = groups("by conversation", (conversation.user for conversation, _ in questions), asked_shares)
         if len(means) > 1:
             report.add(data, f"{RECALL}, of the worst conversation", row, min(means.values()))
             report.add(data, f"{RECALL}, of the best conversation", row, max(means.values()))
@@ -153,20 +153,20 @@ async def _pairs(
     print(f"  {PAIRS} times two questions in one prompt: {RECALL} of both; and of each alone, asked")
     line("", ["asked", "reminded", "alone"])
     for row, finder in finders.items():
-        asked, reminded, alone = [], [], []
+        asked_shares, reminded_shares, alone_shares = [], [], []
         for user, *both in pairs:
             prompts = [" ".join(question.text for question in both)]
             ids = await finder.ask(user, prompts)
-            asked += [share(question.evidence, ids) for question in both]
-            alone += [share(question.evidence, await finder.ask(user, [question.text])) for question in both]
+            asked_shares += [share(question.evidence, ids) for question in both]
+            alone_shares += [share(question.evidence, await finder.ask(user, [question.text])) for question in both]
             if isinstance(finder, Remembering):
                 ids = await finder.remind(user, prompts)
-                reminded += [share(question.evidence, ids) for question in both]
-        line(row, [mean(asked), mean(reminded), mean(alone)])
-        report.add(data, "two questions, asked", row, mean(asked))
-        report.add(data, "two questions, each alone", row, mean(alone))
-        if reminded:
-            report.add(data, "two questions, reminded", row, mean(reminded))
+                reminded_shares += [share(question.evidence, ids) for question in both]
+        line(row, [mean(asked_shares), mean(reminded_shares), mean(alone_shares)])
+        report.add(data, "two questions, asked", row, mean(asked_shares))
+        report.add(data, "two questions, each alone", row, mean(alone_shares))
+        if reminded_shares:
+            report.add(data, "two questions, reminded", row, mean(reminded_shares))
 
 
 async def _abilities(
@@ -176,11 +176,11 @@ async def _abilities(
 
     The later of two statements is above if it is among the first `DEEP` items, and the earlier one is not before it.
     """
-    said = Remembering(vector_memory(folder, None))  # by whom is said, as in a turn that a session saves
+    with_speakers = Remembering(vector_memory(folder, None))  # texts as in turns that a session saves
     for conversation in {id(conversation): conversation for conversation, _ in questions}.values():
         lines = zip(conversation.items, conversation.spoken_by, strict=True)
         items = [replace(item, text=f"{speaker}: {item.text}") for item, speaker in lines]
-        await said.memory.remember(Scope(user_id=conversation.user), items)
+        await with_speakers.memory.remember(Scope(user_id=conversation.user), items)
     for row, finder in finders.items():
         values: dict[str, list[float]] = defaultdict(list)
         for conversation, question in questions:
@@ -196,14 +196,14 @@ async def _abilities(
             elif category == "contradiction_resolution" and len(question.evidence) > 1:
                 values["two of a contradiction"].append(float(len(question.evidence.intersection(ids[:LIMIT])) > 1))
             elif category in ("instruction_following", "preference_following") and isinstance(finder, Remembering):
-                profile = {item.id for item in (await said.reminder(user, prompts)).profile}
+                profile = {item.id for item in (await with_speakers.reminder(user, prompts)).profile}
                 shown = profile.union(await finder.remind(user, prompts))
                 values[f"{category}, in the request"].append(len(question.evidence & shown) / len(question.evidence))
         line(row, [])
         for figure, of_figure in values.items():
             line(f"  {figure}", [mean(of_figure), f"n {len(of_figure)}"])
             report.add(data, figure, row, mean(of_figure))
-    await said.memory.close()
+    await with_speakers.memory.close()
 
 
 async def _kinds(
@@ -261,13 +261,13 @@ async def print_facts(minilm: OnceEmbedded | None, report: Report) -> None:
             await fact_set.fill_with_facts(memory)
             row = WORDS if name.endswith("words") else MINILM
             results = [await fact_set.ask_facts(memory, half) for half in HALVES]
-            for half, (reminded, asked) in zip(HALVES, results, strict=True):
-                line(name, [half, reminded.n, reminded.precision, reminded.whole, asked.recall])
-                print(f"    whole: {', '.join(f'{group} {value:.2f}' for group, value in reminded.groups.items())}")
+            for half, (as_prompts, as_queries) in zip(HALVES, results, strict=True):
+                line(name, [half, as_prompts.n, as_prompts.precision, as_prompts.whole, as_queries.recall])
+                print(f"    whole: {', '.join(f'{group} {value:.2f}' for group, value in as_prompts.groups.items())}")
             if isinstance(memory, ExtractiveMemory):
-                report.add("facts", PRECISION, row, mean(reminded.precision for reminded, _ in results))
-                report.add("facts", WHOLE, row, mean(reminded.whole for reminded, _ in results))
-                report.add("facts", RECALL, row, mean(asked.recall for _, asked in results))
+                report.add("facts", PRECISION, row, mean(as_prompts.precision for as_prompts, _ in results))
+                report.add("facts", WHOLE, row, mean(as_prompts.whole for as_prompts, _ in results))
+                report.add("facts", RECALL, row, mean(as_queries.recall for _, as_queries in results))
             await memory.close()
 
 

@@ -40,7 +40,7 @@ NOT_EQUAL: Table = [
     ("runs are", "in Ray's processes", *["in your process"] * 4),
 ]
 
-BEHIND = """By the numbers above, each of its day, these are better than turnwise's by more than a tenth, the best first:"""
+BEHIND = """By the numbers above, each of its day, these are better than turnwise's by over a tenth, the best first:"""
 
 LESS = """The reasons: turnwise's runs are in Ray's processes, which take time to start and memory to be there, so a
 program has its first answer later, and each dedicated session takes a process. A stop is a durable record, made in

@@ -77,9 +77,7 @@ async def test_similar_facts_without_a_common_word_are_found_by_vectors() -> Non
         await memory.remember(ANN, items())
     assert not await texts(words, "What is for dinner?")
     first, *further = await with_vectors.recall(ANN, "What is for dinner?")
-    assert first.text == FACTS[0] and not further_items, (
-        "the vectors of the others have nothing in common with the query's"
-    )
+    assert first.text == FACTS[0] and not further, "the vectors of the others have nothing in common with the query's"
     assert await texts(with_vectors, "What is for dinner?") == [FACTS[0]]
     assert await texts(with_vectors, "Which cello?") == [FACTS[1]]
     assert not await texts(with_vectors, "Quantum chromodynamics?")

@@ -60,13 +60,13 @@ if TYPE_CHECKING:
 SPACE = "vectors"
 """The space of the items of a memory that is opened by a path or a URL; see `ItemStore`."""
 
-QUICK = 20_000
+QUICK = 30_000
 """Maximum passages for answering a batch on the event loop: those of the queries' users, and `ASKED` per query."""
 
 QUICK_EACH = 2_000
 """Maximum passages per user for answering on the event loop."""
 
-QUICK_CHARS = 4_000
+QUICK_CHARS = 8_000
 """Maximum characters of the queries of a batch that is answered on the event loop."""
 
 ASKED = 200
@@ -195,9 +195,8 @@ class VectorMemory:
         as_of: float | None = None,
         per_category: bool = False,
     ) -> Sequence[MemoryItem]:
-        await self.prepare(scope)
         request = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of, per_category=per_category)
-        return (await self.answer_many([request]))[0].items
+        return (await self._answer(request)).items
 
     async def remind(
         self,
@@ -209,10 +208,8 @@ class VectorMemory:
         per_category: bool = False,
     ) -> Reminder:
         """See `Reminding`. The profile has pinned items and standing wishes. Reads the file once for both parts."""
-        await self.prepare(scope)
         more = {"is_reminder": True, "per_category": per_category}
-        request = Recall(scope=scope, query=prompt, limit=limit, types=types, **more)
-        return (await self.answer_many([request]))[0]
+        return await self._answer(Recall(scope=scope, query=prompt, limit=limit, types=types, **more))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Pinning.pin`."""
@@ -321,25 +318,41 @@ class VectorMemory:
         if not batch:
             return []
         users = dict.fromkeys(request.scope.user_id for request in batch)
-        user_indexes = self._indexes.of(users)
-        revisions = {user: user_index.revision for user, user_index in user_indexes.items()}
+        return await self._answer_of(batch, self._indexes.current(users))
+
+    async def _answer(self, request: Recall) -> Reminder:
+        user = request.scope.user_id
+        if (user_indexes := self._indexes.current([user])) is None:
+            await self.prepare(request.scope)
+            user_indexes = self._indexes.current([user])
+        return (await self._answer_of([request], user_indexes))[0]
+
+    async def _answer_of(self, batch: Sequence[Recall], current: Mapping[str, UserIndex] | None) -> list[Reminder]:
+        """Answer each request of the batch.
+
+        Args:
+            current: the users' indexes, if all are up to date.
+        """
+        users = dict.fromkeys(request.scope.user_id for request in batch)
         now = self._clock()
         expiry = self._expiry(now, users)
         making = self._vectors.begin(self._texts_of(batch), queries=True)
-        if expiry is None and self._store.revisions(users) == revisions and self._is_quick(batch, user_indexes):
-            matches = [self._match(request, user_indexes[request.scope.user_id], now) for request in batch]
+        if current is not None and expiry is None and self._is_quick(batch, current):
+            matches = [self._match(request, current[request.scope.user_id], now) for request in batch]
             vectors = await self._vectors.result_of(making)
             self._take_unrelated(batch, vectors[0])
             before = self.trouble
-            answers = self._ranked(batch, user_indexes, matches, vectors, {})
+            answers = self._ranked(batch, current, matches, vectors, {})
             self._indexes.note_used(users)
         else:
+            user_indexes = self._indexes.of(users)
+            revisions = {user: user_index.revision for user, user_index in user_indexes.items()}
             vectors, loaded = await asyncio.gather(
                 self._vectors.result_of(making), self._store.load(users, revisions, expiry, most=LOADED)
             )
             self._take_unrelated(batch, vectors[0])
             before = self.trouble
-            answers = await on_thread(self._answer, batch, loaded, vectors, user_indexes, now)
+            answers = await on_thread(self._answer_loaded, batch, loaded, vectors, user_indexes, now)
         if vectors[0] is not None and self.trouble is before:
             self._vectors.recover()
         if self._retention is not None and self._retention.refresh:
@@ -493,7 +506,7 @@ class VectorMemory:
             return False
         return not self._vectors.is_ready or not any(user_index.missing() for user_index in user_indexes.values())
 
-    def _answer(
+    def _answer_loaded(
         self,
         batch: Sequence[Recall],
         loaded: Mapping[str, Loaded],

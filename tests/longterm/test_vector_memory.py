@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import Recall, Scope, Source, trouble_of
 from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.index.vector_index import MAX_EMBEDDED, VectorIndex
-from turnwise.memory.longterm.items.rows import key_of
+from turnwise.memory.longterm.items.rows import Revision, key_of
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall import passages, user_index
@@ -504,7 +504,7 @@ async def test_a_change_of_the_dimension_loses_no_item(make: MakeMemory) -> None
     memory = make(constant(5), keep_s=0)
     await memory.remember(ANN, [item("2", "a walrus too")])  # Chroma was not asked yet, so nobody knows
     assert "4: rebuild() computes all vectors again" in (memory.trouble or "")
-    memory.trouble = None  # as when its pause is over
+    memory._vectors.recover()  # as when its pause is over
     with pytest.raises(ConfigError, match="rebuild"):
         await memory.remember(ANN, [item("3", "a walrus as well")])
     assert await memory.rebuild() == 2
@@ -624,4 +624,24 @@ async def test_vectors_that_are_made_later_are_used_by_the_next_recall(make: Mak
     await memory.catch_up()
     assert await ids(memory, "Who is called Antje?") == ["1"]
     assert memory._indexes.of(["ann"])["ann"].missing() == []
+    await memory.close()
+
+
+async def test_a_recall_of_a_user_whose_index_is_current_reads_the_revision_once(
+    make: MakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = make()
+    await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
+    assert await ids(memory, "walrus") == ["1"]
+    users_read: list[list[str]] = []
+    revisions = memory._store.revisions
+
+    def counted(users: Collection[str]) -> dict[str, Revision] | None:
+        users_read.append([*users])
+        return revisions(users)
+
+    monkeypatch.setattr(memory._store, "revisions", counted)
+    assert await ids(memory, "walrus") == ["1"]
+    assert (await memory.remind(ANN, "What is my walrus called?")).items
+    assert users_read == [["ann"]] * 2
     await memory.close()

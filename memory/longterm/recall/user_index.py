@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect, bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -250,9 +251,18 @@ class UserIndex:
 
     def _by_passage(self, values: Numbers) -> Numbers:
         """Return values of the passages in their order, given in the order in which they were added."""
-        by_passage, stays = np.empty((len(values), len(self.rows))), self._positions >= 0
-        by_passage[:, self._positions[stays]] = values[:, stays]
-        return by_passage
+        return values[:, self._serials]
+
+    @cached_property
+    def _serials(self) -> Places:
+        """The numbers of the passages, as they were added, in the order in which they stand."""
+        serials, stays = np.empty(len(self.rows), dtype=np.int64), self._positions >= 0
+        serials[self._positions[stays]] = np.flatnonzero(stays)
+        return serials
+
+    @cached_property
+    def _arranged(self) -> Passages:
+        return Passages(self._items, self._sessions, self._chars, self._facts)
 
     def match(
         self, query: Query, scope: Scope, which: ItemFilter, *, weights: Weights, expired: Collection[int] = ()
@@ -266,7 +276,7 @@ class UserIndex:
         terms, places = hits.terms, self._positions[hits.serials]
         speakers = self._positions[hits.speakers]
         named_places = [(int(self._positions[serial]), logs) for serial, logs in hits.named]
-        passages = Passages(self._items, self._sessions, self._chars, self._facts)
+        passages = self._arranged
         visible = self._visible(scope, which, expired)
         if visible is not None:
             new = np.cumsum(visible) - 1
@@ -327,27 +337,21 @@ class UserIndex:
         """Return the ranked items with their scores, their relevant passages, and the words of the query they have."""
         words = [match.query.terms[term].word for term in match.matched.present.tolist()]
         in_index = None if match.visible is None else np.flatnonzero(match.visible)
+        has_words = match.matched.items_with_terms(ranked.places).T.tolist()
         items: list[MemoryItem] = []
-        for first, count, score in zip(
-            ranked.places.tolist(), ranked.counts.tolist(), ranked.scores.tolist(), strict=True
+        for first, count, score, has in zip(
+            ranked.places.tolist(), ranked.counts.tolist(), ranked.scores.tolist(), has_words, strict=True
         ):
-            places, best = slice(first, first + count), [first]
+            best = [first]
             if count > 1:
-                passage_scores = ranked.passage_scores[places]
+                passage_scores = ranked.passage_scores[first : first + count]
                 order = np.argsort(-passage_scores, kind="stable")[:MOST_PASSAGES]
                 best = (first + order[passage_scores[order] >= AS_GOOD * passage_scores.max()]).tolist()
             best = best if in_index is None else in_index[best].tolist()
             item, passages = self.rows[best[0]].item, [self._passages[place] for place in best]
             is_whole = passages[0].stop - passages[0].start == len(item.text)
-            has_words = match.matched.has[:, places].max(axis=1, initial=0.0).tolist()
-            items.append(
-                replace(
-                    item,
-                    score=score,
-                    words=tuple(compress(words, has_words)),
-                    passage=None if is_whole else shown(item.text, passages),
-                )
-            )
+            passage = None if is_whole else shown(item.text, passages)
+            items.append(replace(item, score=score, words=tuple(compress(words, has)), passage=passage))
         return items
 
     def _visible(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:

@@ -62,6 +62,15 @@ class UserIndexes:
         with self._lock:
             return {user: self._indexes[user] for user in users if user in self._indexes}
 
+    def current(self, users: Collection[str]) -> dict[str, UserIndex] | None:
+        """Return the indexes of these users if all are in memory and up to date; None if not, or if that has to wait.
+
+        Takes microseconds and waits for nothing; see `SQLItems.revisions`.
+        """
+        user_indexes = self.of(users)
+        revisions = {user: user_index.revision for user, user_index in user_indexes.items()}
+        return user_indexes if revisions == self._store.revisions(users) else None
+
     def note_used(self, users: Iterable[str]) -> None:
         """Mark these users' indexes as the most recently used."""
         with self._lock:

@@ -35,23 +35,19 @@ Vectors are made without a model. Times are medians of one process. Chroma's own
 turn after each recall. The machine may have had other work, so take the ratios rather than the milliseconds."""
 
 
-def text_of(report: Report, command: str, seconds: float) -> str:
-    """Return the page.
-
-    Args:
-        seconds: how long all measurements took.
-    """
-    return "\n\n".join(_parts(report, command, seconds)) + "\n"
+def text_of(report: Report, command: str) -> str:
+    """Return the page, for what the command has measured today."""
+    return "\n\n".join(_parts(report, command)) + "\n"
 
 
-def write(report: Report, command: str, seconds: float) -> None:
-    (ROOT / "docs/benchmarks-memory.md").write_text(text_of(report, command, seconds), encoding="utf-8")
+def write(report: Report, command: str) -> None:
+    (ROOT / "docs/benchmarks-memory.md").write_text(text_of(report, command), encoding="utf-8")
 
 
-def _parts(report: Report, command: str, seconds: float) -> Iterator[str]:
+def _parts(report: Report, command: str) -> Iterator[str]:
     yield HEAD
     packages = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
-    yield f"Measured on {today()} by `{command}`, which took {seconds / 60:.0f} minutes, with: {machine()}; {packages}."
+    yield f"Measured on {today()} by `{command}`, with: {machine()}; {packages}."
     yield "## Where turnwise is behind"
     yield BEHIND
     behind = [*report.behind()]

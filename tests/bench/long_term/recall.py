@@ -467,7 +467,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="a file of conversations, or a folder of such files")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="some parts of it")
     arguments = parser.parse_args()
-    parts, report, began = arguments.only, Report(), time.monotonic()
+    parts, report = arguments.only, Report()
     data_sets = messages.load_all(arguments.data)
     of_people = [conversation for of in data_sets.values() for conversation in of if conversation.is_of_people]
     minilm = OnceEmbedded(model) if (model := installed()) else None
@@ -493,7 +493,7 @@ def main() -> None:
             asyncio.run(measure_speed(of_people, Path(folder), report))
     report.show()
     if set(parts) == set(PARTS) and minilm is not None:
-        page.write(report, f"make bench-memory DATA={arguments.data.name}", time.monotonic() - began)
+        page.write(report, f"make bench-memory DATA={arguments.data.name}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from turnwise.memory.longterm.base import Source
 from turnwise.memory.longterm.items.rows import Revision, Row
 from turnwise.memory.longterm.recall.analyzer import words
 from turnwise.memory.longterm.recall.passages import vectors_of
-from turnwise.memory.longterm.recall.ranking import FACTS
+from turnwise.memory.longterm.recall.prominence import spread_out
+from turnwise.memory.longterm.recall.query import parse
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.user_index import UserIndex, find
 
 
@@ -127,3 +129,34 @@ def test_new_items_are_taken_in_once_by_a_recall_and_a_save_at_once(monkeypatch:
         assert {recalled.id for recalled in find(user_index, "walrus", limit=99, weights=FACTS)} == {
             *map(str, range(row_count))
         }
+
+
+SENTENCES = ("The walrus sings", "Ann: a walrus in the harbour", "Bob: no walrus", "The harbour is closed. It rains")
+
+
+@pytest.mark.parametrize("is_reminder", [False, True])
+@pytest.mark.parametrize("query", ["Is the walrus in the harbour?", "It rains. Which walrus sings?", "Ann", "zebra"])
+@pytest.mark.parametrize("weights", [Weights(), FACTS])
+def test_items_of_one_passage_each_are_ranked_by_the_rules_for_several(
+    query: str, is_reminder: bool, weights: Weights
+) -> None:
+    """What is the same for an item and its only passage is computed once, with the same result."""
+    rows = [
+        Row(row=row, agent=None, item=item(str(row), SENTENCES[row % 4], source=Source(session_id="s")), key=str(row))
+        for row in range(30)
+    ]
+    vectors = {row.key: np.array([1.0, row.row % 5, row.row % 7], np.float32) / 9 for row in rows if row.row % 6}
+
+    def answer(is_shortened: bool) -> list[tuple[Any, ...]]:
+        user_index = UserIndex().grown(Revision(1, 0, len(rows)), rows)
+        user_index.take(vectors)
+        items = user_index._arranged.by_item(weights)
+        assert items._has_one_passage_each
+        items._has_one_passage_each = is_shortened
+        parts = parse(query).told_apart() if is_reminder else [0]
+        near = user_index.near(np.ones((len(parts), 3), np.float32) / 2, np.eye(3, dtype=np.float32))
+        near = spread_out(near, parse(query)) if is_reminder else near
+        ranked = find(user_index, query, limit=9, weights=weights, near=near, is_reminder=is_reminder)
+        return [(entry.id, entry.score, entry.words, entry.passage) for entry in ranked]
+
+    assert answer(is_shortened=True) == answer(is_shortened=False)

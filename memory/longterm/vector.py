@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 SPACE = "vectors"
 """The space of the items of a memory that is opened by a path or a URL; see `ItemStore`."""
 
-QUICK = 30_000
+QUICK = 26_000
 """Maximum passages for answering a batch on the event loop: those of the queries' users, and `ASKED` per query."""
 
 QUICK_EACH = 2_000

@@ -26,7 +26,7 @@ from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall.analyzer import is_dense, stem, stems, words
 from turnwise.memory.longterm.recall.item_words import ItemWords, Part
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
-from turnwise.memory.longterm.recall.prominence import Similarities, prominences_of
+from turnwise.memory.longterm.recall.prominence import Level, Similarities, level_of, prominences_of
 from turnwise.memory.longterm.recall.query import Query, Term, parse
 from turnwise.memory.longterm.recall.ranking import Matched, Passages, QueryTerms, Ranked, Weights
 from turnwise.memory.longterm.recall.standing_wishes import current_wishes, wishes_of
@@ -244,7 +244,7 @@ class UserIndex:
             return None
         prominences = None
         if unrelated is not None:
-            prominences = prominences_of(similarities, self._words.unrelated(unrelated, len(self._positions)))
+            prominences = prominences_of(similarities, self._words.level_of(unrelated, len(self._positions)))
         return Similarities(
             self._by_passage(similarities), None if prominences is None else self._by_passage(prominences)
         )
@@ -339,7 +339,7 @@ class UserIndex:
         in_index = None if match.visible is None else np.flatnonzero(match.visible)
         has_words = match.matched.items_with_terms(ranked.places).T.tolist()
         items: list[MemoryItem] = []
-        for first, count, score, has in zip(
+        for first, count, score, item_has in zip(
             ranked.places.tolist(), ranked.counts.tolist(), ranked.scores.tolist(), has_words, strict=True
         ):
             best = [first]
@@ -351,7 +351,7 @@ class UserIndex:
             item, passages = self.rows[best[0]].item, [self._passages[place] for place in best]
             is_whole = passages[0].stop - passages[0].start == len(item.text)
             passage = None if is_whole else shown(item.text, passages)
-            items.append(replace(item, score=score, words=tuple(compress(words, has)), passage=passage))
+            items.append(replace(item, score=score, words=tuple(compress(words, item_has)), passage=passage))
         return items
 
     def _visible(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
@@ -440,6 +440,8 @@ class _Words:
         """One row for each passage, NaN without a vector, and space for more; no columns while there are no vectors."""
         self._unrelated: Vectors = np.zeros((0, 0), dtype=np.float32)
         """The similarity of each unrelated text, a row, and each passage; NaN where it is not computed yet."""
+        self._level: tuple[int, Level] | None = None
+        """The level of the unrelated texts for so many first passages; None if vectors were added or removed since."""
         self._without_vector: dict[str, list[int]] = {}
         """Passages without a vector, by the key of the vector."""
         self._part_keys: dict[str, list[str]] = {}
@@ -505,6 +507,7 @@ class _Words:
                     entries = self._names.get(phrase[0], [])
                     self._names[phrase[0]] = [entry for entry in entries if entry[2] != serial]
                 if self.dimensions:
+                    self._level = None
                     self._vectors[serial] = np.nan
                     self._unrelated[:, serial : serial + 1] = np.nan
                 if serial in (serials_without_vector := self._without_vector.get(arrival.key, [])):
@@ -540,6 +543,7 @@ class _Words:
             return
         dimensions = len(next(iter(vectors.values())))
         with self._lock:
+            self._level = None
             if self.dimensions != dimensions:
                 self._vectors = np.full((max(self._count, _ROOM), dimensions), np.nan, dtype=np.float32)
                 self._unrelated = np.zeros((0, 0), dtype=np.float32)
@@ -571,12 +575,14 @@ class _Words:
         similarities: Numbers = (to @ vectors[:count].T).astype(np.float64)
         return similarities
 
-    def unrelated(self, unrelated: Vectors, count: int) -> Numbers:
-        """Return the similarity of the first `count` passages to the vectors of unrelated texts, a row for each.
+    def level_of(self, unrelated: Vectors, count: int) -> Level:
+        """Return the level of unrelated texts, given their vectors, for the first `count` passages.
 
-        Each is computed once, since unrelated texts do not change.
+        It is computed once for the same passages, and each similarity once, since unrelated texts do not change.
         """
         with self._lock:
+            if self._level is not None and self._level[0] == count:
+                return self._level[1]
             shape = len(unrelated), len(self._vectors)
             if self._unrelated.shape != shape:
                 larger = np.full(shape, np.nan, dtype=np.float32)
@@ -587,7 +593,8 @@ class _Words:
             lacking = np.flatnonzero(np.isnan(similarities[0]) & ~np.isnan(self._vectors[:count, 0]))
             if len(lacking):
                 similarities[:, lacking] = unrelated @ self._vectors[lacking].T
-            return similarities.astype(np.float64)
+            self._level = count, level_of(similarities.astype(np.float64))
+            return self._level[1]
 
     def _await_vector(self, serial: int, passage: Arrival) -> None:
         key, row_key = passage.key, passage.row.key

@@ -160,3 +160,28 @@ def test_items_of_one_passage_each_are_ranked_by_the_rules_for_several(
         return [(entry.id, entry.score, entry.words, entry.passage) for entry in ranked]
 
     assert answer(is_shortened=True) == answer(is_shortened=False)
+
+
+def test_the_level_of_unrelated_texts_follows_new_and_removed_vectors() -> None:
+    rows = [Row(row=row, agent=None, item=item(str(row), f"text {row}"), key=str(row)) for row in range(6)]
+    vectors = {str(row): np.array([row, 5 - row, row % 2], np.float32) / 5 for row in range(6)}
+    unrelated, sentence = np.eye(3, dtype=np.float32), np.ones((1, 3), np.float32) / 2
+
+    def prominences(user_index: UserIndex) -> Any:
+        near = user_index.near(sentence, unrelated)
+        assert near is not None and near.prominences is not None
+        return near.prominences
+
+    def made_at_once(numbers: Sequence[int]) -> UserIndex:
+        user_index = UserIndex().grown(Revision(1, 0, len(numbers)), [rows[number] for number in numbers])
+        user_index.take({str(number): vectors[str(number)] for number in numbers})
+        return user_index
+
+    user_index = UserIndex().grown(Revision(1, 0, 6), rows)
+    user_index.take({str(row): vectors[str(row)] for row in range(3)})
+    first = prominences(user_index)
+    user_index.take(vectors)
+    assert not np.array_equal(first, prominences(user_index))
+    assert np.array_equal(prominences(user_index), prominences(made_at_once(range(6))))
+    user_index = user_index.changed(Revision(1, 1, 6), (), {0, 5})
+    assert np.allclose(prominences(user_index), prominences(made_at_once(range(1, 5))))

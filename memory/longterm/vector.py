@@ -408,7 +408,7 @@ class VectorMemory:
         or the process ends, call it again.
 
         Raises:
-            StoreError: the embedding function is not ready, and no vector was dropped; or it fails, or Chroma does.
+            StoreError: the embedding function is not ready, and no vector was deleted; or it fails, or Chroma does.
         """
         await self._vectors.delete_all()
         self._indexes.release()

@@ -204,7 +204,7 @@ async def test_while_embeddings_hang_items_are_saved_and_found_by_words(make: Ma
     with pytest.raises(StoreError, match=r"not answered within 0\.2 s"):
         await memory.catch_up()
     embedding.goes_on.set()
-    memory._embed_s = 60.0  # on a busy machine those that hung take a while to end
+    memory._vectors._embed_s = 60.0  # on a busy machine those that hung take a while to end
     while await memory.catch_up():
         pass
     assert memory.trouble is None and (await memory.check()).ok
@@ -518,7 +518,7 @@ async def test_a_rebuild_is_refused_while_the_embedding_function_is_not_ready(ma
     await memory.remember(ANN, [item("1", "a walrus")])
     await memory.flush()
     embedding.is_ready = False
-    with pytest.raises(StoreError, match="not ready: no vector was dropped"):
+    with pytest.raises(StoreError, match="not ready: no vector was deleted"):
         await memory.rebuild()
     assert len(await asyncio.to_thread(memory._index.keys)) == 1
     embedding.is_ready = True

@@ -202,7 +202,7 @@ async def _abilities(
         line(row, [])
         for figure, of_figure in values.items():
             line(f"  {figure}", [mean(of_figure), f"n {len(of_figure)}"])
-            report.add(data, figure, row, mean(of_figure))
+            report.add(data, f"{figure}, n = {len(of_figure)}", row, mean(of_figure))
     await with_speakers.memory.close()
 
 

@@ -263,14 +263,13 @@ class Matched:
             scores = np.where(is_named, np.maximum(scores, 0.0) + of_names, scores)
         scores = np.where(is_relevant, scores, -np.inf)
         best = np.maximum(scores.max(axis=0, initial=-np.inf), np.where(is_named, of_names, -np.inf))
-        turns = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1).min(axis=0, initial=len(best))
-        turns[is_named] = 0
+        in_order = self._in_order(scores, best, is_named)
         selected = np.isfinite(best)
         of_group = None if groups is None else groups[self._items.starts]
         members = [selected] if of_group is None else [selected & (of_group == group) for group in np.unique(of_group)]
         if is_reminder:
             members = [group & ~self._look_alikes(group, scores, by_words) for group in members]
-        order = np.concatenate([_first(turns, best, group, limit) for group in members])
+        order = np.concatenate([in_order[group[in_order]][:limit] for group in members])
         order = order[np.argsort(-best[order], kind="stable")]
         nats = np.maximum(best[order], 0.0)
         return Ranked(
@@ -287,6 +286,21 @@ class Matched:
             places: the first passage of each item.
         """
         return self._in_items[:, self._items.of_passages[places]]
+
+    def _in_order(self, scores: Numbers, best: Numbers, is_named: NDArray[np.bool_]) -> Places:
+        """Return the places of all items: the best of each sentence in turn, and of these the best.
+
+        So two questions in one prompt both have their answers.
+        """
+        import numpy as np
+
+        orders = np.argsort(-scores, axis=1, kind="stable")
+        if len(orders) == 1 and not self._query.named:
+            in_order: Places = orders[0]
+            return in_order
+        turns = np.argsort(orders, axis=1).min(axis=0, initial=len(best))
+        turns[is_named] = 0
+        return np.lexsort((-best, turns))
 
     def _standing_out(self, prominences: Numbers | None) -> NDArray[np.bool_]:
         """Return which sentences stand out, by their words or by their vectors; see `Weights`."""
@@ -447,17 +461,6 @@ class _Items:
             total[..., step:] += weight * values[..., :-step]
             total[..., :-step] += weight * values[..., step:]
         return total * self._alone
-
-
-def _first(turns: Places, scores: Numbers, which: NDArray[np.bool_], limit: int) -> Places:
-    """Return the places of up to `limit` of these items: the best of each sentence in turn, and of these the best.
-
-    So two questions in one prompt both have their answers.
-    """
-    import numpy as np
-
-    places = np.flatnonzero(which)
-    return places[np.lexsort((-scores[places], turns[places]))][:limit]
 
 
 def _of_rows(similarities: Numbers | None) -> Numbers | float:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from numpy.typing import NDArray
 
 from memories.vector_memories import item
 from turnwise.memory.longterm.base import Source
@@ -131,6 +132,10 @@ def test_new_items_are_taken_in_once_by_a_recall_and_a_save_at_once(monkeypatch:
         }
 
 
+def row_vector(*values: float) -> NDArray[np.float32]:
+    return np.array([value / 9 for value in values], np.float32)
+
+
 SENTENCES = ("The walrus sings", "Ann: a walrus in the harbour", "Bob: no walrus", "The harbour is closed. It rains")
 
 
@@ -145,7 +150,7 @@ def test_items_of_one_passage_each_are_ranked_by_the_rules_for_several(
         Row(row=row, agent=None, item=item(str(row), SENTENCES[row % 4], source=Source(session_id="s")), key=str(row))
         for row in range(30)
     ]
-    vectors = {row.key: np.array([1.0, row.row % 5, row.row % 7], np.float32) / 9 for row in rows if row.row % 6}
+    vectors = {row.key: row_vector(1.0, row.row % 5, row.row % 7) for row in rows if row.row % 6}
 
     def answer(is_shortened: bool) -> list[tuple[Any, ...]]:
         user_index = UserIndex().grown(Revision(1, 0, len(rows)), rows)
@@ -154,7 +159,7 @@ def test_items_of_one_passage_each_are_ranked_by_the_rules_for_several(
         assert items._has_one_passage_each
         items._has_one_passage_each = is_shortened
         parts = parse(query).told_apart() if is_reminder else [0]
-        near = user_index.near(np.ones((len(parts), 3), np.float32) / 2, np.eye(3, dtype=np.float32))
+        near = user_index.near(np.full((len(parts), 3), 0.5, np.float32), np.eye(3, dtype=np.float32))
         near = spread_out(near, parse(query)) if is_reminder else near
         ranked = find(user_index, query, limit=9, weights=weights, near=near, is_reminder=is_reminder)
         return [(entry.id, entry.score, entry.words, entry.passage) for entry in ranked]
@@ -164,8 +169,8 @@ def test_items_of_one_passage_each_are_ranked_by_the_rules_for_several(
 
 def test_the_level_of_unrelated_texts_follows_new_and_removed_vectors() -> None:
     rows = [Row(row=row, agent=None, item=item(str(row), f"text {row}"), key=str(row)) for row in range(6)]
-    vectors = {str(row): np.array([row, 5 - row, row % 2], np.float32) / 5 for row in range(6)}
-    unrelated, sentence = np.eye(3, dtype=np.float32), np.ones((1, 3), np.float32) / 2
+    vectors = {str(row): row_vector(row, 5 - row, row % 2) for row in range(6)}
+    unrelated, sentence = np.eye(3, dtype=np.float32), np.full((1, 3), 0.5, np.float32)
 
     def prominences(user_index: UserIndex) -> Any:
         near = user_index.near(sentence, unrelated)

@@ -11,6 +11,9 @@ from page_parts import machine, markdown, today
 
 ROOT = Path(__file__).parents[3]
 
+PARTS = frozenset(("recall", "facts", "meaning", "standing", "speed"))
+"""The parts of `recall.py` that the page shows."""
+
 PACKAGES = ("turnwise", "chromadb", "numpy", "sqlalchemy")
 
 HEAD = """# Benchmarks of long-term memory
@@ -32,7 +35,8 @@ conversations, so expect a little less on yours."""
 
 SPEED = """20,000 items of 100 users, drawn from the conversations of people, in SQLite and a folder of Chroma's.
 Vectors are made without a model. Times are medians of one process. Chroma's own query has the same vectors, and its
-turn after each recall. The machine may have had other work, so take the ratios rather than the milliseconds."""
+turn after each recall. The machine's load was {loads}: where that is above its number of cores, other work stretches
+what takes long, such as 64 recalls at once, more than what is short."""
 
 
 def text_of(report: Report, command: str) -> str:
@@ -59,7 +63,7 @@ def _parts(report: Report, command: str) -> Iterator[str]:
         yield markdown([("", *ROWS), *_rows(report, data)])
     if report.speeds:
         yield "## How fast it is"
-        yield SPEED
+        yield SPEED.format(loads=" to ".join(f"{load:.1f}" for load in report.loads))
         yield markdown([("", "median", "goal"), *((speed.name, speed.shown, speed.judged) for speed in report.speeds)])
 
 

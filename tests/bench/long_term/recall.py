@@ -2,8 +2,10 @@
 
 In the folder `tests/bench`:
 
-    python -m long_term.recall DATA                   everything, in some minutes; writes docs/benchmarks-memory.md
+    python -m long_term.recall DATA                   everything, in some minutes
     python -m long_term.recall DATA --only recall     some parts, see PARTS
+
+With all parts of `page.PARTS`, it writes docs/benchmarks-memory.md.
 
 DATA is a file, or a folder whose files `*.json` are all measured. Each is a list of conversations: `[{sample_id,
 sessions: [{session, date_time, turns: [{id, speaker, text, image_caption?}]}], questions: [{question, evidence,
@@ -388,6 +390,7 @@ AT_ONCE = 64
 
 async def measure_speed(conversations: Sequence[Conversation], folder: Path, report: Report) -> None:
     """Compare the speed with Chroma's own search, on the same vectors, alternating."""
+    report.loads.append(os.getloadavg()[0])
     random = Random(0)
     texts = [item.text for conversation in conversations for item in conversation.items]
     questions = [question.text for conversation in conversations for question in conversation.questions]
@@ -446,6 +449,7 @@ async def measure_speed(conversations: Sequence[Conversation], folder: Path, rep
     print(f"  {await memory.check()}")
     await memory.close()
     place.disconnect(client)
+    report.loads.append(os.getloadavg()[0])
 
 
 async def timed(verb: Awaitable[object]) -> float:
@@ -492,8 +496,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             asyncio.run(measure_speed(of_people, Path(folder), report))
     report.show()
-    if set(parts) == set(PARTS) and minilm is not None:
-        page.write(report, f"make bench-memory DATA={arguments.data.name}")
+    if minilm is not None and page.PARTS.issubset(parts):
+        only = "" if set(parts) == set(PARTS) else f' ARGS="--only {" ".join(parts)}"'
+        page.write(report, f"make bench-memory DATA={arguments.data.name}{only}")
 
 
 if __name__ == "__main__":

@@ -63,6 +63,8 @@ class Report:
     sizes: dict[str, str] = field(default_factory=dict)
     """What each data set has."""
     speeds: list[Speed] = field(default_factory=list)
+    loads: list[float] = field(default_factory=list)
+    """How many processes wanted a core when speed was measured: the machine's average of a minute, before and after."""
 
     def add(self, data: str, figure: str, row: str, value: float) -> None:
         self.figures[data, figure][row] = value

@@ -218,7 +218,7 @@ scale: $(TESTING) ## measure packed turns, simulate more of them, and write docs
 	PYTHONPATH=tests/bench QUICK=$(QUICK) $(BIN)/python -m capacity.page .cache/scale.json
 
 .PHONY: bench-memory
-bench-memory: $(TESTING) ## measure what long-term memory finds in conversations: make bench-memory DATA=folder
+bench-memory: $(TESTING) ## measure what long-term memory finds in conversations, into docs/benchmarks-memory.md: make bench-memory DATA=folder
 	PYTHONPATH=tests/support:tests/bench $(BIN)/python -m long_term.recall $(DATA) $(ARGS)
 
 .PHONY: crowd

@@ -309,8 +309,8 @@ def redis_url(redis_server: "RedisServer") -> str:
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """What vector memories do in small steps, for the sake of others, takes larger ones and no rests."""
-    monkeypatch.setattr("turnwise.memory.longterm.vector.REST", 0)
-    monkeypatch.setattr("turnwise.memory.longterm.vector.DELETED", 64)
+    monkeypatch.setattr("turnwise.memory.longterm.index.item_vectors.REST", 0)
+    monkeypatch.setattr("turnwise.memory.longterm.index.item_vectors.DELETED", 64)
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     With `make races` they are as large as ever, and it returns one.
     """
     from turnwise.memory.longterm import vector as vector_memory
-    from turnwise.memory.longterm.index import collection
+    from turnwise.memory.longterm.index import collection, item_vectors
     from turnwise.memory.longterm.index.chroma_process import CHROMA_PROCESS, carry_out
     from turnwise.memory.longterm.items import base, sql
     from turnwise.memory.longterm.items.in_memory import InMemoryItems
@@ -328,6 +328,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     if share(20) == 20:
         return 1
     monkeypatch.setattr(vector_memory, "BATCH", 26)
+    monkeypatch.setattr(item_vectors, "BATCH", 26)
     monkeypatch.setattr(collection, "PAGE", 200)
     opened: dict[Any, collection.VectorCollection] = {}  # by this process, where these sizes apply
     monkeypatch.setattr(CHROMA_PROCESS, "ask", lambda key, verb, *args: carry_out(opened, key, verb, args))

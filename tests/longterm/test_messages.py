@@ -10,10 +10,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
-from long_term import fact_set
+import page_parts
+from long_term import fact_set, page
 from long_term.finders import BM25Alone
 from long_term.messages import KINDS, WORDS, Conversation, Kind, Question, half_of, load_all, messages_of, misspelt
-from long_term.report import Report
+from long_term.report import Report, Speed
 from turnwise.memory.longterm.base import MemoryItem
 
 FUNCTION_WORDS = {*WORDS["function words"], "s", "up", "get", "gets", "go", "goes", "not", "no", "out", "user"}
@@ -152,3 +153,26 @@ def test_a_report_compares_figures_with_the_goals_of_their_data_set(capsys: pyte
     _, _, _, beam, other = capsys.readouterr().out.splitlines()
     assert beam.split()[-6:] == ["0.530,", "0.53", "met", "0.660,", "0.66", "MISSED"]
     assert other.split()[-4:] == ["-", "-", "0.100", "-"]
+
+
+def test_the_page_of_a_report_begins_with_where_turnwise_is_behind() -> None:
+    report = Report(sizes={"beam_dev": "5 conversations"})
+    report.add("beam_dev", "recall@10", "BM25", 0.475)
+    report.add("beam_dev", "recall@10", "MiniLM's cosine alone", 0.7)
+    report.add("beam_dev", "recall@10", "turnwise, words", 0.6)
+    report.add("beam_dev", "recall@10", "turnwise with MiniLM", 0.65)
+    report.add("beam_dev", "two questions, asked", "BM25", 0.4)
+    report.add("beam_dev", "two questions, asked", "turnwise, words", 0.3)
+    report.add_speed(Speed("recall", "2.00 ms", 0.17, 0.1, "most"))
+    report.add_speed(Speed("recall, 64 at once", "0.50 ms", 4.0, 3.0, "least"))
+    text = page.text_of(report, "make bench-memory DATA=data")
+    assert f"Measured on {page_parts.today()} by `make bench-memory DATA=data`, with: " in text
+    behind, tables = text.partition("## What is found")[::2]
+    assert [line for line in behind.splitlines() if line.startswith("| ")][2:] == [
+        "| beam_dev, recall@10 | turnwise with MiniLM | 0.650 | MiniLM's cosine alone 0.700, the goal 0.660 |",
+        "| beam_dev, two questions, asked | turnwise, words | 0.300 | BM25 0.400 |",
+        "| recall |  | 0.17 times | the goal, at most 0.1 times |",
+    ]
+    assert "**beam_dev**: 5 conversations\n\n|  | BM25 | MiniLM's cosine alone |" in tables
+    assert "| recall@10 | 0.475 | 0.700 | 0.600 (0.53) | 0.650 (0.66) |" in tables
+    assert "| recall, 64 at once | 0.50 ms | 4.00x, goal at least 3x: met |" in tables

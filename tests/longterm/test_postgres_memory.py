@@ -143,7 +143,7 @@ def test_names_and_embeddings_have_vectors_of_their_own(database: str) -> None:
     index.delete(["f"])
     assert (len(index.keys()), len(other_index.keys()), len(stranger.keys())) == (0, 0, 1)
     other_index.add(["f"], ["ann"], other_index.embed(["figs"]))
-    index.drop()
+    index.delete(None)
     assert (len(other_index.keys()), len(stranger.keys())) == (0, 1)
     for vector_index in (index, other_index, stranger):
         vector_index.close()

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import Recall, Scope, Source, trouble_of
 from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.index.vector_index import MAX_EMBEDDED, VectorIndex
-from turnwise.memory.longterm.items.rows import key_of
+from turnwise.memory.longterm.items.rows import Revision, key_of
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall import passages, user_index
@@ -204,7 +204,7 @@ async def test_while_embeddings_hang_items_are_saved_and_found_by_words(make: Ma
     with pytest.raises(StoreError, match=r"not answered within 0\.2 s"):
         await memory.catch_up()
     embedding.goes_on.set()
-    memory._embed_s = 60.0  # on a busy machine those that hung take a while to end
+    memory._vectors._embed_s = 60.0  # on a busy machine those that hung take a while to end
     while await memory.catch_up():
         pass
     assert memory.trouble is None and (await memory.check()).ok
@@ -319,7 +319,7 @@ async def test_a_small_cache_finds_all_items(make: MakeMemory) -> None:
         for scope in scopes:
             await memory.remember(scope, [item("1", "a walrus")])
             assert await ids(memory, "walrus", scope) == ["1"]
-            assert len(memory._user_indexes) == 1
+            assert len(memory._indexes._indexes) == 1
     await memory.close()
 
 
@@ -410,7 +410,7 @@ async def test_new_vectors_are_used_at_once_and_written_to_chroma_in_batches(mak
 async def test_vectors_lost_by_a_kill_are_made_again(make: MakeMemory) -> None:
     killed = make(constant(4))
     await killed.remember(ANN, [item("1", "a walrus")])
-    killed._unwritten.clear()  # as when its process is lost before Chroma is given them
+    killed._vectors._unwritten.clear()  # as when its process is lost before Chroma is given them
     await killed.close()
     memory = make(constant(4))
     assert (await memory.check()).count == 0
@@ -504,7 +504,7 @@ async def test_a_change_of_the_dimension_loses_no_item(make: MakeMemory) -> None
     memory = make(constant(5), keep_s=0)
     await memory.remember(ANN, [item("2", "a walrus too")])  # Chroma was not asked yet, so nobody knows
     assert "4: rebuild() computes all vectors again" in (memory.trouble or "")
-    memory.trouble = None  # as when its pause is over
+    memory._vectors.recover()  # as when its pause is over
     with pytest.raises(ConfigError, match="rebuild"):
         await memory.remember(ANN, [item("3", "a walrus as well")])
     assert await memory.rebuild() == 2
@@ -518,7 +518,7 @@ async def test_a_rebuild_is_refused_while_the_embedding_function_is_not_ready(ma
     await memory.remember(ANN, [item("1", "a walrus")])
     await memory.flush()
     embedding.is_ready = False
-    with pytest.raises(StoreError, match="not ready: no vector was dropped"):
+    with pytest.raises(StoreError, match="not ready: no vector was deleted"):
         await memory.rebuild()
     assert len(await asyncio.to_thread(memory._index.keys)) == 1
     embedding.is_ready = True
@@ -553,7 +553,7 @@ async def test_new_items_of_a_user_with_many_items_cost_only_themselves(
     await memory.remember(ANN, [item("new", "A walrus has come")])
     assert await ids(memory, "Which walrus came?", limit=1) == ["new"]
     assert vector_count == count + 1, "nothing is made anew"
-    assert memory._user_indexes["ann"].bytes < count * 5_000
+    assert memory._indexes.of(["ann"])["ann"].bytes < count * 5_000
     assert await ids(memory, " ".join(NOUNS)) and len(await memory.recall(ANN, "note", limit=10)) <= 10
     await memory.close()
 
@@ -623,5 +623,25 @@ async def test_vectors_that_are_made_later_are_used_by_the_next_recall(make: Mak
     embedding.down = False
     await memory.catch_up()
     assert await ids(memory, "Who is called Antje?") == ["1"]
-    assert memory._user_indexes["ann"].missing() == []
+    assert memory._indexes.of(["ann"])["ann"].missing() == []
+    await memory.close()
+
+
+async def test_a_recall_of_a_user_whose_index_is_current_reads_the_revision_once(
+    make: MakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = make()
+    await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
+    assert await ids(memory, "walrus") == ["1"]
+    users_read: list[list[str]] = []
+    revisions = memory._store.revisions
+
+    def counted(users: Collection[str]) -> dict[str, Revision] | None:
+        users_read.append([*users])
+        return revisions(users)
+
+    monkeypatch.setattr(memory._store, "revisions", counted)
+    assert await ids(memory, "walrus") == ["1"]
+    assert (await memory.remind(ANN, "What is my walrus called?")).items
+    assert users_read == [["ann"]] * 2
     await memory.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import page_parts
 from peers import __main__ as main, behind, growth, many, page, plots, recall, resident, second, stopping
 from peers.bench import Bench
 from peers.peer import PROMPT, History, Model
@@ -118,7 +119,7 @@ class Here:
 HEAD: Mapping[str, Any] = {
     "machine": "2 cores",
     "versions": {},
-    "commands": ["make bench-peers"],
+    "runs": {question: {"command": "make bench-peers", "day": "2026-11-29"} for question in page.QUESTIONS},
     "seconds": {"growth": 100.0, "many": 80.0},
 }
 
@@ -135,7 +136,8 @@ def test_the_page_has_each_question_with_its_ratios_and_what_the_histories_hold(
     for question in (growth, many, second, stopping, resident):
         results[question.__name__.rpartition(".")[2]] = question.ask(small)
     text = page.text_of(json.loads(json.dumps(results)))
-    assert "Measured by `make bench-peers`, which took 3 minutes, with: 2 cores.\n\nVersions: turnwise 1." in text
+    assert "All parts together took 3 minutes, with: 2 cores.\n\nVersions: turnwise 1." in text
+    assert text.count("\n\nMeasured on 2026-11-29 by `make bench-peers`.\n\n") == 5
     for rows in (3, 2, 1):
         times = rf"\| turnwise, packed \| 1 (\| [\d.,]+ ms ){{3}}\| \d+ % \| {20 if rows == 3 else rf'{rows}'} \|"
         assert re.search(times, text) or rows == 1, text
@@ -201,10 +203,10 @@ def test_the_page_names_the_command_and_the_machine(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "argv", ["peers", "--questions", "recall"])
     assert main.command() == 'DATA=talks.json make bench-peers ARGS="--questions recall"'
     files = {"/proc/cpuinfo": "model name\t: A Processor 9\n", "/proc/meminfo": "MemTotal:       8000000 kB\n"}
-    monkeypatch.setattr(main, "text_of", files.__getitem__)
-    assert re.fullmatch(r"\d+ cores of A Processor 9, 8 GB of memory, Python [\d.]+, \w+", main.machine())
-    monkeypatch.setattr(main, "text_of", lambda path: "")
-    assert re.fullmatch(r"\d+ cores, Python [\d.]+, \w+", main.machine())
+    monkeypatch.setattr(page_parts, "text_of", files.__getitem__)
+    assert re.fullmatch(r"\d+ cores of A Processor 9, 8 GB of memory, Python [\d.]+, \w+", page_parts.machine())
+    monkeypatch.setattr(page_parts, "text_of", lambda path: "")
+    assert re.fullmatch(r"\d+ cores, Python [\d.]+, \w+", page_parts.machine())
 
 
 @pytest.mark.timeout(120)

@@ -92,7 +92,7 @@ def decide(
         shown: the facts that the model was shown, by short name.
         now: the time of statements that have none, in seconds since the epoch.
     """
-    known = {item.id: item for item in facts}
+    valid = {item.id: item for item in facts}
     keys = {item.id: _key(item.text) for item in facts}
     accepted: list[Accepted] = []
     again: set[str] = set()
@@ -103,7 +103,7 @@ def decide(
             counts[claim] += 1
             continue
         candidate = claim.candidate
-        of = [known[item.id] for name in candidate.of if (item := shown.get(name)) and item.id in known]
+        of = [valid[item.id] for name in candidate.of if (item := shown.get(name)) and item.id in valid]
         if candidate.action is Action.IGNORE:
             counts["ignored"] += 1
             again |= {item.id for item in of}
@@ -113,7 +113,7 @@ def decide(
         same_keys = [key, _key(claim.quote)] if claim.is_quoted and claim.quote else [key]
         if same := {fact_id for fact_id, other_key in keys.items() if other_key in same_keys}:
             counts["same"] += 1
-            again |= same & known.keys()
+            again |= same & valid.keys()
             continue
         replaced: list[MemoryItem] = []
         if claim.is_quoted:
@@ -121,7 +121,7 @@ def decide(
         elif candidate.action is not Action.ADD:
             replaced = [item for item in of if _may_replace(candidate, item)]
         for item in replaced:
-            del known[item.id]
+            del valid[item.id]
         keys[f"{number} of this answer"] = key
         candidate = candidate.model_copy(update={"text": text})
         accepted.append(Accepted(candidate, claim.statement, tuple(replaced)))

@@ -130,17 +130,13 @@ class ProcessVectors:
         """See `Vectors.get`."""
         return cast("dict[str, Array]", self._ask("get", keys))
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str] | None) -> None:
         """See `Vectors.delete`."""
         self._ask("delete", keys)
 
     def keys(self) -> set[str]:
         """See `Vectors.keys`."""
         return cast("set[str]", self._ask("keys"))
-
-    def drop(self) -> None:
-        """See `Vectors.drop`."""
-        self._ask("drop")
 
     def push(self, changes: int) -> None:
         """See `VectorFiles.push`."""

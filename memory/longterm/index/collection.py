@@ -73,12 +73,15 @@ class VectorCollection:
                 vectors |= zip(records["ids"], np.asarray(records["embeddings"], dtype=np.float32), strict=True)
         return vectors
 
-    def delete(self, keys: Sequence[str]) -> None:
-        """See `Vectors.delete`.
+    def delete(self, keys: Sequence[str] | None) -> None:
+        """See `Vectors.delete`. All vectors are deleted with their files.
 
         Chroma only marks a vector in its index as deleted, so a random vector replaces it first. That takes some
         milliseconds for each vector, so delete few at a time.
         """
+        if keys is None:
+            self._delete_collections()
+            return
         with self._opened() as collection:
             for target in (collection, *self._other_collections()):
                 for page in _pages(len(keys)):
@@ -112,8 +115,8 @@ class VectorCollection:
                 keys |= set(collection.get(limit=PAGE, offset=page.start, include=[])["ids"])
         return keys
 
-    def drop(self) -> None:
-        """Delete all collections of this name with all their vectors, their files included."""
+    def _delete_collections(self) -> None:
+        """Delete all collections of this name."""
         with self._opened():
             for collection in (self._collection, *self._other_collections()):
                 self._client.delete_collection(collection.name)

@@ -84,7 +84,7 @@ async def check_a_deletion_deletes_keys_and_passages_of_items(vectors: Vectors, 
 
 @_law
 async def check_vectors_of_another_length_are_refused(vectors: Vectors, other: Vectors) -> None:
-    """Until all were dropped; nothing of such a call is stored."""
+    """Until all are deleted; nothing of such a call is stored."""
     rows = _rows(2)
     vectors.add(["a", "b"], ["u", "u"], rows, ["a", "b"])
     try:
@@ -94,8 +94,8 @@ async def check_vectors_of_another_length_are_refused(vectors: Vectors, other: V
     else:
         raise AssertionError("vectors of another length were stored")
     _same(other.get(["a", "b", "c"]), ["a", "b"], rows, "what there is")
-    vectors.drop()
-    equal((vectors.keys(), vectors.dimensions), (set(), None), "what was dropped")
+    vectors.delete(None)
+    equal((vectors.keys(), vectors.dimensions), (set(), None), "what is left of all")
     vectors.add(["c"], ["u"], _rows(1, dimensions=4), ["c"])
     equal((vectors.keys(), vectors.dimensions), ({"c"}, 4), "what there is then")
 

@@ -106,20 +106,19 @@ class SQLVectors(SQLDatabase):
             self.dimensions = len(next(iter(stored.values())))
         return stored
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str] | None) -> None:
         """See `Vectors.delete`. PostgreSQL overwrites deleted vectors later, when it vacuums."""
-        of_keys = sa.or_(vectors.c.key.in_(list(keys)), vectors.c.item.in_(list(keys)))
-        self._do(lambda connection: connection.execute(sa.delete(vectors).where(self._named, of_keys)).rowcount)
+        delete = sa.delete(vectors).where(self._named)
+        if keys is not None:
+            delete = delete.where(sa.or_(vectors.c.key.in_(list(keys)), vectors.c.item.in_(list(keys))))
+        self._do(lambda connection: connection.execute(delete).rowcount)
+        if keys is None:
+            self.dimensions = None
 
     def keys(self) -> set[str]:
         """See `Vectors.keys`."""
         select = sa.select(vectors.c.key).where(self._own)
         return self._do(lambda connection: set(connection.scalars(select)))
-
-    def drop(self) -> None:
-        """See `Vectors.drop`."""
-        self._do(lambda connection: connection.execute(sa.delete(vectors).where(self._named)).rowcount)
-        self.dimensions = None
 
     def close(self) -> None:  # type: ignore[override]
         """Close the connections. Closing twice is fine; the next verb opens them again."""

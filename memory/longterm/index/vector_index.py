@@ -109,7 +109,7 @@ class VectorIndex:
         """See `Vectors.get`."""
         return self._vectors.get(keys)
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str] | None) -> None:
         """See `Vectors.delete`."""
         self._vectors.delete(keys)
 
@@ -126,10 +126,6 @@ class VectorIndex:
         stored = self.keys()
         missing, strays = len(set(keys) - stored), len(stored.difference(keys, others))
         return Health(count=len(stored), missing=missing, strays=strays)
-
-    def drop(self) -> None:
-        """See `Vectors.drop`."""
-        self._vectors.drop()
 
     def push(self, changes: int) -> None:
         """See `VectorFiles.push`; does nothing if they are in no files."""
@@ -198,14 +194,11 @@ class NoVectors:
     def get(self, keys: Sequence[str]) -> dict[str, Array]:
         return {}
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str] | None) -> None:
         """Do nothing: there is nothing."""
 
     def keys(self) -> set[str]:
         return set()
-
-    def drop(self) -> None:
-        """Do nothing: there is nothing."""
 
     def push(self, changes: int) -> None:
         """Do nothing: there are no files."""

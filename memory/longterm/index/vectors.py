@@ -43,17 +43,17 @@ class Vectors(Protocol):
     def get(self, keys: Sequence[str]) -> dict[str, Array]:
         """Return the vectors of those keys that are there."""
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str] | None) -> None:
         """Delete the vectors under these keys, and those whose item has one of these keys.
 
         Vectors of all embedding functions are deleted: what is forgotten must not stay in those of an earlier function.
+
+        Args:
+            keys: None for all vectors. Those that are added then may have another length.
         """
 
     def keys(self) -> set[str]:
         """Return the keys of all vectors of this embedding function."""
-
-    def drop(self) -> None:
-        """Delete all vectors, of all embedding functions."""
 
     def close(self) -> None:
         """Close connections and files. Closing twice is fine; the next method opens them again."""
@@ -66,7 +66,7 @@ class VectorsPlace(Protocol):
         """Return the storage of the vectors of one embedding function. It does not connect yet.
 
         Args:
-            name: vectors of different names are separate; `delete` and `drop` affect one name.
+            name: vectors of different names are separate; `delete` affects one name.
             embedding: the name of the embedding function, with its settings.
         """
 

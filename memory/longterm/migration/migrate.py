@@ -92,7 +92,7 @@ async def migrate(
         check_id("agent", agent)
     chosen = FlatNamespace(namespace, users)
     tally = _Tally(chosen.users or (), agent)
-    seen: set[str] = set()
+    counted_ids: set[str] = set()
     """The ids of what a dry run has counted: a file may have a key on several pages."""
     memories = read_flat(source, chosen)
     loop = asyncio.get_running_loop()
@@ -103,9 +103,9 @@ async def migrate(
             for user_id, items in tally.sort(page).items():
                 scope = Scope(user_id=user_id, agent=agent)
                 if dry_run:
-                    new = [item.id for item in items if item.id not in seen]
+                    new = [item.id for item in items if item.id not in counted_ids]
                     tally.written += len(new) - len(await facts.get(scope, new))
-                    seen.update(new)
+                    counted_ids.update(new)
                 else:
                     tally.written += len(await facts.put(scope, items))
             if progress is not None:

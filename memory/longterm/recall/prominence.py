@@ -7,7 +7,7 @@ all about one thing lie close together. So a prompt is compared with requests th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,17 +41,32 @@ def spread_out(near: Similarities | None, query: Query) -> Similarities | None:
     return Similarities(similarities, prominences)
 
 
-def prominences_of(similarities: Numbers, unrelated: Numbers) -> Numbers:
+class Level(NamedTuple):
+    """How similar unrelated texts are to their best passage."""
+
+    mean: float
+    deviation: float
+
+
+def level_of(unrelated: Numbers) -> Level:
+    """Return the level of texts that have nothing to do with the passages.
+
+    Args:
+        unrelated: their similarities: a row for each text, NaN for passages without a vector.
+    """
+    best = _above_mean(unrelated).max(axis=1, initial=-1.0)
+    return Level(float(best.mean()), max(float(best.std()), _LEAST_DEVIATION))
+
+
+def prominences_of(similarities: Numbers, level: Level) -> Numbers:
     """Return how far each similarity exceeds the best ones of unrelated texts, in standard deviations of those.
 
     All are taken above the mean of their text, since some texts are a little similar to everything.
 
     Args:
         similarities: a row for each text, NaN for passages without a vector.
-        unrelated: likewise, for texts that have nothing to do with the passages.
     """
-    best = _above_mean(unrelated).max(axis=1, initial=-1.0)
-    prominences: Numbers = (_above_mean(similarities) - best.mean()) / max(float(best.std()), _LEAST_DEVIATION)
+    prominences: Numbers = (_above_mean(similarities) - level.mean) / level.deviation
     return prominences
 
 

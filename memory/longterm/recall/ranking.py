@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from turnwise.errors import ConfigError
 
@@ -99,17 +100,25 @@ FACTS = Weights(reach=0, least=2.0, prominence=2.0)
 """For facts: each stands for itself, and of those that are less near than the best one most are look-alikes."""
 
 
-class Passages(NamedTuple):
-    """The passages of a user's items. Those of an item stand together in their order, as do the items of a session."""
+class Passages:
+    """The passages of a user's items. Those of an item stand together in their order, as do the items of a session.
 
-    items: Places
-    """Of each passage, a number that it shares with those of the same item."""
-    sessions: Places
-    """Of each passage, the number of its session."""
-    chars: Places
-    """Of each passage, how many characters its item has."""
-    is_fact: NDArray[np.bool_]
-    """Of each passage, whether its item is a fact, and not what was said in a turn."""
+    Args:
+        items: of each passage, a number that it shares with those of the same item.
+        sessions: of each passage, the number of its session.
+        chars: of each passage, how many characters its item has.
+        is_fact: of each passage, whether its item is a fact, and not what was said in a turn.
+    """
+
+    def __init__(self, items: Places, sessions: Places, chars: Places, is_fact: NDArray[np.bool_]) -> None:
+        self.items, self.sessions, self.chars, self.is_fact = items, sessions, chars, is_fact
+        self._by_item: tuple[Weights, _Items] | None = None
+
+    def by_item(self, weights: Weights) -> _Items:
+        """Return the items of the passages, which are computed once for queries with the same weights."""
+        if self._by_item is None or self._by_item[0] is not weights:
+            self._by_item = weights, _Items(self, weights)
+        return self._by_item[1]
 
     def only(self, which: NDArray[np.bool_]) -> Passages:
         """Return these passages."""
@@ -164,14 +173,14 @@ class Matched:
         self._query = query
         self._passages = passages
         self._weights = weights
-        self._items = _Items(passages, weights)
+        self._items = passages.by_item(weights)
         logs = np.array(query.log_frequencies)
         is_present = np.bincount(query.terms, minlength=len(logs)) > 0
         self.present, rows = np.flatnonzero(is_present), np.cumsum(is_present) - 1
         """The terms that some item has, in ascending order."""
-        self.has = np.zeros((len(self.present), len(passages.items)))
-        """Of each of these terms, and each passage, 1 if the passage has it; else 0."""
-        self.has[rows[query.terms], query.places] = 1.0
+        self._has = np.zeros((len(self.present), len(passages.items)))
+        """Of each of these terms, and each passage, 1 if the passage has it; else 0. `_in_items`: of each item."""
+        self._has[rows[query.terms], query.places] = 1.0
         telling = np.minimum(np.maximum((-logs - weights.common) / (weights.rare - weights.common), 0.0), 1.0)
         self._is_part = np.zeros((len(query.parts), len(logs)))
         for row, terms in enumerate(query.parts):
@@ -181,17 +190,16 @@ class Matched:
         self._has_content = self._is_part @ self._general >= weights.least
         """Of each sentence, whether it says anything, unlike a greeting."""
         telling *= np.where(np.array(query.is_corrected), weights.corrected, 1.0)
-        in_items = self._items.best(self.has)
+        self._in_items = self._items.best(self._has)
         expected = weights.background * np.minimum(1.0, weights.text_words * np.exp(logs))
         counts = np.zeros(len(logs))
-        counts[self.present] = in_items.sum(axis=1)
+        counts[self.present] = self._in_items.sum(axis=1)
         size = len(self._items)
         rarity = np.maximum(-np.log((counts + expected + 0.5) / (size + weights.background + 1)), 0.0)
         self._nats = rarity * telling
         """Of each term, the nats that an item gains that has it."""
-        best = self.has[:, self._items.best_passages(self._nats[self.present] @ self.has)]
-        around = weights.around * self._items.around(best)
-        self._frequency = self.has + np.repeat(around, self._items.counts, axis=1)
+        around = weights.around * self._items.around(self._items.of_best(self._has, self._nats[self.present]))
+        self._frequency = self._has + self._items.of_each_passage(around)
 
     def rank(
         self,
@@ -220,13 +228,17 @@ class Matched:
         if not len(self._items) or limit <= 0 or not len(self._nats):
             return self._nothing()
         parts, rows, is_near = np.ones((1, len(self._nats))), similarities, None
-        if not is_reminder and (of_sentences := self._is_part[self._standing_out(None)]).shape[0] > 1:
-            parts = np.concatenate([parts, of_sentences])
-            if rows is not None:
-                rows = np.concatenate([rows, np.full((len(of_sentences), rows.shape[1]), np.nan)])
+        if not is_reminder and len(self._is_part) > 1:
+            of_sentences = self._is_part[self._standing_out(None)]
+            if len(of_sentences) > 1:
+                parts = np.concatenate([parts, of_sentences])
+                if rows is not None:
+                    rows = np.concatenate([rows, np.full((len(of_sentences), rows.shape[1]), np.nan)])
         by_words = np.ones(len(parts), dtype=bool)
         if is_reminder:
             stands_out = self._standing_out(prominences)
+            if not (stands_out.any() or self._query.named):
+                return self._nothing()
             by_words = self._standing_out(None)[stands_out]
             parts, rows = self._is_part[stands_out], None if similarities is None else similarities[stands_out]
             if prominences is not None:
@@ -238,26 +250,26 @@ class Matched:
         is_relevant = words > 0
         words = np.maximum(words - self._items.chances, 0.0)
         if len(self._query.speakers):
-            words[:, np.unique(self._items.of_passages[self._query.speakers])] *= 1 + self._weights.speaker
+            words[:, self._items.of_passages[self._query.speakers]] *= 1 + self._weights.speaker
         scores = words if rows is None else self._with_vectors(words, rows)
         if is_near is not None:
             is_relevant |= self._items.best(is_near.astype(float)) > 0
         elif rows is not None and not is_reminder:
-            is_relevant |= np.nan_to_num(self._items.best(rows)) > 0
+            is_relevant |= self._items.best(rows) > 0
         of_names = self._of_names()
         is_named = of_names > 0
-        scores = np.where(
-            is_relevant | is_named, np.where(is_named, np.maximum(scores, 0.0) + of_names, scores), -np.inf
-        )
+        if self._query.named:
+            is_relevant |= is_named
+            scores = np.where(is_named, np.maximum(scores, 0.0) + of_names, scores)
+        scores = np.where(is_relevant, scores, -np.inf)
         best = np.maximum(scores.max(axis=0, initial=-np.inf), np.where(is_named, of_names, -np.inf))
-        turns = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1).min(axis=0, initial=len(best))
-        turns[is_named] = 0
+        in_order = self._in_order(scores, best, is_named)
         selected = np.isfinite(best)
         of_group = None if groups is None else groups[self._items.starts]
         members = [selected] if of_group is None else [selected & (of_group == group) for group in np.unique(of_group)]
         if is_reminder:
             members = [group & ~self._look_alikes(group, scores, by_words) for group in members]
-        order = np.concatenate([_first(turns, best, group, limit) for group in members])
+        order = np.concatenate([in_order[group[in_order]][:limit] for group in members])
         order = order[np.argsort(-best[order], kind="stable")]
         nats = np.maximum(best[order], 0.0)
         return Ranked(
@@ -267,27 +279,59 @@ class Matched:
             passage_scores=words_of_passages.max(axis=0, initial=0.0) + _of_rows(rows),
         )
 
+    def items_with_terms(self, places: Places) -> Numbers:
+        """Return of each of `present`, a row, and each of some items, 1 if the item has the term; else 0.
+
+        Args:
+            places: the first passage of each item.
+        """
+        return self._in_items[:, self._items.of_passages[places]]
+
+    def _in_order(self, scores: Numbers, best: Numbers, is_named: NDArray[np.bool_]) -> Places:
+        """Return the places of all items: the best of each sentence in turn, and of these the best.
+
+        So two questions in one prompt both have their answers.
+        """
+        import numpy as np
+
+        orders = np.argsort(-scores, axis=1, kind="stable")
+        if len(orders) == 1 and not self._query.named:
+            in_order: Places = orders[0]
+            return in_order
+        turns = np.argsort(orders, axis=1).min(axis=0, initial=len(best))
+        turns[is_named] = 0
+        return np.lexsort((-best, turns))
+
     def _standing_out(self, prominences: Numbers | None) -> NDArray[np.bool_]:
         """Return which sentences stand out, by their words or by their vectors; see `Weights`."""
         import numpy as np
 
-        weights, size = self._weights, len(self._items)
-        once = np.minimum(self._frequency, 1.0)
-        matched = (self._is_part * self._nats)[:, self.present] @ once
-        if not len(self.present):
-            matched = np.zeros((len(self._is_part), once.shape[1]))
-        places = matched.argmax(axis=1)
-        shared = matched[np.arange(len(places)), places]
-        general = ((self._is_part * self._general)[:, self.present] * once[:, places].T).sum(axis=1)
-        total = (self._is_part * self._nats).sum(axis=1)
+        weights = self._weights
+        shared, general, total = self._shared
         much = 1.0 if prominences is None else _CERTAIN
-        stands_out = (shared >= much * (weights.margin + math.log(size))) & (shared >= much * weights.part * total)
+        least = weights.margin + math.log(len(self._items))
+        stands_out = (shared >= much * least) & (shared >= much * weights.part * total)
         if prominences is None:
             stands_out |= (shared >= weights.share * total) & (general >= weights.least)
         else:
             stands_out |= prominences.max(axis=1, initial=-np.inf) >= weights.prominence
         result: NDArray[np.bool_] = self._has_content & stands_out
         return result
+
+    @cached_property
+    def _shared(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Of each sentence, the nats that its best passage shares with it, those by general frequency, and its own."""
+        import numpy as np
+
+        once = np.minimum(self._frequency, 1.0)
+        nats = self._is_part * self._nats
+        matched = nats[:, self.present] @ once
+        if not len(self.present):
+            matched = np.zeros((len(self._is_part), once.shape[1]))
+        places = matched.argmax(axis=1)
+        shared = matched[np.arange(len(places)), places]
+        general = ((self._is_part * self._general)[:, self.present] * once[:, places].T).sum(axis=1)
+        return shared, general, nats.sum(axis=1)
 
     def _with_vectors(self, words: Numbers, similarities: Numbers) -> Numbers:
         """Return the items' scores by words and vectors, of each part.
@@ -297,13 +341,11 @@ class Matched:
         """
         import numpy as np
 
-        _, deviation = _centred(similarities)
-        chance = _ALIKE * deviation * np.sqrt(2 * self._items.chances)
-        nearest = np.maximum(self._items.best(similarities) - chance, self._items.mean(similarities))
-        apart, spread = _centred(nearest)
+        apart, spread = _centred(self._items.nearest(similarities))
         near = apart / np.maximum(spread, _SMALL)
         near += _BESIDE * self._items.around(near)
-        scores: Numbers = words + self._weights.vectors * np.maximum(words.std(axis=1, keepdims=True), 1.0) * near
+        _, deviation = _centred(words)
+        scores: Numbers = words + self._weights.vectors * np.maximum(deviation, 1.0) * near
         return scores
 
     def _of_names(self) -> Numbers:
@@ -357,6 +399,7 @@ class _Items:
         """Of each passage, the place of its item."""
         self.chances = np.log(np.maximum(self.counts, 1))
         """Of each item, the nats by which its best passage is better by chance, as the best of several."""
+        self._has_one_passage_each = len(self.starts) == count
         self._alone = np.minimum(1.0, weights.short / np.maximum(passages.chars[self.starts], 1))
         self._steps = []
         sessions = passages.sessions[self.starts]
@@ -372,27 +415,42 @@ class _Items:
         """Return the greatest value of each item's passages, of rows of passages; NaN where all are."""
         import numpy as np
 
-        if not len(self.starts):
+        if self._has_one_passage_each:
             return values
         best: Numbers = np.fmax.reduceat(values, self.starts, axis=-1)
         return best
 
-    def best_passages(self, values: Numbers) -> Places:
-        """Return the passage of each item with the greatest value, the first of several."""
+    def of_best(self, rows: Numbers, weights: Numbers) -> Numbers:
+        """Return the values of each item's best passage, the first of several: that of the greatest weighted sum."""
         import numpy as np
 
-        if not len(self.starts):
-            return self.starts
+        if self._has_one_passage_each:
+            return rows
+        values = weights @ rows
         candidates = np.flatnonzero(values == np.repeat(self.best(values), self.counts))
         _, first = np.unique(self.of_passages[candidates], return_index=True)
-        return candidates[first]
+        return rows[:, candidates[first]]
 
-    def mean(self, values: Numbers) -> Numbers:
-        """Return the mean of each item's passages, of rows of passages; NaN where a passage has no value."""
+    def nearest(self, similarities: Numbers) -> Numbers:
+        """Return how similar each item is: as its most similar passage, less what the best of several is by chance.
+
+        At least as the mean of its passages; NaN where a passage has no vector.
+        """
         import numpy as np
 
-        mean: Numbers = np.add.reduceat(values, self.starts, axis=-1) / self.counts
-        return mean
+        if self._has_one_passage_each:
+            return similarities
+        _, deviation = _centred(similarities)
+        chance = _ALIKE * deviation * np.sqrt(2 * self.chances)
+        mean = np.add.reduceat(similarities, self.starts, axis=-1) / self.counts
+        nearest: Numbers = np.maximum(self.best(similarities) - chance, mean)
+        return nearest
+
+    def of_each_passage(self, values: Numbers) -> Numbers:
+        """Return the value of each passage's item, of rows of items."""
+        import numpy as np
+
+        return values if self._has_one_passage_each else np.repeat(values, self.counts, axis=1)
 
     def around(self, values: Numbers) -> Numbers:
         """Return what the items around each one have, of rows of items: less of further ones, and for a long item."""
@@ -405,22 +463,14 @@ class _Items:
         return total * self._alone
 
 
-def _first(turns: Places, scores: Numbers, which: NDArray[np.bool_], limit: int) -> Places:
-    """Return the places of up to `limit` of these items: the best of each sentence in turn, and of these the best.
-
-    So two questions in one prompt both have their answers.
-    """
-    import numpy as np
-
-    places = np.flatnonzero(which)
-    return places[np.lexsort((-scores[places], turns[places]))][:limit]
-
-
 def _of_rows(similarities: Numbers | None) -> Numbers | float:
     """Return by how much a passage's similarity decides which passages of its item are shown."""
     import numpy as np
 
-    return 0.0 if similarities is None else np.nan_to_num(similarities).max(axis=0, initial=0.0) * _HALF
+    if similarities is None:
+        return 0.0
+    most: Numbers = np.fmax.reduce(similarities, axis=0, initial=0.0)
+    return most * _HALF
 
 
 def _centred(values: Numbers) -> tuple[Numbers, Numbers]:
@@ -428,9 +478,12 @@ def _centred(values: Numbers) -> tuple[Numbers, Numbers]:
     import numpy as np
 
     is_known = np.isfinite(values)
-    counts = np.maximum(is_known.sum(axis=1, keepdims=True), 1)
-    mean = np.where(is_known, values, 0.0).sum(axis=1, keepdims=True) / counts
-    apart = np.where(is_known, values - mean, 0.0)
+    if is_known.all():
+        counts = max(values.shape[1], 1)
+        apart = values - values.sum(axis=1, keepdims=True) / counts
+    else:
+        counts = np.maximum(is_known.sum(axis=1, keepdims=True), 1)
+        apart = np.where(is_known, values - np.where(is_known, values, 0.0).sum(axis=1, keepdims=True) / counts, 0.0)
     return apart, np.sqrt((apart**2).sum(axis=1, keepdims=True) / counts)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.recall.embedding_function import portable
-from turnwise.memory.longterm.recall.prominence import UNRELATED, Similarities, prominences_of, spread_out
+from turnwise.memory.longterm.recall.prominence import UNRELATED, Similarities, level_of, prominences_of, spread_out
 from turnwise.memory.longterm.recall.query import parse
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Similarity:
             return Similarities(similarities)
         count = len(texts) - len(UNRELATED)
         unrelated = (rows[count:] @ rows[:count].T).astype(np.float64)
-        return Similarities(similarities[:, :count], prominences_of(similarities[:, :count], unrelated))
+        return Similarities(similarities[:, :count], prominences_of(similarities[:, :count], level_of(unrelated)))
 
     def _cache_vectors(self, vectors: dict[str, NDArray[np.float32]]) -> None:
         """Cache these vectors, as the most recently used."""

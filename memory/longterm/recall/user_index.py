@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect, bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall.analyzer import is_dense, stem, stems, words
 from turnwise.memory.longterm.recall.item_words import ItemWords, Part
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
-from turnwise.memory.longterm.recall.prominence import Similarities, prominences_of
+from turnwise.memory.longterm.recall.prominence import Level, Similarities, level_of, prominences_of
 from turnwise.memory.longterm.recall.query import Query, Term, parse
 from turnwise.memory.longterm.recall.ranking import Matched, Passages, QueryTerms, Ranked, Weights
 from turnwise.memory.longterm.recall.standing_wishes import current_wishes, wishes_of
@@ -243,16 +244,25 @@ class UserIndex:
             return None
         prominences = None
         if unrelated is not None:
-            prominences = prominences_of(similarities, self._words.unrelated(unrelated, len(self._positions)))
+            prominences = prominences_of(similarities, self._words.level_of(unrelated, len(self._positions)))
         return Similarities(
             self._by_passage(similarities), None if prominences is None else self._by_passage(prominences)
         )
 
     def _by_passage(self, values: Numbers) -> Numbers:
         """Return values of the passages in their order, given in the order in which they were added."""
-        by_passage, stays = np.empty((len(values), len(self.rows))), self._positions >= 0
-        by_passage[:, self._positions[stays]] = values[:, stays]
-        return by_passage
+        return values[:, self._serials]
+
+    @cached_property
+    def _serials(self) -> Places:
+        """The numbers of the passages, as they were added, in the order in which they stand."""
+        serials, stays = np.empty(len(self.rows), dtype=np.int64), self._positions >= 0
+        serials[self._positions[stays]] = np.flatnonzero(stays)
+        return serials
+
+    @cached_property
+    def _arranged(self) -> Passages:
+        return Passages(self._items, self._sessions, self._chars, self._facts)
 
     def match(
         self, query: Query, scope: Scope, which: ItemFilter, *, weights: Weights, expired: Collection[int] = ()
@@ -266,7 +276,7 @@ class UserIndex:
         terms, places = hits.terms, self._positions[hits.serials]
         speakers = self._positions[hits.speakers]
         named_places = [(int(self._positions[serial]), logs) for serial, logs in hits.named]
-        passages = Passages(self._items, self._sessions, self._chars, self._facts)
+        passages = self._arranged
         visible = self._visible(scope, which, expired)
         if visible is not None:
             new = np.cumsum(visible) - 1
@@ -327,27 +337,21 @@ class UserIndex:
         """Return the ranked items with their scores, their relevant passages, and the words of the query they have."""
         words = [match.query.terms[term].word for term in match.matched.present.tolist()]
         in_index = None if match.visible is None else np.flatnonzero(match.visible)
+        has_words = match.matched.items_with_terms(ranked.places).T.tolist()
         items: list[MemoryItem] = []
-        for first, count, score in zip(
-            ranked.places.tolist(), ranked.counts.tolist(), ranked.scores.tolist(), strict=True
+        for first, count, score, item_has in zip(
+            ranked.places.tolist(), ranked.counts.tolist(), ranked.scores.tolist(), has_words, strict=True
         ):
-            places, best = slice(first, first + count), [first]
+            best = [first]
             if count > 1:
-                passage_scores = ranked.passage_scores[places]
+                passage_scores = ranked.passage_scores[first : first + count]
                 order = np.argsort(-passage_scores, kind="stable")[:MOST_PASSAGES]
                 best = (first + order[passage_scores[order] >= AS_GOOD * passage_scores.max()]).tolist()
             best = best if in_index is None else in_index[best].tolist()
             item, passages = self.rows[best[0]].item, [self._passages[place] for place in best]
             is_whole = passages[0].stop - passages[0].start == len(item.text)
-            has_words = match.matched.has[:, places].max(axis=1, initial=0.0).tolist()
-            items.append(
-                replace(
-                    item,
-                    score=score,
-                    words=tuple(compress(words, has_words)),
-                    passage=None if is_whole else shown(item.text, passages),
-                )
-            )
+            passage = None if is_whole else shown(item.text, passages)
+            items.append(replace(item, score=score, words=tuple(compress(words, item_has)), passage=passage))
         return items
 
     def _visible(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
@@ -436,6 +440,8 @@ class _Words:
         """One row for each passage, NaN without a vector, and space for more; no columns while there are no vectors."""
         self._unrelated: Vectors = np.zeros((0, 0), dtype=np.float32)
         """The similarity of each unrelated text, a row, and each passage; NaN where it is not computed yet."""
+        self._level: tuple[int, Level] | None = None
+        """The level of the unrelated texts for so many first passages; None if vectors were added or removed since."""
         self._without_vector: dict[str, list[int]] = {}
         """Passages without a vector, by the key of the vector."""
         self._part_keys: dict[str, list[str]] = {}
@@ -501,6 +507,7 @@ class _Words:
                     entries = self._names.get(phrase[0], [])
                     self._names[phrase[0]] = [entry for entry in entries if entry[2] != serial]
                 if self.dimensions:
+                    self._level = None
                     self._vectors[serial] = np.nan
                     self._unrelated[:, serial : serial + 1] = np.nan
                 if serial in (serials_without_vector := self._without_vector.get(arrival.key, [])):
@@ -536,6 +543,7 @@ class _Words:
             return
         dimensions = len(next(iter(vectors.values())))
         with self._lock:
+            self._level = None
             if self.dimensions != dimensions:
                 self._vectors = np.full((max(self._count, _ROOM), dimensions), np.nan, dtype=np.float32)
                 self._unrelated = np.zeros((0, 0), dtype=np.float32)
@@ -567,23 +575,26 @@ class _Words:
         similarities: Numbers = (to @ vectors[:count].T).astype(np.float64)
         return similarities
 
-    def unrelated(self, unrelated: Vectors, count: int) -> Numbers:
-        """Return the similarity of the first `count` passages to the vectors of unrelated texts, a row for each.
+    def level_of(self, unrelated: Vectors, count: int) -> Level:
+        """Return the level of unrelated texts, given their vectors, for the first `count` passages.
 
-        Each is computed once, since unrelated texts do not change.
+        It is computed once for the same passages, and each similarity once, since unrelated texts do not change.
         """
         with self._lock:
+            if self._level is not None and self._level[0] == count:
+                return self._level[1]
             shape = len(unrelated), len(self._vectors)
             if self._unrelated.shape != shape:
                 larger = np.full(shape, np.nan, dtype=np.float32)
                 if len(self._unrelated) == len(unrelated) and self._unrelated.shape[1] <= shape[1]:
                     larger[:, : self._unrelated.shape[1]] = self._unrelated
                 self._unrelated = larger
-            known = self._unrelated[:, :count]
-            lacking = np.flatnonzero(np.isnan(known[0]) & ~np.isnan(self._vectors[:count, 0]))
+            similarities = self._unrelated[:, :count]
+            lacking = np.flatnonzero(np.isnan(similarities[0]) & ~np.isnan(self._vectors[:count, 0]))
             if len(lacking):
-                known[:, lacking] = unrelated @ self._vectors[lacking].T
-            return known.astype(np.float64)
+                similarities[:, lacking] = unrelated @ self._vectors[lacking].T
+            self._level = count, level_of(similarities.astype(np.float64))
+            return self._level[1]
 
     def _await_vector(self, serial: int, passage: Arrival) -> None:
         key, row_key = passage.key, passage.row.key

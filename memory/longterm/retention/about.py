@@ -168,13 +168,13 @@ def select(subject: Subject, items: Mapping[str, Sequence[MemoryItem]]) -> tuple
             if turn := turn_of(item):
                 saying.setdefault(turn, []).append((item, item_places))
     selected: list[Mention] = []
-    others: list[Mention] = []
+    similar: list[Mention] = []
     for memory, item in named:
         item_places = places.get((memory, item.id), [])
         others_of_turn = saying.get(turn, ()) if (turn := turn_of(item)) else ()
         why: Reason = "words" if item_places else _linked(item, subject, others_of_turn)
-        (others if why == "similar" else selected).append(mention_of(memory, item, why, item_places))
-    return selected, others
+        (similar if why == "similar" else selected).append(mention_of(memory, item, why, item_places))
+    return selected, similar
 
 
 def _linked(item: MemoryItem, subject: Subject, saying: Sequence[tuple[MemoryItem, list[Place]]]) -> Reason:

@@ -25,9 +25,9 @@ class Subject:
     """
 
     def __init__(self, text: str) -> None:
-        spoken = words(text)
-        language = language_of(spoken)
-        content = [word for word in dict.fromkeys(spoken) if not _is_function_word(word, language)]
+        text_words = words(text)
+        language = language_of(text_words)
+        content = [word for word in dict.fromkeys(text_words) if not _is_function_word(word, language)]
         if not content:
             raise InvalidInputError("text", shown(text), "has no word that says what is to be forgotten")
         self._words = [frozenset(stems_of(word, language)) for word in content]
@@ -40,10 +40,10 @@ class Subject:
             names: what else the text is about, such as its name and aliases. Their words count as if each sentence had
                 them.
         """
-        spoken = words(text)
-        language = language_of(spoken)
+        text_words = words(text)
+        language = language_of(text_words)
         of_names = _keys((word for name in names for word in words(name)), language)
-        if not self._has_all(_keys(spoken, language) | of_names):
+        if not self._has_all(_keys(text_words, language) | of_names):
             return []
         parts = sentences(text)
         keys = [_keys(words(text[start:stop]), language) for start, stop in parts]
@@ -56,8 +56,8 @@ class Subject:
 
     def is_half_said(self, text: str) -> bool:
         """Return whether a text has at least half of the content words."""
-        spoken = words(text)
-        keys = _keys(spoken, language_of(spoken))
+        text_words = words(text)
+        keys = _keys(text_words, language_of(text_words))
         return 2 * sum(not keys.isdisjoint(word) for word in self._words) >= len(self._words)
 
     def _has_all(self, keys: Collection[str]) -> bool:
@@ -85,9 +85,9 @@ def is_from(text: str, source: str, places: Collection[Place]) -> bool:
 
     It was if of all sentences of the source, one in these places shares the most words with it.
     """
-    spoken = words(text)
-    language = language_of(spoken)
-    keys = _keys((word for word in spoken if not _is_function_word(word, language)), language)
+    text_words = words(text)
+    language = language_of(text_words)
+    keys = _keys((word for word in text_words if not _is_function_word(word, language)), language)
     shared = [
         (len(keys & _keys(words(source[start:stop]), language)), any(a <= start and stop <= b for a, b in places))
         for start, stop in sentences(source)
@@ -119,17 +119,17 @@ def without_places(text: str, places: Sequence[Place]) -> str:
 
 def _cut(line: str, places: Sequence[Place]) -> str:
     """Return a line without these places, which may go beyond it; spaces after a removed one go too."""
-    kept, position = "", 0
+    rest, position = "", 0
     for start, stop in sorted(places):
         if stop > 0 and start < len(line):
-            kept += line[position : max(start, position)]
+            rest += line[position : max(start, position)]
             position = max(position, stop)
             position += len(line[position:]) - len(line[position:].lstrip(" "))
-    return kept + line[position:]
+    return rest + line[position:]
 
 
-def _keys(spoken: Iterable[str], language: str) -> frozenset[str]:
-    return frozenset(key for word in spoken for key in stems_of(word, language))
+def _keys(text_words: Iterable[str], language: str) -> frozenset[str]:
+    return frozenset(key for word in text_words for key in stems_of(word, language))
 
 
 def _is_function_word(word: str, language: str) -> bool:

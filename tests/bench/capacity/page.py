@@ -6,12 +6,13 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from capacity.model import Costs, Load, Outcome, costs_with, simulate
+from page_parts import markdown
 from turnwise.actors.hosting.memory.batcher import AT_ONCE
 
 ROOT = Path(__file__).parents[3]
@@ -302,17 +303,6 @@ def of_kills(costs: Costs, hosts: int, seconds: float | None, recovery_s: float)
     outcome = simulate(alone, load)
     times = (f"{outcome.p50_s * 1000:.1f} ms", f"{outcome.p99_s * 1000:.1f} ms")
     return str(hosts), every(seconds), f"{outcome.rate:,.0f}", *times
-
-
-def markdown(table: Table) -> str:
-    heading, *rows = table
-    return "\n".join(f"| {' | '.join(line)} |" for line in _lines(heading, rows))
-
-
-def _lines(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
-    yield heading
-    yield ["---"] * len(heading)
-    yield from rows
 
 
 def main() -> int:

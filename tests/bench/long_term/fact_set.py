@@ -108,15 +108,15 @@ async def ask_facts(memory: RemindingMemory, half: Half = "dev") -> tuple[FactSc
 
     Questions about a past time are left out of the prompts, which are always about now.
     """
-    reminded, asked = [], []
+    as_prompts, as_queries = [], []
     for question in questions(half):
         scope = Scope(user_id=question.user, agent=question.agent)
         if question.as_of is None:
             reminder = await memory.remind(scope, question.text, types=question.types)
-            reminded.append((question, ids_of(reminder.items)))
+            as_prompts.append((question, ids_of(reminder.items)))
         items = await memory.recall(scope, question.text, types=question.types, as_of=question.as_of)
-        asked.append((question, ids_of(items)))
-    return score_facts(reminded), score_facts(asked)
+        as_queries.append((question, ids_of(items)))
+    return score_facts(as_prompts), score_facts(as_queries)
 
 
 def score_facts(answered: Sequence[tuple[Question, list[str]]]) -> FactScore:

@@ -5,6 +5,8 @@ In the folder `tests/bench`:
     python -m long_term.recall DATA                   everything, in some minutes
     python -m long_term.recall DATA --only recall     some parts, see PARTS
 
+With all parts of `page.PARTS`, it writes docs/benchmarks-memory.md.
+
 DATA is a file, or a folder whose files `*.json` are all measured. Each is a list of conversations: `[{sample_id,
 sessions: [{session, date_time, turns: [{id, speaker, text, image_caption?}]}], questions: [{question, evidence,
 category}]}]`. Each conversation is a user; each turn is one item, "speaker: text [shares image_caption]", or the text
@@ -40,7 +42,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 
-from long_term import fact_set, messages, standing, weights
+from long_term import fact_set, messages, page, standing, weights
 from long_term.finders import (
     LIMIT,
     MINILM,
@@ -55,7 +57,7 @@ from long_term.finders import (
 )
 from long_term.messages import KINDS, Conversation, Half, Question
 from long_term.minilm import installed
-from long_term.report import NOTHING, PRECISION, RECALL, WHOLE, Report, groups, line, mean
+from long_term.report import NOTHING, PRECISION, RECALL, WHOLE, Report, Speed, groups, line, mean
 from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.longterm.base import MemoryItem, Recall, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
@@ -86,7 +88,10 @@ async def print_conversations(
     """Print what is found of a data set."""
     questions = [(conversation, question) for conversation in conversations for question in conversation.questions]
     turns = sum(len(conversation.items) for conversation in conversations)
-    print(f"\n{data}: {len(conversations)} conversations, {turns} turns, {len(questions)} questions with evidence")
+    report.sizes[data] = (
+        f"{len(conversations)} conversations, {turns:,} turns, {len(questions)} questions with evidence"
+    )
+    print(f"\n{data}: {report.sizes[data]}")
     with tempfile.TemporaryDirectory() as folder:
         finders, memories = await finders_of(conversations, Path(folder), minilm)
         await _questions(data, questions, finders, report)
@@ -106,12 +111,12 @@ _Questions = Sequence[tuple[Conversation, Question]]
 async def _questions(data: str, questions: _Questions, finders: Mapping[str, Finder], report: Report) -> None:
     line("", [RECALL, "reminded", "of them"])
     for row, finder in finders.items():
-        asked = [
+        asked_shares = [
             share(question.evidence, await finder.ask(conversation.user, [question.text]))
             for conversation, question in questions
         ]
-        report.add(data, RECALL, row, mean(asked))
-        values = [mean(asked)]
+        report.add(data, RECALL, row, mean(asked_shares))
+        values = [mean(asked_shares)]
         if isinstance(finder, Remembering):
             answers = [await finder.remind(conversation.user, [question.text]) for conversation, question in questions]
             pairs = zip(questions, answers, strict=True)
@@ -119,8 +124,11 @@ async def _questions(data: str, questions: _Questions, finders: Mapping[str, Fin
             report.add(data, f"{RECALL}, reminded", row, reminded)
             values += [reminded, mean(float(bool(answer)) for answer in answers)]
         line(row, values)
-        groups("by category", (question.category for _, question in questions), asked)
-        groups("by conversation", (conversation.user for conversation, _ in questions), asked)
+        groups("by category", (question.category for _, question in questions), asked_shares)
+        means = groups("by conversation", (conversation.user for conversation, _ in questions), asked_shares)
+        if len(means) > 1:
+            report.add(data, f"{RECALL}, of the worst conversation", row, min(means.values()))
+            report.add(data, f"{RECALL}, of the best conversation", row, max(means.values()))
 
 
 async def _needless(
@@ -147,20 +155,20 @@ async def _pairs(
     print(f"  {PAIRS} times two questions in one prompt: {RECALL} of both; and of each alone, asked")
     line("", ["asked", "reminded", "alone"])
     for row, finder in finders.items():
-        asked, reminded, alone = [], [], []
+        asked_shares, reminded_shares, alone_shares = [], [], []
         for user, *both in pairs:
             prompts = [" ".join(question.text for question in both)]
             ids = await finder.ask(user, prompts)
-            asked += [share(question.evidence, ids) for question in both]
-            alone += [share(question.evidence, await finder.ask(user, [question.text])) for question in both]
+            asked_shares += [share(question.evidence, ids) for question in both]
+            alone_shares += [share(question.evidence, await finder.ask(user, [question.text])) for question in both]
             if isinstance(finder, Remembering):
                 ids = await finder.remind(user, prompts)
-                reminded += [share(question.evidence, ids) for question in both]
-        line(row, [mean(asked), mean(reminded), mean(alone)])
-        report.add(data, "two questions, asked", row, mean(asked))
-        report.add(data, "two questions, each alone", row, mean(alone))
-        if reminded:
-            report.add(data, "two questions, reminded", row, mean(reminded))
+                reminded_shares += [share(question.evidence, ids) for question in both]
+        line(row, [mean(asked_shares), mean(reminded_shares), mean(alone_shares)])
+        report.add(data, "two questions, asked", row, mean(asked_shares))
+        report.add(data, "two questions, each alone", row, mean(alone_shares))
+        if reminded_shares:
+            report.add(data, "two questions, reminded", row, mean(reminded_shares))
 
 
 async def _abilities(
@@ -170,11 +178,11 @@ async def _abilities(
 
     The later of two statements is above if it is among the first `DEEP` items, and the earlier one is not before it.
     """
-    said = Remembering(vector_memory(folder, None))  # by whom is said, as in a turn that a session saves
+    with_speakers = Remembering(vector_memory(folder, None))  # texts as in turns that a session saves
     for conversation in {id(conversation): conversation for conversation, _ in questions}.values():
         lines = zip(conversation.items, conversation.spoken_by, strict=True)
         items = [replace(item, text=f"{speaker}: {item.text}") for item, speaker in lines]
-        await said.memory.remember(Scope(user_id=conversation.user), items)
+        await with_speakers.memory.remember(Scope(user_id=conversation.user), items)
     for row, finder in finders.items():
         values: dict[str, list[float]] = defaultdict(list)
         for conversation, question in questions:
@@ -190,14 +198,14 @@ async def _abilities(
             elif category == "contradiction_resolution" and len(question.evidence) > 1:
                 values["two of a contradiction"].append(float(len(question.evidence.intersection(ids[:LIMIT])) > 1))
             elif category in ("instruction_following", "preference_following") and isinstance(finder, Remembering):
-                profile = {item.id for item in (await said.reminder(user, prompts)).profile}
+                profile = {item.id for item in (await with_speakers.reminder(user, prompts)).profile}
                 shown = profile.union(await finder.remind(user, prompts))
                 values[f"{category}, in the request"].append(len(question.evidence & shown) / len(question.evidence))
         line(row, [])
         for figure, of_figure in values.items():
             line(f"  {figure}", [mean(of_figure), f"n {len(of_figure)}"])
-            report.add(data, figure, row, mean(of_figure))
-    await said.memory.close()
+            report.add(data, f"{figure}, n = {len(of_figure)}", row, mean(of_figure))
+    await with_speakers.memory.close()
 
 
 async def _kinds(
@@ -240,6 +248,8 @@ async def print_facts(minilm: OnceEmbedded | None, report: Report) -> None:
         questions = [question.text for half in HALVES for question in fact_set.questions(half)]
         parts = [part for question in questions for part in parse(question).texts]
         minilm([*UNRELATED, *questions, *parts, *(item.text for _, item in fact_set.facts())])
+    asked_count = sum(len(fact_set.questions(half)) for half in HALVES)
+    report.sizes["facts"] = f"{len(fact_set.facts())} facts of 6 users with look-alikes, {asked_count} questions"
     print("\nFacts with look-alikes")
     line("", ["half", "n", PRECISION, "whole", "asked"])
     with tempfile.TemporaryDirectory() as folder:
@@ -253,13 +263,13 @@ async def print_facts(minilm: OnceEmbedded | None, report: Report) -> None:
             await fact_set.fill_with_facts(memory)
             row = WORDS if name.endswith("words") else MINILM
             results = [await fact_set.ask_facts(memory, half) for half in HALVES]
-            for half, (reminded, asked) in zip(HALVES, results, strict=True):
-                line(name, [half, reminded.n, reminded.precision, reminded.whole, asked.recall])
-                print(f"    whole: {', '.join(f'{group} {value:.2f}' for group, value in reminded.groups.items())}")
+            for half, (as_prompts, as_queries) in zip(HALVES, results, strict=True):
+                line(name, [half, as_prompts.n, as_prompts.precision, as_prompts.whole, as_queries.recall])
+                print(f"    whole: {', '.join(f'{group} {value:.2f}' for group, value in as_prompts.groups.items())}")
             if isinstance(memory, ExtractiveMemory):
-                report.add("facts", PRECISION, row, mean(reminded.precision for reminded, _ in results))
-                report.add("facts", WHOLE, row, mean(reminded.whole for reminded, _ in results))
-                report.add("facts", RECALL, row, mean(asked.recall for _, asked in results))
+                report.add("facts", PRECISION, row, mean(as_prompts.precision for as_prompts, _ in results))
+                report.add("facts", WHOLE, row, mean(as_prompts.whole for as_prompts, _ in results))
+                report.add("facts", RECALL, row, mean(as_queries.recall for _, as_queries in results))
             await memory.close()
 
 
@@ -280,7 +290,9 @@ def paraphrases() -> Conversation:
 async def print_meaning(minilm: EmbeddingFunction | None, report: Report) -> None:
     """Print what an embedding adds for questions that share no word with their answer."""
     data, meaning = "no word shared", paraphrases()
-    print(f"\n{len(meaning.questions)} questions without a word of what answers them, among {len(meaning.items)} items")
+    size = f"{len(meaning.questions)} questions without a word of what answers them, among {len(meaning.items)} items"
+    report.sizes[data] = size
+    print(f"\n{size}")
     with tempfile.TemporaryDirectory() as folder:
         finders, memories = await finders_of([meaning], Path(folder), minilm)
         await _questions(data, [(meaning, question) for question in meaning.questions], finders, report)
@@ -358,13 +370,14 @@ def print_through_sessions(conversations: Sequence[Conversation]) -> None:
         line(name, values)
 
 
-def print_standing() -> None:
+def print_standing(report: Report) -> None:
     """Print how much of what every request should contain is in the requests."""
     print("\nWhat stands of a user, in requests whose prompts have no word of it; goal: all of it, and nothing else")
     line("", ["n", "there", "whole", "others"])
-    for half in HALVES:
-        result = standing.ask_standing(half)
+    results = [standing.ask_standing(half) for half in HALVES]
+    for half, result in zip(HALVES, results, strict=True):
         line(f"ExtractiveMemory, {half}", [result.n, result.share, result.exact_share, result.surplus])
+    report.add("facts", "the profile: all of it, nothing else", WORDS, mean(result.exact_share for result in results))
 
 
 # Speed
@@ -375,8 +388,9 @@ ROUNDS = 320
 AT_ONCE = 64
 
 
-async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
+async def measure_speed(conversations: Sequence[Conversation], folder: Path, report: Report) -> None:
     """Compare the speed with Chroma's own search, on the same vectors, alternating."""
+    report.loads.append(os.getloadavg()[0])
     random = Random(0)
     texts = [item.text for conversation in conversations for item in conversation.items]
     questions = [question.text for conversation in conversations for question in conversation.questions]
@@ -397,12 +411,12 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
         items_by_user[user] = items
         await memory.remember(Scope(user_id=user), items)
     per_s = USERS * ITEMS_EACH / (time.perf_counter() - began)
-    print(f"  remember, {ITEMS_EACH} at once               {per_s:8.0f} items/s")
+    report.add_speed(Speed(f"remember, {ITEMS_EACH} items at once", f"{per_s:,.0f} items/s"))
     alone = []
     for number in range(30):
         item = MemoryItem(id=f"single-{number}", text=random.choice(texts))
         alone.append(await timed(memory.remember(Scope(user_id=users[0]), [item])))
-    print(f"  remember, one item: p50              {ms(alone)}")
+    report.add_speed(Speed("remember, one item", ms(alone)))
 
     queries = [(random.choice(users), random.choice(questions)) for _ in range(ROUNDS)]
     vectors = index.embed_queries([query for _, query in queries])
@@ -420,26 +434,22 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
         began = time.perf_counter()
         assert collection.query(query_embeddings=vector[None], n_results=LIMIT, where={"user": user}, include=[])
         chroma.append(time.perf_counter() - began)
-    print(f"  Chroma's query with `where`: p50     {ms(chroma)}, the query's vector given")
-    goal = _goal(statistics.median(warm) / statistics.median(chroma), 0.1, "most")
-    print(f"  recall: p50                          {ms(warm)}, the query's vector made; to Chroma's {goal}")
-    print(f"  remind: p50                          {ms(reminding)}")
-    print(f"  recall, nothing of the user held     {ms(cold)}")
+    report.add_speed(Speed("Chroma's query with `where`, its vector given", ms(chroma)))
+    to_chroma = statistics.median(warm) / statistics.median(chroma)
+    report.add_speed(Speed("recall, its vector made, to Chroma's query", ms(warm), to_chroma, 0.1, "most"))
+    report.add_speed(Speed("remind", ms(reminding)))
+    report.add_speed(Speed("recall of a user of whom nothing is in memory", ms(cold)))
 
     batch = [Recall(scope=Scope(user_id=user), query=query) for user, query in queries]
     together = [
         await timed(memory.recall_many(batch[start : start + AT_ONCE])) / AT_ONCE for start in range(0, ROUNDS, AT_ONCE)
     ]
-    ratio = _goal(statistics.median(warm) / statistics.median(together), 3.0, "least")
-    print(f"  recall, {AT_ONCE} at once, each             {ms(together)}; as many as one by one {ratio}")
+    as_many = statistics.median(warm) / statistics.median(together)
+    report.add_speed(Speed(f"recall, {AT_ONCE} at once, each; as many as alone", ms(together), as_many, 3.0, "least"))
     print(f"  {await memory.check()}")
     await memory.close()
     place.disconnect(client)
-
-
-def _goal(value: float, goal: float, bound: str) -> str:
-    met = value <= goal if bound == "most" else value >= goal
-    return f"{value:.2f}x, goal at {bound} {goal:g}x: {'met' if met else 'MISSED'}"
+    report.loads.append(os.getloadavg()[0])
 
 
 async def timed(verb: Awaitable[object]) -> float:
@@ -449,7 +459,8 @@ async def timed(verb: Awaitable[object]) -> float:
 
 
 def ms(seconds: Sequence[float]) -> str:
-    return f"{1000 * statistics.median(seconds):8.2f} ms"
+    """Return the median."""
+    return f"{1000 * statistics.median(seconds):.2f} ms"
 
 
 PARTS = ("recall", "facts", "meaning", "standing", "sessions", "weights", "speed")
@@ -476,15 +487,18 @@ def main() -> None:
     if {"standing", "sessions"}.intersection(parts):
         ray.init("local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     if "standing" in parts:
-        print_standing()
+        print_standing(report)
     if "sessions" in parts and of_people:
         print_through_sessions(of_people)
     if "weights" in parts:
         weights.print_weights(data_sets, minilm)
     if "speed" in parts and of_people:
         with tempfile.TemporaryDirectory() as folder:
-            asyncio.run(speed(of_people, Path(folder)))
+            asyncio.run(measure_speed(of_people, Path(folder), report))
     report.show()
+    if minilm is not None and page.PARTS.issubset(parts):
+        only = "" if set(parts) == set(PARTS) else f' ARGS="--only {" ".join(parts)}"'
+        page.write(report, f"make bench-memory DATA={arguments.data.name}{only}")
 
 
 if __name__ == "__main__":

@@ -60,13 +60,13 @@ class Trial:
     def values(self, user_index: UserIndex, weights: Weights) -> dict[str, float]:
         """Return what ranking with these weights is worth for it."""
         match = user_index.match(self.query, Scope(user_id=""), ItemFilter(superseded=True), weights=weights)
-        reminded = {item.id for item in user_index.remind(match, limit=LIMIT, near=self.near_parts)}
+        reminded_ids = {item.id for item in user_index.remind(match, limit=LIMIT, near=self.near_parts)}
         if not self.evidence:
-            return {"nothing": float(not reminded)}
-        asked = {item.id for item in user_index.rank(match, limit=LIMIT, near=self.near)}
+            return {"nothing": float(not reminded_ids)}
+        recalled_ids = {item.id for item in user_index.rank(match, limit=LIMIT, near=self.near)}
         return {
-            "asked": len(self.evidence & asked) / len(self.evidence),
-            "reminded": len(self.evidence & reminded) / len(self.evidence),
+            "asked": len(self.evidence & recalled_ids) / len(self.evidence),
+            "reminded": len(self.evidence & reminded_ids) / len(self.evidence),
         }
 
 
@@ -88,11 +88,11 @@ def _print_data_set(trials: Sequence[tuple[UserIndex, Sequence[Trial]]], ablatio
         means = [
             statistics.fmean(values[key] for values in by_conversation) for key in ("asked", "reminded", "nothing")
         ]
-        asked = [
+        asked_shares = [
             values["asked"] - (0 if by_conversation is whole else all_parts["asked"])
             for values, all_parts in zip(by_conversation, whole, strict=True)
         ]
-        shown = " ".join(f"{value:{'.3f' if by_conversation is whole else '+.3f'}}" for value in asked)
+        shown = " ".join(f"{value:{'.3f' if by_conversation is whole else '+.3f'}}" for value in asked_shares)
         print(f"  {name:36}" + "".join(f"{value:10.3f}" for value in means) + f"   {shown}", flush=True)
 
 
@@ -113,9 +113,9 @@ def trials_of(conversation: Conversation, embedding: EmbeddingFunction | None) -
         texts = dict(pair for row in user_index.rows for pair in vectors_of(row.key, row.item.text))
         user_index.take(dict(zip(texts, vectors.embed(list(texts.values())), strict=True)))
     needless = messages.messages_of([conversation], "nothing")
-    asked = [((question.text,), question.evidence) for question in conversation.questions]
+    asked_prompts = [((question.text,), question.evidence) for question in conversation.questions]
     trials = []
-    for prompts, evidence in [*asked, *((message.prompts, message.evidence) for message in needless)]:
+    for prompts, evidence in [*asked_prompts, *((message.prompts, message.evidence) for message in needless)]:
         text = query_of(prompts)
         query, near, near_parts = parse(text), None, None
         if vectors is not None:

@@ -9,8 +9,6 @@ import argparse
 import importlib
 import json
 import os
-import platform
-import re
 import sys
 import tempfile
 import time
@@ -18,6 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import page_parts
 from peers import page
 from peers.bench import Bench, ask_all
 from peers.peer import Model
@@ -52,9 +51,9 @@ def measure(results: dict[str, Any], options: argparse.Namespace, quick: bool) -
         is_turnwise = (dict(MAKERS) | dict(MEMORIES))[name][0].startswith("peers.libraries.turnwise")
         return Worker(options.turnwise if is_turnwise else sys.executable, name, folder, model, env)
 
-    results["machine"] = machine()
-    results["commands"] = [*results.get("commands", []), command()]
+    results["machine"] = page_parts.machine()
     results.setdefault("seconds", {})
+    results.setdefault("runs", {})
     failed, began = [], time.monotonic()
     peers = [name for name in options.peers if not quick or name != "turnwise, dedicated"]  # it starts many processes
     with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
@@ -65,6 +64,7 @@ def measure(results: dict[str, Any], options: argparse.Namespace, quick: bool) -
             question_began = time.monotonic()
             try:
                 results[question] = importlib.import_module(f"peers.{question}").ask(bench)
+                results["runs"][question] = {"command": command(), "day": page_parts.today()}
             except WorkerError:
                 traceback.print_exc()
                 failed.append(question)
@@ -86,23 +86,6 @@ def command() -> str:
         f'ARGS="{" ".join(sys.argv[1:])}"' if sys.argv[1:] else "",
     ]
     return " ".join(filter(None, words))
-
-
-def machine() -> str:
-    """Return what the machine is, as far as Linux says it."""
-    cores, model = f"{os.cpu_count()} cores", re.search(r"model name\s*: (.+)", text_of("/proc/cpuinfo"))
-    memory = re.search(r"MemTotal:\s*(\d+) kB", text_of("/proc/meminfo"))
-    facts = [
-        f"{cores} of {model[1]}" if model else cores,
-        f"{int(memory[1]) / 1e6:.0f} GB of memory" if memory else "",
-        f"Python {platform.python_version()}",
-        platform.system(),
-    ]
-    return ", ".join(filter(None, facts))
-
-
-def text_of(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8") if Path(path).exists() else ""
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from page_parts import markdown
 from peers import behind
 from peers.bench import Table
 
@@ -16,7 +17,9 @@ HEAD = """# Benchmarks
 
 Made by `make bench-peers`, which writes this page: run it again. It installs the libraries below into an environment of
 its own, `.venv-peers`; `QUICK=1 make bench-peers` shows in 4 minutes that it works, and writes nothing. Each library
-works in a process of its own, with what it has for SQLite.
+works in a process of its own, with what it has for SQLite. Each part says on which day it was measured, and by which
+command: `make bench-peers ARGS="--add --questions recall"` measures one part anew.
+[Benchmarks of long-term memory](benchmarks-memory.md) have what turnwise's memory finds of more data, and its goals.
 
 In a table of times, **ratio** is the median, compared with that of the first row: above 1 is slower than it. p90 and
 p99 are percentiles, the spread is from p25 to p75 in percent of the median, and count says how many samples there are;
@@ -37,13 +40,12 @@ NOT_EQUAL: Table = [
     ("runs are", "in Ray's processes", *["in your process"] * 4),
 ]
 
-BEHIND = """By the numbers above, these are better than turnwise's by more than a tenth, the best first:"""
+BEHIND = """By the numbers above, each of its day, these are better than turnwise's by over a tenth, the best first:"""
 
 LESS = """The reasons: turnwise's runs are in Ray's processes, which take time to start and memory to be there, so a
 program has its first answer later, and each dedicated session takes a process. A stop is a durable record, made in
-another process, where others cancel a task. VectorMemory saves a text in SQLite and its vector in Chroma, and leaves
-out what is far from a question: so it finds nothing where there is nothing to be found, and less than vectors alone do
-of what shares no word with the question.
+another process, where others cancel a task. VectorMemory saves a text in SQLite and its vector in Chroma. Where a
+question shares no word with its answer, words say nothing, and vectors alone rank better.
 
 What is not measured here: LangGraph has graphs of steps, the Agents SDK handoffs and guardrails, Google ADK agents of
 agents and their evaluation, Pydantic AI answers of checked types. mem0 has a model pick facts out of what was said, and
@@ -63,9 +65,8 @@ def text_of(results: Mapping[str, Any], pictures: Mapping[str, str] | None = Non
 
 
 def _parts(results: Mapping[str, Any], pictures: Mapping[str, str]) -> Iterator[str]:
-    commands = ", then ".join(f"`{command}`" for command in results["commands"])
     minutes = sum(results["seconds"].values()) / 60
-    yield f"Measured by {commands}, which took {minutes:.0f} minutes, with: {results['machine']}."
+    yield f"All parts together took {minutes:.0f} minutes, with: {results['machine']}."
     version_maps = [*results["versions"].values(), *results.get("recall", {}).get("versions", {}).values()]
     versions = {f"{package} {number}": None for version_map in version_maps for package, number in version_map.items()}
     yield f"Versions: {', '.join(versions)}."
@@ -74,6 +75,8 @@ def _parts(results: Mapping[str, Any], pictures: Mapping[str, str]) -> Iterator[
             module = importlib.import_module(f"peers.{question}")
             heading = heading_of(question)
             yield f"## {heading}"
+            run = results["runs"][question]
+            yield f"Measured on {run['day']} by `{run['command']}`."
             yield (module.__doc__ or "").strip().partition("\n\n")[2]
             for caption, table in module.show(results[question]):
                 if caption:
@@ -87,12 +90,6 @@ def heading_of(question: str) -> str:
     """Return the first line of its file's docstring."""
     doc: str = importlib.import_module(f"peers.{question}").__doc__ or ""
     return doc.strip().partition("\n")[0]
-
-
-def markdown(table: Table) -> str:
-    heading, *rows = table
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', ' ') for cell in line)} |" for line in lines)
 
 
 def write(results: Mapping[str, Any], docs: Path) -> None:

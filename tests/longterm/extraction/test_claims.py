@@ -92,8 +92,8 @@ async def test_the_model_decides_about_what_the_rules_let_through(checks: bool) 
 
 async def test_what_the_user_said_is_kept_instead_of_a_claim_that_is_not_stated() -> None:
     facts, memory, model = await facts_of(AGAINST, checks=True)
-    kept = [f'On 9 July 1998 the user said: "{probe.message}"' for probe in AGAINST if '"' not in probe.message]
-    assert facts == {text for text in kept if "Do I" not in text}
+    quotations = [f'On 9 July 1998 the user said: "{probe.message}"' for probe in AGAINST if '"' not in probe.message]
+    assert facts == {text for text in quotations if "Do I" not in text}
     assert memory.stats["quoted"] == memory.stats["added"] == 7 and memory.stats["not_stated"] == 2
     assert len(model.checks) == 1
 

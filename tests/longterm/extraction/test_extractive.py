@@ -274,12 +274,12 @@ async def test_a_claim_that_is_not_stated_is_quoted_and_replaces_nothing(facts: 
 
 
 async def test_without_a_claim_no_check_is_asked_for() -> None:
-    known = MemoryItem(id="1", text="Lives in Graz", topic="home")
+    stored_fact = MemoryItem(id="1", text="Lives in Graz", topic="home")
     again = fact("Lives in Graz", "I live", action="ignore", of=["f1"])
     for claims in ([], [fact("Lives in Graz", "elsewhere")], [again]):
         model = Model(lambda _, claims=claims: claims)  # type: ignore[misc]
         memory = ExtractiveMemory(model, InMemoryItems())
-        await memory.remember(USER, [known, told(1, "I live in Graz.")])
+        await memory.remember(USER, [stored_fact, told(1, "I live in Graz.")])
         assert len(model.calls) == 1 and model.checks == []
         assert memory.stats["calls"] == 1 and "checks" not in memory.stats
 

@@ -64,13 +64,13 @@ def test_an_index_of_ones_own_is_used_like_any_other(tmp_path: Path) -> None:
             return {key: self.rows[key][1] for key in keys if key in self.rows}
 
         def delete(self, keys: Any) -> None:
-            self.rows = {key: row for key, row in self.rows.items() if not {key, row[0]} & {*keys}}
+            if keys is None:
+                self.rows, self.dimensions = {}, None
+            else:
+                self.rows = {key: row for key, row in self.rows.items() if not {key, row[0]} & {*keys}}
 
         def keys(self) -> set[str]:
             return {*self.rows}
-
-        def drop(self) -> None:
-            self.rows, self.dimensions = {}, None
 
         def close(self) -> None:
             """Nothing is open."""
@@ -108,7 +108,7 @@ def test_vectors_are_kept_found_and_deleted_everywhere(place: ChromaPlace) -> No
     index.delete(["key7"])
     health = index.check(keys)
     assert (health.ok, health.missing, health.count) == (False, 1, 49)
-    index.drop()
+    index.delete(None)
     assert len(index.keys()) == 0
     index.close()
     index.close()
@@ -120,7 +120,7 @@ def test_embedding_functions_have_collections_of_their_own(tmp_path: Path) -> No
     stranger = VectorIndex(place, FlakyEmbedding(64, "one"), name="turnwise-mine")
     for index in (small, large, stranger):
         index.add(["key"], ["ann"], index.embed(["text"]))
-    large.drop()
+    large.delete(None)
     with pytest.raises(StoreError):
         small.keys()
     assert [len(index.keys()) for index in (small, large, stranger)] == [0, 0, 1]
@@ -131,7 +131,7 @@ def test_another_dimension_under_the_same_name_is_a_config_error(tmp_path: Path)
     index = VectorIndex(ChromaFolder(tmp_path), constant(5))
     with pytest.raises(ConfigError, match=r"5 dimensions.* 4"):
         index.add(["2"], ["ann"], index.embed(["text"]))
-    index.drop()
+    index.delete(None)
     index.add(["2"], ["ann"], index.embed(["text"]))
 
 

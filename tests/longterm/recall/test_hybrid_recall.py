@@ -76,8 +76,8 @@ async def test_similar_facts_without_a_common_word_are_found_by_vectors() -> Non
     for memory in (words, with_vectors):
         await memory.remember(ANN, items())
     assert not await texts(words, "What is for dinner?")
-    first, *others = await with_vectors.recall(ANN, "What is for dinner?")
-    assert first.text == FACTS[0] and not others, "the vectors of the others have nothing in common with the query's"
+    first, *further = await with_vectors.recall(ANN, "What is for dinner?")
+    assert first.text == FACTS[0] and not further, "the vectors of the others have nothing in common with the query's"
     assert await texts(with_vectors, "What is for dinner?") == [FACTS[0]]
     assert await texts(with_vectors, "Which cello?") == [FACTS[1]]
     assert not await texts(with_vectors, "Quantum chromodynamics?")

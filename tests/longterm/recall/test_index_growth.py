@@ -97,7 +97,7 @@ async def test_what_is_forgotten_is_in_no_index(make: Make) -> None:
     await memory.remember(ANN, [item(str(number), f"Note {number}") for number in range(3, 9)])
     assert await ids(memory, "walrus") == ["1"]
     await memory.forget(ANN, ["1"])
-    user_index = memory._user_indexes["ann"] if isinstance(memory, VectorMemory) else _held(memory)
+    user_index = memory._indexes.of(["ann"])["ann"] if isinstance(memory, VectorMemory) else _held(memory)
     assert "walrus" not in user_index._words._word_counts and "Antje" not in repr(
         (user_index.rows, user_index._words._passages)
     )

@@ -19,7 +19,7 @@ from turnwise.memory.longterm.recall import word_frequency
 from turnwise.memory.longterm.recall.analyzer import stem
 from turnwise.memory.longterm.recall.irregular_forms import BASES
 from turnwise.memory.longterm.recall.passages import LONG, SIZE, passages_of, shown
-from turnwise.memory.longterm.recall.prominence import Similarities, prominences_of
+from turnwise.memory.longterm.recall.prominence import Similarities, level_of, prominences_of
 from turnwise.memory.longterm.recall.query import MAX_PARTS, MAX_TERMS, parse, question_of
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.user_index import find, index_of
@@ -64,7 +64,7 @@ def asked(facts: list[MemoryItem], query: str, weights: Weights = FACTS) -> list
 def near(similarities: list[float], *, unrelated: float = 0.1) -> Similarities:
     """Return the similarities of one sentence to the passages, where unrelated texts are all as similar as this."""
     rows, unrelated_rows = np.array([similarities]), np.full((8, len(similarities)), unrelated)
-    return Similarities(rows, prominences_of(rows, unrelated_rows))
+    return Similarities(rows, prominences_of(rows, level_of(unrelated_rows)))
 
 
 BARE = "Where did Ann adopt the greyhound?"

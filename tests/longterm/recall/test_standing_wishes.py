@@ -104,10 +104,10 @@ async def test_a_wish_is_in_every_reminder_of_its_user_until_it_is_forgotten(kin
         assert [(item.id, item.passage) for item in reminder.profile] == [("0", "I prefer few dependencies.")]
         assert not reminder.items
     assert not (await memory.remind(BOB, "Hello")).profile
-    found = await memory.recall(ANN, "Which dependencies does my app have?")
+    recalled_items = await memory.recall(ANN, "Which dependencies does my app have?")
     profile = make_profile({"m": (await memory.remind(ANN, "")).profile}, counter=ByteCounter(), max_tokens=9_999)
     assert "I prefer few dependencies." in profile.text and "My app is small" not in profile.text
-    assert next(item.id for item in profile.without(found)) == "0", "the rest of what was said is still found"
+    assert next(item.id for item in profile.without(recalled_items)) == "0", "the rest of what was said is still found"
     await memory.forget(ANN, ["0"])
     assert not (await memory.remind(ANN, "Hello")).profile
     await memory.close()

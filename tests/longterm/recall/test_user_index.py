@@ -6,13 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from numpy.typing import NDArray
 
 from memories.vector_memories import item
 from turnwise.memory.longterm.base import Source
 from turnwise.memory.longterm.items.rows import Revision, Row
 from turnwise.memory.longterm.recall.analyzer import words
 from turnwise.memory.longterm.recall.passages import vectors_of
-from turnwise.memory.longterm.recall.ranking import FACTS
+from turnwise.memory.longterm.recall.prominence import spread_out
+from turnwise.memory.longterm.recall.query import parse
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.user_index import UserIndex, find
 
 
@@ -127,3 +130,63 @@ def test_new_items_are_taken_in_once_by_a_recall_and_a_save_at_once(monkeypatch:
         assert {recalled.id for recalled in find(user_index, "walrus", limit=99, weights=FACTS)} == {
             *map(str, range(row_count))
         }
+
+
+def row_vector(*values: float) -> NDArray[np.float32]:
+    return np.array([value / 9 for value in values], np.float32)
+
+
+SENTENCES = ("The walrus sings", "Ann: a walrus in the harbour", "Bob: no walrus", "The harbour is closed. It rains")
+
+
+@pytest.mark.parametrize("is_reminder", [False, True])
+@pytest.mark.parametrize("query", ["Is the walrus in the harbour?", "It rains. Which walrus sings?", "Ann", "zebra"])
+@pytest.mark.parametrize("weights", [Weights(), FACTS])
+def test_items_of_one_passage_each_are_ranked_by_the_rules_for_several(
+    query: str, is_reminder: bool, weights: Weights
+) -> None:
+    """What is the same for an item and its only passage is computed once, with the same result."""
+    rows = [
+        Row(row=row, agent=None, item=item(str(row), SENTENCES[row % 4], source=Source(session_id="s")), key=str(row))
+        for row in range(30)
+    ]
+    vectors = {row.key: row_vector(1.0, row.row % 5, row.row % 7) for row in rows if row.row % 6}
+
+    def answer(is_shortened: bool) -> list[tuple[Any, ...]]:
+        user_index = UserIndex().grown(Revision(1, 0, len(rows)), rows)
+        user_index.take(vectors)
+        items = user_index._arranged.by_item(weights)
+        assert items._has_one_passage_each
+        items._has_one_passage_each = is_shortened
+        parts = parse(query).told_apart() if is_reminder else [0]
+        near = user_index.near(np.full((len(parts), 3), 0.5, np.float32), np.eye(3, dtype=np.float32))
+        near = spread_out(near, parse(query)) if is_reminder else near
+        ranked = find(user_index, query, limit=9, weights=weights, near=near, is_reminder=is_reminder)
+        return [(entry.id, entry.score, entry.words, entry.passage) for entry in ranked]
+
+    assert answer(is_shortened=True) == answer(is_shortened=False)
+
+
+def test_the_level_of_unrelated_texts_follows_new_and_removed_vectors() -> None:
+    rows = [Row(row=row, agent=None, item=item(str(row), f"text {row}"), key=str(row)) for row in range(6)]
+    vectors = {str(row): row_vector(row, 5 - row, row % 2) for row in range(6)}
+    unrelated, sentence = np.eye(3, dtype=np.float32), np.full((1, 3), 0.5, np.float32)
+
+    def prominences(user_index: UserIndex) -> Any:
+        near = user_index.near(sentence, unrelated)
+        assert near is not None and near.prominences is not None
+        return near.prominences
+
+    def made_at_once(numbers: Sequence[int]) -> UserIndex:
+        user_index = UserIndex().grown(Revision(1, 0, len(numbers)), [rows[number] for number in numbers])
+        user_index.take({str(number): vectors[str(number)] for number in numbers})
+        return user_index
+
+    user_index = UserIndex().grown(Revision(1, 0, 6), rows)
+    user_index.take({str(row): vectors[str(row)] for row in range(3)})
+    first = prominences(user_index)
+    user_index.take(vectors)
+    assert not np.array_equal(first, prominences(user_index))
+    assert np.array_equal(prominences(user_index), prominences(made_at_once(range(6))))
+    user_index = user_index.changed(Revision(1, 1, 6), (), {0, 5})
+    assert np.allclose(prominences(user_index), prominences(made_at_once(range(1, 5))))

@@ -378,8 +378,8 @@ def test_erasing_one_user_costs_the_same_with_many_users(tmp_path: Path, monkeyp
 
 async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No step blocks the event loop, the file or the index until the erasure ends."""
-    monkeypatch.setattr("turnwise.memory.longterm.vector.DELETED", 4)
-    monkeypatch.setattr("turnwise.memory.longterm.vector.REST", 2)
+    monkeypatch.setattr("turnwise.memory.longterm.index.item_vectors.DELETED", 4)
+    monkeypatch.setattr("turnwise.memory.longterm.index.item_vectors.REST", 2)
 
     memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
     await memory.remember(ANN, [item(str(number), f"zyzzyva {number}") for number in range(share(300, 15))])

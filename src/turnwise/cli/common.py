@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from turnwise.actors.client.execution import AsyncExecutionHandle
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.client.session import AsyncSession
-    from turnwise.memory.conversation.sessions import SessionRecord
+    from turnwise.actors.hosting.placement import Placement
+    from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
     from turnwise.memory.stores.base import SessionStore
 
 STORE = "TURNWISE_STORE"
@@ -197,7 +198,12 @@ def _is_main() -> bool:
 
 @asynccontextmanager
 async def reading(
-    store: str, history: str | None = None, *, namespace: str = "turnwise", live: bool = False
+    store: str,
+    history: str | None = None,
+    *,
+    namespace: str = "turnwise",
+    live: bool = False,
+    placement: Placement | None = None,
 ) -> AsyncIterator[AsyncSessionManager]:
     """Open a store to read it, in this process: no Ray is started, no file is created, no session is taken over.
 
@@ -206,11 +212,14 @@ async def reading(
     Args:
         live: whether changes are looked for. Meanwhile, SQLite keeps two files beside its own, as it does for all who
             write.
+        placement: `Dedicated()` lets the sessions that are live on the Ray of this process answer for themselves. If
+            omitted, nothing of Ray is imported.
 
     Raises:
         TurnwiseError: the store cannot be read, is encrypted, its file does not exist, or changed meanwhile.
     """
     from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.hosting.placement import InProcess
     from turnwise.actors.inference.echo import EchoEngine
 
     with ExitStack() as stack:
@@ -220,12 +229,34 @@ async def reading(
         else:
             store = stack.enter_context(still(store))
             history = history and stack.enter_context(still(history))
+        settings: dict[str, Any] = {"history_store": history, "namespace": namespace, "read_only": True}
         opened = AsyncSessionManager(
-            store, engine=EchoEngine(), history_store=history, namespace=namespace, read_only=True, overflow=None
+            store, engine=EchoEngine(), overflow=None, placement=placement or InProcess(), **settings
         )
         async with opened as manager:
             await manager.list(limit=1)  # raises StillEncryptedError: the keys are in the programs that use the store
             yield manager
+
+
+def joined(namespace: str, store: str, session: SessionKey | None = None) -> Placement:
+    """Connect to the Ray that is here, if there is one; return where it has the sessions of a store, or this session.
+
+    Where no Ray is, sessions run in this process, and nothing of Ray is imported. Runs of other sessions that were lost
+    wait for a program with their engine.
+
+    Raises:
+        ConfigError: the Ray cannot be joined or started.
+    """
+    from turnwise.actors.cluster.ray_address import ray_to_join
+    from turnwise.actors.hosting.placement import InProcess
+
+    if ray_to_join() is None:
+        return InProcess(resume_lost=False)
+    from turnwise.actors.cluster.hosts import placement_in_use
+    from turnwise.actors.cluster.ray_runtime import connect
+
+    connect(logs=False)
+    return placement_in_use(namespace, store, session)
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.chat import DEFAULT_MODEL, DEFAULT_STORE, check_free, engine_of, stand_in
-from turnwise.cli.common import STORE, Namespace, file_of, run
+from turnwise.cli.chat import DEFAULT_MODEL, DEFAULT_STORE, engine_of, stand_in
+from turnwise.cli.common import STORE, Namespace, file_of, joined, run
 from turnwise.cli.serve import TOKEN
+from turnwise.cli.store_holder import check_free
 from turnwise.errors import ConfigError, TooManyError
 
 if TYPE_CHECKING:
@@ -127,18 +128,16 @@ async def _opened(
 ) -> AsyncIterator[tuple[AsyncSessionManager, LongTermMemory | None]]:
     """Open the store: to read only if there is no engine."""
     from turnwise.actors.client.manager import AsyncSessionManager
-    from turnwise.actors.cluster.hosts import placement_in_use
-    from turnwise.actors.cluster.ray_runtime import connect
+    from turnwise.actors.hosting.placement import InProcess
     from turnwise.actors.inference.echo import EchoEngine
     from turnwise.memory.longterm.lexical import LexicalMemory
     from turnwise.memory.stores.urls import read_only
 
     settings: dict[str, Any] = {"namespace": namespace}
     if engine is None:
-        settings |= {"engine": EchoEngine(), "read_only": True, "overflow": None}
+        settings |= {"engine": EchoEngine(), "read_only": True, "overflow": None, "placement": InProcess()}
     else:
-        await asyncio.to_thread(connect, logs=False)
-        placement = await asyncio.to_thread(placement_in_use, namespace, store, None)
+        placement = await asyncio.to_thread(joined, namespace, store)
         settings |= {"engine": engine, "placement": placement, "memory": [LexicalMemory(memory)] if memory else []}
     opened = LexicalMemory(read_only(memory) if engine is None else memory) if memory else None
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -55,9 +55,13 @@ def console(
                 "error: what only reads needs no engine: leave out --read-only, or --config and --model", err=True
             )
             raise typer.Exit(2)
+        from turnwise.actors.cluster.ray_address import ray_to_join
         from turnwise.cli.serve import serve
 
-        serve(store, host=host, port=port, tokens=tokens, config=config, model=model, base_url=base_url, console=True)
+        # The file says where sessions run.
+        placement: Literal["in_process"] | None = None if config or ray_to_join() else "in_process"
+        settings: dict[str, Any] = {"host": host, "port": port, "tokens": tokens, "config": config}
+        serve(store, model=model, base_url=base_url, placement=placement, console=True, **settings)
         return
     asyncio.run(_read(store, namespace, host, port, tokens))
 

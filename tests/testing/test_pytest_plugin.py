@@ -96,8 +96,8 @@ def test_a_store_fails_as_the_test_plans(
         manager.list()
     turnwise_faults.plan = FaultPlan(rates={"unanswered": 1.0}, points=("store.commit after",), limit=2)
     with pytest.raises(StoreError, match="it is stored, and its answer is lost"):
-        manager.get("chat").run("hello", run_id="mine")
-    assert manager.get("chat").run("hello", run_id="mine").wait().text == "hello"
+        manager.get("chat").run("hello", idempotency_key="mine")
+    assert manager.get("chat").run("hello", idempotency_key="mine").wait().text == "hello"
     assert turnwise_faults.struck == {"error store.query before": 1, "unanswered store.commit after": 1}
     assert [turn.text for turn in manager.get("chat").turns()] == ["hello"], "it was not run twice"
 

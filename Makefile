@@ -126,6 +126,10 @@ docs: $(TESTING) ## build the docs site into site/; a warning or a broken link i
 blocking: $(TESTING) ## make the blocking family, actors/client/blocking, from the asynchronous one
 	$(BIN)/python tests/support/pages/blocking_family.py
 
+.PHONY: small-locks
+small-locks: $(TESTING) ## make the locks of installs without Chroma, and without Ray, from requirements.lock
+	$(BIN)/python tests/support/pages/small_locks.py
+
 .PHONY: reference
 reference: $(TESTING) ## make the pages of docs/reference from the code
 	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/reference_pages.py

@@ -1,5 +1,5 @@
-"""What lives on the cluster: sessions, their actors and handles, inference. The only folder that imports ray.
+"""Sessions, the processes that host them, and their handles; inference. Of the rooms here, only `cluster` loads Ray.
 
-Rooms build on each other in this order: inference, memory, session, cluster, hosting, client. Import a name from the
-module that defines it, such as `turnwise.actors.session.state.state`.
+Rooms build on each other in this order: inference, memory, session, hosting, in_process, cluster, client. Import a name
+from the module that defines it, such as `turnwise.actors.session.state.state`.
 """

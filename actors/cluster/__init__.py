@@ -1,5 +1,5 @@
-"""Code that spans processes: placement, nodes, shared actors, and the messages between callers and sessions.
+"""Sessions, memories and stores as actors of a Ray cluster: what `Dedicated` and `Packed` need beside the hosts.
 
-`hosting`, `client` and the command line import from the modules here. Of its names, programs need only placements
-(`Dedicated`, `Packed`), from `turnwise`.
+All other rooms do without Ray. `client` imports from here when a manager's placement needs it, and so do the command
+line and the HTTP service, to connect.
 """

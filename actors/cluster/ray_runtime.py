@@ -24,7 +24,9 @@ _lock = threading.Lock()
 
 
 def connect(*, logs: bool = True) -> None:
-    """Connect this process to a running Ray, or start one that ends with this process. Takes seconds.
+    """Connect this process to a running Ray, or start one that ends with this process, which takes seconds and is said.
+
+    A Ray that is started so has no dashboard: call `ray.init(include_dashboard=True)` first, or run `ray start --head`.
 
     Args:
         logs: whether this process prints what sessions' processes print, and Ray's warnings; Ray's log files have the
@@ -81,6 +83,9 @@ def interruptible() -> Iterator[None]:
 def _init(logs: bool) -> None:
     check_ray_address()
     init = partial(ray.init, logging_level=logging.WARNING if logs else logging.ERROR, log_to_driver=logs)
+    if starts_own_ray():
+        _log.warning("starting Ray, which takes some seconds; `ray start --head` keeps one running for all programs")
+        init = partial(init, include_dashboard=False)  # sessions need none, and it takes processes and seconds
     try:
         with _without_notices():
             try:

@@ -18,7 +18,6 @@ from turnwise.errors import (
     ConfigError as ConfigError,
     EngineError as EngineError,
     NotFoundError as NotFoundError,
-    OverloadedError as OverloadedError,
     RunCancelledError as RunCancelledError,
     RunFailedError as RunFailedError,
     RunInterruptedError as RunInterruptedError,

@@ -21,12 +21,12 @@ from pydantic_core.core_schema import CoreSchema, any_schema
 
 from engines import ScriptedEngine
 from scale import share
-from servers.local_realm import PORTAL, LocalRealm, calls_within_this_process
 from turnwise.actors.client import session_memory
 from turnwise.actors.client.blocking import session_memory as blocking_session_memory
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.blocking.session_memory import SessionMemory
 from turnwise.actors.client.blocking.subscriptions import Subscription
 from turnwise.actors.client.execution import AsyncExecutionHandle
@@ -34,10 +34,14 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.session_memory import AsyncSessionMemory
 from turnwise.actors.client.shared import arguments as inputs, provided_result
+from turnwise.actors.client.shared.portal import Portal
 from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.client.subscriptions import AsyncSubscription
+from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
     EngineError,
@@ -53,21 +57,22 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Summary, Unknown, User
-from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.base import ItemChanges
-from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.redis import RedisItems
 from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.retention.about import About, Mention
-from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.in_memory import InMemoryStore
-from turnwise.memory.stores.redis.store import RedisStore
-from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.ids import new_id
+from turnwise.memory.working.memory import WorkingMemory
+
+PORTAL = Portal()
+"""The event loop of the asynchronous family."""
 
 SESSION, USER, RUN = "chat", "ann", "run"
 REF = SessionRef(SessionKey(SESSION, USER))
@@ -104,33 +109,51 @@ VALID: dict[str, Any] = {
 
 
 class World:
-    """A session with one run behind it, and what callers hold of it."""
+    """A session in this process with one run behind it, and what callers of both families hold of it."""
 
-    def __init__(
-        self,
-        make_store: Callable[[], SessionStore] = InMemoryStore,
-        make_facts: Callable[[], ItemStore] = InMemoryItems,
-        make_notes: Callable[[], ItemStore] = InMemoryItems,
-    ) -> None:
-        self.client = LocalRealm(make_store(), make_facts(), make_notes())
-        PORTAL.run(self.client.store.create(SessionRecord(session_id=SESSION, user_id=USER)))
-        core = self.client._resident(REF.key).core
-        PORTAL.run(core.admission.start(["hello"], run_id=RUN))
-        PORTAL.run(core.reads.wait(RUN))
-        self.client.verbs.clear()
+    def __init__(self, engine: EngineBuilder | None = None, **settings: Any) -> None:
+        settings = {
+            "store": f"memory://{new_id()}",
+            "engine": engine or EchoEngine(),
+            "memory": [LexicalMemory(InMemoryItems())],
+            "working_memory": WorkingMemory(InMemoryItems()),
+            "placement": InProcess(),
+            **settings,
+        }
+        self.managers = SessionManager(**settings), AsyncSessionManager(**settings)
+        self.managers[0].open(SESSION, user_id=USER)
+        host = SessionHost(self.managers[0]._client, REF)
+        host.wait(host.start(("hello",), {"run_id": RUN}).run_id, None, "ended")
+        self.verbs: list[str] = []
+        """What the session was asked for."""
+        for manager in self.managers:
+            self._note_verbs(manager._client)
         self.subjects: dict[Any, Any] = {}
 
+    def _note_verbs(self, client: Any) -> None:
+        pack = client.pack
+
+        def noting(ref: SessionRef, call: VerbCall[Any], **options: Any) -> bytes:
+            self.verbs.append(call.verb.name)
+            packed: bytes = pack(ref, call, **options)
+            return packed
+
+        client.pack = noting
+
+    def close(self) -> None:
+        blocking, asynchronous = self.managers
+        blocking.open(SESSION, user_id=USER).memory.wait()  # a session that saves leaves later
+        blocking.close()
+        PORTAL.run(asynchronous.close())
+
     def subject(self, family: Any) -> Any:
-        if issubclass(family, SessionManager | AsyncSessionManager):
-            local: Any = type(family.__name__, (family,), {"_connect": lambda manager: None})
-            manager = local("memory://unused", engine=self.client.engine)
-            manager._client = manager._store._client = manager._once._client = self.client
-            manager._store._knows_rivals = True
+        manager = self.managers[family.__name__.startswith("Async")]
+        if isinstance(manager, family):
             return manager
         if issubclass(family, SessionMemory | AsyncSessionMemory):
-            return family(self.client, REF)
+            return family(manager._client, REF)
         ids = (REF, None) if issubclass(family, Session | AsyncSession) else (REF, RUN, 0)
-        return family(self.client, *ids)
+        return family(manager._client, *ids)
 
     def call(self, verb: Verb, **arguments: Any) -> Any:
         if verb.family not in self.subjects:
@@ -155,6 +178,9 @@ def parameters_of(options: type) -> list[inspect.Parameter]:
 
 
 OPTIONS = {"Unpack[ItemChanges]": parameters_of(ItemChanges), "Unpack[RunOptions]": parameters_of(RunOptions)}
+
+
+MakeWorld = Callable[..., World]
 
 
 class Verb:
@@ -215,18 +241,27 @@ PARAMETERS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def local_calls() -> Iterator[None]:
-    with calls_within_this_process():
-        yield
-
-
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """A world in which all is refused: it works as before at the end of the file."""
     world = World()
     yield world
     world.check_that_it_works()
+    world.close()
+
+
+@pytest.fixture
+def make_world() -> Iterator[MakeWorld]:
+    """Makes worlds that end with the test."""
+    worlds: list[World] = []
+
+    def make(engine: EngineBuilder | None = None, **settings: Any) -> World:
+        worlds.append(World(engine, **settings))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
 
 
 def nested(depth: int) -> Any:
@@ -333,7 +368,7 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
     monkeypatch.setattr(inputs.json_object, "__defaults__", (inputs.MAX_JSON_BYTES // 200,))
     for module in (provided_result, session_memory, blocking_session_memory):
         monkeypatch.setattr(module, "MAX_JSON_BYTES", inputs.MAX_JSON_BYTES // 200)
-    world.client.verbs.clear()
+    world.verbs.clear()
     for value in wrong_values(parameter.annotation):
         with pytest.raises(InvalidInputError) as refused:
             world.call(verb, **{parameter.name: value})
@@ -342,7 +377,7 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
         if not isinstance(refused.value, InvalidPromptError):
             name = parameter.name.removesuffix("_id").replace("_", " ")
             assert name in str(refused.value).replace("_", " ")
-            assert not world.client.verbs
+            assert not world.verbs
 
 
 OUT_OF_RANGE = [
@@ -379,8 +414,8 @@ def test_a_value_out_of_range_is_refused(world: World, name: str, parameter: str
             world.call(verb, **{parameter: value})
 
 
-def test_values_of_kinds_that_mean_the_same_are_taken() -> None:
-    world = World()
+def test_values_of_kinds_that_mean_the_same_are_taken(make_world: MakeWorld) -> None:
+    world = make_world()
     chat = world.subject(Session)
 
     class Text(str):
@@ -402,15 +437,12 @@ def test_values_of_kinds_that_mean_the_same_are_taken() -> None:
     assert memory.recall("boat", types=[]) == []
 
 
-def test_limits_of_metadata_and_labels_can_be_set() -> None:
-    world = World()
+def test_limits_of_metadata_and_labels_can_be_set(make_world: MakeWorld) -> None:
+    world = make_world(config=SessionConfig(max_metadata_bytes=12, max_labels=1, max_label_chars=3))
     manager = world.subject(SessionManager)
-    manager._config = SessionConfig(max_metadata_bytes=12)
     with pytest.raises(InvalidInputError, match=r"metadata=.*at most 12 bytes"):
         manager.open("new", metadata={"a": "12345"})
     manager.open("new", metadata={"a": "1234"})
-    world.client.config = SessionConfig(max_labels=1, max_label_chars=3)
-    world.client.residents.clear()
     chat = world.subject(Session)
     for labels, reason in (
         ({"a": "b", "c": "d"}, "at most 1"),
@@ -444,7 +476,8 @@ def test_an_error_shows_a_value_shortened_whatever_its_repr_does() -> None:
     assert len(shown([[["x" * 100] * 100] * 100] * 100)) < 130
 
 
-MAKERS = {"sqlite": (SQLStore, SQLItems), "postgresql": (SQLStore, SQLItems), "redis": (RedisStore, RedisItems)}
+STORES = {"sqlite": SQLItems, "postgresql": SQLItems, "redis": RedisItems}
+"""The kinds of stores, and where they keep items."""
 
 EDGES: dict[str, list[Any]] = {
     "int": [0, -1, 1, 2**31 - 1, 2**31, 2**53, -(2**63), 2**63 - 1],
@@ -457,48 +490,46 @@ EDGES: dict[str, list[Any]] = {
 }
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "redis"])
-def stored_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    """A session in a store of each kind, with its memories there too; its notes are in SQLite if that is a Redis."""
+@pytest.fixture(params=STORES)
+def make_stored_world(request: pytest.FixtureRequest, tmp_path: Path) -> MakeWorld:
+    """Makes worlds in a store of each kind, with the memories there too; the notes are in SQLite if that is a Redis."""
     fixtures = {"postgresql": "database", "redis": "redis_url"}
     url = of_notes = f"sqlite:///{tmp_path}/all.db"
     if request.param != "sqlite":
         url = request.getfixturevalue(fixtures[request.param])
     if request.param == "postgresql":
         of_notes = url
-    store, items = MAKERS[request.param]
-    world = World(partial(store, url), partial(items, url), partial(SQLItems, of_notes, space="notes"))
-    yield world
-    parts: list[Any] = [world.client.store, world.client.memories[0].memory, world.client.working_memory]
-    for part in parts:
-        PORTAL.run(part.close())
+    make_world = request.getfixturevalue("make_world")  # now, so that its worlds end before the database does
+    memory = [LexicalMemory(STORES[request.param](url))]
+    notes = WorkingMemory(SQLItems(of_notes, space="notes"))
+    return partial(make_world, store=url, memory=memory, working_memory=notes)
 
 
-def test_every_store_takes_what_verbs_let_through(stored_world: World) -> None:
+def test_every_store_takes_what_verbs_let_through(make_stored_world: MakeWorld) -> None:
     """The verbs of one family; the other family sends the same requests."""
+    world = make_stored_world()
     for verb in (verb for verb in VERBS if not verb.family.__name__.startswith("Async")):
         for parameter in verb.parameters:
             for value in EDGES.get(parameter.annotation.removesuffix(" | None"), []):
                 try:
-                    stored_world.call(verb, **{parameter.name: value})
+                    world.call(verb, **{parameter.name: value})
                 except NEVER_RAISED as error:
                     raise AssertionError(f"{verb}({parameter.name}={value!r}) failed") from error
                 except TurnwiseError:
                     pass  # it is refused, or what it names is not there
-    stored_world.check_that_it_works()
+    world.check_that_it_works()
 
 
-def test_a_run_ends_for_a_reason_with_a_null_character_in_every_store(stored_world: World) -> None:
-    stored_world.client.engine = ScriptedEngine()
-    stored_world.client.residents.clear()
-    chat = stored_world.subject(Session)
+def test_a_run_ends_for_a_reason_with_a_null_character_in_every_store(make_stored_world: MakeWorld) -> None:
+    world = make_stored_world(ScriptedEngine())
+    chat = world.subject(Session)
     run = chat.run("slow 400")
     assert run.cancel("a\0b")
     with pytest.raises(RunCancelledError, match="a\N{REPLACEMENT CHARACTER}b"):
         run.wait(10)
     with pytest.raises(RunFailedError, match="c\N{REPLACEMENT CHARACTER}d"):
-        stored_world.run("raise c\0d")
-    assert stored_world.run("still there?").text
+        world.run("raise c\0d")
+    assert world.run("still there?").text
 
 
 SURROGATES = st.text(st.characters(), max_size=5)
@@ -538,6 +569,13 @@ def test_no_argument_breaks_a_verb_or_its_session(data: st.DataObject) -> None:
         values.pop("archive", None)  # folders of such names would be made
     world = World()
     try:
+        check_that_nothing_breaks(world, verb, values)
+    finally:
+        world.close()
+
+
+def check_that_nothing_breaks(world: World, verb: Verb, values: dict[str, Any]) -> None:
+    try:
         world.call(verb, **values)
     except InvalidInputError:
         world.check_that_it_works()
@@ -555,14 +593,14 @@ def test_no_argument_breaks_a_verb_or_its_session(data: st.DataObject) -> None:
 @pytest.mark.parametrize("verb", ["run", "start"])
 def test_a_misspelt_option_of_a_run_is_a_type_error_and_starts_nothing(world: World, verb: str) -> None:
     session = world.subject(Session)
-    world.client.verbs.clear()
+    world.verbs.clear()
     with pytest.raises(TypeError, match="unexpected keyword argument 'iff_busy'"):
         getattr(session, verb)(iff_busy="enqueue", timeout_s="soon")
     with pytest.raises(TypeError, match=r"Session\.run\(\) got .* 'iff_busy'; did you mean 'if_busy'\?"):
         getattr(session, verb)(iff_busy="enqueue")
     with pytest.raises(TypeError, match=r"'temprature'; did you mean params=\{'temperature': \.\.\.\}\?"):
         getattr(session, verb)(temprature=0.5)
-    assert not world.client.verbs
+    assert not world.verbs
 
 
 @pytest.mark.parametrize("manager", [SessionManager, AsyncSessionManager])

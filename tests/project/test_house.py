@@ -62,7 +62,7 @@ ROOMS = {
         "longterm",
         "working",
     ],
-    "actors": ["inference", "memory", "session", "cluster", "hosting", "client"],
+    "actors": ["inference", "memory", "session", "hosting", "in_process", "cluster", "client"],
 }
 """The rooms and single files of a floor: each imports from those before it only."""
 ERRORS: list[Any] = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
@@ -153,6 +153,14 @@ def test_a_room_imports_only_from_the_rooms_before_it(floor: str) -> None:
                 imported_room = name.split(".")[2]
                 place = f"{path.relative_to(ROOT)}:{line} imports {name}"
                 assert imported_room in rooms[: rooms.index(room) + 1], f"{place}: {room} comes before {imported_room}"
+
+
+def test_only_the_cluster_loads_ray() -> None:
+    """So sessions in the caller's process need none; `tools.registry` asks for it when a tool is a Ray function."""
+    for path in files_of("actors"):
+        if path.relative_to(ROOT / "actors").parts[0] != "cluster":
+            loaded = [name for name in source_of(path).loaded if name.partition(".")[0] == "ray"]
+            assert not loaded, f"{path.relative_to(ROOT)} imports {loaded}: Ray is for actors/cluster"
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -397,7 +405,7 @@ def test_each_cited_case_is_in_the_list_of_cases() -> None:
 
 
 def test_importing_the_manager_loads_no_library_that_a_first_program_may_not_need() -> None:
-    heavy = ["chromadb", "fastapi", "httpx", "openai", "sqlalchemy", "tiktoken", "typer"]
+    heavy = ["chromadb", "fastapi", "httpx", "openai", "ray", "sqlalchemy", "tiktoken", "typer"]
     program = f"import sys; from turnwise import SessionManager; print([n for n in {heavy} if n in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
@@ -405,7 +413,7 @@ def test_importing_the_manager_loads_no_library_that_a_first_program_may_not_nee
 
 def test_importing_the_manager_imports_no_running_session_and_builds_no_block_or_event() -> None:
     """Each would take a tenth of the import, and pydantic looks for plugins in all packages at the first one."""
-    unused = ["session.runs.run_driver", "session.state.state", "hosting.stored_source", "cluster.memory_actor"]
+    unused = ["session.runs.run_driver", "session.state.state", "hosting.stored_source", "hosting.memory.memory_host"]
     names = [*(f"turnwise.actors.{name}" for name in unused), "turnwise.memory.archive.export", "pydantic.networks"]
     program = f"""import sys
 from turnwise import SessionManager

@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from turnwise.errors import ConfigError
 from turnwise.memory.longterm.index import chroma_files, folder_lock
 from turnwise.memory.longterm.index.vectors import Vectors, VectorsPlace
 from turnwise.memory.values.ranges import check_seconds, check_whole_number
@@ -52,6 +54,7 @@ class ChromaFolder:
     """A relative path is made absolute at once."""
 
     def __post_init__(self) -> None:
+        _check_installed(type(self).__name__)
         object.__setattr__(self, "path", Path(self.path).expanduser().absolute())
 
     def open(self, name: str, embedding: str) -> Vectors:
@@ -108,6 +111,7 @@ class ChromaServer:
     """How long one request may take, in seconds."""
 
     def __post_init__(self) -> None:
+        _check_installed(type(self).__name__)
         check_whole_number("ChromaServer.port", self.port, 1, 65535)
         check_seconds("ChromaServer.timeout_s", self.timeout_s, may_be_0=False)
 
@@ -164,6 +168,9 @@ class PostgresVectors:
 class ChromaInMemory:
     """Chroma in this process's memory, shared by all indexes of the process. For tests."""
 
+    def __post_init__(self) -> None:
+        _check_installed(type(self).__name__)
+
     def open(self, name: str, embedding: str) -> Vectors:
         """See `VectorsPlace.open`."""
         from turnwise.memory.longterm.index.collection import VectorCollection
@@ -190,6 +197,21 @@ class ChromaInMemory:
 
     def paths(self) -> list[Path]:
         return []
+
+
+def _check_installed(kind: str) -> None:
+    """Check that Chroma is installed, without importing it, which takes a second.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    try:
+        is_installed = find_spec("chromadb") is not None
+    except ModuleNotFoundError:
+        is_installed = False
+    if not is_installed:
+        reason = "needs Chroma: pip install chromadb, or pass embedding=None, which searches by words"
+        raise ConfigError("embedding", kind, reason)
 
 
 def _settings() -> Any:

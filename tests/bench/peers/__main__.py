@@ -49,7 +49,7 @@ def measure(results: dict[str, Any], options: argparse.Namespace, quick: bool) -
     """Add the results of the questions; return those that failed."""
 
     def start(name: str, folder: Path, model: Model, env: Any) -> Worker:
-        is_turnwise = (dict(MAKERS) | dict(MEMORIES))[name][0] == "peers.libraries.turnwise"
+        is_turnwise = (dict(MAKERS) | dict(MEMORIES))[name][0].startswith("peers.libraries.turnwise")
         return Worker(options.turnwise if is_turnwise else sys.executable, name, folder, model, env)
 
     results["machine"] = machine()

@@ -50,9 +50,9 @@ class Bench:
     quick: bool = False
 
     @property
-    def turnwise_envs(self) -> dict[str, Mapping[str, str]]:
-        """Those of the peers that are turnwise, with no environment variables."""
-        return {name: {} for name in self.names if name.startswith("turnwise")}
+    def ray_envs(self) -> dict[str, Mapping[str, str]]:
+        """Those of the peers that are turnwise on Ray, with no environment variables."""
+        return {name: {} for name in self.names if name.startswith("turnwise") and name != "turnwise, in process"}
 
     def start_one(self, name: str, place: str, model: Model, env: Mapping[str, str] | None = None) -> Working:
         """Start the process of a peer; processes of one peer in the same place share a store."""

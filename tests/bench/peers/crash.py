@@ -2,8 +2,8 @@
 
 Equal: a model that says ten words, a twentieth of a second each; after four of them have been read, the program and
 all processes that it started are killed (SIGKILL), as with the machine. A new program, with the same file, asks for
-the history. For turnwise there is also the case in which the program alone is killed, and its Ray stays, as one of
-`ray start --head` does; then the history is asked for two seconds later. Nothing is timed.
+the history. For turnwise on Ray there is also the case in which the program alone is killed, and its Ray stays, as
+one of `ray start --head` does; then the history is asked for two seconds later. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def ray_of(peer: Peer) -> dict[str, str]:
 
 def ask(bench: Bench) -> dict[str, Any]:
     histories = left_by(bench, "crash", {name: {} for name in bench.names})
-    with bench.all("keeper", TALKING, bench.turnwise_envs) as keepers:
+    with bench.all("keeper", TALKING, bench.ray_envs) as keepers:
         stay = left_by(bench, "stays", ask_all(keepers, "crash.ray_of"))
     return histories | {f"{name}, Ray stays": history for name, history in stay.items()}
 

@@ -2,8 +2,8 @@
 
 Equal: so many conversations, each with one turn of 360 characters, that the program keeps at hand. Counted is the
 resident memory of the program and of all processes that it started, memory that they share once (PSS), first with one
-conversation, then with all. turnwise has Ray's processes, which the first column shows; the last one shows what a
-conversation adds.
+conversation, then with all. turnwise on Ray has Ray's processes, which the first column shows; the last one shows
+what a conversation adds.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Equal: a new process of Python, with a new SQLite file, imports the library, opens the file, and has a prompt of 180
 characters answered by a model that answers at once. Timed is from the start of the process until the answer is there
-and stored. turnwise starts a Ray, unless there is one, so both are shown. Peers take turns.
+and stored. turnwise on Ray starts one, unless there is one, so both are shown. Peers take turns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def first(peer: Peer) -> bool:
 
 def ask(bench: Bench) -> dict[str, Any]:
     durations: dict[str, list[float]] = {}
-    with bench.all("started", Model(), bench.turnwise_envs) as keepers:
+    with bench.all("started", Model(), bench.ray_envs) as keepers:
         rays = ask_all(keepers, "crash.ray_of")
         for number in range(QUICK_ROUNDS if bench.quick else ROUNDS):
             for name in bench.names:

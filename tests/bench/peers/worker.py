@@ -23,6 +23,7 @@ from peers.peer import Model, Peer
 MAKERS: Mapping[str, tuple[str, str]] = {
     "turnwise, dedicated": ("peers.libraries.turnwise", "dedicated"),
     "turnwise, packed": ("peers.libraries.turnwise", "packed"),
+    "turnwise, in process": ("peers.libraries.turnwise", "in_process"),
     "LangGraph": ("peers.libraries.langgraph", "LangGraph"),
     "OpenAI Agents SDK": ("peers.libraries.agents", "Agents"),
     "Pydantic AI": ("peers.libraries.pydantic_ai", "PydanticAI"),
@@ -31,8 +32,8 @@ MAKERS: Mapping[str, tuple[str, str]] = {
 """Where each peer is."""
 
 MEMORIES: Mapping[str, tuple[str, str]] = {
-    "turnwise VectorMemory": ("peers.libraries.turnwise", "Remembering"),
-    "turnwise VectorMemory, no vectors": ("peers.libraries.turnwise", "words"),
+    "turnwise VectorMemory": ("peers.libraries.turnwise_memory", "Remembering"),
+    "turnwise VectorMemory, no vectors": ("peers.libraries.turnwise_memory", "words"),
     "Chroma": ("peers.libraries.chroma", "Chroma"),
     "LangGraph SqliteStore": ("peers.libraries.langgraph", "Store"),
     "mem0": ("peers.libraries.mem0", "Mem0"),

@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 from ag_ui.core import RunAgentInput
 
-from servers.local_realm import LocalRealm, calls_within_this_process
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.run_options import RunOptions
-from turnwise.actors.hosting.wire import SessionRef
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import (
     IdempotencyConflictError,
@@ -32,12 +32,10 @@ from turnwise.http.openai.items import placed_output
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.calls.tool_calls import PendingCall, Wants
-from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord
-from turnwise.memory.longterm.items.in_memory import InMemoryItems
-from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.ids import new_id
 
 SESSION, USER = "chat", "ann"
 
@@ -78,18 +76,11 @@ class Session:
         return self.runs[run_id]
 
 
-@pytest.fixture(autouse=True)
-def local_calls() -> Iterator[None]:
-    with calls_within_this_process():
-        yield
-
-
-async def chat() -> AsyncSession:
-    """Return a session in this process, whose engine says each prompt again, slowly."""
-    realm = LocalRealm(InMemoryStore(), InMemoryItems(), InMemoryItems())
-    realm.engine = EchoEngine(0.01)
-    await realm.store.create(SessionRecord(session_id=SESSION, user_id=USER))
-    return AsyncSession(realm, SessionRef(SessionKey(SESSION, USER)), None)
+@pytest.fixture
+def session() -> Iterator[AsyncSession]:
+    """A session in this process, whose engine says each prompt again, slowly."""
+    with SessionManager(f"memory://{new_id()}", engine=EchoEngine(0.01), placement=InProcess()) as manager:
+        yield AsyncSession(manager._client, manager.open(SESSION, user_id=USER)._ref, None)
 
 
 async def edit(
@@ -104,8 +95,7 @@ async def prompts_of(session: AsyncSession, turn_id: str) -> list[str]:
     return [block.text if isinstance(block, User) else "image" for block in (await session.turn(turn_id)).asked]
 
 
-async def test_a_refused_edit_takes_nothing_back() -> None:
-    session = await chat()
+async def test_a_refused_edit_takes_nothing_back(session: AsyncSession) -> None:
     await (await edit(session, "one")).wait()
     for wrong, error in (({"model": "x"}, InvalidInputError), ({"labels": {"a": "b" * 10_000}}, InvalidInputError)):
         with pytest.raises(error):
@@ -119,8 +109,7 @@ async def test_a_refused_edit_takes_nothing_back() -> None:
     assert await waiting.cancel() and await active.cancel()
 
 
-async def test_a_repeated_edit_runs_once() -> None:
-    session = await chat()
+async def test_a_repeated_edit_runs_once(session: AsyncSession) -> None:
     first = await edit(session, "one")
     assert (await edit(session, "two", resumed=True)).run_id == first.run_id, "its client has had a part of the answer"
     assert (await first.wait()).text == "one"
@@ -142,8 +131,7 @@ def test_a_refused_message_is_told_only_the_policies_that_help() -> None:
     assert helpful(busy, is_again=True) == [], "runs wait, or the active one is not of what would be replaced"
 
 
-async def test_a_message_of_several_texts_stays_one_beside_a_merged_prompt() -> None:
-    session = await chat()
+async def test_a_message_of_several_texts_stays_one_beside_a_merged_prompt(session: AsyncSession) -> None:
     picture = Image(url="https://x/a.png")
     prompts = in_order([User(text="one"), picture, User(text="two")], "parts")
     active = await session.run("word " * 2000, turn_id="m0")
@@ -161,8 +149,7 @@ def shown(messages: Sequence[Any]) -> list[tuple[str, str]]:
     ]
 
 
-async def test_the_history_shows_each_merged_prompt_as_a_message() -> None:
-    session = await chat()
+async def test_the_history_shows_each_merged_prompt_as_a_message(session: AsyncSession) -> None:
     active = await session.run("word " * 2000, turn_id="m0")
     first = await ask(
         session, "m1", [User(text="one"), User(text="two")], {"if_busy": "enqueue"}, again=False, edits=True
@@ -187,9 +174,8 @@ async def test_the_history_shows_each_merged_prompt_as_a_message() -> None:
     ],
 )
 async def test_a_merged_prompt_is_asked_again_with_those_before_it(
-    edits: bool, message: str, prompts: list[str]
+    edits: bool, message: str, prompts: list[str], session: AsyncSession
 ) -> None:
-    session = await chat()
     active = await session.run("word " * 2000, turn_id="m0")
     await session.run("one", "two", turn_id="m1", if_busy="enqueue")
     merged = await session.run("three", Image(url="https://x/a.png"), if_busy="merge")
@@ -221,8 +207,7 @@ async def test_a_joined_prompt_is_asked_again_together_with_the_first() -> None:
         assert await part_of(session, message_id) is None, message_id
 
 
-async def test_an_id_like_a_joined_prompts_is_an_ordinary_id_elsewhere() -> None:
-    session = await chat()
+async def test_an_id_like_a_joined_prompts_is_an_ordinary_id_elsewhere(session: AsyncSession) -> None:
     await (await edit(session, "one")).wait()
     for message in ("m1.1", "m1.7", "m2.1", "turn-9.1"):
         await (await edit(session, message, message)).wait()
@@ -230,8 +215,7 @@ async def test_an_id_like_a_joined_prompts_is_an_ordinary_id_elsewhere() -> None
     assert not (await session.turn("m1")).removed
 
 
-async def test_a_message_whose_turn_was_discarded_is_asked_under_the_next_id() -> None:
-    session = await chat()
+async def test_a_message_whose_turn_was_discarded_is_asked_under_the_next_id(session: AsyncSession) -> None:
     await session.run("word " * 2000, turn_id="m1")
     await (await session.run("more", if_busy="rollback")).wait()
     with pytest.raises(TurnNotFoundError):

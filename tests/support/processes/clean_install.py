@@ -35,9 +35,9 @@ def build_wheel(*options: str, into: Path) -> zipfile.ZipFile:
     return zipfile.ZipFile(wheel)
 
 
-def hidden_modules() -> set[str]:
-    """Return the modules that are here, and not where only requirements.lock was installed."""
-    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+def hidden_modules(lock_name: str = "requirements.lock") -> set[str]:
+    """Return the modules that are here, and not where only this lock was installed."""
+    lock = (ROOT / lock_name).read_text(encoding="utf-8")
     required = {_normal(name) for name in re.findall(r"^[\w.-]+", lock, re.MULTILINE)} | {
         "pip",
         "setuptools",
@@ -47,10 +47,10 @@ def hidden_modules() -> set[str]:
     return modules - {"psutil", "setproctitle"}  # Ray brings its own
 
 
-def clean_install(folder: Path) -> str:
-    """Unpack the wheel in a folder; return the PYTHONPATH of a Python that has the wheel and its requirements only."""
+def clean_install(folder: Path, lock_name: str = "requirements.lock") -> str:
+    """Unpack the wheel in a folder; return the PYTHONPATH of a Python that has the wheel and the lock's packages only."""
     build_wheel("--wheel", into=folder).extractall(folder / "installed")
-    (folder / "installed/sitecustomize.py").write_text(GUARD.format(hidden=hidden_modules()), encoding="utf-8")
+    (folder / "installed/sitecustomize.py").write_text(GUARD.format(hidden=hidden_modules(lock_name)), encoding="utf-8")
     return str(folder / "installed")
 
 

@@ -35,7 +35,7 @@ IMPORTED = [
     "turnwise.actors.client.manager",
     "turnwise.actors.cluster.actors.session_actor",
     "turnwise.actors.cluster.actors.packed_actor",
-    "turnwise.actors.hosting.memory.memory_host",
+    "turnwise.actors.cluster.actors.memory_actor",
     "turnwise.actors.cluster.actors.store_actor",
     "turnwise.actors.inference.openai",
     "turnwise.memory.stores.sql.store",

@@ -1,13 +1,22 @@
-"""Fixtures of the tests of `turnwise chat`."""
+"""Fixtures of commands where no Ray is found, and of `turnwise chat`."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from chats import is_at_prompt
 
+from processes.chats import is_at_prompt
 from processes.terminal import Terminal, turnwise
 from turnwise.testing import LocalProvider
+
+
+@pytest.fixture
+def ray_free(tmp_path: Path) -> Mapping[str, str]:
+    """The environment of programs that find no Ray, and have no key of a model."""
+    hidden = ("RAY_ADDRESS", "TURNWISE_STORE")
+    here = {name: value for name, value in os.environ.items() if name not in hidden and not name.startswith("OPENAI_")}
+    return {**here, "RAY_TMPDIR": str(tmp_path)}
 
 
 @pytest.fixture

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from chats import WORDS, is_at_prompt, piped, session_of
+import pytest
 
+from processes.chats import WORDS, is_at_prompt, piped, session_of
 from processes.terminal import CTRL_C, CTRL_D, Terminal, turnwise
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
+from turnwise.cli.answers import Answers
+from turnwise.cli.conversation import UNANSWERED, Conversation
+from turnwise.cli.line_editor import LineEditor
+from turnwise.cli.output import console
+from turnwise.errors import SessionEndedError
+from turnwise.memory.conversation.blocks import User
 from turnwise.testing import LocalProvider, tool_script
 
 
@@ -139,7 +149,7 @@ def test_a_fork_leaves_the_original_as_it_is(chat: Callable[..., Terminal]) -> N
 
 def test_calls_of_tools_are_shown_and_asked_about(chat: Callable[..., Terminal], provider: LocalProvider) -> None:
     provider.reply = tool_script([[("pay", {"amount": 5})], "That is done."])
-    terminal = chat("--tool", "chat_tools:pay")
+    terminal = chat("--tool", "tools.chat_tools:pay")
     terminal.say("Pay five")
     terminal.wait_for("do it? [y/n]")
     assert "→ pay(amount=5)" in terminal.text
@@ -164,7 +174,7 @@ def test_calls_of_tools_are_shown_and_asked_about(chat: Callable[..., Terminal],
     terminal.press(CTRL_D)
     terminal.wait_for("the call still waits")
     assert terminal.wait() == 0, terminal.text[-3000:]
-    again = chat("--tool", "chat_tools:pay", session_of(terminal), shows="do it? [y/n]")
+    again = chat("--tool", "tools.chat_tools:pay", session_of(terminal), shows="do it? [y/n]")
     again.say("y")
     again.wait_for(lambda text: "← paid 5" in text and is_at_prompt(text))
 
@@ -220,7 +230,7 @@ def test_the_lines_of_a_pipe_are_answered_and_nothing_else_is_printed(
 
 def test_a_failure_ends_a_pipe(environ: Mapping[str, str | None], store: str, provider: LocalProvider) -> None:
     provider.reply = tool_script([[("pay", {"amount": 5})], "That is done."])
-    done = piped(environ, store, "pay\nand again\n", "--tool", "chat_tools:pay")
+    done = piped(environ, store, "pay\nand again\n", "--tool", "tools.chat_tools:pay")
     assert (done.returncode, done.stdout) == (1, "")
     assert "error: call " in done.stderr and "nobody can be asked here" in done.stderr
     done = piped({**environ, "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}, store, "hello\n")
@@ -233,3 +243,38 @@ def test_a_mistyped_id_is_no_new_session(environ: Mapping[str, str | None], stor
     done = piped(environ, store, "one\n", "my-tripp")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: there is no session 'my-tripp'; did you mean 'my-trip'?; --create makes it\n"
+
+
+class Refusing:
+    """A session with one answered turn, which notes what is done to it."""
+
+    id = "trip"
+
+    def __init__(self, active_run_id: str | None) -> None:
+        self._active_run_id = active_run_id
+        self.done: list[str] = []
+        self.memory = SimpleNamespace(forget=lambda _: self.done.append("forget"))
+
+    def latest(self) -> Any:
+        return SimpleNamespace(index=0, status="completed", asked=(User(text="When does the train leave?"),))
+
+    def info(self) -> Any:
+        return SimpleNamespace(active_run_id=self._active_run_id)
+
+    def append(self, *_: object) -> None:
+        self.done.append("append")
+        raise SessionEndedError(self.id)
+
+    def run(self, *_: object) -> None:
+        self.done.append("run")
+
+
+@pytest.mark.parametrize(("active", "done"), [(None, ["append"]), ("r-1", [])])
+def test_a_refused_retry_forgets_nothing(
+    active: str | None, done: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"/retry\n")))
+    session: Any = Refusing(active)
+    talk = Conversation(session, LineEditor(), Answers(console(), console(stderr=True)), as_json=False, is_new=False)
+    assert (talk.talk(), session.done) == (UNANSWERED, done)
+    assert "error: session 'trip'" in capsys.readouterr().err

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from chats import WORDS, is_at_prompt, piped, session_of
 
+from processes.chats import WORDS, is_at_prompt, piped, session_of
 from processes.terminal import CTRL_D, Terminal
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.hosting.placement import Packed

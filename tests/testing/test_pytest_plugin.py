@@ -12,8 +12,8 @@ from turnwise import AsyncSessionManager, SessionManager
 from turnwise.errors import ConfigError, RunFailedError, StoreError
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.testing import FaultPlan, Faults, FaultyEngine
-from turnwise.testing.frozen_clock import NEW_YEAR, FrozenClock
-from turnwise.testing.make_manager import MakeManager
+from turnwise.testing.fixtures.frozen_clock import NEW_YEAR, FrozenClock
+from turnwise.testing.fixtures.make_manager import MakeManager
 from turnwise.testing.scripted_engine import RecordingEngine
 
 pytest_plugins = ["turnwise.testing.pytest_plugin"]

@@ -91,7 +91,8 @@ class Journal:
     def clock(self) -> float:
         """Return the store's time, in seconds since the epoch: read at activation, advanced by a monotonic clock.
 
-        A store's own clock in this process is read each time. So a session's records are in order even if it moves to a node whose own clock is behind.
+        A store's own clock in this process is read each time. So a session's records are in order even if it moves to a
+        node whose own clock is behind.
         """
         if self._clock:
             return self._clock()

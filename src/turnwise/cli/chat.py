@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import STORE, AsJson, Command, Namespace, joined, no_session
+from turnwise.cli.common import STORE, AsJson, Command, Namespace, check_free, joined, no_session
 from turnwise.cli.output import console
 from turnwise.errors import ConfigError, NotFoundError, SessionNotFoundError
 from turnwise.memory.stores.urls import redact, resolve_url
@@ -161,7 +161,6 @@ def _talk(
     from turnwise.cli.answers import Answers
     from turnwise.cli.conversation import HELP, Conversation
     from turnwise.cli.line_editor import LineEditor
-    from turnwise.cli.store_holder import check_free
 
     check_free(store)
     lines = LineEditor([f"{command} " for command in HELP])

@@ -15,12 +15,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from turnwise.cli.common import FAILED, STORE, AsJson, still
+from turnwise.cli.common import FAILED, STORE, AsJson, sqlite_file, still
 from turnwise.cli.output import console, one_line, print_json
 from turnwise.cli.process_facts import Facts, facts
-from turnwise.cli.store_holder import lock_holder, sqlite_file
 from turnwise.errors import SchemaVersionError, TurnwiseError
-from turnwise.memory.stores.sql.sqlite_owner import running_owner
+from turnwise.memory.stores.sql.sqlite_owner import lock_holder, running_owner
 
 State = Literal["ok", "warn", "fail", "unknown"]
 
@@ -145,8 +144,8 @@ def _ray(start_ray: bool) -> Iterator[Any]:
     address = ray_to_join()
     if not address and not start_ray:
         reason = (
-            f"{version('ray')}; none is running here: commands do without, programs start one unless they have"
-            " InProcess(), and runs end with their program"
+            f"{_version('ray') or 'not installed'}; none is running here: commands do without, programs start one"
+            " unless they have InProcess(), and runs end with their program"
         )
         yield False
         yield Finding(

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turnwise.cli.chat import DEFAULT_MODEL, DEFAULT_STORE, engine_of, stand_in
-from turnwise.cli.common import STORE, Namespace, file_of, joined, run
+from turnwise.cli.common import STORE, Namespace, check_free, file_of, joined, run
 from turnwise.cli.serve import TOKEN
-from turnwise.cli.store_holder import check_free
 from turnwise.errors import ConfigError, TooManyError
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from turnwise.cli.common import (
     SessionId,
     Store,
     User,
+    check_shared,
     complete_session,
     file_of,
     find_session,
@@ -330,7 +331,6 @@ def _set_ray_address(store: str) -> None:
     Raises:
         ConfigError: a process without Ray has it open.
     """
-    from turnwise.cli.store_holder import check_shared
     from turnwise.memory.stores.sql.sqlite_owner import running_owner
     from turnwise.memory.stores.store_owner import variables_of
 

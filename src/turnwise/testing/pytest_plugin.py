@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.inference.engine import EngineBuilder
     from turnwise.testing.faults import Faults
-    from turnwise.testing.frozen_clock import FrozenClock
-    from turnwise.testing.make_manager import MakeManager
+    from turnwise.testing.fixtures.frozen_clock import FrozenClock
+    from turnwise.testing.fixtures.make_manager import MakeManager
     from turnwise.testing.scripted_engine import RecordingEngine
 
 
@@ -31,7 +31,7 @@ def frozen_clock() -> FrozenClock:
     Pass it as `clock=` to long-term memories, too. Ids are made by the time of the machine, and timeouts pass in real
     time.
     """
-    from turnwise.testing.frozen_clock import FrozenClock
+    from turnwise.testing.fixtures.frozen_clock import FrozenClock
 
     return FrozenClock()
 

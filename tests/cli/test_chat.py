@@ -96,9 +96,7 @@ def test_ctrl_c_twice_in_an_answer_stops_it_and_leaves(
         assert turn.status == "cancelled" and turn.text.startswith("You said: word0")
 
 
-def test_a_killed_chat_is_resumed_by_id_and_asks_again(
-    chat: Callable[..., Terminal], provider: LocalProvider
-) -> None:
+def test_a_killed_chat_is_resumed_by_id_and_asks_again(chat: Callable[..., Terminal], provider: LocalProvider) -> None:
     terminal = chat()
     terminal.say("The first question")
     terminal.wait_for("You said: The first question (message 1 of our conversation)")

@@ -51,7 +51,7 @@ def chat(
             envvar=STORE,
             show_default=False,
             help="Where the conversation is kept: sqlite:///file.db, postgresql://user@host/name or redis://host;"
-            " sqlite:///turnwise.db if omitted, and with --demo a temporary file.",
+            " sqlite:///turnwise.db if omitted, and with --demo one that goes with the chat.",
         ),
     ] = "",
     session: Annotated[
@@ -96,11 +96,22 @@ def chat(
             "is_kept": bool(store or not demo),
         }
         if demo and not store:
-            folder = stack.enter_context(TemporaryDirectory(prefix="turnwise-", ignore_cleanup_errors=True))
-            store = f"sqlite:///{folder}/sessions.db"
+            store = stack.enter_context(demo_store())
         engine = engine_of(model, base_url, system, tools or ())
         code = _talk(store or DEFAULT_STORE, engine, session, create, user, **settings)
     raise typer.Exit(code)
+
+
+@contextmanager
+def demo_store() -> Iterator[str]:
+    """Yield the URL of a store that goes with the program: in this process or, as a Ray would keep that, in a file."""
+    from turnwise.actors.cluster.ray_address import ray_to_join
+
+    if ray_to_join() is None:
+        yield "memory://demo"
+        return
+    with TemporaryDirectory(prefix="turnwise-", ignore_cleanup_errors=True) as folder:
+        yield f"sqlite:///{folder}/sessions.db"
 
 
 @contextmanager

@@ -8,12 +8,11 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.chat import DEFAULT_MODEL, DEFAULT_STORE, engine_of, stand_in
+from turnwise.cli.chat import DEFAULT_MODEL, DEFAULT_STORE, demo_store, engine_of, stand_in
 from turnwise.cli.common import STORE, Namespace, check_free, file_of, joined, run
 from turnwise.cli.serve import TOKEN
 from turnwise.errors import ConfigError, TooManyError
@@ -37,7 +36,7 @@ def mcp(
             envvar=STORE,
             show_default=False,
             help="The store of the sessions: sqlite:///file.db, postgresql://user@host/name or redis://host;"
-            " sqlite:///turnwise.db if omitted, and with --demo a temporary file.",
+            " sqlite:///turnwise.db if omitted, and with --demo one that goes with the server.",
         ),
     ] = "",
     *,
@@ -80,8 +79,7 @@ def mcp(
         if demo and not read_only and not (base_url or os.environ.get("OPENAI_API_KEY")):
             model, base_url = model or "stand-in", stack.enter_context(stand_in())
         if demo and not store:
-            folder = stack.enter_context(TemporaryDirectory(prefix="turnwise-", ignore_cleanup_errors=True))
-            store = f"sqlite:///{folder}/sessions.db"
+            store = stack.enter_context(demo_store())
         store = store or DEFAULT_STORE
         if read_only:
             file_of(store)

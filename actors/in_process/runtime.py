@@ -120,8 +120,11 @@ class InProcessRuntime:
         return _LiveProcesses(store_id)
 
     def memory_process(self, memory: LongTermMemory) -> HostedMemory:
-        """See `Runtime.memory_process`."""
-        memory_id = self.identity(memory)[:16]
+        """See `Runtime.memory_process`. A memory that does not pickle is shared by those who pass the same object."""
+        try:
+            memory_id = identity(memory, dumps=pickle.dumps)[:16]
+        except Exception:  # noqa: BLE001 - see `identity`
+            memory_id = f"{id(memory):x}"  # which no other object has while the process holds this one
         with _LOCK:
             hosted = _MEMORIES.get((self._namespace, memory_id))
             if hosted is None:

@@ -47,7 +47,7 @@ class SharedStore(InMemoryStore, Shared):
 
     others: Sequence[str] = ()
 
-    def own(self, ray: StoreOwner) -> None:
+    def own(self, owner: StoreOwner) -> None:
         """Nobody else is kept out."""
 
     async def rivals(self) -> Sequence[str]:

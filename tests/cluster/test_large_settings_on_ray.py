@@ -103,9 +103,9 @@ class Unstarted:
 def test_a_process_that_cannot_start_is_an_error_in_time(
     ends: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: type, cause: str
 ) -> None:
-    monkeypatch.setattr("turnwise.actors.cluster.calls.actor_waiting.LOOK_S", 1.0)
+    monkeypatch.setattr("turnwise.actors.hosting.reach.LOOK_S", 1.0)
     if body is Unstarted:
-        monkeypatch.setattr("turnwise.actors.cluster.calls.actor_waiting.REACH_S", 3.0)
+        monkeypatch.setattr("turnwise.actors.hosting.reach.REACH_S", 3.0)
     monkeypatch.setattr("turnwise.actors.cluster.actor_lookup.SessionActor", actor_of(body))
 
     async def ask() -> str:

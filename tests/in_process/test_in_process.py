@@ -276,9 +276,10 @@ async def test_a_caller_that_stops_waiting_stops_nothing() -> None:
 
 
 FORKED = """
-import os, sys
+import os, sys, warnings
 from turnwise import EchoEngine, InProcess, SessionManager
 from turnwise.errors import SessionLostError
+warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of forks where there are threads
 settings = dict(engine=EchoEngine(), placement=InProcess())
 manager = SessionManager("memory://a", **settings)
 chat = manager.open("chat")

@@ -11,7 +11,9 @@ from ray import cloudpickle
 
 from turnwise.actors.cluster.runtime import RayRuntime
 from turnwise.actors.hosting.identity import identity
-from turnwise.actors.hosting.memory.remote_memory import equip
+from turnwise.actors.hosting.memory.remote_memory import RemoteMemory, equip
+from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.in_process.runtime import InProcessRuntime
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, StoreURLError
@@ -77,6 +79,18 @@ def test_a_memory_is_named_once_for_a_manager_and_its_strategy(tmp_path: Path) -
     for without in ([], [handbook]):
         with pytest.raises(ConfigError, match=r"FlushToMemory\.memories"):
             equip(FlushToMemory(), without, CONFIG, PROCESS_OF)
+
+
+def test_a_memory_that_does_not_pickle_is_also_one_memory_in_its_process() -> None:
+    class Locked(LexicalMemory):
+        def __reduce__(self) -> Any:
+            raise TypeError("it has a lock")
+
+    memory, process_of = Locked(InMemoryItems()), InProcessRuntime("test", InProcess()).memory_process
+    flush, slots = equip(FlushToMemory([memory]), [memory, Locked(InMemoryItems())], CONFIG, process_of)
+    assert isinstance(flush, FlushToMemory) and flush.memories and len(slots) == 2
+    first, second = (slot.memory.process for slot in slots if isinstance(slot.memory, RemoteMemory))
+    assert process_of(memory) is first is not second
 
 
 def test_stores_are_opened_by_path_and_by_url(tmp_path: Path) -> None:

@@ -72,11 +72,6 @@ async def answer_async(actor: Any, ref: asyncio.Future[Any], reach: Reach) -> An
         ref.cancel()
 
 
-def calls_of(actor: Any, *, is_repeated: bool) -> Any:
-    """Return the actor's method `call`. If the actor dies, Ray repeats the call (`is_repeated`), or the call fails."""
-    return actor.call if is_repeated else actor.call.options(max_task_retries=0)
-
-
 async def reached(actor: Any, ref: Any) -> Any:
     """Wait for the answer of an actor's call, for as long as the actor has a process or may soon have one.
 

@@ -247,28 +247,31 @@ async def test_other_users_and_agents_keep_what_they_have(tmp_path: Path) -> Non
         assert await memories.texts(eve) == before
 
 
-class Failing:
-    """A memory of which some verbs fail."""
+class Wrapped:
+    """A memory with the verbs of another one. They are its attributes, since Python looks for these in a protocol."""
 
-    def __init__(self, memory: Any, *verbs: str) -> None:
+    def __init__(self, memory: Any, **verbs: Any) -> None:
         self.memory = memory
-        self.verbs = set(verbs)
+        for name in dir(memory):
+            if not name.startswith("_"):
+                setattr(self, name, getattr(memory, name))
+        vars(self).update(verbs)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in self.verbs:
 
-            async def fail(*args: Any, **options: Any) -> Any:
-                raise StoreError(f"{name} fails")
+def failing(memory: Any, *verbs: str) -> Wrapped:
+    """Return a memory of which some verbs fail."""
 
-            return fail
-        return getattr(self.memory, name)
+    async def fail(verb: str, *args: Any, **options: Any) -> Any:
+        raise StoreError(f"{verb} fails")
+
+    return Wrapped(memory, **{verb: partial(fail, verb) for verb in verbs})
 
 
 async def test_a_memory_that_cannot_delete_is_named_with_the_ids_and_the_others_are_done(tmp_path: Path) -> None:
     async with opened(tmp_path) as memories:
         access = await with_a_volvo(memories)
         about = await access.find_about("I drive a Volvo")
-        memories.all["said"] = Failing(memories.said, "forget")
+        memories.all["said"] = failing(memories.said, "forget")
         with pytest.raises(NotForgottenError, match=r"said: .*forget fails.* Repeat the call") as caught:
             await memories.access().forget_about("I drive a Volvo")
         ids = about.ids
@@ -284,7 +287,7 @@ async def test_what_leads_to_an_item_that_is_left_is_left_too(tmp_path: Path) ->
         turn = turn_of(0, "They are sweet, and I like dates.")
         await memories.said.remember(ADA, [turn])
         await memories.saved.remember(ADA, [MemoryItem(id="car", text=CAR, source=OF_TURN_0, created_at=1.0)])
-        memories.all["said"] = Failing(memories.said, "forget")
+        memories.all["said"] = failing(memories.said, "forget")
         with pytest.raises(NotForgottenError) as caught:
             await memories.access().forget_about("the user's car is a Volvo")
         assert (caught.value.left, caught.value.gone) == ({"said": [turn.id], "saved": ["car"]}, {})
@@ -299,7 +302,7 @@ async def test_nothing_is_deleted_if_a_memory_cannot_be_searched_but_what_a_prev
     async with opened(tmp_path) as memories:
         access = await with_a_volvo(memories)
         before = await memories.texts()
-        memories.all["said"] = Failing(memories.said, "mentions")
+        memories.all["said"] = failing(memories.said, "mentions")
         with pytest.raises(NotForgottenError, match=r"said: .*mentions fails") as caught:
             await memories.access().forget_about("I drive a Volvo")
         assert await memories.texts() == before and not caught.value.gone
@@ -333,11 +336,8 @@ async def test_a_kill_between_two_deletions_leaves_what_the_same_call_completes(
             count: int = await memory.forget(*args, **options)
             return count
 
-        class Dying(Failing):
-            def __getattr__(self, name: str) -> Any:
-                return partial(forget, self.memory) if name == "forget" else getattr(self.memory, name)
-
-        slots = [MemorySlot(memory=Dying(memory), name=name, section=None) for name, memory in memories.all.items()]
+        dying = {name: Wrapped(memory, forget=partial(forget, memory)) for name, memory in memories.all.items()}
+        slots = [MemorySlot(memory=memory, name=name, section=None) for name, memory in dying.items()]
         access = SessionMemoryAccess(ADA, slots, memories.notes)
         forgetting = asyncio.ensure_future(access.forget_about("the user's car is a Volvo"))
         killed = asyncio.ensure_future(is_killed.wait())
@@ -375,18 +375,8 @@ async def test_a_turn_that_a_memory_has_not_got_yet_never_gets_there(tmp_path: P
 
 
 async def test_a_memory_without_the_method_is_searched_by_its_list_or_else_by_recalls(tmp_path: Path) -> None:
-    class Listed:
-        """`LexicalMemory` without `mentions`."""
-
-        def __init__(self) -> None:
-            self.memory = LexicalMemory(InMemoryItems())
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "mentions":
-                raise AttributeError(name)
-            return getattr(self.memory, name)
-
-    listed, book = Listed(), Book(delay_s=0)
+    listed, book = Wrapped(LexicalMemory(InMemoryItems())), Book(delay_s=0)
+    del listed.mentions  # type: ignore[attr-defined]
     memories: dict[str, Any] = {"listed": listed, "book": book}
     slots = [MemorySlot(memory=memory, name=name, section=None) for name, memory in memories.items()]
     access = SessionMemoryAccess(ADA, slots, None)

@@ -294,7 +294,8 @@ async def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_p
     assert await memory.pin(ADA, "boat", False) and await host.do_pin(ADA, "skill", False)
     for profiled_memory in (memory, later):
         assert (await profiled_memory.remind(ADA, "")).profile == []
-        await profiled_memory.close()
+    await host.close()
+    await memory.close()
 
 
 async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turns(tmp_path: Path) -> None:

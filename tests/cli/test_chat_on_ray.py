@@ -17,6 +17,8 @@ from turnwise.actors.inference.echo import EchoEngine
 from turnwise.memory.stores.store_owner import naming
 from turnwise.testing import LocalProvider
 
+pytest_plugins = ["command_fixtures"]
+
 
 @pytest.fixture
 def environ(environ: Mapping[str, str | None], ray_address: str) -> Mapping[str, str | None]:

@@ -28,6 +28,8 @@ class NoRay:
 sys.meta_path.insert(0, NoRay())
 from typer.testing import CliRunner
 from turnwise.cli import app
+
+pytest_plugins = ["command_fixtures"]
 for line in sys.stdin:
     ran = CliRunner().invoke(app, json.loads(line))
     print(json.dumps([ran.exit_code, ran.stdout, ran.stderr]), flush=True)

@@ -26,6 +26,8 @@ from turnwise.errors import SessionEndedError
 from turnwise.memory.conversation.blocks import User
 from turnwise.testing import LocalProvider, tool_script
 
+pytest_plugins = ["command_fixtures"]
+
 
 def read_only(store: str) -> SessionManager:
     return SessionManager(store, engine=EchoEngine(), placement=InProcess(), read_only=True)

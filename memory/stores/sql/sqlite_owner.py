@@ -1,4 +1,4 @@
-"""`SQLiteOwner`: a lock beside a SQLite file, held by the processes of its one owner: a Ray, or a process without."""
+"""`SQLiteOwner`: a lock beside a SQLite file, held by the processes of its one owner, such as a Ray cluster."""
 
 from __future__ import annotations
 

@@ -336,7 +336,9 @@ async def test_a_kill_between_two_deletions_leaves_what_the_same_call_completes(
             count: int = await memory.forget(*args, **options)
             return count
 
-        dying = {name: Wrapped(memory, forget=partial(forget, memory)) for name, memory in memories.all.items()}
+        dying: dict[str, Any] = {
+            name: Wrapped(memory, forget=partial(forget, memory)) for name, memory in memories.all.items()
+        }
         slots = [MemorySlot(memory=memory, name=name, section=None) for name, memory in dying.items()]
         access = SessionMemoryAccess(ADA, slots, memories.notes)
         forgetting = asyncio.ensure_future(access.forget_about("the user's car is a Volvo"))
@@ -375,8 +377,9 @@ async def test_a_turn_that_a_memory_has_not_got_yet_never_gets_there(tmp_path: P
 
 
 async def test_a_memory_without_the_method_is_searched_by_its_list_or_else_by_recalls(tmp_path: Path) -> None:
-    listed, book = Wrapped(LexicalMemory(InMemoryItems())), Book(delay_s=0)
-    del listed.mentions  # type: ignore[attr-defined]
+    listed: Any = Wrapped(LexicalMemory(InMemoryItems()))
+    book = Book(delay_s=0)
+    del listed.mentions
     memories: dict[str, Any] = {"listed": listed, "book": book}
     slots = [MemorySlot(memory=memory, name=name, section=None) for name, memory in memories.items()]
     access = SessionMemoryAccess(ADA, slots, None)

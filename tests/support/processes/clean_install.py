@@ -48,7 +48,7 @@ def hidden_modules(lock_name: str = "requirements.lock") -> set[str]:
 
 
 def clean_install(folder: Path, lock_name: str = "requirements.lock") -> str:
-    """Unpack the wheel in a folder; return the PYTHONPATH of a Python that has the wheel and the lock's packages only."""
+    """Unpack the wheel in a folder; return the PYTHONPATH of a Python that has only it and the lock's packages."""
     build_wheel("--wheel", into=folder).extractall(folder / "installed")
     (folder / "installed/sitecustomize.py").write_text(GUARD.format(hidden=hidden_modules(lock_name)), encoding="utf-8")
     return str(folder / "installed")

@@ -40,6 +40,9 @@ RESUMED = SessionConfig(on_lost="resume", cancel_grace_s=0.5, memory=MemoryConfi
 BACK_S = 200.0
 """How long processes may take to come back while stores and machines are attacked, in seconds."""
 
+USER = "ada"
+"""The user of each session here."""
+
 PLACEMENTS: dict[str, Placement] = {"dedicated": Dedicated(), "packed": Packed(hosts=1)}
 
 
@@ -161,10 +164,10 @@ async def _is_back(manager: AsyncSessionManager, run_id: str, answer: str) -> st
     until, last = time.monotonic() + BACK_S, TurnwiseError("nothing was asked")
     while time.monotonic() < until:
         try:
-            run = await manager.execution(run_id)
+            run = await manager.execution(run_id, user_id=USER)
             text = (await run.wait(BACK_S)).text
             assert text == answer, f"another engine went on: {text}"
-            await (await manager.get(run.session_id)).memory.recall("rule 7")
+            await (await manager.get(run.session_id, user_id=USER)).memory.recall("rule 7")
             return "came back"
         except NotFoundError:
             return "was gone"  # a restore took it
@@ -187,7 +190,7 @@ def make(store: str, namespace: str, folder: str, placement: str, megabytes: flo
         placement=PLACEMENTS[placement],
         config=RESUMED,
     )
-    chat = manager.open(namespace, user_id="ada")
+    chat = manager.open(namespace, user_id=USER)
     chat.memory.recall("rule 7")
     run = chat.run("What have you?", memory="off")
     return {"run_id": run.run_id, "pid": process_of(chat.info()), "answer": engine.answer}

@@ -291,7 +291,7 @@ async def _acting(place: _Place, id: str, *, may: str = "") -> AsyncIterator[tup
     settings: dict[str, Any] = {"placement": placement, "namespace": place.namespace}
     async with reading(place.store, place.history, live=True, **settings) as reader:
         session, run_id = await _find(reader, id, place.user, has_runs=may in ("cancel", "decide"))
-        if starts_own_ray():  # which has no process of the session, and no engine of its runs; or none is needed
+        if starts_own_ray():  # so no process has the session or an engine of its runs, in a Ray or without one
             if may == "decide":
                 await _run_of(session, run_id, _IDLE)
             await _check_open_runs(session, may, is_alone=True)
@@ -388,5 +388,6 @@ async def _check_rivals(store: str, placement: Placement) -> None:
     finally:
         await opened.close()
     if others:
-        reason = f"{', '.join(others)} has {redact(store)} open: name it if it is a Ray, or end that process"
-        raise ConfigError(RAY_ADDRESS, shown(os.environ.get(RAY_ADDRESS)), reason)
+        reason = f"{', '.join(others)} has {redact(store)} open"
+        do = "name it by this variable if it is a Ray, or end that process"
+        raise ConfigError(RAY_ADDRESS, shown(os.environ.get(RAY_ADDRESS)), f"{reason}: {do}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
 
+pytest_plugins = ["command_fixtures"]
+
 COMMANDS = """
 import json, sys
 
@@ -29,7 +32,6 @@ sys.meta_path.insert(0, NoRay())
 from typer.testing import CliRunner
 from turnwise.cli import app
 
-pytest_plugins = ["command_fixtures"]
 for line in sys.stdin:
     ran = CliRunner().invoke(app, json.loads(line))
     print(json.dumps([ran.exit_code, ran.stdout, ran.stderr]), flush=True)
@@ -131,6 +133,15 @@ with SessionManager(sys.argv[1], engine=EchoEngine(), placement=InProcess()) as 
         (owner,) = [finding for finding in json.loads(output) if finding["check"] == "store owner"]
         assert owner["state"] == "warn" and f"process {program.pid} on " in owner["message"]
     assert commands.run("end", store, "talk")[1] == "session talk has ended\n"
+
+
+def test_a_database_that_a_program_has_open_is_read_and_not_changed(commands: Commands, database: str) -> None:
+    with SessionManager(database, engine=EchoEngine(), placement=InProcess()) as manager:
+        manager.open("talk").run("hello").wait()
+        assert "talk" in commands.run("ls", database)[1]
+        code, _, errors = commands.run("end", database, "talk")
+        assert code == 1 and f"process-{os.getpid()}-on-" in errors and "or end that process" in errors, errors
+    assert commands.run("end", database, "talk")[1] == "session talk has ended\n"
 
 
 def test_a_service_in_one_process_serves_all_and_goes_on_when_it_starts_again(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-import ray
 import uvicorn
 from fastapi import FastAPI, Header, HTTPException
 from fastapi.responses import HTMLResponse, StreamingResponse
@@ -110,6 +109,8 @@ def main() -> None:
             provider = stack.enter_context(LocalProvider(token_delay_s=0.1))
             os.environ |= {"OPENAI_BASE_URL": provider.base_url, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
             os.environ["CHATS"] = f"sqlite:///{stack.enter_context(TemporaryDirectory(prefix='turnwise-'))}/chats.db"
+        import ray  # here, since tests of the app need none
+
         # A SQLite file belongs to one Ray: start it here, and let the workers join. They inherit the
         # variables. A Ray from `ray start --head`, with RAY_ADDRESS set, outlives this program, and so do answers.
         ray.init(log_to_driver=False, logging_level=logging.ERROR)

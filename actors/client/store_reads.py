@@ -10,7 +10,7 @@ from turnwise.actors.client import steps
 from turnwise.actors.client.shared.sessions_client import SessionsClient, StoreRequest
 from turnwise.errors import ManagerClosedError, SessionNotFoundError, StoreClosedError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.stores.base import Page, SessionStore
+from turnwise.memory.stores.base import Page, SessionStore, clock_of
 from turnwise.memory.stores.encrypted.records import check_session
 from turnwise.memory.stores.store_owner import rivals
 
@@ -65,6 +65,8 @@ class AsyncStoreReads:
 
     async def now(self) -> float:
         """Return the store's time; the store is asked once, later calls add the time that has passed."""
+        if clock := clock_of(self.store):
+            return clock()
         if self._now is None:
             now = await self.ask("now")
             self._now = now, time.monotonic()

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.sessions_client import SessionsClient
-from turnwise.actors.cluster.actor_names import actor_name
-from turnwise.actors.cluster.actors.switched_engines import find_overrides
 from turnwise.actors.inference.engine import InferenceRunner, SessionView
 from turnwise.errors import EngineError, SessionLostError
 
@@ -42,6 +40,9 @@ def has_noted_engine(session: AsyncSession) -> bool:
 
     It has after the session's process left while a run waits: the next process of the session goes on with that engine.
     """
+    from turnwise.actors.cluster.actor_names import actor_name
+    from turnwise.actors.cluster.actors.switched_engines import find_overrides
+
     client = session._client  # noqa: SLF001
     _, engines = find_overrides(client.namespace, actor_name(client.name, session._ref.key))  # noqa: SLF001
     return bool(engines)

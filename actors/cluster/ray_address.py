@@ -36,10 +36,17 @@ def local_ray() -> str | None:
         return None
 
 
+def ray_to_join() -> str | None:
+    """Return the address of the Ray that programs join here; None if there is none.
+
+    It is what `RAY_ADDRESS` names, such as `local`, by which each program starts its own; else the Ray of this machine.
+    """
+    return os.environ.get("RAY_ADDRESS") or local_ray()
+
+
 def starts_own_ray() -> bool:
     """Return whether a process that is not connected to a Ray would start one, which ends with it."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    return address == "local" or (not address and local_ray() is None)
+    return ray_to_join() in (None, "local")
 
 
 def _connect(address: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import os
 import pickle
 import socket
@@ -34,7 +35,7 @@ from turnwise.actors.inference.tools.tool import Tool
 from turnwise.errors import ConfigError, SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import LongTermMemory
-from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.base import LocalClock, SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.store_owner import StoreOwner
 from turnwise.memory.values.ids import new_id
@@ -133,7 +134,9 @@ class InProcessRuntime:
     def open_shared_store(self, url: str) -> SessionStore:
         """See `Runtime.open_shared_store`. It lasts as long as the process."""
         with _LOCK:
-            return cast(SessionStore, _STORES.setdefault((self._namespace, url), _SharedStore(InMemoryStore())))
+            if (self._namespace, url) not in _STORES:
+                _STORES[self._namespace, url] = cast(SessionStore, SharedStore(InMemoryStore()))
+            return _STORES[self._namespace, url]
 
     def has_shared_store(self, url: str) -> bool:
         """See `Runtime.has_shared_store`."""
@@ -294,6 +297,22 @@ class _LiveProcesses:
         """Do nothing: it has opened nothing."""
 
 
+def share_store(url: str, store: SessionStore, namespace: str = "turnwise") -> None:
+    """Let managers of this process and namespace use this store by a URL `memory://name`, until `unshare_store`.
+
+    Args:
+        store: as `SharedStore`, its methods may be called on any thread and event loop, and its `close` closes nothing.
+    """
+    with _LOCK:
+        _STORES[namespace, url] = store
+
+
+def unshare_store(url: str, namespace: str = "turnwise") -> None:
+    """Forget a store in memory. Managers that have it open keep it."""
+    with _LOCK:
+        _STORES.pop((namespace, url), None)
+
+
 class _Value:
     """A value that `loads` makes, as long as a manager holds this."""
 
@@ -301,17 +320,20 @@ class _Value:
         self.make = make
 
 
-class _SharedStore:
+class SharedStore(LocalClock):
     """A store in memory that all threads of this process use: no method of it awaits, so a lock makes each atomic."""
 
     def __init__(self, store: InMemoryStore) -> None:
-        self._store = store
         self._lock = threading.Lock()
+        self._clock = store.clock
+        for verb in dir(store):
+            method = getattr(store, verb)
+            if verb != "close" and inspect.iscoroutinefunction(method):
+                setattr(self, verb, partial(self._call, method))
 
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        if verb.startswith("_"):
-            raise AttributeError(verb)
-        return partial(self._call, getattr(self._store, verb))
+    def clock(self) -> float:
+        """See `LocalClock.clock`."""
+        return self._clock()
 
     async def close(self) -> None:
         """Do nothing: others use it too."""
@@ -326,4 +348,4 @@ _LOCK = threading.Lock()
 
 _VALUES: weakref.WeakValueDictionary[bytes, _Value] = weakref.WeakValueDictionary()
 _MEMORIES: weakref.WeakValueDictionary[tuple[str, str], HostedMemory] = weakref.WeakValueDictionary()
-_STORES: dict[tuple[str, str], _SharedStore] = {}
+_STORES: dict[tuple[str, str], SessionStore] = {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -166,6 +167,19 @@ def check_limit(limit: int) -> int:
     if limit < 1:
         raise InvalidInputError("limit", shown(limit), "must be at least 1")
     return limit
+
+
+class LocalClock(ABC):
+    """Base of stores whose clock is this process's own, so that sessions read it at each commit instead of `now`."""
+
+    @abstractmethod
+    def clock(self) -> float:
+        """Return what `SessionStore.now` returns, without waiting."""
+
+
+def clock_of(store: object) -> Callable[[], float] | None:
+    """Return the clock of a store that has it in this process; None for others."""
+    return store.clock if isinstance(store, LocalClock) else None
 
 
 @runtime_checkable

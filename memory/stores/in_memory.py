@@ -32,6 +32,7 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import (
     Activation,
     Commit,
+    LocalClock,
     Page,
     SessionOrder,
     check_limit,
@@ -57,7 +58,7 @@ class _Row:
     """Events by their key."""
 
 
-class InMemoryStore:
+class InMemoryStore(LocalClock):
     """Stores sessions in memory while the process lives. No method awaits, so each is atomic on its event loop.
 
     Args:
@@ -90,6 +91,9 @@ class InMemoryStore:
         turns = {turn.index: turn} if turn else {}
         self._rows[session.key] = _Row(session, order, borrowed, turns)
         return session
+
+    def clock(self) -> float:
+        return self._clock()
 
     async def now(self) -> float:
         self._check_open()

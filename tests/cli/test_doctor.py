@@ -67,7 +67,7 @@ def test_what_is_well_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         findings["store"]["message"].endswith(f"schema version {SCHEMA.version}, 1 session")
         and findings["store"]["state"] == "ok"
     )
-    assert findings["store owner"]["message"] == "no Ray has the file open"
+    assert findings["store owner"]["message"] == "no Ray and no other process has the file open"
     assert findings["key"]["state"] == findings["endpoint"]["state"] == findings["disk"]["state"] == "ok"
     assert (findings["ray"]["state"], findings["workers"]["state"]) == ("warn", "unknown")
     assert "ray start --head" in findings["ray"]["do"]

@@ -119,6 +119,34 @@ def test_a_client_over_stdio_sees_only_its_users_sessions_and_memories(store: st
     asyncio.run(main())
 
 
+def test_prompts_are_answered_and_memories_saved_where_no_ray_runs(tmp_path: Path) -> None:
+    store, memory = f"sqlite:///{tmp_path}/chats.db", f"sqlite:///{tmp_path}/memory.db"
+
+    def of(user: str) -> StdioServerParameters:
+        return served(store, "--user", user, "--demo", "--memory", memory, RAY_TMPDIR=str(tmp_path))
+
+    async def main() -> None:
+        async with Client(of("ann")) as ann:
+            first = await called(ann, "send", prompt="What do I like?")
+            assert (first["state"], first["text"]) == (
+                "completed",
+                "You said: What do I like? (message 1 of our conversation)",
+            )
+            await called(ann, "save", text="Ann likes tea")
+            again = await called(ann, "send", prompt="And now?", session_id=first["session_id"])
+            assert again["text"] == "You said: And now? (message 3 of our conversation)"
+        async with Client(of("bob")) as bob:
+            assert await called(bob, "list_sessions") == {"sessions": [], "cursor": None}
+            assert f"there is no session '{first['session_id']}'" in await refused(
+                bob, "send", session_id=first["session_id"], prompt="What did she say?"
+            )
+            assert await called(bob, "recall", query="Who likes tea?") == []
+        async with Client(of("ann")) as ann:
+            assert (await called(ann, "recall", query="Who likes tea?"))[0]["text"] == "Ann likes tea"
+
+    asyncio.run(main())
+
+
 async def refused_or_error(client: Client, name: str, **arguments: Any) -> str:
     try:
         return await refused(client, name, **arguments)

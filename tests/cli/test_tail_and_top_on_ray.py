@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,20 @@ import pytest
 from engines import ScriptedEngine
 from processes.terminal import CTRL_C, Terminal, turnwise
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess, Packed
+from turnwise.actors.inference.echo import EchoEngine
 
 
 @pytest.fixture
 def manager(ray_address: str, make_manager: Callable[..., SessionManager]) -> SessionManager:
     return make_manager(engine=ScriptedEngine("echo: "), placement=Packed(hosts=1))
+
+
+@pytest.fixture
+def own_manager(tmp_path: Path) -> Iterator[SessionManager]:
+    """A manager whose sessions are in this process."""
+    with SessionManager(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine(), placement=InProcess()) as manager:
+        yield manager
 
 
 def namespace_of(tmp_path: Path) -> str:
@@ -79,14 +87,16 @@ def test_a_tail_from_now_on_shows_no_earlier_event(manager: SessionManager, ray_
         assert "before" not in text and "Traceback" not in terminal.text
 
 
-def test_the_stored_events_of_all_sessions_are_followed_without_a_ray(manager: SessionManager, tmp_path: Path) -> None:
-    manager.open("warm").run("up").wait()
+def test_the_stored_events_of_all_sessions_are_followed_without_a_ray(
+    own_manager: SessionManager, tmp_path: Path
+) -> None:
+    own_manager.open("warm").run("up").wait()
     process = start(tmp_path, None, "tail", "--kind", "run_completed", "--json")
     assert process.stdout
     lines: list[str] = []
     reader = process.stdout
     for n in range(100):
-        manager.open(f"session-{n}").run("hello").wait()
+        own_manager.open(f"session-{n}").run("hello").wait()
         os.set_blocking(reader.fileno(), False)
         if line := reader.readline():
             lines.append(line)
@@ -124,8 +134,8 @@ def test_top_shows_a_screen_until_q_is_pressed(manager: SessionManager, ray_addr
         assert terminal.wait() == 0
 
 
-def test_without_a_ray_top_reads_the_store_alone(manager: SessionManager, tmp_path: Path) -> None:
-    manager.open("alone").run("hello").wait()
+def test_without_a_ray_top_reads_the_store_alone(own_manager: SessionManager, tmp_path: Path) -> None:
+    own_manager.open("alone").run("hello").wait()
     process = start(tmp_path, None, "top")
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")

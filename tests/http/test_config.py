@@ -9,6 +9,7 @@ import pytest
 import serve_objects
 from typer.testing import CliRunner
 
+from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed, Placement
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.cli import app
 from turnwise.errors import ConfigError
@@ -97,6 +98,8 @@ def test_options_come_before_the_environment_and_the_environment_before_the_file
         (f"auth = 'serve_objects:auth'\ntokens = 'x'\n{ENGINE}", None, "the configuration", "one of 'tokens'"),
         ("[http]\nmax_body_bytes = 0\n", 2, "http.max_body_bytes", "greater"),
         ("port = 1\n", None, "engines", "--model"),
+        (f"{ENGINE}[dedicated]\nmax_waits = 3\n", 4, "dedicated", "set placement to 'dedicated'"),
+        (f"placement = 'in_process'\nworkers = 2\n{ENGINE}", 2, "workers", "one worker"),
     ],
 )
 def test_a_mistake_is_named_with_its_key_and_line(
@@ -107,6 +110,20 @@ def test_a_mistake_is_named_with_its_key_and_line(
     place = f"{file}:{line}: {key}" if line else key
     assert caught.value.setting.endswith(place), caught.value
     assert reason in caught.value.why, caught.value
+
+
+@pytest.mark.parametrize(
+    ("text", "placement"),
+    [
+        ("", Packed()),
+        ("placement = 'dedicated'\n[dedicated]\nmax_waits = 3\n", Dedicated(max_waits=3)),
+        ("placement = 'in_process'\n", InProcess()),
+        ("placement = 'in_process'\n[in_process]\nresume_lost = false\n", InProcess(resume_lost=False)),
+    ],
+)
+def test_a_file_says_where_sessions_run(file: Path, text: str, placement: Placement) -> None:
+    file.write_text(text, encoding="utf-8")
+    assert load(file)[0].session_placement == placement
 
 
 def test_all_mistakes_are_named_and_no_pasted_secret_is_quoted(file: Path) -> None:

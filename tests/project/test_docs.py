@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,7 @@ pytestmark = pytest.mark.ray
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-KINDS = {"python", "python no-run", "console", "text", "mermaid", "json", "toml", "yaml"}
+KINDS = {"python", "python no-run", "python pytest", "console", "text", "mermaid", "json", "toml", "yaml"}
 OWN_TESTS = {"service.md": {"bash"}}
 """Kinds of blocks that a test of the page's own runs: tests/http/test_guide_on_ray.py."""
 ALSO_INSTALLED = {
@@ -79,9 +82,9 @@ def test_every_code_block_is_tested_or_plain_text(page: Path) -> None:
     assert kinds <= KINDS | OWN_TESTS.get(page.relative_to(DOCS).as_posix(), set()), page
 
 
-@pytest.mark.parametrize(("page", "block"), blocks_of_kind("python", "python no-run"))
+@pytest.mark.parametrize(("page", "block"), blocks_of_kind("python", "python no-run", "python pytest"))
 def test_a_python_block_imports_only_what_is_installed_with_turnwise(page: Path, block: Block) -> None:
-    check_imports(block, *ALSO_INSTALLED)
+    check_imports(block, *ALSO_INSTALLED, *(["pytest"] if block.kind == "python pytest" else []))
 
 
 @pytest.mark.parametrize(("page", "block"), blocks_of_kind("python"))
@@ -92,6 +95,15 @@ def test_a_python_block_runs_by_itself(
     if SERVICE in text and "import openai" in text:
         text = text.replace(SERVICE, request.getfixturevalue("service"))
     snippets.run(text, tmp_path)
+
+
+@pytest.mark.parametrize(("page", "block"), blocks_of_kind("python pytest"))
+def test_the_tests_of_a_block_pass_without_a_ray(page: Path, block: Block, tmp_path: Path) -> None:
+    (tmp_path / "test_page.py").write_text(block.at_its_lines, encoding="utf-8")
+    env = {**os.environ, "RAY_ADDRESS": "127.0.0.1:9", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_page.py"]
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize(("page", "block"), blocks_of_kind("python no-run", "json", "toml", "yaml"))

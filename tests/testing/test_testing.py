@@ -22,14 +22,13 @@ from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.urls import open_store, resolve_url
 from turnwise.testing.acknowledged import Acknowledged
-from turnwise.testing.crash import crash
 from turnwise.testing.exhaust import cases_of, exhaust
 from turnwise.testing.faults import FaultPlan, Faults, read_faults
 from turnwise.testing.faulty_engine import KINDS, FaultyEngine
 from turnwise.testing.faulty_store import with_faults
 from turnwise.testing.faulty_url import faulty_url
 from turnwise.testing.loop import VirtualLoop
-from turnwise.testing.process import Process
+from turnwise.testing.process import Process, crash
 from turnwise.testing.schedules import explore, play
 from turnwise.testing.world import World
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,7 +114,7 @@ class MemoryRetrieval:
         profile = run.profile.text
         sections = make_sections(
             results.values(),
-            now=time.time(),
+            now=self._state.journal.clock(),
             counter=counter,
             max_tokens=_item_limit(run, counter),
             notes=notes,

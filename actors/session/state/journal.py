@@ -24,7 +24,7 @@ from turnwise.memory.conversation.events import Event, SessionReverted
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.event_store.base import HistoryStore
-from turnwise.memory.stores.base import Activation, Commit, SessionStore, new_jump
+from turnwise.memory.stores.base import Activation, Commit, SessionStore, clock_of, new_jump
 from turnwise.memory.stores.encrypted.records import check_events, check_session
 from turnwise.memory.stores.reading import merged_events
 from turnwise.memory.values.records import replace
@@ -63,7 +63,7 @@ class Journal:
         self.forwarder = EventForwarder(key, store, history, self.blocks) if history else None
         self._deleted_up_to = 0
         """The store has deleted the events up to this number, since the history store has them."""
-        self._clock = clock
+        self._clock = clock or clock_of(store)
         self._clock_read: tuple[float, float] | None = None
         """The store's time and this process's monotonic time, both read at the last activation."""
         self.session = SessionRecord(**key._asdict())
@@ -91,7 +91,8 @@ class Journal:
     def clock(self) -> float:
         """Return the store's time, in seconds since the epoch: read at activation, advanced by a monotonic clock.
 
-        So a session's records are in order even if it moves to a node whose own clock is behind.
+        A store's own clock in this process is read each time. So a session's records are in order even if it moves to a
+        node whose own clock is behind.
         """
         if self._clock:
             return self._clock()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import sqlite3
+import struct
+import sys
 import time
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -108,6 +112,40 @@ def running_owner(file: Path) -> StoreOwner | None:
         connection.close()
     owner = StoreOwner(*row) if row else None
     return owner if owner and _is_reached(owner) else None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who has a SQLite file open."""
+
+    owner: StoreOwner
+    """Its address is empty if it is not known."""
+    pid: int
+    """The id of a process that has it open: one of the Ray's, or the owner itself."""
+
+
+def lock_holder(file: Path) -> Holder | None:
+    """Return who has a SQLite file open; None if nobody has, or this process, or if this system does not say.
+
+    The system is asked who holds the lock beside the file, so nothing is locked here.
+    """
+    lock = file.with_name(f"{file.name}.lock")
+    if sys.platform != "linux" or not lock.exists():
+        return None
+    import fcntl
+
+    first, size = 0x40000002, 510  # SQLite's shared lock
+    request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, size, 0)
+    with lock.open("rb") as opened:
+        kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(opened, fcntl.F_GETLK, request))
+    if kind == fcntl.F_UNLCK:
+        return None
+    try:
+        with closing(sqlite3.connect(f"{lock.as_uri()}?mode=ro", uri=True)) as connection:
+            row = connection.execute("SELECT address, session FROM owner").fetchone()
+    except sqlite3.Error:
+        row = None
+    return Holder(StoreOwner(*row) if row else StoreOwner("", ""), pid)
 
 
 def _claim(connection: sqlite3.Connection, owner: StoreOwner) -> None:

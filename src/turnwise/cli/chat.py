@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
 import shlex
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import STORE, AsJson, Command, Namespace, check_plain, no_session
+from turnwise.cli.common import STORE, AsJson, Command, Namespace, check_free, joined, no_session
 from turnwise.cli.output import console
 from turnwise.errors import ConfigError, NotFoundError, SessionNotFoundError
-from turnwise.memory.stores.urls import open_store, redact, resolve_url
+from turnwise.memory.stores.urls import redact, resolve_url
 
 if TYPE_CHECKING:
     from turnwise.actors.client.blocking.manager import SessionManager
@@ -52,7 +51,7 @@ def chat(
             envvar=STORE,
             show_default=False,
             help="Where the conversation is kept: sqlite:///file.db, postgresql://user@host/name or redis://host;"
-            " sqlite:///turnwise.db if omitted, and with --demo a temporary file.",
+            " sqlite:///turnwise.db if omitted, and with --demo one that goes with the chat.",
         ),
     ] = "",
     session: Annotated[
@@ -83,8 +82,9 @@ def chat(
 ) -> None:
     """Talk with a model. Answers stream. Ctrl+C stops an answer and keeps its text; pressed twice, it leaves.
 
-    The conversation is stored: go on with it by its id. If RAY_ADDRESS names a Ray, an answer is finished there even
-    when this terminal is closed. The lines of a pipe are prompts; their answers are printed, and nothing else.
+    The conversation is stored: go on with it by its id. It runs in this process, or in a Ray if RAY_ADDRESS names one
+    or one runs on this machine: there, an answer is finished even when this terminal is closed. The lines of a pipe are
+    prompts; their answers are printed, and nothing else.
     """
     with ExitStack() as stack:
         if demo and not (base_url or os.environ.get("OPENAI_API_KEY")):
@@ -96,11 +96,22 @@ def chat(
             "is_kept": bool(store or not demo),
         }
         if demo and not store:
-            folder = stack.enter_context(TemporaryDirectory(prefix="turnwise-", ignore_cleanup_errors=True))
-            store = f"sqlite:///{folder}/sessions.db"
+            store = stack.enter_context(demo_store())
         engine = engine_of(model, base_url, system, tools or ())
         code = _talk(store or DEFAULT_STORE, engine, session, create, user, **settings)
     raise typer.Exit(code)
+
+
+@contextmanager
+def demo_store() -> Iterator[str]:
+    """Yield the URL of a store that goes with the program: in this process or, as a Ray would keep that, in a file."""
+    from turnwise.actors.cluster.ray_address import ray_to_join
+
+    if ray_to_join() is None:
+        yield "memory://demo"
+        return
+    with TemporaryDirectory(prefix="turnwise-", ignore_cleanup_errors=True) as folder:
+        yield f"sqlite:///{folder}/sessions.db"
 
 
 @contextmanager
@@ -157,6 +168,7 @@ def _talk(
     is_kept: bool,
 ) -> int:
     """Hold the conversation; return the exit code."""
+    from turnwise.actors.cluster.ray_address import ray_to_join
     from turnwise.cli.answers import Answers
     from turnwise.cli.conversation import HELP, Conversation
     from turnwise.cli.line_editor import LineEditor
@@ -164,7 +176,8 @@ def _talk(
     check_free(store)
     lines = LineEditor([f"{command} " for command in HELP])
     answers = Answers(console(), console(stderr=not (lines.is_terminal and sys.stdout.isatty())))
-    answers.wait("connecting to Ray")
+    if ray_to_join():
+        answers.wait("connecting to Ray")
     try:
         from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 
@@ -189,43 +202,16 @@ def _talk(
     return code
 
 
-def check_free(store: str) -> None:
-    """Refuse a wrong URL, a file that another Ray has open, and an encrypted store, before Ray is started.
-
-    Raises:
-        StoreURLError, ConfigError, StillEncryptedError: see above.
-    """
-    from turnwise.cli.doctor import lock_holder, sqlite_file
-    from turnwise.memory.stores.store_owner import naming
-
-    file = sqlite_file(resolve_url(store))
-    holder = lock_holder(file) if file and not os.environ.get("RAY_ADDRESS") else None
-    if holder:
-        address, pid = holder
-        reason = f"the Ray at {address} has it open, and no other may use it: set {naming(address)}"
-        raise ConfigError("store", redact(store), f"{reason}, or end process {pid}")
-    if not store.startswith("memory:") and (file is None or file.exists()):
-        asyncio.run(_check_plain(store))
-
-
-async def _check_plain(url: str) -> None:
-    store = open_store(url)
-    try:
-        await check_plain(store)
-    finally:
-        await store.close()
-
-
 def _manager(store: str, engine: OpenAIEngine, key: SessionKey | None, memory: str | None, ns: str) -> SessionManager:
-    """Join or start Ray, and open the store."""
+    """Join Ray if there is one, and open the store."""
     from turnwise.actors.client.blocking.manager import SessionManager
-    from turnwise.actors.cluster.hosts import placement_in_use
-    from turnwise.actors.cluster.ray_runtime import connect
-    from turnwise.memory.longterm.lexical import LexicalMemory
 
-    memories = [LexicalMemory(memory)] if memory else []
-    connect(logs=False)
-    placement = placement_in_use(ns, store, key)
+    memories = []
+    if memory:
+        from turnwise.memory.longterm.lexical import LexicalMemory
+
+        memories = [LexicalMemory(memory)]
+    placement = joined(ns, store, key)
     return SessionManager(store, engine=engine, memory=memories, placement=placement, namespace=ns)
 
 

@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     from turnwise.actors.client.execution import AsyncExecutionHandle
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.client.session import AsyncSession
-    from turnwise.memory.conversation.sessions import SessionRecord
+    from turnwise.actors.hosting.placement import Placement
+    from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
     from turnwise.memory.stores.base import SessionStore
+    from turnwise.memory.stores.sql.sqlite_owner import Holder
 
 STORE = "TURNWISE_STORE"
 """The variable that names the store of commands that are given none."""
@@ -197,7 +199,12 @@ def _is_main() -> bool:
 
 @asynccontextmanager
 async def reading(
-    store: str, history: str | None = None, *, namespace: str = "turnwise", live: bool = False
+    store: str,
+    history: str | None = None,
+    *,
+    namespace: str = "turnwise",
+    live: bool = False,
+    placement: Placement | None = None,
 ) -> AsyncIterator[AsyncSessionManager]:
     """Open a store to read it, in this process: no Ray is started, no file is created, no session is taken over.
 
@@ -206,11 +213,14 @@ async def reading(
     Args:
         live: whether changes are looked for. Meanwhile, SQLite keeps two files beside its own, as it does for all who
             write.
+        placement: `Dedicated()` lets the sessions that are live on the Ray of this process answer for themselves. If
+            omitted, nothing of Ray is imported.
 
     Raises:
         TurnwiseError: the store cannot be read, is encrypted, its file does not exist, or changed meanwhile.
     """
     from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.hosting.placement import InProcess
     from turnwise.actors.inference.echo import EchoEngine
 
     with ExitStack() as stack:
@@ -220,12 +230,34 @@ async def reading(
         else:
             store = stack.enter_context(still(store))
             history = history and stack.enter_context(still(history))
+        settings: dict[str, Any] = {"history_store": history, "namespace": namespace, "read_only": True}
         opened = AsyncSessionManager(
-            store, engine=EchoEngine(), history_store=history, namespace=namespace, read_only=True, overflow=None
+            store, engine=EchoEngine(), overflow=None, placement=placement or InProcess(), **settings
         )
         async with opened as manager:
             await manager.list(limit=1)  # raises StillEncryptedError: the keys are in the programs that use the store
             yield manager
+
+
+def joined(namespace: str, store: str, session: SessionKey | None = None) -> Placement:
+    """Connect to the Ray that is here, if there is one; return where it has the sessions of a store, or this session.
+
+    Where no Ray is, sessions run in this process, and nothing of Ray is imported. Runs of other sessions that were lost
+    wait for a program with their engine.
+
+    Raises:
+        ConfigError: the Ray cannot be joined or started.
+    """
+    from turnwise.actors.cluster.ray_address import ray_to_join
+    from turnwise.actors.hosting.placement import InProcess
+
+    if ray_to_join() is None:
+        return InProcess(resume_lost=False)
+    from turnwise.actors.cluster.hosts import placement_in_use
+    from turnwise.actors.cluster.ray_runtime import connect
+
+    connect(logs=False)
+    return placement_in_use(namespace, store, session)
 
 
 @contextmanager
@@ -280,14 +312,8 @@ def file_of(url: str) -> Path | None:
     resolved = resolve_url(url)
     if resolved.startswith("memory:"):
         raise ConfigError("store", url, "a store in memory ends with its process: pass a file, a database or a Redis")
-    if not resolved.startswith("sqlite"):
-        return None
-    import sqlalchemy as sa
-
-    from turnwise.memory.stores.sql.sqlite_file import path_of
-
-    path = path_of(sa.make_url(resolved))
-    if not path.exists():
+    path = sqlite_file(resolved)
+    if path is not None and not path.exists():
         raise NotFoundError(f"store {redact(url)}: there is no file {path}: check the path")
     return path
 
@@ -307,6 +333,64 @@ async def check_plain(store: SessionStore) -> None:
 
     for newest in await store.query(limit=1):
         check_session(newest)
+
+
+def check_shared(store: str, file: Path | None) -> Holder | None:
+    """Return who has the file of a store open, after refusing a process without Ray, which shares it with nobody.
+
+    Raises:
+        ConfigError: names the process.
+    """
+    from turnwise.memory.stores.sql.sqlite_owner import lock_holder
+    from turnwise.memory.stores.urls import redact
+
+    holder = lock_holder(file) if file else None
+    if holder and holder.owner.is_process:
+        reason = f"{holder.owner.name} has it open, and no other may change it: use that program, or end it first"
+        raise ConfigError("store", redact(store), f"{reason}; commands that read work beside it")
+    return holder
+
+
+def check_free(store: str) -> None:
+    """Refuse a wrong URL, a file that another Ray or process has open, and an encrypted store, before Ray is started.
+
+    Raises:
+        StoreURLError, ConfigError, StillEncryptedError: see above.
+    """
+    from turnwise.actors.cluster.ray_address import local_ray
+    from turnwise.memory.stores.store_owner import naming
+    from turnwise.memory.stores.urls import redact, resolve_url
+
+    file = sqlite_file(resolve_url(store))
+    holder = check_shared(store, file)
+    if holder and not os.environ.get("RAY_ADDRESS") and holder.owner.address != local_ray():
+        address = holder.owner.address
+        reason = f"{f'the Ray at {address}' if address else 'somebody'} has it open, and no other may use it"
+        do = f"set {naming(address)}, or end process {holder.pid}" if address else f"end process {holder.pid}"
+        raise ConfigError("store", redact(store), f"{reason}: {do}")
+    if not store.startswith("memory:") and (file is None or file.exists()):
+        asyncio.run(_check_plain(store))
+
+
+async def _check_plain(url: str) -> None:
+    from turnwise.memory.stores.urls import open_store
+
+    store = open_store(url)
+    try:
+        await check_plain(store)
+    finally:
+        await store.close()
+
+
+def sqlite_file(resolved: str) -> Path | None:
+    """Return the file of a store's resolved URL; None for a server."""
+    if not resolved.startswith("sqlite"):
+        return None
+    import sqlalchemy as sa
+
+    from turnwise.memory.stores.sql.sqlite_file import path_of
+
+    return path_of(sa.make_url(resolved))
 
 
 async def find_session(manager: AsyncSessionManager, session_id: str, user_id: str | None = None) -> AsyncSession:

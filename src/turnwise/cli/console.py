@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from turnwise.cli.common import Store
+from turnwise.cli.tail import placement_of_live_sessions
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,9 +55,13 @@ def console(
                 "error: what only reads needs no engine: leave out --read-only, or --config and --model", err=True
             )
             raise typer.Exit(2)
+        from turnwise.actors.cluster.ray_address import ray_to_join
         from turnwise.cli.serve import serve
 
-        serve(store, host=host, port=port, tokens=tokens, config=config, model=model, base_url=base_url, console=True)
+        # The file says where sessions run.
+        placement: Literal["in_process"] | None = None if config or ray_to_join() else "in_process"
+        settings: dict[str, Any] = {"host": host, "port": port, "tokens": tokens, "config": config}
+        serve(store, model=model, base_url=base_url, placement=placement, console=True, **settings)
         return
     asyncio.run(_read(store, namespace, host, port, tokens))
 
@@ -80,7 +84,7 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
         reason = f"there is no module {error.name}: pip install 'turnwise[console]'"
         raise ConfigError("turnwise console", "console", reason) from None
     from turnwise.actors.client.manager import AsyncSessionManager
-    from turnwise.actors.cluster.ray_runtime import connect
+    from turnwise.actors.hosting.placement import InProcess
     from turnwise.actors.inference.echo import EchoEngine
     from turnwise.memory.stores.urls import redact
 
@@ -91,9 +95,8 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
         raise ConfigError("--host", host, reason)
     raise_file_limit()
     auth = BearerTokens.from_file(tokens) if tokens else None
-    manager = AsyncSessionManager(store, engine=EchoEngine(), namespace=namespace, read_only=True)
-    if "RAY_ADDRESS" in os.environ:
-        await asyncio.to_thread(connect)
+    placement = await asyncio.to_thread(placement_of_live_sessions) or InProcess()
+    manager = AsyncSessionManager(store, engine=EchoEngine(), namespace=namespace, read_only=True, placement=placement)
     async with manager:
         service = Service(manager, HttpSettings(), auth)
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)

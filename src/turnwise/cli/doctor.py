@@ -6,11 +6,8 @@ import asyncio
 import os
 import platform
 import re
-import sqlite3
-import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -18,11 +15,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from turnwise.cli.common import FAILED, STORE, AsJson, still
+from turnwise.cli.common import FAILED, STORE, AsJson, sqlite_file, still
 from turnwise.cli.output import console, one_line, print_json
 from turnwise.cli.process_facts import Facts, facts
 from turnwise.errors import SchemaVersionError, TurnwiseError
-from turnwise.memory.stores.sql.sqlite_owner import running_owner
+from turnwise.memory.stores.sql.sqlite_owner import lock_holder, running_owner
 
 State = Literal["ok", "warn", "fail", "unknown"]
 
@@ -142,18 +139,22 @@ def _version(package: str) -> str | None:
 
 def _ray(start_ray: bool) -> Iterator[Any]:
     """Yield whether this process has a Ray, then what was found about it."""
-    from turnwise.actors.cluster.diagnosis import ray_facts, ray_version
-    from turnwise.actors.cluster.ray_address import local_ray
-    from turnwise.actors.cluster.ray_runtime import connect
+    from turnwise.actors.cluster.ray_address import ray_to_join
 
-    address = os.environ.get("RAY_ADDRESS") or local_ray()
+    address = ray_to_join()
     if not address and not start_ray:
-        reason = f"{ray_version()}; none is running here: each program starts one, and its runs end with the program"
+        reason = (
+            f"{_version('ray') or 'not installed'}; none is running here: commands do without, programs start one"
+            " unless they have InProcess(), and runs end with their program"
+        )
         yield False
         yield Finding(
             "ray", "warn", reason, "`ray start --head` lets runs outlive programs, which find it by themselves"
         )
         return
+    from turnwise.actors.cluster.diagnosis import ray_facts, ray_version
+    from turnwise.actors.cluster.ray_runtime import connect
+
     try:
         connect(logs=False)
     except TurnwiseError as error:
@@ -248,16 +249,18 @@ def _owner(file: Path, ray: str | None) -> Finding:
     if sys.platform == "linux":
         holder = lock_holder(file)
         if holder is None:
-            return Finding("store owner", "ok", "no Ray has the file open")
-        address, pid = holder
-        by = f", by process {pid}"
+            return Finding("store owner", "ok", "no Ray and no other process has the file open")
+        owner, by = holder.owner, f", by process {holder.pid}"
     else:
-        owner = running_owner(file)
-        if owner is None:
-            return Finding(
-                "store owner", "unknown", "no Ray that had the file open still runs; this system says no more"
-            )
-        address, by = owner.address, ", which had it open last"
+        last = running_owner(file)
+        if last is None:
+            return Finding("store owner", "unknown", "who had the file open last has ended; this system says no more")
+        owner, by = last, ", which had it open last"
+    if owner.is_process:
+        return Finding(
+            "store owner", "warn", f"{owner.name}, and no other may use it", "end that process, or only read"
+        )
+    address = owner.address
     who = f"the Ray at {address or 'an unknown address'}{by}"
     if ray is not None and ray == address:
         return Finding("store owner", "ok", f"{who}: the one that programs here join")
@@ -265,41 +268,6 @@ def _owner(file: Path, ray: str | None) -> Finding:
 
     do = f"set {naming(address)}" if address else "end that process"
     return Finding("store owner", "warn", f"{who}, and no other may use it", f"{do}, or only read")
-
-
-def lock_holder(file: Path) -> tuple[str, int] | None:
-    """Return the address of the Ray that has a SQLite file open, and one of its processes; None if none has.
-
-    The system is asked who holds the lock beside the file, so nothing is locked here.
-    """
-    lock = file.with_name(f"{file.name}.lock")
-    if sys.platform != "linux" or not lock.exists():
-        return None
-    import fcntl
-
-    first, size = 0x40000002, 510  # SQLite's shared lock
-    request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, size, 0)
-    with lock.open("rb") as opened:
-        kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(opened, fcntl.F_GETLK, request))
-    if kind == fcntl.F_UNLCK:
-        return None
-    try:
-        with closing(sqlite3.connect(f"{lock.as_uri()}?mode=ro", uri=True)) as connection:
-            row = connection.execute("SELECT address FROM owner").fetchone()
-    except sqlite3.Error:
-        row = None
-    return (str(row[0]) if row else ""), pid
-
-
-def sqlite_file(resolved: str) -> Path | None:
-    """Return the file of a store's resolved URL; None for a server."""
-    if not resolved.startswith("sqlite"):
-        return None
-    import sqlalchemy as sa
-
-    from turnwise.memory.stores.sql.sqlite_file import path_of
-
-    return path_of(sa.make_url(resolved))
 
 
 def _folder_of(store: str) -> str:

@@ -8,13 +8,12 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.chat import DEFAULT_MODEL, DEFAULT_STORE, check_free, engine_of, stand_in
-from turnwise.cli.common import STORE, Namespace, file_of, run
+from turnwise.cli.chat import DEFAULT_MODEL, DEFAULT_STORE, demo_store, engine_of, stand_in
+from turnwise.cli.common import STORE, Namespace, check_free, file_of, joined, run
 from turnwise.cli.serve import TOKEN
 from turnwise.errors import ConfigError, TooManyError
 
@@ -37,7 +36,7 @@ def mcp(
             envvar=STORE,
             show_default=False,
             help="The store of the sessions: sqlite:///file.db, postgresql://user@host/name or redis://host;"
-            " sqlite:///turnwise.db if omitted, and with --demo a temporary file.",
+            " sqlite:///turnwise.db if omitted, and with --demo one that goes with the server.",
         ),
     ] = "",
     *,
@@ -80,8 +79,7 @@ def mcp(
         if demo and not read_only and not (base_url or os.environ.get("OPENAI_API_KEY")):
             model, base_url = model or "stand-in", stack.enter_context(stand_in())
         if demo and not store:
-            folder = stack.enter_context(TemporaryDirectory(prefix="turnwise-", ignore_cleanup_errors=True))
-            store = f"sqlite:///{folder}/sessions.db"
+            store = stack.enter_context(demo_store())
         store = store or DEFAULT_STORE
         if read_only:
             file_of(store)
@@ -127,18 +125,16 @@ async def _opened(
 ) -> AsyncIterator[tuple[AsyncSessionManager, LongTermMemory | None]]:
     """Open the store: to read only if there is no engine."""
     from turnwise.actors.client.manager import AsyncSessionManager
-    from turnwise.actors.cluster.hosts import placement_in_use
-    from turnwise.actors.cluster.ray_runtime import connect
+    from turnwise.actors.hosting.placement import InProcess
     from turnwise.actors.inference.echo import EchoEngine
     from turnwise.memory.longterm.lexical import LexicalMemory
     from turnwise.memory.stores.urls import read_only
 
     settings: dict[str, Any] = {"namespace": namespace}
     if engine is None:
-        settings |= {"engine": EchoEngine(), "read_only": True, "overflow": None}
+        settings |= {"engine": EchoEngine(), "read_only": True, "overflow": None, "placement": InProcess()}
     else:
-        await asyncio.to_thread(connect, logs=False)
-        placement = await asyncio.to_thread(placement_in_use, namespace, store, None)
+        placement = await asyncio.to_thread(joined, namespace, store)
         settings |= {"engine": engine, "placement": placement, "memory": [LexicalMemory(memory)] if memory else []}
     opened = LexicalMemory(read_only(memory) if engine is None else memory) if memory else None
     try:

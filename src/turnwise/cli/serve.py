@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -48,6 +48,13 @@ def serve(
     base_url: Annotated[str | None, typer.Option(help="The URL of a server that speaks OpenAI's API.")] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on; 127.0.0.1 if omitted.")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on; 8000 if omitted, and 0 takes any.")] = None,
+    placement: Annotated[
+        Literal["packed", "dedicated", "in_process"] | None,
+        typer.Option(
+            help="Where sessions run: packed in a few processes, in a dedicated one each, or in_process: in this one,"
+            " without Ray. packed if omitted."
+        ),
+    ] = None,
     packed: Annotated[int | None, typer.Option(help="How many processes the sessions share; 4 if omitted.")] = None,
     workers: Annotated[int | None, typer.Option(help="How many processes answer requests; 1 if omitted.")] = None,
     ray_serve: Annotated[
@@ -71,7 +78,11 @@ def serve(
     if as_json and not check:
         raise typer.BadParameter("only --check prints JSON", param_hint="--json")
     options: dict[str, Any] = {"store": store, "host": host, "port": port, "workers": workers, "tokens": tokens}
-    options |= {"packed": None if packed is None else {"hosts": packed}, "console": console or None}
+    options |= {
+        "placement": placement,
+        "packed": None if packed is None else {"hosts": packed},
+        "console": console or None,
+    }
     options |= {"telemetry": {} if telemetry else None}
     chosen = {name: value for name, value in options.items() if value is not None}
     with ExitStack() as stack:
@@ -171,7 +182,7 @@ def _report(assembly: Assembly, source: Source, *, as_json: bool) -> None:
         "store": redact(config.store),
         "listens on": f"{config.host}:{config.port}, {config.workers} worker{'s' * (config.workers > 1)}",
         "users": auth,
-        "sessions": str(config.dedicated or config.packed),
+        "sessions": str(config.session_placement),
     }
     for name, engine in assembly.engines.items():
         tools = [tool.name for tool in getattr(getattr(engine, "registry", None), "tools", ())]

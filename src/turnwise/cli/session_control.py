@@ -1,8 +1,9 @@
 """`turnwise cancel`, `approve`, `reject`, `end`, `rm` and `fork`: what changes a session.
 
 They reach the process that has the session, in the Ray that `RAY_ADDRESS` names, that has the SQLite file open, or that
-`ray start` has started on this machine. A session without a process gets one for the command, in that Ray or in one
-that ends with the command. It has no engine, so a session with open runs is refused rather than let them fail.
+`ray start` has started on this machine. A session without a process gets one for the command in that Ray; where there
+is none, it runs in the command's own process. It has no engine there, so a session with open runs is refused rather
+than let them fail.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from turnwise.cli.common import (
     SessionId,
     Store,
     User,
+    check_shared,
     complete_session,
     file_of,
     find_session,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from turnwise.actors.client.execution import AsyncExecutionHandle
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.client.session import AsyncSession
+    from turnwise.actors.hosting.placement import Placement
     from turnwise.actors.hosting.wire import SessionInfo
     from turnwise.memory.conversation.calls.tool_calls import PendingCall
 
@@ -281,24 +284,26 @@ async def _acting(place: _Place, id: str, *, may: str = "") -> AsyncIterator[tup
     _set_ray_address(place.store)
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.client.without_engine import NoEngine, live
-    from turnwise.actors.cluster.ray_runtime import will_start
+    from turnwise.actors.cluster.ray_address import ray_to_join, starts_own_ray
+    from turnwise.actors.hosting.placement import Dedicated, InProcess
 
-    async with reading(place.store, place.history, namespace=place.namespace, live=True) as reader:
+    placement = Dedicated() if ray_to_join() else InProcess(resume_lost=False)
+    settings: dict[str, Any] = {"placement": placement, "namespace": place.namespace}
+    async with reading(place.store, place.history, live=True, **settings) as reader:
         session, run_id = await _find(reader, id, place.user, has_runs=may in ("cancel", "decide"))
-        if will_start():  # a Ray that has no process of the session, and no engine of its runs
+        if starts_own_ray():  # so no process has the session or an engine of its runs, in a Ray or without one
             if may == "decide":
                 await _run_of(session, run_id, _IDLE)
             await _check_open_runs(session, may, is_alone=True)
-        _connect_ray()  # on the main thread, where Ray wants to be started
-        attached = await asyncio.to_thread(live, session)
-        if attached is not None:
-            yield attached, run_id
-            return
-        await _check_open_runs(session, may)
-    await _check_rivals(place.store)
-    opened = AsyncSessionManager(
-        place.store, engine=NoEngine(), history_store=place.history, namespace=place.namespace, overflow=None
-    )
+        if isinstance(placement, Dedicated):
+            _connect_ray()  # on the main thread, where Ray wants to be started
+            attached = await asyncio.to_thread(live, session)
+            if attached is not None:
+                yield attached, run_id
+                return
+            await _check_open_runs(session, may)
+    await _check_rivals(place.store, placement)
+    opened = AsyncSessionManager(place.store, engine=NoEngine(), history_store=place.history, overflow=None, **settings)
     async with opened as manager:
         yield await manager.get(session.id, user_id=session.user_id), run_id
 
@@ -321,14 +326,18 @@ async def _find(
 
 
 def _set_ray_address(store: str) -> None:
-    """Name, by Ray's variables, the Ray that has a SQLite file open. Call it before Ray is imported."""
-    path = file_of(store)
-    if path is None or os.environ.get(RAY_ADDRESS):
-        return
+    """Name, by Ray's variables, the Ray that has a SQLite file open. Call it before Ray is imported.
+
+    Raises:
+        ConfigError: a process without Ray has it open.
+    """
     from turnwise.memory.stores.sql.sqlite_owner import running_owner
     from turnwise.memory.stores.store_owner import variables_of
 
-    if owner := running_owner(path):
+    path = file_of(store)
+    check_shared(store, path)
+    owner = None if path is None or os.environ.get(RAY_ADDRESS) else running_owner(path)
+    if owner and not owner.is_process:
         os.environ |= variables_of(owner.address)
 
 
@@ -361,23 +370,24 @@ async def _check_open_runs(session: AsyncSession, may: str, *, is_alone: bool = 
     )
 
 
-async def _check_rivals(store: str) -> None:
-    """Refuse a store that another Ray has open.
+async def _check_rivals(store: str, placement: Placement) -> None:
+    """Refuse a store that another Ray, or a process without Ray, has open.
 
     Raises:
         ConfigError: says which.
     """
-    from turnwise.actors.cluster.ray_runtime import this_ray
+    from turnwise.actors.client.shared.runtimes import runtime_of
     from turnwise.memory.stores.store_owner import Shared, rivals
     from turnwise.memory.stores.urls import open_store, redact
 
     opened = await asyncio.to_thread(open_store, store)
     try:
         if isinstance(opened, Shared):
-            await asyncio.to_thread(opened.own, this_ray())
-        addresses = await rivals(opened)
+            await asyncio.to_thread(opened.own, runtime_of(placement, "turnwise").owner)
+        others = await rivals(opened)
     finally:
         await opened.close()
-    if addresses:
-        reason = f"the Ray at {', '.join(addresses)} has {redact(store)} open: name it by this variable"
-        raise ConfigError(RAY_ADDRESS, shown(os.environ.get(RAY_ADDRESS)), reason)
+    if others:
+        reason = f"{', '.join(others)} has {redact(store)} open"
+        do = "name it by this variable if it is a Ray, or end that process"
+        raise ConfigError(RAY_ADDRESS, shown(os.environ.get(RAY_ADDRESS)), f"{reason}: {do}")

@@ -18,6 +18,7 @@ from turnwise.errors import ConfigError, OverloadedError, StoreError
 if TYPE_CHECKING:
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.client.session import AsyncSession
+    from turnwise.actors.hosting.placement import Placement
     from turnwise.memory.conversation.events import AnyEvent
 
 WAIT_S, AGAIN_S = 30.0, 1.0
@@ -64,17 +65,20 @@ def tail(
         raise typer.BadParameter("events are numbered by session: name one", param_hint="--after")
     if unknown := [kind for kind in kinds or () if kind not in KINDS]:
         raise typer.BadParameter(f"there is no kind {unknown[0]!r}: {', '.join(KINDS)}", param_hint="--kind")
-    join_ray()
     query: dict[str, Any] = {"user": user, "agent": agent, "kinds": frozenset(kinds or ())}
-    run(_tail(store, session, after, history=history, namespace=namespace, as_json=as_json, **query))
+    place: dict[str, Any] = {"history": history, "namespace": namespace, "placement": placement_of_live_sessions()}
+    run(_tail(store, session, after, as_json=as_json, **query, **place))
 
 
-def join_ray() -> None:
-    """Connect to the Ray that RAY_ADDRESS names, if it names one: live sessions answer for themselves then."""
-    if os.environ.get("RAY_ADDRESS"):
-        from turnwise.actors.cluster.ray_runtime import connect
+def placement_of_live_sessions() -> Placement | None:
+    """Connect to the Ray that RAY_ADDRESS names, and return by which placement its sessions answer; None without it."""
+    if not os.environ.get("RAY_ADDRESS"):
+        return None
+    from turnwise.actors.cluster.ray_runtime import connect
+    from turnwise.actors.hosting.placement import Dedicated
 
-        connect(logs=False)
+    connect(logs=False)
+    return Dedicated()
 
 
 async def _tail(
@@ -87,9 +91,10 @@ async def _tail(
     kinds: frozenset[str],
     history: str | None,
     namespace: str,
+    placement: Placement | None,
     as_json: bool,
 ) -> None:
-    async with reading(store, history, namespace=namespace, live=True) as manager:
+    async with reading(store, history, namespace=namespace, live=True, placement=placement) as manager:
         if session_id is None:
             events = _of_all(manager, user_id=user, agent=agent, kinds=sorted(kinds) or None)
         else:

@@ -16,7 +16,7 @@ import typer
 
 from turnwise.cli.common import AsJson, History, Namespace, Store, reading, run
 from turnwise.cli.output import console, is_terminal, one_line, print_json_line
-from turnwise.cli.tail import join_ray
+from turnwise.cli.tail import placement_of_live_sessions
 from turnwise.console.elements.text import number
 from turnwise.errors import StoreError
 
@@ -94,9 +94,8 @@ def top(
 
     It only reads. The key q leaves. With --json, each look is a line of JSON.
     """
-    join_ray()
     is_live = is_terminal() and not once and not as_json
-    look_at = reading(store, history, namespace=namespace, live=not once)
+    look_at = reading(store, history, namespace=namespace, live=not once, placement=placement_of_live_sessions())
     run(
         _live(look_at, store, every)
         if is_live

@@ -89,7 +89,7 @@ def assemble(config: ServiceConfig, source: Source) -> Assembly:
             memory=memories,
             working_memory=working_memory,
             overflow=overflow,
-            placement=config.dedicated or config.packed,
+            placement=config.session_placement,
             config=config.session,
             history_store=config.history_store,
             namespace=config.namespace,

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -25,7 +25,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from turnwise.actors.hosting.placement import Dedicated, Packed
+from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed, Placement
 from turnwise.actors.inference.openai.engine import AzureOpenAI
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, StoreURLError
@@ -208,10 +208,15 @@ class ServiceConfig(BaseSettings):
     """Traces and metrics by OpenTelemetry, set up by the OTEL_* variables of the environment; see `Telemetry`."""
     session: Annotated[SessionConfig, Table("token_counter", "telemetry")] = Field(default_factory=SessionConfig)
     """How sessions behave, with their budgets; see `SessionConfig`."""
+    placement: Literal["packed", "dedicated", "in_process"] = "packed"
+    """Where sessions run: in a few actors, in an actor each, or in the service's own process, without Ray. The table of
+    that name has its settings."""
     packed: Annotated[Packed, Table()] = Packed()
     """The actors that sessions share; see `Packed`."""
-    dedicated: Annotated[Dedicated, Table()] | None = None
-    """Give each session a process of its own instead; see `Dedicated`."""
+    dedicated: Annotated[Dedicated, Table()] = Dedicated()
+    """The actor of each session; see `Dedicated`."""
+    in_process: Annotated[InProcess, Table()] = InProcess()
+    """The sessions of the service's one process; see `InProcess`. Open runs wait until the service starts again."""
     http: HttpSettings = Field(default_factory=HttpSettings)
     """Limits and defaults of requests; see `HttpSettings`."""
 
@@ -220,6 +225,19 @@ class ServiceConfig(BaseSettings):
         if sum(setting is not None for setting in (self.tokens, self.tokens_variable, self.auth)) > 1:
             raise ValueError("give one of 'tokens', 'tokens_variable' and 'auth'")
         return self
+
+    @model_validator(mode="after")
+    def _one_placement(self) -> Self:
+        for name in {"packed", "dedicated", "in_process"} & self.model_fields_set - {self.placement}:
+            raise _refused(name, f"the placement is {self.placement!r}: remove this, or set placement to {name!r}")
+        if self.placement == "in_process" and self.workers > 1:
+            raise _refused("workers", "sessions in the service's own process need one worker: take 'packed' for more")
+        return self
+
+    @property
+    def session_placement(self) -> Placement:
+        """Where sessions run, with its settings."""
+        return cast(Placement, getattr(self, self.placement))
 
     @property
     def has_auth(self) -> bool:
@@ -237,6 +255,11 @@ class ServiceConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read what is given in the call first, then the environment, then the file."""
         return init_settings, env_settings, InitSettingsSource(settings_cls, _FILE.get())
+
+
+def _refused(key: str, reason: str) -> PydanticCustomError:
+    """Return what a validator of the whole configuration raises about one of its keys."""
+    return PydanticCustomError("turnwise", "{why}", {"why": reason, "key": key})
 
 
 _FILE: ContextVar[dict[str, Any]] = ContextVar("turnwise_service_file", default={})  # noqa: B039 - never changed

@@ -149,4 +149,7 @@ def _trial_assembly(config: ServiceConfig, source: Source) -> Assembly:
     if config.console:
         reason = "a page's requests must all reach one process: run `turnwise console` beside the replicas"
         raise source.error(("console",), value=True, reason=reason)
+    if config.placement == "in_process":
+        reason = "replicas are several processes, which share sessions in actors: take 'packed' or 'dedicated'"
+        raise source.error(("placement",), config.placement, reason)
     return assemble(config, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -155,9 +156,8 @@ def _of_otel() -> dict[str, Any]:
 
 def _of_ray() -> dict[str, Any]:
     """Return Ray's metrics; nothing where there is no Ray."""
-    import ray
-
-    if not ray.is_initialized():
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
         return {}
     from ray.util import metrics
 

@@ -1,9 +1,12 @@
-"""For your own tests and for turnwise's: a stand-in model provider, and fault injection. Needs no test framework.
+"""For your own tests and for turnwise's: a stand-in model provider, fault injection, and fixtures for pytest.
 
 `import turnwise` does not import it. The names that most tests need are here; import the others from their modules:
 
+- `pytest_plugin`: fixtures, which a test gets by their names; alone here, it needs pytest. `fixtures` has what they
+  give: `FrozenClock`, time that only a test moves, and `MakeManager`, the type of what makes managers;
 - `local_provider`: `LocalProvider`, a server that speaks OpenAI's APIs without a model, and faults of such servers;
-- `scripted_engine`: `ScriptedEngine`, an engine that gives the answers of a list, without a server;
+- `scripted_engine`: `ScriptedEngine`, an engine that gives the answers of a list, without a server; `RecordingEngine`
+  also records what it was given;
 - `loop`: `VirtualLoop`, an event loop with virtual time; `process`: a simulated process that can be killed at any step;
 - `schedules`: `explore` and `spread` run a scenario under many seeds; a failure names its seed;
 - `faults`: `FaultPlan` says which faults to inject; `Faults` injects and counts them;

@@ -15,8 +15,8 @@ from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking, ToolUs
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
-from turnwise.testing.crash import crash
 from turnwise.testing.faults import Faults, Kind
+from turnwise.testing.process import crash
 from turnwise.testing.schedules import pause
 
 KINDS: tuple[Kind, ...] = (

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 from turnwise.errors import StoreError
-from turnwise.testing.crash import crash
 from turnwise.testing.faults import Faults, Kind
+from turnwise.testing.process import crash
 from turnwise.testing.schedules import pause
 
 Store = TypeVar("Store")

@@ -1,13 +1,15 @@
-"""A simulated process: all tasks that descend from one call, which can be stopped at once."""
+"""A simulated process: all tasks that descend from one call, which can be stopped at once; `crash` kills it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
-from turnwise.errors import SessionLostError
+from turnwise.errors import ConfigError, SessionLostError
 
 Answer = TypeVar("Answer")
 
@@ -64,3 +66,22 @@ class Process:
                 task.exception()  # asyncio logs an error that nobody asks for
             raise SessionLostError(self.name, "its process was killed")
         return task.result()
+
+
+async def crash(*, for_real: bool = False) -> None:
+    """Kill the simulated process that this is called in, if there is one; does not return.
+
+    Args:
+        for_real: without a simulated process, kill this operating system process by SIGKILL.
+
+    Raises:
+        ConfigError: there is no simulated process, and `for_real` is not set.
+    """
+    if process := Process.of():
+        process.kill()
+        await asyncio.Event().wait()
+    if not for_real:
+        raise ConfigError(
+            "for_real", for_real, "there is no simulated process: use World, or set it to kill the real process"
+        )
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 from turnwise.actors.inference.engine import InferenceRunner, SessionView
@@ -99,6 +100,29 @@ class ScriptedEngine:
         return FunctionEngine(_Player(self).play, tools=self.tools).build(session)
 
 
+@dataclass(frozen=True)
+class RecordingEngine(ScriptedEngine):
+    """A `ScriptedEngine` that records what it is given, for sessions of the test's own process (`InProcess`).
+
+    Args:
+        calls: receives the turn of each call of the model, whose `blocks` are what the model gets.
+    """
+
+    calls: list[Turn] = field(default_factory=list, repr=False)
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        """See `ScriptedEngine.build`."""
+        player = _Player(self)
+
+        async def play(turn: Turn) -> AsyncIterator[Piece]:
+            self.calls.append(turn)
+            async with aclosing(player.play(turn)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+        return FunctionEngine(play, tools=self.tools).build(session)
+
+
 class _Player:
     """Plays the script for one session."""
 
@@ -108,7 +132,7 @@ class _Player:
         self._word_s = engine.word_s
         self._next = 0
 
-    async def play(self, turn: Turn) -> AsyncIterator[Piece]:
+    async def play(self, turn: Turn) -> AsyncGenerator[Piece]:
         position = max(self._next, self._position(turn))
         self._next = position + 1
         if position >= len(self._script) and not self._repeat:

@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
 
-from turnwise.actors.cluster.ray_runtime import connect, this_ray
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.http.assembly import Assembly, assemble
 from turnwise.http.config import ServiceConfig, Source
@@ -86,7 +85,9 @@ async def check_store(config: ServiceConfig, source: Source) -> None:
 def serve(config: ServiceConfig, source: Source, ready: Ready) -> None:
     """Serve until SIGTERM or SIGINT; returns when everything has ended in order. For the main thread.
 
-    With several workers, this process listens, starts or joins Ray, and replaces a worker that ends by itself.
+    With several workers, this process listens, starts or joins Ray, and replaces a worker that ends by itself. With
+    sessions in this process, no Ray is needed; their runs end with it, and those that were open go on, or are ended,
+    when the service starts again.
 
     Raises:
         TurnwiseError: it cannot start: the configuration is wrong, the port is taken, the store is away.
@@ -95,13 +96,22 @@ def serve(config: ServiceConfig, source: Source, ready: Ready) -> None:
     assembly = assemble(config, source)
     with contextlib.closing(listen(config, source)) as bound:
         asyncio.run(check_store(config, source))
-        _log.info("starting: where no Ray runs yet, that takes some seconds")
-        connect(logs=False)  # here, as Ray would warn about another thread
+        if config.placement != "in_process":
+            _join_ray(config)
         if config.workers == 1:
             asyncio.run(_serve(assembly, bound, lambda: ready(assembly, url_of(bound))))
         else:
-            os.environ["RAY_ADDRESS"] = this_ray().address
             _Workers(config, source, bound, lambda: ready(assembly, url_of(bound))).run()
+
+
+def _join_ray(config: ServiceConfig) -> None:
+    """Join or start Ray, and name it for other workers. On the main thread, as Ray would warn about another."""
+    from turnwise.actors.cluster.ray_runtime import connect, this_ray
+
+    _log.info("starting: where no Ray runs yet, that takes some seconds")
+    connect(logs=False)
+    if config.workers > 1:
+        os.environ["RAY_ADDRESS"] = this_ray().address
 
 
 async def _serve(assembly: Assembly, bound: socket.socket, ready: Callable[[], None]) -> None:

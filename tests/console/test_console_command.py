@@ -31,3 +31,21 @@ def test_what_only_reads_needs_no_engine(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/chats.db"
     result = turnwise("console", store, "--read-only", "--model", "any")
     assert result.exit_code == 2 and "leave out --read-only" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "address", "placement"),
+    [
+        (["--model", "any"], "", "in_process"),
+        (["--model", "any"], "127.0.0.1:6379", None),
+        (["--config", "serve.toml"], "", None),
+    ],
+)
+def test_with_an_engine_sessions_run_in_the_console_where_no_ray_runs(
+    words: list[str], address: str, placement: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    served: list[str | None] = []
+    monkeypatch.setattr("turnwise.cli.serve.serve", lambda *_, **options: served.append(options["placement"]))
+    env = {"RAY_ADDRESS": address, "RAY_TMPDIR": str(tmp_path)}
+    assert turnwise("console", f"sqlite:///{tmp_path}/chats.db", *words, env=env).exit_code == 0
+    assert served == [placement]

@@ -1,0 +1,184 @@
+"""Commands where no Ray runs: each does what it says in its own process, and imports nothing of Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+from filled import filled, turnwise
+
+from servers.served import served
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.inference.echo import EchoEngine
+
+pytest_plugins = ["command_fixtures"]
+
+COMMANDS = """
+import json, sys
+
+class NoRay:
+    def find_spec(self, name, *_):
+        if name.startswith("ray."):  # whether there is a package "ray" may be asked
+            raise AssertionError(f"{name} is imported")
+
+sys.meta_path.insert(0, NoRay())
+from typer.testing import CliRunner
+from turnwise.cli import app
+
+for line in sys.stdin:
+    ran = CliRunner().invoke(app, json.loads(line))
+    print(json.dumps([ran.exit_code, ran.stdout, ran.stderr]), flush=True)
+    assert "ray" not in sys.modules, line
+"""
+
+
+class Commands:
+    """Carries out commands in one process, to which Ray is refused."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", COMMANDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True
+        )
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        """Return the exit code, and what was printed to standard output and standard error."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(f"{json.dumps(words)}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"{words} ended the process"
+        code, output, errors = json.loads(line)
+        return code, output, errors
+
+    def end(self) -> int:
+        """End the process; return its exit code."""
+        self._process.communicate()
+        return self._process.returncode
+
+
+@pytest.fixture
+def commands(ray_free: Mapping[str, str]) -> Iterator[Commands]:
+    commands = Commands(ray_free)
+    try:
+        yield commands
+    finally:
+        commands.end()
+
+
+def test_each_command_works_and_imports_nothing_of_ray(commands: Commands, tmp_path: Path) -> None:
+    store, file = filled(f"sqlite:///{tmp_path}/store.db"), str(tmp_path / "chat.jsonl")
+    of_ann = ("--user", "ann")
+    for words, shown in (
+        (["ls", store], "A week in Oslo"),
+        (["runs", store], "r-1"),
+        (["usage", store], "total"),
+        (["show", store, "chat", *of_ann], "Take an umbrella."),
+        (["top", store, "--once"], "active sessions"),
+        (["doctor", store], "no Ray and no other process has the file open"),
+        (["export", store, "chat", file, *of_ann], ""),
+        (["import", store, file, "--as", "copy"], "copy\n"),
+        (["cancel", store, "long"], "run r-6 is interrupted\n"),
+        (["end", store, "money", "--user", "bob"], "session money has ended\n"),
+        (["fork", store, "chat", *of_ann, "--at", "0", "--as", "other"], "other\n"),
+        (["rm", store, "mine", *of_ann, "--yes"], "session mine is deleted\n"),
+        (["sweep", store], "deleted: 0"),
+        (["chat", store, "--demo"], ""),
+    ):
+        code, output, errors = commands.run(*words)
+        assert (code, errors) == (0, "") and shown in output, (words, output, errors)
+    assert "And tomorrow?" not in commands.run("show", store, "other", *of_ann)[1]
+    assert commands.run("show", store, "mine", *of_ann)[0] == 1
+    assert commands.end() == 0, "nothing of Ray was imported"
+
+
+def test_decisions_need_a_program_with_the_engine(commands: Commands, tmp_path: Path) -> None:
+    store = filled(f"sqlite:///{tmp_path}/store.db")
+    for words in (["approve", "money", "--user", "bob"], ["fork", "long"], ["rm", "-y", "long"]):
+        code, _, errors = commands.run(words[0], store, *words[1:])
+        assert code == 1 and "here is no engine to go on with them" in errors, errors
+    assert commands.run("reject", store, "chat", "--user", "ann")[2] == (
+        "error: session 'chat' has no call that waits for a decision\n"
+    )
+
+
+def test_a_file_that_a_program_has_open_is_read_and_not_changed(
+    commands: Commands, ray_free: Mapping[str, str], tmp_path: Path
+) -> None:
+    store = f"sqlite:///{tmp_path}/store.db"
+    script = """
+import sys
+from turnwise import EchoEngine, InProcess, SessionManager
+with SessionManager(sys.argv[1], engine=EchoEngine(), placement=InProcess()) as manager:
+    manager.open("talk").run("hello").wait()
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script, store], env=ray_free, text=True, **pipes) as program:  # type: ignore[call-overload]
+        assert program.stdout.readline() == "open\n"
+        assert "talk" in commands.run("ls", store)[1] and "hello" in commands.run("show", store, "talk")[1]
+        for words in (["cancel", "talk"], ["end", "talk"], ["rm", "-y", "talk"], ["fork", "talk"]):
+            code, _, errors = commands.run(words[0], store, *words[1:])
+            assert code == 1 and f"process {program.pid} on " in errors and "use that program" in errors, errors
+        code, _, errors = commands.run("chat", store, "--demo")
+        assert code == 1 and f"process {program.pid} on " in errors
+        _, output, _ = commands.run("doctor", store, "--json")
+        (owner,) = [finding for finding in json.loads(output) if finding["check"] == "store owner"]
+        assert owner["state"] == "warn" and f"process {program.pid} on " in owner["message"]
+    assert commands.run("end", store, "talk")[1] == "session talk has ended\n"
+
+
+def test_a_database_that_a_program_has_open_is_read_and_not_changed(commands: Commands, database: str) -> None:
+    with SessionManager(database, engine=EchoEngine(), placement=InProcess()) as manager:
+        manager.open("talk").run("hello").wait()
+        assert "talk" in commands.run("ls", database)[1]
+        code, _, errors = commands.run("end", database, "talk")
+        assert code == 1 and f"process-{os.getpid()}-on-" in errors and "or end that process" in errors, errors
+    assert commands.run("end", database, "talk")[1] == "session talk has ended\n"
+
+
+def test_a_service_in_one_process_serves_all_and_goes_on_when_it_starts_again(tmp_path: Path) -> None:
+    words = (f"sqlite:///{tmp_path}/chats.db", "--demo", "--port", "0", "--placement", "in_process", "--console")
+    for n in (1, 3):
+        with (
+            served(*words, RAY_TMPDIR=str(tmp_path)) as service,
+            httpx.Client(base_url=service.url, timeout=60) as client,
+        ):
+            client.post("/v1/sessions", json={"id": "talk"}).raise_for_status()
+            answer = client.post("/v1/sessions/talk/runs?wait_s=60", json={"prompt": "Hi"}).raise_for_status().json()
+            assert answer["text"] == f"You said: Hi (message {n} of our conversation)"
+            assert client.get("/health/ready").json()["status"] == "ok"
+            assert client.get("/console/", follow_redirects=True).status_code == 200
+            assert "/ray/" not in Path(f"/proc/{service.process.pid}/maps").read_text(encoding="utf-8")
+            assert service.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--workers", "2"], "workers=2: sessions in the service's own process need one worker"),
+        (["--packed", "2"], "remove this, or set placement to 'packed'"),
+        pytest.param(
+            ["--ray-serve"],
+            "replicas are several processes",
+            marks=pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of Ray Serve's own
+        ),
+    ],
+)
+def test_what_needs_several_processes_is_refused_to_a_service_in_one(words: list[str], reason: str) -> None:
+    ran = turnwise("serve", "--demo", "--placement", "in_process", *words)
+    assert ran.exit_code == 1 and reason in ran.stderr, ran.stderr
+
+
+def test_a_store_of_this_process_is_read_beside_its_manager(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/store.db"
+    with SessionManager(store, engine=EchoEngine(), placement=InProcess()) as manager:
+        manager.open("talk").run("hello").wait()
+        assert "talk" in turnwise("ls", store).stdout

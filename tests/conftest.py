@@ -140,6 +140,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+@pytest.fixture(autouse=True)
+def no_ray_by_accident(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test start or join a Ray only if it is marked so: others would take seconds, and change what follows."""
+    if not request.node.get_closest_marker("ray"):
+        monkeypatch.setattr("turnwise.actors.cluster.ray_address.check_ray_address", _refuse_ray)
+
+
+def _refuse_ray() -> None:
+    raise AssertionError("this test is not marked `ray`: pass placement=InProcess(), or mark it")
+
+
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[ModuleType]:
     """One Ray on this machine for the whole test session. Yields the module `ray`."""

@@ -14,7 +14,7 @@ from functools import partial
 import ray
 from ray.exceptions import RayError
 
-from turnwise.actors.cluster.ray_address import check_ray_address, starts_own_ray
+from turnwise.actors.cluster import ray_address
 from turnwise.errors import ConfigError
 from turnwise.memory.stores.store_owner import StoreOwner
 
@@ -47,7 +47,7 @@ def connect(*, logs: bool = True) -> None:
 
 def will_start() -> bool:
     """Return whether `connect` would start a Ray of this process."""
-    return not ray.is_initialized() and starts_own_ray()
+    return not ray.is_initialized() and ray_address.starts_own_ray()
 
 
 def this_ray() -> StoreOwner:
@@ -81,9 +81,9 @@ def interruptible() -> Iterator[None]:
 
 
 def _init(logs: bool) -> None:
-    check_ray_address()
+    ray_address.check_ray_address()
     init = partial(ray.init, logging_level=logging.WARNING if logs else logging.ERROR, log_to_driver=logs)
-    if starts_own_ray():
+    if ray_address.starts_own_ray():
         _log.warning("starting Ray, which takes some seconds; `ray start --head` keeps one running for all programs")
         init = partial(init, include_dashboard=False)  # sessions need none, and it takes processes and seconds
     try:

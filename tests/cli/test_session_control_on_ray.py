@@ -36,10 +36,10 @@ def act(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_is_cancelled_in_the_ray_that_has_the_file_open(
-    make_manager: Callable[..., SessionManager], tmp_path: Path
+    make_ray_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     store, here = f"sqlite:///{tmp_path}/store.db", f"test-{tmp_path.name}"
-    manager = make_manager(engine=Echo(), store=store)
+    manager = make_ray_manager(engine=Echo(), store=store)
     session = manager.open("talk", user_id="ann")
     run = session.run("slow 100000")
     ran = act("cancel", store, "talk", "--user", "ann", "--reason", "enough", "--namespace", here)

@@ -20,8 +20,8 @@ from turnwise.actors.inference.echo import EchoEngine
 
 
 @pytest.fixture
-def manager(ray_address: str, make_manager: Callable[..., SessionManager]) -> SessionManager:
-    return make_manager(engine=ScriptedEngine("echo: "), placement=Packed(hosts=1))
+def manager(ray_address: str, make_ray_manager: Callable[..., SessionManager]) -> SessionManager:
+    return make_ray_manager(engine=ScriptedEngine("echo: "), placement=Packed(hosts=1))
 
 
 @pytest.fixture

@@ -70,9 +70,9 @@ def connect(chat: Session) -> None:
 
 @PLACEMENTS
 def test_turns_of_one_machine_take_no_call_of_ray(
-    make_manager: MakeManager, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    make_ray_manager: MakeManager, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = make_manager(engine=EchoEngine(), **options).open("chat")
+    chat = make_ray_manager(engine=EchoEngine(), **options).open("chat")
     talk(chat)
     connect(chat)
     monkeypatch.setattr(ray.actor.ActorHandle, "_actor_method_call", None)
@@ -104,8 +104,8 @@ async def test_many_tasks_share_a_connection(ray_address: str, options: dict[str
         )
 
 
-def test_threads_that_wait_each_have_a_connection(make_manager: MakeManager) -> None:
-    chat = make_manager(engine=EchoEngine()).open("chat")
+def test_threads_that_wait_each_have_a_connection(make_ray_manager: MakeManager) -> None:
+    chat = make_ray_manager(engine=EchoEngine()).open("chat")
     talk(chat)
     connect(chat)
     with ThreadPoolExecutor(40) as threads:
@@ -117,9 +117,9 @@ def test_threads_that_wait_each_have_a_connection(make_manager: MakeManager) -> 
 
 @PLACEMENTS
 def test_a_killed_process_loses_no_turn_that_is_asked_for_over_its_socket(
-    make_manager: MakeManager, options: dict[str, Any]
+    make_ray_manager: MakeManager, options: dict[str, Any]
 ) -> None:
-    chat = make_manager(engine=EchoEngine(), **options).open("chat")
+    chat = make_ray_manager(engine=EchoEngine(), **options).open("chat")
     talk(chat)
     for number in range(3):
         connect(chat)
@@ -128,9 +128,9 @@ def test_a_killed_process_loses_no_turn_that_is_asked_for_over_its_socket(
     assert [turn.index for turn in chat.turns()] == [0, 1, 2, 3]
 
 
-def test_a_process_killed_during_a_wait_answers_by_its_next(make_manager: MakeManager) -> None:
+def test_a_process_killed_during_a_wait_answers_by_its_next(make_ray_manager: MakeManager) -> None:
     resuming = SessionConfig(on_lost="resume")
-    chat = make_manager(engine=EchoEngine(token_delay_s=0.2), config=resuming).open("chat")
+    chat = make_ray_manager(engine=EchoEngine(token_delay_s=0.2), config=resuming).open("chat")
     talk(chat)
     connect(chat)
     run = chat.run("Slowly, with some words.")
@@ -141,8 +141,8 @@ def test_a_process_killed_during_a_wait_answers_by_its_next(make_manager: MakeMa
         assert "Slowly," in waiter.result(WAIT_S).text
 
 
-def test_a_callers_time_ends_also_over_a_socket(make_manager: MakeManager) -> None:
-    chat = make_manager(engine=EchoEngine(token_delay_s=0.2)).open("chat")
+def test_a_callers_time_ends_also_over_a_socket(make_ray_manager: MakeManager) -> None:
+    chat = make_ray_manager(engine=EchoEngine(token_delay_s=0.2)).open("chat")
     talk(chat)
     connect(chat)
     pid, run = process_of(chat.info()), chat.run("Hello.")
@@ -156,10 +156,10 @@ def test_a_callers_time_ends_also_over_a_socket(make_manager: MakeManager) -> No
 
 
 def test_who_is_left_by_a_process_that_is_no_more_the_actors_asks_by_ray(
-    make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch
+    make_ray_manager: MakeManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen process whose raylet has died keeps its connections, and Ray starts the actor elsewhere."""
-    chat = make_manager(engine=EchoEngine()).open("chat")
+    chat = make_ray_manager(engine=EchoEngine()).open("chat")
     talk(chat)
     connect(chat)
     pid = process_of(chat.info())
@@ -174,8 +174,8 @@ def test_who_is_left_by_a_process_that_is_no_more_the_actors_asks_by_ray(
         assert turn.result(WAIT_S)
 
 
-def test_a_forked_process_leaves_its_parents_connections_alone(make_manager: MakeManager) -> None:
-    chat = make_manager(engine=EchoEngine()).open("chat")
+def test_a_forked_process_leaves_its_parents_connections_alone(make_ray_manager: MakeManager) -> None:
+    chat = make_ray_manager(engine=EchoEngine()).open("chat")
     talk(chat)
     connect(chat)
     assert _IDLE.get(local_calls._id_of(chat.actor))

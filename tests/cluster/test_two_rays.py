@@ -175,8 +175,8 @@ def test_to_read_in_another_namespace_interrupts_no_run(
     run.cancel()
 
 
-def test_reads_of_a_session_without_a_process_come_from_the_store(make_manager: MakeManager) -> None:
-    manager = make_manager(config=SessionConfig(idle_s=0.2))
+def test_reads_of_a_session_without_a_process_come_from_the_store(make_ray_manager: MakeManager) -> None:
+    manager = make_ray_manager(config=SessionConfig(idle_s=0.2))
     chat = manager.open("chat")
     turn = chat.run("hello").wait(WAIT_S)
     deadline = time.monotonic() + WAIT_S

@@ -122,8 +122,8 @@ def test_after_a_kill_the_next_process_goes_on_with_what_was_acknowledged(tmp_pa
             assert "running" in states and "queued" in states
             manager.get("chat").refresh()
         eventually(lambda: all(run.state not in ("running", "queued") for run in manager.runs()))
-        states = {run.run_id: run.state for run in manager.runs()}
-        assert (states[lost_id], states[queued_id]) == ("interrupted", "completed")
+        ends = {run.run_id: run.state for run in manager.runs()}
+        assert (ends[lost_id], ends[queued_id]) == ("interrupted", "completed")
         assert [turn.text for turn in manager.get("chat").turns()][-1] == "queued"
 
 
@@ -195,7 +195,7 @@ def test_engines_are_used_as_they_are() -> None:
 
     def answer(turn: Turn) -> str:
         with lock:
-            prompts.append(turn.asked[-1].text)
+            prompts.extend(block.text for block in turn.asked if block.kind == "user")
         return "heard"
 
     with SessionManager("memory://as-they-are", engine=FunctionEngine(answer), placement=InProcess()) as manager:

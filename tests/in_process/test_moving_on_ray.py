@@ -18,13 +18,13 @@ SCRIPT = ["one", "two", "three", "four"]
 
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=str)
 def test_a_sqlite_file_written_in_process_goes_on_on_a_cluster(
-    placement: Placement, make_manager: Callable[..., SessionManager], tmp_path: Path
+    placement: Placement, make_ray_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     store = f"sqlite:///{tmp_path}/{new_id()}.db"
 
     def opened(where: Placement) -> SessionManager:
         memory = [LexicalMemory(tmp_path / "facts.db")]
-        return make_manager(engine=ScriptedEngine(SCRIPT), store=store, placement=where, memory=memory)
+        return make_ray_manager(engine=ScriptedEngine(SCRIPT), store=store, placement=where, memory=memory)
 
     with opened(InProcess()) as manager:
         chat = manager.open("chat", user_id="ada", title="Herons")

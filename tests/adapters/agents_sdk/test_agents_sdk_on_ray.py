@@ -52,13 +52,15 @@ def engine_of(url: str, kind: Any = OpenAIChatCompletionsModel, *, path: str = "
     return AgentsSDKEngine(make, **settings)
 
 
-def test_an_approval_outlives_the_process_and_calls_are_made_once(make_manager: MakeManager, tmp_path: Path) -> None:
+def test_an_approval_outlives_the_process_and_calls_are_made_once(
+    make_ray_manager: MakeManager, tmp_path: Path
+) -> None:
     notes = tmp_path / "notes"
     with LocalProvider(reply=tool_script([[("look", {})], [("pay", {"amount": 5})], "Paid."])) as provider:
         engine = engine_of(provider.base_url, path=str(notes))
         url = f"sqlite:///{tmp_path}/chats.db"
         settings: dict[str, Any] = {"engine": engine, "config": SessionConfig(on_lost="resume")}
-        manager = make_manager(**settings)
+        manager = make_ray_manager(**settings)
         session = manager.open("trip", user_id="sarah")
         run = session.run("Pay.")
         request = next(event for event in run.events() if event.kind == "approval_requested")
@@ -82,9 +84,9 @@ def test_an_approval_outlives_the_process_and_calls_are_made_once(make_manager: 
         assert notes.read_text().count("pay") == 1, "the rejected call is not made"
 
 
-def test_a_provider_that_dies_fails_the_run_and_the_session_goes_on(make_manager: MakeManager) -> None:
+def test_a_provider_that_dies_fails_the_run_and_the_session_goes_on(make_ray_manager: MakeManager) -> None:
     with LocalProvider(reply="one two three four five six seven", token_delay_s=1.0) as provider:
-        manager = make_manager(engine=engine_of(provider.base_url, OpenAIResponsesModel))
+        manager = make_ray_manager(engine=engine_of(provider.base_url, OpenAIResponsesModel))
         session = manager.open()
         run = session.run("hello")
         next(event for event in run.events() if event.kind == "text_delta")

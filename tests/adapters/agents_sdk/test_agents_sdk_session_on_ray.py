@@ -61,9 +61,9 @@ ITEMS: list[Any] = [
 
 
 @asynccontextmanager
-async def opened(make_manager: MakeManager, tmp_path: Path) -> AsyncIterator[Opened]:
+async def opened(make_ray_manager: MakeManager, tmp_path: Path) -> AsyncIterator[Opened]:
     """Yield a function that opens one session, each time through an object of its own."""
-    make_manager(engine=NoAnswer(), placement=Packed(hosts=1))
+    make_ray_manager(engine=NoAnswer(), placement=Packed(hosts=1))
     store, session_id = f"sqlite:///{tmp_path}/chats.db", new_id()
     options: dict[str, Any] = {"engine": NoAnswer(), "placement": Packed(hosts=1)}
     async with AsyncSessionManager(store, namespace=f"test-{tmp_path.name}", **options) as manager:
@@ -262,10 +262,10 @@ async def _clears(make: Opened) -> None:
 
 
 async def test_the_contract_holds_in_races_and_runs_do_not_interleave(
-    make_manager: MakeManager, tmp_path: Path
+    make_ray_manager: MakeManager, tmp_path: Path
 ) -> None:
     for check in (_contract, _races, _runs, _waits, _deaths, _clears):
-        async with opened(make_manager, tmp_path) as make:
+        async with opened(make_ray_manager, tmp_path) as make:
             await check(make)
 
 

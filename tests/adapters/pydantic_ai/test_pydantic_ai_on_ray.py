@@ -52,12 +52,14 @@ def engine_of(url: str, path: str) -> PydanticAIEngine:
     return PydanticAIEngine(make, name="clerk")
 
 
-def test_an_approval_outlives_the_process_and_calls_are_made_once(make_manager: MakeManager, tmp_path: Path) -> None:
+def test_an_approval_outlives_the_process_and_calls_are_made_once(
+    make_ray_manager: MakeManager, tmp_path: Path
+) -> None:
     notes = tmp_path / "notes"
     with LocalProvider(reply=tool_script([[("look", {})], [("pay", {"amount": 5})], "Paid."])) as provider:
         engine = engine_of(provider.anthropic_url, str(notes))
         settings: dict[str, Any] = {"engine": engine, "config": SessionConfig(on_lost="resume")}
-        session = make_manager(**settings).open("trip", user_id="sarah")
+        session = make_ray_manager(**settings).open("trip", user_id="sarah")
         run = session.run("Pay.")
         request = next(event for event in run.events() if event.kind == "approval_requested")
         run.wait(until="settled")  # a call is asked for before the run is suspended

@@ -38,6 +38,7 @@ MORE = [
     "project/test_readme.py",
     "http/server/test_server_on_ray.py",
     "http/test_ray_serve.py",
+    "http/test_guide_on_ray.py",
     "examples/test_programs.py",
     "cluster/test_two_rays.py",
     "cluster/test_own_ray.py",

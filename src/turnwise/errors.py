@@ -83,6 +83,7 @@ TurnwiseError
     │   ├── NotEncryptedError
     │   └── StillEncryptedError
     ├── DuplicateKeyError
+    ├── DeliveryChangedError   a delivery was carried out, changed or cancelled meanwhile
     ├── HistoryConflictError
     ├── SessionFencedError     a later activation owns the session
     ├── CheckpointFencedError  another run has written to the thread since this one read it
@@ -888,6 +889,17 @@ class DuplicateKeyError(StoreError):
     message = "session {session_id!r} has a record under key {key!r} already; nothing was written"
     session_id: str
     key: str
+
+
+class DeliveryChangedError(StoreError):
+    """A delivery was carried out, changed or cancelled since it was read; nothing was written."""
+
+    message = (
+        "delivery {delivery_id!r} of session {session_id!r} was carried out, changed or cancelled since it was read, "
+        "and nothing was written: read it again"
+    )
+    session_id: str
+    delivery_id: str
 
 
 class HistoryConflictError(StoreError):

@@ -99,7 +99,7 @@ class DeliveryChange:
     """
 
     before: Delivery | None
-    """None: `after` is added. Its session has no delivery with its key, and no delivery has its id."""
+    """None: `after` is added. Its session has no delivery with its key, and its user none with its id."""
     after: Delivery | None
     """None: `before` is removed. A replacement keeps id, session and key, and has a revision that is 1 higher."""
 

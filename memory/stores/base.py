@@ -383,7 +383,7 @@ class SessionStore(Protocol):
         """Store a delivery and return it; if its session has one with its key, change nothing and return that one.
 
         Raises:
-            DuplicateKeyError: another session has a delivery of this id; nothing is written.
+            DuplicateKeyError: another delivery of the user has its id; nothing is written.
         """
 
     async def change_delivery(self, change: DeliveryChange) -> None:

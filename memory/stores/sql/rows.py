@@ -277,7 +277,8 @@ CHANGED_DELIVERY_COLUMNS = tuple(
 
 def compared_delivery_row(key: int, before: Delivery) -> dict[str, Any]:
     """Return what finds a stored delivery, if it is still this one."""
-    return {"b_session": key, "b_delivery_id": before.delivery_id, "b_revision_before": before.revision}
+    found_by = {"b_session": key, "b_key": before.key, "b_delivery_id": before.delivery_id}
+    return {**found_by, "b_revision_before": before.revision}
 
 
 def changed_delivery_row(key: int, before: Delivery, after: Delivery) -> dict[str, Any]:

@@ -198,10 +198,10 @@ _SortedText = Text(collation="C").with_variant(Text(), "sqlite")
 deliveries = Table(
     "turnwise_deliveries",
     tables,
-    Column("delivery_id", _SortedText, primary_key=True),
     Column("session", _Key, nullable=False),
-    Column("user_id", Text, nullable=False),  # the session's, so that those of a user are listed by an index
     Column("key", Text, nullable=False),
+    Column("delivery_id", _SortedText, nullable=False),
+    Column("user_id", Text, nullable=False),  # the session's, so that those of a user are listed by an index
     Column("revision", BigInteger, nullable=False),
     Column("kind", Text, nullable=False),
     Column("payload", Text),
@@ -213,20 +213,12 @@ deliveries = Table(
     Column("created_at", Double, nullable=False),
     Column("attempts", BigInteger, nullable=False),
     Column("why", Text),
-    UniqueConstraint("session", "key"),
-    Index("turnwise_deliveries_user", "user_id", "delivery_id"),
+    PrimaryKeyConstraint("session", "key"),
+    UniqueConstraint("user_id", "delivery_id"),
 )
 Index(
     "turnwise_deliveries_due",
     deliveries.c.due_at,
     deliveries.c.delivery_id,
     info={WHERE: deliveries.c.due_at.is_not(None)},
-)
-
-leases = Table(
-    "turnwise_leases",
-    tables,
-    Column("name", Text, primary_key=True),
-    Column("holder", Text, nullable=False),
-    Column("ends_at", Double, nullable=False),
 )

@@ -303,8 +303,9 @@ class Statements:
         columns = [column.name for column in deliveries.columns]
         self.add_delivery = statement(insert_into(deliveries, dialect).on_conflict_do_nothing(), columns)
         is_before = (
-            one.delivery_id == bind("b_delivery_id"),
             one.session == bind("b_session"),
+            one.key == bind("b_key"),
+            one.delivery_id == bind("b_delivery_id"),
             one.revision == bind("b_revision_before"),
         )
         changed: dict[str, Any] = {name: bind(f"b_{name}") for name in CHANGED_DELIVERY_COLUMNS}
@@ -322,24 +323,9 @@ class Statements:
             .limit(bind("limit"))
         )
         first = sa.select(sa.func.min(one.due_at)).where(one.due_at.is_not(None)).scalar_subquery()
-        self.next_due = statement(sa.select(first))
-        leases = schema.leases
-        upsert = insert_into(leases, dialect)
-        now = self._now(dialect)
-        now = sa.cast(bind("now"), sa.Double) if dialect.name == "sqlite" else now
-        taken = upsert.values(name=bind("name"), holder=bind("holder"), ends_at=now + sa.cast(bind("ttl_s"), sa.Double))
-        self.take_lease = statement(
-            taken.on_conflict_do_update(
-                index_elements=["name"],
-                set_={"holder": upsert.excluded.holder, "ends_at": upsert.excluded.ends_at},
-                where=(leases.c.holder == upsert.excluded.holder) | (leases.c.ends_at <= now),
-            )
-        )
-        self.lease = statement(
-            sa.select(leases.c.holder, leases.c.ends_at, now.label("now"), first.label("next_due_at")).where(
-                leases.c.name == bind("name")
-            )
-        )
+        self.next_due = statement(sa.select(first, self._now(dialect)))
+        is_stored = (one.user_id == bind("user_id"), one.delivery_id == bind("delivery_id"))
+        self.stored_id = statement(sa.select(one.delivery_id).where(*is_stored))
 
     @staticmethod
     def _now(dialect: sa.Dialect) -> sa.ColumnElement[Any]:

@@ -101,7 +101,7 @@ class _Job:
 _PROBE_BYTES_ON_SERVER = 1024
 
 _LEASE = "deliveries"
-"""The name of the lease of the store's deliveries."""
+"""The name of the note that has the lease of the store's deliveries: when it ends, and its holder."""
 
 LOCKED_PAUSE_S = 0.1
 """The pause before retrying a commit whose session row is locked by another transaction, in seconds."""
@@ -456,10 +456,13 @@ class SQLStore(SecureDeleteDatabase):
 
     async def lease_deliveries(self, holder: str, ttl_s: float) -> DeliveryLease:
         def take(connection: sa.Connection) -> DeliveryLease:
-            values = {"name": _LEASE, "holder": holder, "ttl_s": ttl_s, "now": time.time()}
-            self._sql.take_lease(connection, values)
-            row = self._sql.lease(connection, values).one()
-            return DeliveryLease(holder=row.holder, until=row.ends_at, now=float(row.now), next_due_at=row.next_due_at)
+            until, _, owner = self._locked_note(connection, _LEASE, "0 ").partition(" ")
+            next_due_at, now = self._sql.next_due(connection, {}).one()
+            now = _time(now)
+            if owner == holder or float(until) <= now:
+                until, owner = repr(now + ttl_s), holder
+                self._note(connection, _LEASE, f"{until} {owner}")
+            return DeliveryLease(holder=owner, until=float(until), now=now, next_due_at=next_due_at)
 
         return await self._write_grouped(take)
 
@@ -559,13 +562,21 @@ class SQLStore(SecureDeleteDatabase):
         return await self._stored_delivery(key, [change.after for change in commit.deliveries if not change.before])
 
     async def _stored_delivery(self, key: SessionKey, added: Sequence[Delivery | None]) -> str | None:
-        """Return the key of an added delivery that is stored already, or else its id; None if nothing was added."""
+        """Return the key or the id of an added delivery that is stored already, or added twice; else None."""
         deliveries = [delivery for delivery in added if delivery]
         keys = [delivery.key for delivery in deliveries]
         for delivery_key in keys:
             if keys.count(delivery_key) > 1 or await self.delivery(key, delivery_key):
                 return delivery_key
-        return deliveries[0].delivery_id if deliveries else None
+        ids = [delivery.delivery_id for delivery in deliveries]
+        for delivery_id in ids:
+            if ids.count(delivery_id) > 1 or await self._has_delivery(key.user_id, delivery_id):
+                return delivery_id
+        return None
+
+    async def _has_delivery(self, user_id: str, delivery_id: str) -> bool:
+        values = {"user_id": user_id, "delivery_id": delivery_id}
+        return await self._read(lambda connection: self._sql.stored_id(connection, values).one_or_none() is not None)
 
 
 def _bounds(span: Span) -> dict[str, int]:

@@ -54,7 +54,8 @@ def next_due(schedule: Schedule, last_due: float, now: float) -> float | None:
         if schedule.cron
         else _next_of_every(schedule, last_due, after)
     )
-    return None if due is None or due > min(schedule.until or MAX_TIME, MAX_TIME) else due
+    last = MAX_TIME if schedule.until is None else schedule.until
+    return None if due is None or due > min(last, MAX_TIME) else due
 
 
 def _next_of_every(schedule: Schedule, last_due: float, after: float) -> float:

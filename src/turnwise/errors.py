@@ -18,6 +18,7 @@ TurnwiseError
 │   ├── SessionNotFoundError
 │   ├── TurnNotFoundError
 │   ├── RunNotFoundError
+│   ├── DeliveryNotFoundError  no such delivery, or it was carried out
 │   ├── CallNotFoundError
 │   ├── ThreadNotFoundError    no such thread of LangGraph's
 │   ├── CheckpointNotFoundError
@@ -291,6 +292,14 @@ class RunNotFoundError(NotFoundError):
     message = "no run {run_id!r} in {where}: runs() lists those there are"
     run_id: str
     where: str
+
+
+class DeliveryNotFoundError(NotFoundError):
+    """The session has no delivery with this key: it was carried out or cancelled, or never added."""
+
+    message = "session {session_id!r} has no delivery {key!r}: it was carried out or cancelled, or never added"
+    session_id: str
+    key: str
 
 
 class SessionExistsError(TurnwiseError):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from turnwise.errors import ConfigError, DeliveryChangedError, InvalidInputError, TurnwiseError
+from turnwise.errors import ConfigError, DeliveryChangedError, InvalidInputError, SessionLostError, TurnwiseError
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.records import MAX_WHY_CHARS, Delivery, DeliveryChange
@@ -218,17 +218,20 @@ class Dispatcher:
         if not attempt.cancelled() and (error := attempt.exception()):
             log_failure(f"dispatcher {self._holder!r}: a delivery of session {key.full_name!r}", error)
         if self._was_skipped or not self._attempts:
-            self._told_at = -math.inf
+            self._told_at = min(self._told_at, self._clock() + LEAST_SLEEP_S)
             self._woken.set()
 
     async def _attempt(self, delivery: Delivery) -> None:
+        limit = asyncio.timeout(self._settings.attempt_s)
         try:
-            async with asyncio.timeout(self._settings.attempt_s):
+            async with limit:
                 await self._deliver(delivery)
         except Exception as error:  # noqa: BLE001 - whatever a session raises is noted with the delivery
+            late = SessionLostError(delivery.session_id, f"it did not answer within {self._settings.attempt_s:g} s")
+            failure = late if limit.expired() else error
             activity = f"dispatcher {self._holder!r}: delivery {delivery.key!r} of {delivery.session_key.full_name!r}"
-            log_failure(activity, error)
-            await retry(partial(self._note_failure, delivery, error), f"{activity}: noting why it failed")
+            log_failure(activity, failure)
+            await retry(partial(self._note_failure, delivery, failure), f"{activity}: noting why it failed")
 
     async def _note_failure(self, delivery: Delivery, error: Exception) -> None:
         """Store that an attempt failed, unless the delivery was carried out, changed or cancelled meanwhile."""

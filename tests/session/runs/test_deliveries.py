@@ -226,8 +226,11 @@ async def test_a_delivery_that_a_busy_session_refuses_stays_for_later() -> None:
     [
         {"kind": "call"},
         {"payload": freeze({})},
-        {"payload": freeze({"prompts": ["no json"], "options": {}})},
-        {"payload": freeze({"prompts": [], "options": {}})},
+        {"payload": run_payload([encode(User(text="a"))], {"labels": {"a": 7}})},
+        {"payload": run_payload([encode(User(text="a"))], {"timeout_s": -1.0})},
+        {"payload": run_payload([encode(User(text="a"))], {"tools": {"a": 7}})},
+        {"payload": freeze({"prompts": ["no json"]})},
+        {"payload": freeze({"prompts": []})},
         {"payload": run_payload([encode(User(text="a"))], {"turn_id": "t"})},
         {"payload": run_payload([encode(User(text="a"))], {"debounce_s": 1.0})},
     ],
@@ -260,7 +263,7 @@ async def test_a_session_schedules_changes_and_cancels() -> None:
     assert [(one.occurs_at, one.due_at) for one in (at, after, every, daily)] == [
         (when, when) for when in (500.0, 130.0, 160.0, 200.0)
     ]
-    assert (after.missed, after.if_busy) == ("skip", "drop") and daily.payload["options"] == {"timeout_s": 5.0}
+    assert (after.missed, after.if_busy) == ("skip", "drop") and daily.payload["timeout_s"] == 5.0
     assert await add(world, "at", When(at=900.0)) == at, "under its key it is the same"
     changed = await world.ask("scheduling.change", "at", when=When(after_s=1.0), prompts=["other"], if_busy="merge")
     assert (changed.due_at, changed.if_busy, changed.revision, changed.schedule) == (101.0, "merge", 2, None)

@@ -307,6 +307,25 @@ async def test_a_delivery_that_was_given_up_is_due_again_after_a_change() -> Non
     assert (changed.due_at, changed.why, changed.attempts) == (changed.occurs_at, None, 0)
 
 
+@pytest.mark.virtual_time
+async def test_a_fork_has_no_deliveries_unless_it_is_to_have_copies() -> None:
+    world = await begun()
+    store = world.store.inner
+    await world.wait(await world.start("first"))
+    original = await add(world, "daily", When(schedule=Schedule(cron="0 9 * * *")))
+    await world.ask("forking.fork", None, "without")
+    for _ in range(2):
+        await world.ask("forking.fork", None, "with", deliveries=True)
+    copies = [await store.deliveries(user_id="default", session_id=name) for name in ("without", "with")]
+    ((copy,),) = copies[1:]
+    assert copies[0] == [] and copy.delivery_id != original.delivery_id
+    assert replace(copy, session_id="session", delivery_id=original.delivery_id) == original
+    started = await deliver(world, original)
+    other = World(Faults(), session_id="with", engine=ENGINE, store=store)
+    started_too = await deliver(other, copy)
+    assert started and started_too and started.run_id != started_too.run_id
+
+
 # Lives: each fault at each point, and a kill at each step
 
 

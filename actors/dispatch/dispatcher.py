@@ -165,7 +165,7 @@ class Dispatcher:
             lease = await self._renew()
             if not self.leads:
                 self._pauses.reset()
-                return min(lease.until - lease.now, self._settings.idle_s)
+                return min(lease.until - lease.now, self._settings.idle_s) if lease.holder else 0.0
             self._pauses.reset()
             if lease.next_due_at is None or lease.next_due_at > lease.now:
                 soon_s = self._settings.idle_s if lease.next_due_at is None else lease.next_due_at - lease.now
@@ -178,10 +178,16 @@ class Dispatcher:
         return BUSY_S if self._attempts else 0.0 if begun else STUCK_S
 
     async def _renew(self) -> DeliveryLease:
-        """Take or renew the lease; return whose it is. Note until when, from before it was asked for."""
+        """Read the lease, and take or renew it if less than half of its time is left; return whose it is.
+
+        Notes until when it lasts, counted from before it was asked for.
+        """
         asked_at = self._clock()
-        lease = await self._store.lease_deliveries(self._holder, self._settings.lease_s)
-        self._leads_until = asked_at + self._settings.lease_s if lease.holder == self._holder else 0.0
+        has_time = self._leads_until - asked_at > self._settings.lease_s / 2
+        lease = await self._store.lease_deliveries(self._holder, None if has_time else self._settings.lease_s)
+        is_own = lease.holder == self._holder
+        left_s = min(lease.until - lease.now, self._settings.lease_s)  # less, if the store's clock was set back
+        self._leads_until = asked_at + left_s if is_own else 0.0
         self._ahead_s = lease.now - self._clock()
         return lease
 
@@ -190,7 +196,7 @@ class Dispatcher:
         begun, cursor = 0, None
         self._was_skipped = False
         while True:
-            if self._leads_until - self._clock() < self._settings.lease_s / 2:
+            if self._leads_until - self._clock() <= self._settings.lease_s / 2:
                 await self._renew()
             page = await self._store.due(self._clock() + self._ahead_s, cursor=cursor, limit=self._settings.page)
             if page.unreadable:

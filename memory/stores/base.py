@@ -102,6 +102,7 @@ class DeliveryLease:
     """Who may carry out the deliveries of a store, until when, and when the next one is due."""
 
     holder: str
+    """Who has it; empty if nobody has."""
     until: float
     """When the lease ends unless its holder renews it, by the store's clock."""
     now: float
@@ -411,13 +412,14 @@ class SessionStore(Protocol):
         Sessions whose deliveries cannot be read are in `unreadable`.
         """
 
-    async def lease_deliveries(self, holder: str, ttl_s: float) -> DeliveryLease:
+    async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
         """Take or renew the lease of the store's deliveries for `ttl_s` seconds, unless another holder has it.
 
-        Returns the lease as it is then, of whoever holds it. With `ttl_s=0` the holder's own lease ends at once.
+        Returns the lease as it is then, of whoever holds it.
 
         Args:
             holder: names who asks. No two that live at the same time have the same name.
+            ttl_s: 0 ends the holder's own lease at once. None changes nothing and only reads.
         """
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:

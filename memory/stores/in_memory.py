@@ -344,10 +344,12 @@ class InMemoryStore:
         page = first_of(following[:limit])
         return Page(tuple(page), due_cursor_of(page[-1]) if len(following) > len(page) else None)
 
-    async def lease_deliveries(self, holder: str, ttl_s: float) -> DeliveryLease:
+    async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
         self._check_open()
         now = self._clock()
-        if holder == self._lease.holder or self._lease.until <= now:
+        if self._lease.until <= now:
+            self._lease = replace(self._lease, holder="")
+        if ttl_s is not None and self._lease.holder in ("", holder):
             self._lease = replace(self._lease, holder=holder, until=now + ttl_s)
         return replace(self._lease, now=now, next_due_at=self._deliveries.next_due_at)
 

@@ -82,7 +82,8 @@ class Stage:
             await asyncio.sleep(self.takes_s.get(session_id, 0.0))
             if error := self.errors.get(delivery.key):
                 raise error
-            await self.store.inner.change_delivery(DeliveryChange(delivery, delivery.after_occurrence(now())))
+            after = delivery.after_occurrence(await self.store.inner.now())
+            await self.store.inner.change_delivery(DeliveryChange(delivery, after))
             self.carried_out.append((now(), delivery.key))
         finally:
             self.under_way[session_id] -= 1
@@ -326,6 +327,45 @@ async def test_a_delivery_that_cannot_be_read_stops_no_other() -> None:
     async with stage.dispatching():
         await asyncio.sleep(5.0)
     assert stage.keys == ["d"]
+
+
+async def test_a_clock_that_is_set_an_hour_brings_no_time_twice_and_loses_none() -> None:
+    ahead_s = 0.0
+    stage = await made()
+    stage.store.inner._clock = lambda: now() + ahead_s
+    await stage.add("once", 1800.0)
+    for key, missed in (("hourly", "run_once"), ("each", "run_all")):
+        schedule = Schedule(every_s=600.0)
+        await stage.add(key, 600.0, session=2 if missed == "run_all" else 1, schedule=schedule, missed=missed)
+    async with stage.dispatching():
+        await asyncio.sleep(650.0)
+        assert sorted(stage.keys) == ["each", "hourly"]
+        ahead_s = 3600.0
+        await asyncio.sleep(61.0)
+        counts = Counter(stage.keys)
+        assert (counts["once"], counts["hourly"], counts["each"]) == (1, 2, 7), "of six that passed, one or each"
+        ahead_s = 0.0
+        await asyncio.sleep(120.0)
+        assert Counter(stage.keys) == counts, "the hour that comes again brings nothing"
+        ahead_s = 4200.0
+        await asyncio.sleep(61.0)
+        assert Counter(stage.keys)["hourly"] == 3 and Counter(stage.keys)["each"] == 8
+
+
+async def test_a_busy_dispatcher_writes_its_lease_as_rarely_as_an_idle_one() -> None:
+    stage = await made()
+    await stage.add("every", 1.0, schedule=Schedule(every_s=1.0))
+    leases: list[float | None] = []
+    lease = stage.store.inner.lease_deliveries
+
+    async def noted(holder: str, ttl_s: float | None) -> Any:
+        leases.append(ttl_s)
+        return await lease(holder, ttl_s)
+
+    stage.store.inner.lease_deliveries = noted
+    async with stage.dispatching():
+        await asyncio.sleep(300.0)
+    assert len(stage.keys) == 299 and sum(ttl_s is not None for ttl_s in leases) <= 9
 
 
 def test_a_lease_that_would_end_between_two_requests_is_refused() -> None:

@@ -280,6 +280,7 @@ async def check_a_session_is_created_with_its_deliveries(store: SessionStore) ->
 async def check_one_holder_has_the_lease_until_it_ends(store: SessionStore, other: SessionStore) -> None:
     """Of many that ask at once one gets it; the holder renews it; after its time, another gets it."""
     names = [f"h{index}" for index in range(8)]
+    equal((await store.lease_deliveries("h0", None)).holder, "", "the holder, before anybody took the lease")
     leases = await asyncio.gather(
         *((store, other)[index % 2].lease_deliveries(name, 3600.0) for index, name in enumerate(names))
     )
@@ -289,6 +290,7 @@ async def check_one_holder_has_the_lease_until_it_ends(store: SessionStore, othe
     rival = next(name for name in names if name != holder)
     renewed = await other.lease_deliveries(holder, 7200.0)
     equal((renewed.holder, round(renewed.until - renewed.now)), (holder, 7200), "the lease after its renewal")
+    equal((await store.lease_deliveries(holder, None)).until, renewed.until, "the end, after its holder only asked")
     equal((await store.lease_deliveries(rival, 0.0)).holder, holder, "the holder, after another gave up its lease")
     equal((await store.lease_deliveries(rival, 1e5)).until, renewed.until, "the end, after another asked")
     equal(renewed.next_due_at, None, "when the next delivery is due, of none")
@@ -299,6 +301,7 @@ async def check_one_holder_has_the_lease_until_it_ends(store: SessionStore, othe
     equal(round((await store.lease_deliveries(holder, 0.0)).now - await store.now(), -1), 0.0, "the clock of the lease")
     equal((await other.lease_deliveries(rival, 0.05)).holder, rival, "the holder, after the first gave it up")
     await asyncio.sleep(0.1)
+    equal((await store.lease_deliveries(rival, None)).holder, "", "the holder, after the lease has ended")
     equal((await store.lease_deliveries(holder, 1.0)).holder, holder, "the holder, after the lease has ended")
 
 

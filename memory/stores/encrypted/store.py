@@ -220,7 +220,7 @@ class EncryptedStore(Shared):
                 unreadable[delivery.session_key] = None
         return Page(tuple(deliveries), page.cursor, tuple(unreadable))
 
-    async def lease_deliveries(self, holder: str, ttl_s: float) -> DeliveryLease:
+    async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
         return await self._inner.lease_deliveries(holder, ttl_s)
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:

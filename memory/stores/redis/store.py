@@ -341,8 +341,9 @@ class RedisStore(RedisDatabase):
         cursor = f"{float(rows[-1][3])!r}:{_decoded(rows[-1][0])}" if has_more else None
         return Page(tuple(deliveries), cursor, tuple(unreadable))
 
-    async def lease_deliveries(self, holder: str, ttl_s: float) -> DeliveryLease:
-        owner, until, now, next_due_at = await self._do("lease", [holder, repr(float(ttl_s))], again=True)
+    async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
+        args = [holder, "" if ttl_s is None else repr(float(ttl_s))]
+        owner, until, now, next_due_at = await self._do("lease", args, again=True)
         return DeliveryLease(
             holder=_decoded(owner),
             until=float(until),

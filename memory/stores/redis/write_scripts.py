@@ -265,7 +265,9 @@ local asking, ttl, lease, time = take(), take(), base .. ':lease', now()
 local wrong = wrong_key({lease}, {due})
 if wrong then return wrong end
 local holder, ends = unpack(redis.call('HMGET', lease, 'holder', 'until'))
-if not (holder and ends) or holder == asking or tonumber(ends) <= tonumber(time) then
+holder, ends = holder or '', ends or '0'
+if (tonumber(ends) or 0) <= tonumber(time) then holder = '' end
+if ttl ~= '' and (holder == '' or holder == asking) then
   holder, ends = asking, string.format('%.6f', tonumber(time) + tonumber(ttl))
   redis.call('HSET', lease, 'holder', holder, 'until', ends)
 end

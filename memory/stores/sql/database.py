@@ -214,6 +214,12 @@ class SQLDatabase(Shared):
         return str(connection.execute(note).scalar_one())
 
     @staticmethod
+    def _noted(connection: sa.Connection, name: str, initial: str) -> str:
+        """Return a note as it is now."""
+        note = connection.scalar(sa.select(_meta.c.value).where(_meta.c.name == name))
+        return initial if note is None else str(note)
+
+    @staticmethod
     def _note(connection: sa.Connection, name: str, value: str) -> None:
         """Change a note that was locked."""
         connection.execute(sa.update(_meta).where(_meta.c.name == name).values(value=value))

@@ -103,6 +103,8 @@ _PROBE_BYTES_ON_SERVER = 1024
 _LEASE = "deliveries"
 """The name of the note that has the lease of the store's deliveries: when it ends, and its holder."""
 
+_NO_LEASE = "0 "
+
 LOCKED_PAUSE_S = 0.1
 """The pause before retrying a commit whose session row is locked by another transaction, in seconds."""
 
@@ -454,16 +456,23 @@ class SQLStore(SecureDeleteDatabase):
         deliveries, unreadable = read_deliveries(page)
         return Page(tuple(deliveries), due_cursor_of(page[-1]) if has_more else None, unreadable)
 
-    async def lease_deliveries(self, holder: str, ttl_s: float) -> DeliveryLease:
-        def take(connection: sa.Connection) -> DeliveryLease:
-            until, _, owner = self._locked_note(connection, _LEASE, "0 ").partition(" ")
+    async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
+        def lease_of(connection: sa.Connection, note: str) -> DeliveryLease:
+            until, _, owner = note.partition(" ")
             next_due_at, now = self._sql.next_due(connection, {}).one()
             now = _time(now)
-            if owner == holder or float(until) <= now:
-                until, owner = repr(now + ttl_s), holder
-                self._note(connection, _LEASE, f"{until} {owner}")
+            owner = owner if float(until) > now else ""
             return DeliveryLease(holder=owner, until=float(until), now=now, next_due_at=next_due_at)
 
+        def take(connection: sa.Connection) -> DeliveryLease:
+            lease = lease_of(connection, self._locked_note(connection, _LEASE, _NO_LEASE))
+            if ttl_s is not None and lease.holder in ("", holder):
+                lease = replace(lease, holder=holder, until=lease.now + ttl_s)
+                self._note(connection, _LEASE, f"{lease.until!r} {holder}")
+            return lease
+
+        if ttl_s is None:
+            return await self._read(lambda connection: lease_of(connection, self._noted(connection, _LEASE, _NO_LEASE)))
         return await self._write_grouped(take)
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:

@@ -28,6 +28,7 @@ from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import FaultPlan, Faults
 from turnwise.testing.faulty_store import FaultyStore
 from turnwise.testing.process import Process
+from turnwise.testing.schedules import spread
 from turnwise.testing.world import World
 
 pytestmark = pytest.mark.virtual_time
@@ -385,7 +386,8 @@ def a_prompt(key: str, session_id: str, **values: Any) -> Delivery:
 class Supervised:
     """A dispatcher in a process that is replaced when it dies, as Ray replaces an actor."""
 
-    def __init__(self, faults: Faults, worlds: dict[str, World], store: InMemoryStore) -> None:
+    def __init__(self, faults: Faults, worlds: dict[str, World], store: InMemoryStore, name: str = "one") -> None:
+        self._name = name
         self._store: Any = FaultyStore(store, faults, name="dispatch")
         self._worlds = worlds
         self._count = 0
@@ -397,7 +399,7 @@ class Supervised:
     async def run_until(self, is_done: Callable[[], Awaitable[bool]]) -> None:
         while not await is_done():
             self._count += 1
-            process = Process(f"dispatcher {self._count}")
+            process = Process(f"dispatcher {self._name} {self._count}")
             dispatcher = Dispatcher(self._store, self.deliver, process.name)
             running = asyncio.create_task(process.call(dispatcher.run()))
             while not process.is_dead and not await is_done():
@@ -434,3 +436,35 @@ def test_nothing_is_lost_or_doubled_whatever_fails_and_whoever_dies() -> None:
 
     struck = exhaust(life)
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
+
+
+def test_two_dispatchers_among_many_faults_lose_and_double_nothing() -> None:
+    """By seed: two are replaced when they die, sessions die too, and the store fails, loses answers and is slow."""
+
+    async def schedule(seed: int) -> None:
+        faults = Faults(FaultPlan(rates={"error": 0.03, "unanswered": 0.03, "crash": 0.01, "delay": 0.1}), seed=seed)
+        store = InMemoryStore(clock=now)
+        config = SessionConfig(cancel_grace_s=0.1, idle_s=1e9)
+        worlds = {
+            name: World(faults, session_id=name, store=store, engine=EchoEngine(), config=config) for name in "abc"
+        }
+        for name, world in worlds.items():
+            await world.create()
+            await store.add_delivery(a_prompt(f"once {name}", name))
+            every = Schedule(every_s=3.0, until=8.0)
+            await store.add_delivery(a_prompt(f"every {name}", name, schedule=every, missed="run_all"))
+
+        async def is_done() -> bool:
+            return not await store.deliveries()
+
+        pair = [Supervised(faults, worlds, store, name=name) for name in ("left", "right")]
+        await asyncio.gather(*(each.run_until(is_done) for each in pair))
+        faults.plan = FaultPlan()
+        for name, world in worlds.items():
+            runs = await store.runs(SessionKey(name))
+            assert len(runs) == 4, (name, runs)
+            for run in runs:
+                await world.ask("reads.wait", run.run_id)
+            (await world.audit()).check()
+
+    assert spread(share(1000, 20), schedule, yields=0.05, kills=0.0005)

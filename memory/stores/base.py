@@ -206,6 +206,19 @@ def parse_due_cursor(cursor: str | None) -> tuple[float, str]:
     return parsed, delivery_id
 
 
+def check_change(change: DeliveryChange) -> Delivery:
+    """Return the delivery that a change replaces or removes.
+
+    Raises:
+        InvalidInputError: it adds one, or what it stores cannot be kept: see `check_delivery`.
+    """
+    if change.before is None:
+        raise InvalidInputError("change", shown(change), "it has no `before`: add_delivery adds a delivery")
+    if change.after:
+        check_delivery(change.after)
+    return change.before
+
+
 def check_session_filter(user_id: str | None, session_id: str | None) -> None:
     """Raise InvalidInputError for a session without its user: each user may have a session of an id."""
     if session_id is not None and user_id is None:
@@ -388,9 +401,10 @@ class SessionStore(Protocol):
         """
 
     async def change_delivery(self, change: DeliveryChange) -> None:
-        """Replace or remove a delivery, in one step with the comparison. `change.before` is not None.
+        """Replace or remove a delivery, in one step with the comparison.
 
         Raises:
+            InvalidInputError: `change.before` is None.
             DeliveryChangedError: the stored delivery is gone, or has another revision; nothing is written.
         """
 

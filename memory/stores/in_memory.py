@@ -38,6 +38,7 @@ from turnwise.memory.stores.base import (
     DeliveryLease,
     Page,
     SessionOrder,
+    check_change,
     check_limit,
     check_session_filter,
     check_session_names,
@@ -312,12 +313,10 @@ class InMemoryStore:
 
     async def change_delivery(self, change: DeliveryChange) -> None:
         self._check_open()
-        if change.after:
-            check_delivery(change.after)
-        changed = change.before or change.after
-        row = self._rows.get(changed.session_key) if changed else None
+        before = check_change(change)
+        row = self._rows.get(before.session_key)
         if row is None:
-            raise DeliveryChangedError(changed.session_id if changed else "", change.delivery_id)
+            raise DeliveryChangedError(before.session_id, before.delivery_id)
         self._check_deliveries(row, [change])
         self._change_deliveries(row, [change])
 

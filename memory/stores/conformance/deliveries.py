@@ -15,6 +15,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
+from turnwise.memory.deliveries.schedules import Schedule
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
     FULL_DELIVERY,
@@ -89,6 +90,8 @@ async def check_a_change_of_a_delivery_is_compared_first(store: SessionStore, ot
         for change in (_moved(stale, 30.0), DeliveryChange(stale, None)):
             await refuses(DeliveryChangedError, store.change_delivery(change), f"a change of {stale}")
     equal(await other.delivery(KEY, "d"), second, "the delivery after refused changes")
+    addition = DeliveryChange(None, a_delivery("new"))
+    await refuses(InvalidInputError, store.change_delivery(addition), "a change that adds a delivery")
     await store.change_delivery(DeliveryChange(second, None))
     equal(await other.delivery(KEY, "d"), None, "the delivery after its removal")
     equal((await other.due(100.0)).items, (), "what is due after its removal")
@@ -308,8 +311,6 @@ async def check_one_holder_has_the_lease_until_it_ends(store: SessionStore, othe
 @_law
 async def check_deliveries_that_cannot_be_used_are_refused(store: SessionStore) -> None:
     """Whichever verb brings them: no key, or a time or a schedule that is none."""
-    from turnwise.memory.deliveries.schedules import Schedule
-
     owner = await eventful(store)
     third = a_delivery("d3")
     changes: tuple[dict[str, object], ...] = (

@@ -46,6 +46,7 @@ from turnwise.memory.stores.base import (
     DeliveryLease,
     Page,
     SessionOrder,
+    check_change,
     check_limit,
     check_session_filter,
     check_session_names,
@@ -302,10 +303,7 @@ class RedisStore(RedisDatabase):
         return self._delivery(key, *existing) if existing else delivery
 
     async def change_delivery(self, change: DeliveryChange) -> None:
-        if change.after:
-            check_delivery(change.after)
-        changed = change.before or change.after
-        key = changed.session_key if changed else _NONE
+        key = check_change(change).session_key
         with self._translated():
             args = [_name(key), *_rows([_delivery_row(change)])]
         await self._do("change_delivery", args, key)

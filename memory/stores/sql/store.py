@@ -38,6 +38,7 @@ from turnwise.memory.stores.base import (
     DeliveryLease,
     Page,
     SessionOrder,
+    check_change,
     check_limit,
     check_session_filter,
     check_session_names,
@@ -408,20 +409,16 @@ class SQLStore(SecureDeleteDatabase):
                 raise DuplicateKeyError(delivery.session_id, delivery.delivery_id)
 
     async def change_delivery(self, change: DeliveryChange) -> None:
-        before, after = change.before, change.after
-        if after:
-            check_delivery(after)
+        before, after = check_change(change), change.after
 
         def put(connection: sa.Connection) -> None:
-            changed = before or after
-            key = changed and self._sql.owner(connection, changed.session_key._asdict()).scalar_one_or_none()
-            count = 0
-            if key and before and after:
+            count, key = 0, self._sql.owner(connection, before.session_key._asdict()).scalar_one_or_none()
+            if key and after:
                 count = self._sql.put_delivery(connection, changed_delivery_row(key, before, after)).rowcount
-            elif key and before:
+            elif key:
                 count = self._sql.drop_delivery(connection, compared_delivery_row(key, before)).rowcount
             if not count:
-                raise DeliveryChangedError(changed.session_id if changed else "", change.delivery_id)
+                raise DeliveryChangedError(before.session_id, before.delivery_id)
 
         await self._write_grouped(put)
         if after is None:

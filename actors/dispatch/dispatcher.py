@@ -71,9 +71,9 @@ class Dispatcher:
     other, until `concurrency` of them are slow.
 
     An attempt that fails is repeated after a pause that grows, and which the store keeps, so the next dispatcher
-    continues it. An error that a repetition cannot mend (`InvalidInputError`), or failures for `give_up_s`, end the
-    occurrence: a delivery that recurs goes on with the next one, and one that does not stays in the store, is never due
-    again and says why.
+    continues it. An error that a repetition cannot mend (`InvalidInputError`, but not that of a setting), or failures
+    for `give_up_s`, end the occurrence: a delivery that recurs goes on with the next one. One that does not stays in
+    the store, is never due again and says why.
 
     While it awaits the following, other work may run, and its process may crash:
 
@@ -251,8 +251,13 @@ class Dispatcher:
         now, settings = self._clock() + self._ahead_s, self._settings
         why = str(error) if isinstance(error, TurnwiseError) else f"{type(error).__name__}: {error}"
         why = why.encode(errors="replace").decode()[:MAX_WHY_CHARS]
-        if isinstance(error, InvalidInputError) or now - delivery.occurs_at > settings.give_up_s:
+        if _is_final(error) or now - delivery.occurs_at > settings.give_up_s:
             following = delivery.after_occurrence(now)
             return replace(following, why=why) if following else delivery.after_failure(why, None)
         pauses = GrowingPauses(settings.first_pause_s, settings.longest_pause_s, failures=delivery.attempts)
         return delivery.after_failure(why, now + pauses.next_s())
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether a repetition would fail again. Settings may be mended, as when a process lacks an engine."""
+    return isinstance(error, InvalidInputError) and not isinstance(error, ConfigError)

@@ -290,6 +290,18 @@ async def test_a_delivery_that_can_never_be_carried_out_is_given_up_and_stays() 
     assert len(stage.attempts) == 2
 
 
+async def test_a_delivery_whose_engine_is_missing_waits_for_it() -> None:
+    stage = await made()
+    await stage.add("d", 1.0)
+    stage.errors["d"] = ConfigError("engine", "fast", "the manager has one engine without a name")
+    async with stage.dispatching():
+        await asyncio.sleep(20.0)
+        assert (await stage.store.inner.deliveries())[0].attempts > 1
+        stage.errors.clear()
+        await asyncio.sleep(60.0)
+    assert stage.keys == ["d"]
+
+
 async def test_what_fails_for_too_long_is_given_up() -> None:
     stage = await made()
     await stage.add("d", 1.0)

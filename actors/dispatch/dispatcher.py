@@ -24,9 +24,6 @@ LEAST_SLEEP_S = 0.01
 BUSY_S = 0.25
 """How often the store is asked for what is due while attempts are under way, in seconds."""
 
-STUCK_S = 1.0
-"""The pause after a sweep that found due deliveries and could attempt none of them, in seconds."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -111,6 +108,8 @@ class Dispatcher:
         """The attempts under way, by session."""
         self._was_skipped = False
         """Whether the last sweep left out a delivery, since another one of its session was under way."""
+        self._swept_to = 0.0
+        """Up to which time, by the store's clock, the last sweep has read what is due."""
         self._ahead_s = 0.0
         """How far the store's clock is ahead of `clock`, as of the last answer."""
         self._leads_until = 0.0
@@ -171,11 +170,22 @@ class Dispatcher:
                 soon_s = self._settings.idle_s if lease.next_due_at is None else lease.next_due_at - lease.now
                 return min(soon_s, self._settings.idle_s)
             begun = await self._sweep()
+            if not (begun or self._attempts or self._was_skipped):
+                return await self._until_readable()
         except Exception as error:  # noqa: BLE001 - whatever the store raises, it is asked again
             pause_s = self._pauses.next_s()
             log_failure(f"dispatcher {self._holder!r}: asking the store", error, f"; it asks again in {pause_s:.1f} s")
             return pause_s
-        return BUSY_S if self._attempts else 0.0 if begun else STUCK_S
+        return BUSY_S if self._attempts else 0.0
+
+    async def _until_readable(self) -> float:
+        """Return for how many seconds nothing is due that can be read, of the next `idle_s`.
+
+        What is due and cannot be read, as of a user whose key was deleted, would otherwise keep the dispatcher awake.
+        """
+        now, idle_s = self._clock() + self._ahead_s, self._settings.idle_s
+        page = await self._store.due(now + idle_s, cursor=f"{self._swept_to!r}:", limit=self._settings.page)
+        return min([idle_s, *(delivery.due_at - now for delivery in page if delivery.due_at is not None)])
 
     async def _renew(self) -> DeliveryLease:
         """Read the lease, and take or renew it if less than half of its time is left; return whose it is.
@@ -198,7 +208,8 @@ class Dispatcher:
         while True:
             if self._leads_until - self._clock() <= self._settings.lease_s / 2:
                 await self._renew()
-            page = await self._store.due(self._clock() + self._ahead_s, cursor=cursor, limit=self._settings.page)
+            self._swept_to = self._clock() + self._ahead_s
+            page = await self._store.due(self._swept_to, cursor=cursor, limit=self._settings.page)
             if page.unreadable:
                 names = ", ".join(key.full_name for key in page.unreadable)
                 _log.warning("deliveries of these sessions are due and cannot be read: %s", names)

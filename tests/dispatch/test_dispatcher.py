@@ -328,18 +328,25 @@ async def test_a_session_that_does_not_answer_is_tried_again() -> None:
         assert stage.keys == ["d"] and len(stage.attempts) > 1
 
 
-async def test_a_delivery_that_cannot_be_read_stops_no_other() -> None:
+async def test_deliveries_that_cannot_be_read_delay_no_other_and_cost_few_requests() -> None:
+    """Such as those of a user whose key was deleted: they stay due."""
     stage = await made()
     due = stage.store.inner.due
 
-    async def with_one_unreadable(*args: Any, **page: Any) -> Any:
-        return replace(await due(*args, **page), unreadable=(SessionKey("s9"),))
+    async def with_unreadable_ones(*args: Any, **page: Any) -> Any:
+        found = await due(*args, **page)
+        items = tuple(delivery for delivery in found if delivery.session_id != "s0")
+        return replace(found, items=items, unreadable=(SessionKey("s0"),) if len(items) < len(found) else ())
 
-    stage.store.inner.due = with_one_unreadable
-    await stage.add("d", 1.0)
+    stage.store.inner.due = with_unreadable_ones
+    await stage.add("lost", 1.0)
+    await stage.add("lost, too", 100.5)
+    for key, due_at in (("first", 1.0), ("second", 130.5), ("third", 131.0)):
+        await stage.add(key, due_at, session=1)
     async with stage.dispatching():
-        await asyncio.sleep(5.0)
-    assert stage.keys == ["d"]
+        await asyncio.sleep(300.0)
+    check_times(stage, first=1.0, second=130.5, third=131.0)
+    assert stage.asked().total() < 50
 
 
 async def test_a_clock_that_is_set_an_hour_brings_no_time_twice_and_loses_none() -> None:

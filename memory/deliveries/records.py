@@ -19,8 +19,8 @@ DeliveryKind = Literal["prompt", "message", "call"]
 """`prompt`: begins a run. `message`: goes into the active run; without one, begins a run. `call`: calls a URL."""
 
 Missed = Literal["run_once", "skip", "run_all"]
-"""What becomes of occurrences that nobody could carry out in time: of several, one is carried out; none that is more
-than `MISSED_AFTER_S` late is; each is."""
+"""What becomes of occurrences that were due while nobody could carry them out. `run_once`: one is carried out for all
+of them. `skip`: those that are more than `MISSED_AFTER_S` late are left out. `run_all`: each is carried out."""
 
 MISSED_AFTER_S = 60.0
 """After how many seconds an occurrence that has not been carried out counts as missed."""

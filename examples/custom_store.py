@@ -66,6 +66,9 @@ class AuditedStore:
     try_writing, close = map(passed_on, ("try_writing", "close"))
     blocks, turns, events, event_of_key = map(passed_on, ("blocks", "turns", "events", "event_of_key"))
     run, runs, run_of_key = map(passed_on, ("run", "runs", "run_of_key"))
+    delivery, deliveries, due = map(passed_on, ("delivery", "deliveries", "due"))
+    add_delivery, change_delivery = map(passed_on, ("add_delivery", "change_delivery"))
+    lease_deliveries = passed_on("lease_deliveries")
     query, count, usage, unsettled, expired = map(passed_on, ("query", "count", "usage", "unsettled", "expired"))
 
 

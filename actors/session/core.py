@@ -25,6 +25,7 @@ from turnwise.actors.session.runs.approvals import Approvals
 from turnwise.actors.session.runs.prompt_joining import PromptJoining
 from turnwise.actors.session.runs.recovery import Recovery
 from turnwise.actors.session.runs.run_driver import RunDriver
+from turnwise.actors.session.runs.scheduling import Scheduling
 from turnwise.actors.session.session_row import SessionRow
 from turnwise.actors.session.state.journal import Journal
 from turnwise.actors.session.state.ownership import Ownership
@@ -119,6 +120,7 @@ class SessionCore:
             compaction=self.compaction,
             reads=self.reads,
         )
+        self.scheduling = Scheduling(state, transactor, self.admission)
         self.approvals = Approvals(state, transactor, engines, driver=driver, joining=joining, reads=self.reads)
         self.forgetting = Forgetting(
             state,

@@ -1,10 +1,10 @@
 """Exports sessions to archives and imports them. An archive is lines of JSON with everything a store has of a session.
 
-The first line has the version and the session's row. Blocks, turns, runs and events follow, one on each line. The last
-line has the number of lines and their checksum. An archive is complete: for a fork it also has the blocks of other
-sessions that the fork uses, after its own. It has no open runs: a run that is open at the export is stored as
-interrupted, with its output repaired and a terminal event. It has no names of logs and no epochs, since each store
-makes its own.
+The first line has the version and the session's row. Blocks, turns, runs, events and deliveries follow, one on each
+line. The last line has the number of lines and their checksum. An archive is complete: for a fork it also has the
+blocks of other sessions that the fork uses, after its own. It has no open runs: a run that is open at the export is
+stored as interrupted, with its output repaired and a terminal event. It has no names of logs and no epochs, since each
+store makes its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from turnwise.memory.archive.block_positions import (
     runs_of,
     turns_of,
 )
-from turnwise.memory.archive.format import LineWriter, event_line, move_event, read_lines, record_line
+from turnwise.memory.archive.format import LineWriter, delivery_line, event_line, move_event, read_lines, record_line
 from turnwise.memory.archive.importer import SessionImport
 from turnwise.memory.archive.unfinished_runs import interrupt
 from turnwise.memory.archive.validation import check_session_line
@@ -88,6 +88,11 @@ async def _write_all(
         lines.add("event", event_line(move_event(event, positions.archived, session.log)))
     for event in ends.events:
         lines.add("event", event_line(event))
+    after = ""
+    while page := await store.deliveries(**session.key._asdict(), after=after):
+        for delivery in page:
+            lines.add("delivery", delivery_line(delivery))
+        after = page[-1].delivery_id
     return lines
 
 
@@ -112,7 +117,7 @@ async def import_session(
     Args:
         lines: the lines of the archive, with or without newlines.
         session_id, user_id: the session's new id and user; if left out, it keeps those in the archive. With another id
-            or user, its runs get new ids.
+            or user, its runs and deliveries get new ids.
         now: the new time of its last use, from which its `ttl_s` counts, in seconds since the epoch; if left out, it
             keeps the time in the archive.
 

@@ -27,12 +27,13 @@ from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, from_places
 from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.values.records import record_of, record_values
 
 VERSION = 1
 """Raised with every change of the lines that older versions of turnwise would misread."""
 
-Kind = Literal["session", "block", "turn", "run", "event", "end"]
+Kind = Literal["session", "block", "turn", "run", "event", "delivery", "end"]
 
 MAX_LINE = 16 * 1024**2
 """The most characters of a line, except for the line of a block."""
@@ -42,10 +43,12 @@ MAX_BLOCK_LINE = 16 * MAX_LINE
 MAX_DEPTH = 100
 """How deep values of a record may be nested."""
 
-_ORDER: tuple[Kind, ...] = ("session", "block", "turn", "run", "event", "end")
+_ORDER: tuple[Kind, ...] = ("session", "block", "turn", "run", "event", "delivery", "end")
 
 _OWN = ("session_id", "user_id", "log", "epoch", "revision")
 """Fields of records that each store makes for itself, or that are in the first line."""
+
+_OF_SESSION = ("session_id", "user_id")
 
 Record = TypeVar("Record", SessionRecord, TurnRecord, RunRecord)
 
@@ -97,10 +100,28 @@ class Line:
         except (ValueError, TypeError, RecursionError) as error:
             raise ArchiveError(self.number, f"no event: {error}") from error
 
+    def delivery(self, session: SessionKey) -> Delivery:
+        """Return the line's delivery, of this session.
+
+        Raises:
+            ArchiveError: the line has no delivery.
+        """
+        if not isinstance(self.value, dict) or not self.value.keys().isdisjoint(_OF_SESSION):
+            self.refuse(f"a {self.kind} must be an object without {', '.join(_OF_SESSION)}")
+        try:
+            return decoded(self.kind, lambda: record_of(Delivery, {**self.value, **session._asdict()}))
+        except CorruptRecordError as error:
+            raise ArchiveError(self.number, error.why) from error
+
 
 def record_line(record: SessionRecord | TurnRecord | RunRecord) -> dict[str, Any]:
     """Return a record as the value of its line."""
     return record_values(record, {field.name for field in fields(record)}.difference(_OWN))
+
+
+def delivery_line(delivery: Delivery) -> dict[str, Any]:
+    """Return a delivery as the value of its line. It keeps its revision, with which the ids of its runs end."""
+    return record_values(delivery, {field.name for field in fields(Delivery)}.difference(_OF_SESSION))
 
 
 def event_line(event: Event) -> list[Any]:

@@ -13,18 +13,29 @@ from turnwise.errors import ArchiveError, SessionFencedError, SessionNotFoundErr
 from turnwise.memory.archive.block_order import Order, References
 from turnwise.memory.archive.block_positions import LOG, PAGE, move_summary, move_turn
 from turnwise.memory.archive.format import Line, inputs_of, stored_blocks_of
-from turnwise.memory.archive.validation import check_event, check_new, check_run, check_turn, checked_block
+from turnwise.memory.archive.validation import (
+    check_event,
+    check_new,
+    check_run,
+    check_turn,
+    checked_block,
+    checked_delivery,
+)
 from turnwise.memory.conversation.blocks import Summary, encode
 from turnwise.memory.conversation.events import RUN_IDS, Event, Places
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap
 from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.stores.base import Commit, SessionStore
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 UNFINISHED: FrozenDict = freeze({"turnwise.import": "unfinished"})
 """The metadata of a session during its import. The session is ended and has no other metadata meanwhile."""
+
+MAX_DELIVERIES = 10_000
+"""The most deliveries of an archive: they are stored by one commit."""
 
 
 class SessionImport:
@@ -46,6 +57,8 @@ class SessionImport:
         self._blocks: list[str] = []
         self._turns: list[TurnRecord] = []
         self._events: list[Event] = []
+        self._deliveries: list[Delivery] = []
+        """Stored by the last commit: until then the session is ended, so none could be carried out."""
         self._block_count = 0
         """How many blocks were read."""
         self._order = Order()
@@ -63,6 +76,8 @@ class SessionImport:
         self._run_ids: set[str] = set()
         self._idempotency_keys: set[str] = set()
         self._event_keys: set[str] = set()
+        self._delivery_ids: set[str] = set()
+        self._delivery_keys: set[str] = set()
         self._event_blocks = 0
         """How many blocks the events say that they stored."""
         self._last_turn = self._last_run_turn = -1
@@ -97,6 +112,8 @@ class SessionImport:
                 await self._commit(new_run=self._run_of(line))
             case "event":
                 self._events.append(self._event(line))
+            case "delivery":
+                self._deliveries.append(self._delivery(line))
         if max(len(self._blocks), len(self._turns), len(self._events)) >= PAGE:
             await self._commit()
 
@@ -122,7 +139,8 @@ class SessionImport:
         final = replace(
             self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision
         ).committed()
-        await self._store.commit(final.key, final.epoch, Commit(session=final))
+        additions = [DeliveryChange(None, delivery) for delivery in self._deliveries]
+        await self._store.commit(final.key, final.epoch, Commit(session=final, deliveries=additions))
         return final
 
     async def undo(self) -> None:
@@ -223,8 +241,20 @@ class SessionImport:
         run_ids = {name: self._run_id(getattr(event, name)) for name in RUN_IDS if hasattr(event, name)}
         return event.model_copy(update=run_ids)
 
+    def _delivery(self, line: Line) -> Delivery:
+        delivery = checked_delivery(line, self._session.key)
+        if self._session.status == "ended":
+            line.refuse("a session that has ended has no deliveries")
+        if len(self._deliveries) >= MAX_DELIVERIES:
+            line.refuse(f"it has more than {MAX_DELIVERIES} deliveries")
+        if delivery.run_id in self._run_ids:
+            line.refuse(f"delivery {delivery.key!r} was carried out: its run {delivery.run_id!r} is in the archive")
+        check_new(line, "delivery", delivery.delivery_id, self._delivery_ids)
+        check_new(line, "key of a delivery", delivery.key, self._delivery_keys)
+        return replace(delivery, delivery_id=self._run_id(delivery.delivery_id) or "")
+
     def _run_id(self, run_id: str | None) -> str | None:
-        """Return the id of an imported run. Run ids are unique among all sessions, so a copy gets new ids."""
+        """Return the id of an imported run or delivery. These are unique among all sessions, so a copy gets new ids."""
         if run_id is None or self._archived_key == self._session.key:
             return run_id
         name = "\0".join((*self._session.key, run_id))

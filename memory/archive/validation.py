@@ -15,10 +15,12 @@ from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.model_params import check_params
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, SessionRecord
+from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, size, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.payload import read_run_payload
+from turnwise.memory.deliveries.records import Delivery, check_delivery
 from turnwise.memory.values.ids import check_id
 
 MAX_NUMBER = 2**52
@@ -63,6 +65,24 @@ def checked_block(line: Line) -> Block:
     if isinstance(block, Summary) and max(len(block.of), len(block.folded)) > MAX_SPANS:
         line.refuse(f"a summary replaces more than {MAX_SPANS} spans")
     return block
+
+
+def checked_delivery(line: Line, session: SessionKey) -> Delivery:
+    """Return the delivery of a line.
+
+    Raises:
+        ArchiveError: the line has no delivery, or one that could never be carried out.
+    """
+    delivery = line.delivery(session)
+    _check_ids(line, {"delivery id": delivery.delivery_id})
+    _check_numbers(line, delivery, "revision", "created_at", "attempts")
+    try:
+        check_delivery(delivery)
+        if delivery.kind != "call":
+            read_run_payload(delivery)
+    except InvalidInputError as error:
+        line.refuse(str(error))
+    return delivery
 
 
 def check_turn(line: Line, turn: TurnRecord) -> None:

@@ -17,6 +17,7 @@ from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.notebook_display import items_html
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.values.ids import check_names
 
 Item = TypeVar("Item")
@@ -71,6 +72,9 @@ class Commit:
     cleared_blocks: Sequence[tuple[int, str]] = ()
     """Positions in the session's own log, with the texts that replace their blocks for good: see `CLEARED`. Blocks that
     a fork uses stay."""
+    deliveries: Sequence[DeliveryChange] = ()
+    """Deliveries of the session that are added, changed or removed. If one was changed meanwhile, the whole commit is
+    refused."""
 
     @property
     def log_size_before(self) -> int:
@@ -92,6 +96,20 @@ class Activation:
     """The runs that have not ended, by turn index."""
     now: float
     """The time by the store's clock: see `SessionStore.now`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeliveryLease:
+    """Who may carry out the deliveries of a store, until when, and when the next one is due."""
+
+    holder: str
+    """Who has it; empty if nobody has."""
+    until: float
+    """When the lease ends unless its holder renews it, by the store's clock."""
+    now: float
+    """The time by the store's clock."""
+    next_due_at: float | None
+    """When the earliest delivery of the store is due; None if none is."""
 
 
 PROBE_BYTES = 65_536
@@ -142,12 +160,14 @@ def check_session_names(session: SessionRecord) -> None:
 
 
 def checked_commit(commit: Commit) -> Commit:
-    """Return a commit whose ids and keys each store can keep. Its turns and events can be read more than once.
+    """Return a commit whose ids and keys each store can keep. Its turns, events and deliveries can be read repeatedly.
 
     Raises:
         NameRefusedError: see `check_names`.
     """
-    commit = replace(commit, turns=tuple(commit.turns), events=tuple(commit.events))
+    commit = replace(
+        commit, turns=tuple(commit.turns), events=tuple(commit.events), deliveries=tuple(commit.deliveries)
+    )
     if run := commit.new_run:
         check_names("run_id", run.run_id, quotes=False)
         check_names("idempotency_key", run.idempotency_key, quotes=False)
@@ -155,7 +175,55 @@ def checked_commit(commit: Commit) -> Commit:
         check_names("turn_id", turn.turn_id, quotes=False)
     for event in commit.events:
         check_names("event key", event.key, quotes=False)
+    for change in commit.deliveries:
+        if change.after:
+            check_delivery(change.after)
     return commit
+
+
+DUE_BEFORE_ALL = "-1.0:"
+"""A cursor before all deliveries: none is due before the epoch."""
+
+
+def due_cursor_of(delivery: Delivery) -> str:
+    """Return the cursor of the page of due deliveries that follows this one."""
+    return f"{delivery.due_at!r}:{delivery.delivery_id}"
+
+
+def parse_due_cursor(cursor: str | None) -> tuple[float, str]:
+    """Return the time and the id that `due_cursor_of` encoded; for None, those of `DUE_BEFORE_ALL`.
+
+    Raises:
+        InvalidInputError: it is not a cursor.
+    """
+    time_s, is_cursor, delivery_id = (DUE_BEFORE_ALL if cursor is None else cursor).partition(":")
+    try:
+        parsed = float(time_s) if is_cursor else math.nan
+    except ValueError:
+        parsed = math.nan
+    if not math.isfinite(parsed):
+        raise InvalidInputError("cursor", shown(cursor), "pass the cursor of the page before, unchanged")
+    check_names("cursor", delivery_id)
+    return parsed, delivery_id
+
+
+def check_change(change: DeliveryChange) -> Delivery:
+    """Return the delivery that a change replaces or removes.
+
+    Raises:
+        InvalidInputError: it adds one, or what it stores cannot be kept: see `check_delivery`.
+    """
+    if change.before is None:
+        raise InvalidInputError("change", shown(change), "it has no `before`: add_delivery adds a delivery")
+    if change.after:
+        check_delivery(change.after)
+    return change.before
+
+
+def check_session_filter(user_id: str | None, session_id: str | None) -> None:
+    """Raise InvalidInputError for a session without its user: each user may have a session of an id."""
+    if session_id is not None and user_id is None:
+        raise InvalidInputError("user_id", None, "pass the session's user with session_id")
 
 
 def check_limit(limit: int) -> int:
@@ -203,7 +271,13 @@ class SessionStore(Protocol):
         The times of sessions and their expiry are measured by it, so wrong clocks of nodes do no harm.
         """
 
-    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+    async def create(
+        self,
+        session: SessionRecord,
+        turn: TurnRecord | None = None,
+        also: Spans = (),
+        deliveries: Sequence[Delivery] = (),
+    ) -> SessionRecord:
         """Store a new session and return it with the name of its log.
 
         The name was never used before, by this store or by an earlier state of it: see `new_key`.
@@ -214,9 +288,11 @@ class SessionStore(Protocol):
         Args:
             turn: the first turn of a fork; None for other sessions.
             also: further blocks that stay readable: those that the turn's summaries replace. Empty without a turn.
+            deliveries: deliveries of the session, which are stored with it.
 
         Raises:
             SessionExistsError: the user has a session of this id.
+            DuplicateKeyError: a delivery's id is stored already, or two have the same key; nothing is stored.
             CorruptRecordError: the turn or `also` spans blocks that do not exist or were deleted; nothing is stored.
         """
 
@@ -258,8 +334,9 @@ class SessionStore(Protocol):
         Raises:
             SessionFencedError: the comparison fails: a later activation owns the session, the session was deleted, or
                 the store was restored to another state; nothing is written.
-            DuplicateKeyError: the new run's id or idempotency key, or an event's key, is stored already; nothing is
-                written.
+            DuplicateKeyError: the new run's id or idempotency key, an event's key, or an added delivery's key or id is
+                stored already; nothing is written.
+            DeliveryChangedError: a delivery to change is no longer as the commit has it; nothing is written.
             StoreError: a block with this position or an event with this number is stored already; nothing is written.
         """
 
@@ -330,8 +407,51 @@ class SessionStore(Protocol):
             now: seconds since the epoch, by the store's clock: see `now`.
         """
 
+    async def add_delivery(self, delivery: Delivery) -> Delivery:
+        """Store a delivery and return it; if its session has one with its key, change nothing and return that one.
+
+        Raises:
+            DuplicateKeyError: another delivery of the user has its id; nothing is written.
+        """
+
+    async def change_delivery(self, change: DeliveryChange) -> None:
+        """Replace or remove a delivery, in one step with the comparison.
+
+        Raises:
+            InvalidInputError: `change.before` is None.
+            DeliveryChangedError: the stored delivery is gone, or has another revision; nothing is written.
+        """
+
+    async def delivery(self, key: SessionKey, delivery_key: str) -> Delivery | None:
+        """Return the session's delivery with this key; None if there is none."""
+
+    async def deliveries(
+        self, *, user_id: str | None = None, session_id: str | None = None, after: str = "", limit: int = 100
+    ) -> list[Delivery]:
+        """Return up to `limit` deliveries that match the given filters and have an id above `after`, by id.
+
+        Raises:
+            InvalidInputError: a session was given without its user.
+        """
+
+    async def due(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[Delivery]:
+        """Return deliveries that are due at `now` or before, by `due_at` and id. They are found by an index.
+
+        Sessions whose deliveries cannot be read are in `unreadable`.
+        """
+
+    async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
+        """Take or renew the lease of the store's deliveries for `ttl_s` seconds, unless another holder has it.
+
+        Returns the lease as it is then, of whoever holds it.
+
+        Args:
+            holder: names who asks. No two that live at the same time have the same name.
+            ttl_s: 0 ends the holder's own lease at once. None changes nothing and only reads.
+        """
+
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
-        """Delete the session, its turns, runs and events, and those of its blocks that no fork uses.
+        """Delete the session, its turns, runs, events and deliveries, and those of its blocks that no fork uses.
 
         Returns how many turns it had.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from turnwise.errors import (
     CorruptRecordError,
+    DeliveryChangedError,
     DuplicateKeyError,
     RunNotFoundError,
     SessionExistsError,
@@ -29,18 +31,24 @@ from turnwise.memory.conversation.sessions import (
 from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.stores.base import (
     Activation,
     Commit,
+    DeliveryLease,
     LocalClock,
     Page,
     SessionOrder,
+    check_change,
     check_limit,
+    check_session_filter,
     check_session_names,
     checked_commit,
     cursor_of,
+    due_cursor_of,
     new_jump,
     parse_cursor,
+    parse_due_cursor,
 )
 from turnwise.memory.values.ids import new_key
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES, count_first, first_of, weight
@@ -56,6 +64,38 @@ class _Row:
     events: dict[int, AnyEvent] = field(default_factory=dict)
     keys: dict[str, AnyEvent] = field(default_factory=dict)
     """Events by their key."""
+    deliveries: dict[str, Delivery] = field(default_factory=dict)
+    """By their key."""
+
+
+class _Deliveries:
+    """All deliveries of a store, by id and in the order in which they are due."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Delivery] = {}
+        self._due: list[tuple[float, str]] = []
+        """The time and the id of each delivery that is ever due, in order."""
+
+    def put(self, delivery_id: str, delivery: Delivery | None) -> None:
+        """Set what there is under an id; None: nothing."""
+        old = self.by_id.pop(delivery_id, None)
+        if old and old.due_at is not None:
+            del self._due[bisect_right(self._due, (old.due_at, delivery_id)) - 1]
+        if delivery:
+            self.by_id[delivery_id] = delivery
+            if delivery.due_at is not None:
+                insort(self._due, (delivery.due_at, delivery_id))
+
+    def due(self, after: tuple[float, str], now: float, limit: int) -> list[Delivery]:
+        """Return up to `limit` deliveries that follow a place in the order and are due at `now`."""
+        first = bisect_right(self._due, after)
+        places = itertools.takewhile(lambda place: place[0] <= now, itertools.islice(self._due, first, first + limit))
+        return [self.by_id[delivery_id] for _, delivery_id in places]
+
+    @property
+    def next_due_at(self) -> float | None:
+        """When the earliest one is due."""
+        return self._due[0][0] if self._due else None
 
 
 class InMemoryStore(LocalClock):
@@ -74,10 +114,19 @@ class InMemoryStore(LocalClock):
         self._owners: dict[str, SessionKey] = {}
         """The sessions of runs, by run id."""
         self._logs: dict[str, dict[int, str]] = {}
+        self._deliveries = _Deliveries()
+        self._lease = DeliveryLease(holder="", until=0.0, now=0.0, next_due_at=None)
         self._closed = False
 
-    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+    async def create(
+        self,
+        session: SessionRecord,
+        turn: TurnRecord | None = None,
+        also: Spans = (),
+        deliveries: Sequence[Delivery] = (),
+    ) -> SessionRecord:
         check_session_names(session)
+        additions = [DeliveryChange(None, check_delivery(delivery)) for delivery in deliveries]
         self._check_open()
         order = new_key()
         if session.key in self._rows:
@@ -87,9 +136,12 @@ class InMemoryStore(LocalClock):
             for position in range(start, stop):
                 self._block(log, position)
         session = replace(session, log=str(order))
-        self._logs[session.log] = {}
         turns = {turn.index: turn} if turn else {}
-        self._rows[session.key] = _Row(session, order, borrowed, turns)
+        row = _Row(session, order, borrowed, turns)
+        self._check_deliveries(row, additions)
+        self._logs[session.log] = {}
+        self._rows[session.key] = row
+        self._change_deliveries(row, additions)
         return session
 
     def clock(self) -> float:
@@ -144,6 +196,7 @@ class InMemoryStore(LocalClock):
                 seq: event for seq, event in old_events.items() if event.key is not None or not _is_of(event, commit)
             }
         self._refuse_duplicates(row, commit)
+        self._check_deliveries(row, commit.deliveries)
         if log.keys() & blocks or old_events.keys() & events or len(events) < len(commit.events):
             raise StoreError(f"session {key.session_id!r} has these blocks or events already; nothing was written")
         lent = Seen()
@@ -169,6 +222,7 @@ class InMemoryStore(LocalClock):
         row.events.update(events)
         row.keys.update(keys)
         self._owners.update(dict.fromkeys(new, key))
+        self._change_deliveries(row, commit.deliveries)
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         self._check_open()
@@ -252,6 +306,56 @@ class InMemoryStore(LocalClock):
         page, more = _page((row for row in self._rows_after(cursor) if row.session.has_expired(now)), limit)
         return Page(tuple(row.session for row in page), more)
 
+    async def add_delivery(self, delivery: Delivery) -> Delivery:
+        check_delivery(delivery)
+        row, addition = self._row(delivery.session_key), DeliveryChange(None, delivery)
+        if existing := row.deliveries.get(delivery.key):
+            return existing
+        self._check_deliveries(row, [addition])
+        self._change_deliveries(row, [addition])
+        return delivery
+
+    async def change_delivery(self, change: DeliveryChange) -> None:
+        self._check_open()
+        before = check_change(change)
+        row = self._rows.get(before.session_key)
+        if row is None:
+            raise DeliveryChangedError(before.session_id, before.delivery_id)
+        self._check_deliveries(row, [change])
+        self._change_deliveries(row, [change])
+
+    async def delivery(self, key: SessionKey, delivery_key: str) -> Delivery | None:
+        return self._row(key).deliveries.get(delivery_key)
+
+    async def deliveries(
+        self, *, user_id: str | None = None, session_id: str | None = None, after: str = "", limit: int = 100
+    ) -> list[Delivery]:
+        self._check_open()
+        check_session_filter(user_id, session_id)
+        matching = (
+            (row.deliveries for key, row in self._rows.items() if user_id in (None, key.user_id))
+            if session_id is None
+            else (row.deliveries for row in [self._rows.get(SessionKey(session_id, user_id or ""))] if row)
+        )
+        following = [delivery for part in matching for delivery in part.values() if delivery.delivery_id > after]
+        following.sort(key=lambda delivery: delivery.delivery_id)
+        return first_of(following[: check_limit(limit)])
+
+    async def due(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[Delivery]:
+        self._check_open()
+        following = self._deliveries.due(parse_due_cursor(cursor), now, check_limit(limit) + 1)
+        page = first_of(following[:limit])
+        return Page(tuple(page), due_cursor_of(page[-1]) if len(following) > len(page) else None)
+
+    async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
+        self._check_open()
+        now = self._clock()
+        if self._lease.until <= now:
+            self._lease = replace(self._lease, holder="")
+        if ttl_s is not None and self._lease.holder in ("", holder):
+            self._lease = replace(self._lease, holder=holder, until=now + ttl_s)
+        return replace(self._lease, now=now, next_due_at=self._deliveries.next_due_at)
+
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         row = self._row(key)
         if epoch not in (None, row.session.epoch) or log not in (None, row.session.log):
@@ -259,6 +363,8 @@ class InMemoryStore(LocalClock):
         del self._rows[key]
         for run_id in row.runs:
             del self._owners[run_id]
+        for delivery in row.deliveries.values():
+            self._deliveries.put(delivery.delivery_id, None)
         for log_name in {row.session.log, *(span.log for span in row.borrowed)}:
             self._release(log_name)
         return len(row.turns)
@@ -292,6 +398,34 @@ class InMemoryStore(LocalClock):
             duplicates.append(new.run_id)
         if duplicates:
             raise DuplicateKeyError(row.session.session_id, duplicates[0])
+
+    def _check_deliveries(self, row: _Row, changes: Sequence[DeliveryChange]) -> None:
+        """Raise unless all changes can be made."""
+        ids: set[str] = set()
+        keys: set[str] = set()
+        for change in changes:
+            before, after, session_id = change.before, change.after, row.session.session_id
+            if before:
+                stored = row.deliveries.get(before.key)
+                is_same = stored and (stored.delivery_id, stored.revision) == (before.delivery_id, before.revision)
+                if not is_same or before.delivery_id in ids:
+                    raise DeliveryChangedError(session_id, before.delivery_id)
+                ids.add(before.delivery_id)
+            elif after:
+                if after.key in row.deliveries or after.key in keys:
+                    raise DuplicateKeyError(session_id, after.key)
+                if after.delivery_id in self._deliveries.by_id or after.delivery_id in ids:
+                    raise DuplicateKeyError(session_id, after.delivery_id)
+                ids.add(after.delivery_id)
+                keys.add(after.key)
+
+    def _change_deliveries(self, row: _Row, changes: Iterable[DeliveryChange]) -> None:
+        for change in changes:
+            if change.before:
+                del row.deliveries[change.before.key]
+            if change.after:
+                row.deliveries[change.after.key] = change.after
+            self._deliveries.put(change.delivery_id, change.after)
 
     def _matching(self, user_id: str | None, agent: str | None, status: str | None = None) -> list[_Row]:
         self._check_open()

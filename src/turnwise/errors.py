@@ -18,6 +18,7 @@ TurnwiseError
 │   ├── SessionNotFoundError
 │   ├── TurnNotFoundError
 │   ├── RunNotFoundError
+│   ├── DeliveryNotFoundError  no such delivery, or it was carried out
 │   ├── CallNotFoundError
 │   ├── ThreadNotFoundError    no such thread of LangGraph's
 │   ├── CheckpointNotFoundError
@@ -83,6 +84,7 @@ TurnwiseError
     │   ├── NotEncryptedError
     │   └── StillEncryptedError
     ├── DuplicateKeyError
+    ├── DeliveryChangedError   a delivery was carried out, changed or cancelled meanwhile
     ├── HistoryConflictError
     ├── SessionFencedError     a later activation owns the session
     ├── CheckpointFencedError  another run has written to the thread since this one read it
@@ -290,6 +292,14 @@ class RunNotFoundError(NotFoundError):
     message = "no run {run_id!r} in {where}: runs() lists those there are"
     run_id: str
     where: str
+
+
+class DeliveryNotFoundError(NotFoundError):
+    """The session has no delivery with this key: it was carried out or cancelled, or never added."""
+
+    message = "session {session_id!r} has no delivery {key!r}: it was carried out or cancelled, or never added"
+    session_id: str
+    key: str
 
 
 class SessionExistsError(TurnwiseError):
@@ -888,6 +898,17 @@ class DuplicateKeyError(StoreError):
     message = "session {session_id!r} has a record under key {key!r} already; nothing was written"
     session_id: str
     key: str
+
+
+class DeliveryChangedError(StoreError):
+    """A delivery was carried out, changed or cancelled since it was read; nothing was written."""
+
+    message = (
+        "delivery {delivery_id!r} of session {session_id!r} was carried out, changed or cancelled since it was read, "
+        "and nothing was written: read it again"
+    )
+    session_id: str
+    delivery_id: str
 
 
 class HistoryConflictError(StoreError):

@@ -4,6 +4,8 @@ from turnwise.memory.conversation.runs import RunRecord as RunRecord, RunState a
 from turnwise.memory.conversation.sessions import SessionKey as SessionKey, SessionRecord as SessionRecord
 from turnwise.memory.conversation.usage import Usage as Usage
 from turnwise.memory.conversation.views.steps import Step as Step
+from turnwise.memory.deliveries.records import Delivery as Delivery, DeliveryChange as DeliveryChange
+from turnwise.memory.deliveries.schedules import Schedule as Schedule
 from turnwise.memory.event_store.base import HistoryStore as HistoryStore, check_appended as check_appended
 from turnwise.memory.event_store.encrypted import EncryptedHistory as EncryptedHistory
 from turnwise.memory.event_store.in_memory import InMemoryHistory as InMemoryHistory
@@ -18,7 +20,12 @@ from turnwise.memory.longterm.items.in_memory import InMemoryItems as InMemoryIt
 from turnwise.memory.longterm.items.redis import RedisItems as RedisItems
 from turnwise.memory.longterm.items.sql import SQLItems as SQLItems
 from turnwise.memory.longterm.items.urls import open_items as open_items
-from turnwise.memory.stores.base import Commit as Commit, Page as Page, SessionStore as SessionStore
+from turnwise.memory.stores.base import (
+    Commit as Commit,
+    DeliveryLease as DeliveryLease,
+    Page as Page,
+    SessionStore as SessionStore,
+)
 from turnwise.memory.stores.encrypted.settings import Encryption as Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore as EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore as InMemoryStore

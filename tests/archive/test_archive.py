@@ -36,6 +36,9 @@ from turnwise.memory.conversation.runs import Idempotency, RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.deliveries.payload import run_payload
+from turnwise.memory.deliveries.records import Delivery
+from turnwise.memory.deliveries.schedules import Schedule
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.stores.base import Commit, SessionStore
 from turnwise.memory.stores.conformance.fixtures import NESTED, TEXT, USAGE
@@ -178,6 +181,24 @@ async def write_fork(store: SessionStore, seed: int) -> None:
     prompt = await writer.add(User(text="later"), row={"usage": USAGE, "status": "active", "updated_at": 77.25})
     pending = TurnRecord(index=writer.session.next_index, prompt=(prompt,), appended=(prompt,))
     await writer.add(turns=[pending], dropped_turns=[4], forget_events=writer.session.seq // 2)
+    for number in range(words.randrange(1, 4)):
+        await store.add_delivery(
+            Delivery(
+                **S._asdict(),
+                delivery_id=f"id {number}",
+                key=f"key {number} {TEXT}".replace("\0", ""),
+                revision=words.randrange(1, 9),
+                kind=words.choice(["prompt", "message"]),
+                payload=run_payload([encode(User(text=TEXT))], {"labels": {"a": "b"}, "timeout_s": 2.5}),
+                occurs_at=77.25,
+                due_at=words.choice([None, 99.5]),
+                schedule=words.choice([None, Schedule(cron="0 9 * * *", timezone="Europe/Lisbon", until=1e9)]),
+                missed=words.choice(["run_once", "skip", "run_all"]),
+                if_busy=words.choice(["enqueue", "inject"]),
+                attempts=words.randrange(3),
+                why=words.choice([None, TEXT]),
+            )
+        )
     for name in words.choice([(), ("first",), ("first", "second")]):
         await store.delete(SessionKey(name, USER))
 
@@ -200,6 +221,12 @@ async def test_an_imported_session_is_exported_to_the_same_archive(tmp_path: Pat
         record = await copies[-1].get(SessionKey("copy 2", USER))
         original = await copies[-1].get(S)
         assert record == replace(original, session_id="copy 2", log=record.log, revision=record.revision)
+        deliveries = [await copies[-1].deliveries(user_id=USER, session_id=name) for name in ("s", "copy 2")]
+        assert [
+            sorted((replace(one, delivery_id="", session_id="") for one in of_session), key=lambda one: one.key)
+            for of_session in deliveries
+        ] == [[replace(one, delivery_id="", session_id="") for one in deliveries[0]]] * 2
+        assert len({one.delivery_id for of_session in deliveries for one in of_session}) == 2 * len(deliveries[0])
         assert len(copied) == len(lines) and copied != lines
         await copies[-1].delete(S)
         await copies[-1].delete(SessionKey("copy 2", USER))
@@ -227,6 +254,7 @@ def test_an_import_has_everything_that_was_exported() -> None:
         renumbered: dict[str, Any] = {"log": "", "log_size": 0, "seq": 0, "epoch": 0, "revision": 0}
         assert replace(imported, **renumbered) == replace(record, **renumbered)
         assert imported == await target.get(S)
+        assert await target.deliveries() == await store.deliveries() != []
         runs, old_runs = await target.runs(S), await store.runs(S)
         assert [run.turn_index for run in runs] == [run.turn_index for run in old_runs]
         opened = {run.turn_index for run in old_runs if run.is_open}
@@ -351,7 +379,7 @@ async def refuse(lines: list[str]) -> ArchiveError:
     store = InMemoryStore()
     with pytest.raises(ArchiveError) as error:
         await import_session(store, lines)
-    assert await store.count() == 0 and store._logs == {} and store._owners == {}
+    assert await store.count() == 0 and store._logs == {} and store._owners == {} and await store.deliveries() == []
     return error.value
 
 
@@ -413,6 +441,13 @@ def nested(depth: int) -> dict[str, Any]:
         ("event", lambda line: line["event"].__setitem__(0, 0), "event 0 follows"),
         ("event", lambda line: line["event"].pop(), "no event"),
         ("event", lambda line: line["event"].__setitem__(6, "{"), "no event"),
+        ("delivery", lambda line: line["delivery"].update(session_id="t"), "without session_id"),
+        ("delivery", lambda line: line["delivery"].pop("occurs_at"), "occurs_at"),
+        ("delivery", lambda line: line["delivery"].update(missed="x"), "missed must be"),
+        ("delivery", lambda line: line["delivery"].update(revision=-1), "revision=-1"),
+        ("delivery", lambda line: line["delivery"].update(due_at=-1.0), "due_at"),
+        ("delivery", lambda line: line["delivery"].update(schedule={"cron": "x"}), "cron"),
+        ("delivery", lambda line: line["delivery"].update(payload={"prompts": ["x"]}), "payload"),
     ],
 )
 def test_an_impossible_line_is_refused_by_its_number(lines: list[str], kind: str, change: Change, reason: str) -> None:

@@ -6,6 +6,7 @@ import math
 import sys
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,9 @@ from scale import share
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.runs.scheduling import When
 from turnwise.actors.session.window.summary_expansion import find, originals, reach
-from turnwise.errors import ArchiveError, RequestRefusedError
+from turnwise.errors import ArchiveError, InvalidInputError, RequestRefusedError
 from turnwise.memory.archive import block_order
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.archive.validation import MAX_SPANS
@@ -41,6 +43,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, overlap, subtract, union
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.deliveries.schedules import Schedule
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter
@@ -101,6 +104,10 @@ async def write_session() -> list[str]:
     await core.forgetting.forget_turn((await core.reads.turns(limit=1000))[-2].index)
     await core.admission.append(["later"], "a key")
     await settled(core)
+    for key, when in (("once", When(at=OPEN_S)), ("every", When(schedule=Schedule(every_s=60.0), at=1.0))):
+        await core.scheduling.add(
+            [f"{key}, later"], when, delivery_id=f"id of {key}", key=key, options={"labels": {"a": "b"}}
+        )
     lines = await exported(store, SessionKey("s"))
     blocks = [decode(json.loads(line)["block"]) for line in lines if line.startswith('{"block"')]
     assert sum(isinstance(block, Summary) and bool(block.folded) for block in blocks) >= 2
@@ -147,6 +154,7 @@ async def check_works(store: InMemoryStore, session_id: str) -> None:
             assert all(isinstance(original, Block) for original in await core.reads.expand(block))
     if (await core.reads.session()).status == "active":
         await check_runs(core)
+        await check_deliveries(core, store)
     ended = [turn.index for turn in turns if turn.status not in ("pending", "queued", "running")]
     for number, index in enumerate([None, *ended[:1], *ended[-1:]] if ended else []):
         fork = await core.forking.fork(index, f"a fork {number}")
@@ -160,6 +168,17 @@ async def check_works(store: InMemoryStore, session_id: str) -> None:
     await export_session(store, SessionKey(session_id), lines.append)
     await import_session(target, lines)
     assert (await target.get(SessionKey(session_id))).session_id == session_id
+
+
+async def check_deliveries(core: SessionCore, store: InMemoryStore) -> None:
+    """Carry out each delivery, or have it refused as one that can never be."""
+    for delivery in await store.deliveries(**core.state.key._asdict()):
+        with suppress(InvalidInputError):
+            await core.admission.deliver(delivery.key, delivery.delivery_id, delivery.revision)
+            left = await store.delivery(core.state.key, delivery.key)
+            assert left is None or left.revision > delivery.revision
+        for run in core.state.open_runs:
+            await core.reads.wait(run.run_id, OPEN_S)
 
 
 async def check_runs(core: SessionCore) -> None:
@@ -195,6 +214,7 @@ def written(
     turns: list[dict[str, Any]] | None = None,
     runs: list[dict[str, Any]] | None = None,
     events: list[Any] | None = None,
+    deliveries: list[Any] | None = None,
     **session: Any,
 ) -> list[str]:
     """Return an archive of these blocks, encoded or not, and of one turn of them all, if no other is given."""
@@ -207,6 +227,7 @@ def written(
         *({"turn": turn} for turn in turns),
         *({"run": run} for run in runs or ()),
         *({"event": event} for event in events or ()),
+        *({"delivery": delivery} for delivery in deliveries or ()),
     ]
     return sealed([f"{json.dumps(line)}\n" for line in lines])
 
@@ -217,6 +238,11 @@ def turn(spans: Any, **fields: Any) -> dict[str, Any]:
 
 def a_run(**fields: Any) -> dict[str, Any]:
     return {"run_id": "r", "turn_index": 0, "state": "completed", "first_seq": 1, "created_at": 1.0, **fields}
+
+
+def a_delivery(**fields: Any) -> dict[str, Any]:
+    payload = {"prompts": [encode(HI)]}
+    return {"delivery_id": "d", "key": "k", "occurs_at": 1.0, "due_at": 1.0, "payload": payload, **fields}
 
 
 def summary(*of: Any, folded: Any = ()) -> Summary:
@@ -376,6 +402,51 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
     "an invalid model": (written([HI], [], [a_run(model="a\n")]), 3, "cannot be used"),
     "an invalid tool of a run": (written([HI], [], [a_run(tools={"look": {}})]), 3, "a tool must have a name, a"),
     "an invalid type of answer": (written([HI], [], [a_run(output={"name": 1})]), 3, "the type of an answer"),
+    "two deliveries of an id": (
+        written([HI], deliveries=[a_delivery(), a_delivery(key="other")]),
+        5,
+        "delivery 'd' is in the archive twice",
+    ),
+    "two deliveries of a key": (
+        written([HI], deliveries=[a_delivery(), a_delivery(delivery_id="other")]),
+        5,
+        "key of a delivery 'k' is in the archive twice",
+    ),
+    "a delivery that was carried out": (
+        written([HI], [turn([["", 0, 1]], run_id="d-7")], [a_run(run_id="d-7")], deliveries=[a_delivery(revision=7)]),
+        5,
+        "its run 'd-7' is in the archive",
+    ),
+    "a delivery of a session that has ended": (
+        written([HI], status="ended", deliveries=[a_delivery()]),
+        4,
+        "has no deliveries",
+    ),
+    "a delivery without prompts": (
+        written([HI], deliveries=[a_delivery(payload={"prompts": 7})]),
+        4,
+        "prompts: tuple_type",
+    ),
+    "a delivery with an option that runs do not have": (
+        written([HI], deliveries=[a_delivery(payload={"prompts": [], "run_id": "r"})]),
+        4,
+        "unexpected_keyword_argument",
+    ),
+    "a delivery with a label that is a number": (
+        written([HI], deliveries=[a_delivery(payload={"prompts": [encode(HI)], "labels": {"a": 7}})]),
+        4,
+        "labels=",
+    ),
+    "a delivery with an unknown parameter": (
+        written([HI], deliveries=[a_delivery(payload={"prompts": [encode(HI)], "params": {"heat": 7}})]),
+        4,
+        "params['heat']=7",
+    ),
+    "a delivery that recurs all the time": (
+        written([HI], deliveries=[a_delivery(schedule={"every_s": 1e-9})]),
+        4,
+        "every_s=1e-09",
+    ),
     "an invalid state of a call": (written([HI], [], [a_run(calls={"a": {"nam": "b"}})]), 3, "the state of a call"),
 }
 

@@ -122,9 +122,9 @@ def test_the_command_line_checks_single_laws(
 
 
 class TakesIdsTwice(InMemoryStore):
-    async def create(self, session: Any, turn: Any = None, also: Any = ()) -> Any:
+    async def create(self, session: Any, turn: Any = None, also: Any = (), deliveries: Any = ()) -> Any:
         try:
-            return await super().create(session, turn, also)
+            return await super().create(session, turn, also, deliveries)
         except Exception:  # noqa: BLE001 - the fault
             return await self.get(session.session_id)
 
@@ -147,8 +147,15 @@ class LosesEvents(InMemoryStore):
 
 
 class LosesForks(InMemoryStore):
-    async def create(self, session: Any, turn: Any = None, also: Any = ()) -> Any:
-        return await super().create(session, None if turn is None else replace(turn, input=(), output=()), ())
+    async def create(self, session: Any, turn: Any = None, also: Any = (), deliveries: Any = ()) -> Any:
+        turn = None if turn is None else replace(turn, input=(), output=())
+        return await super().create(session, turn, (), deliveries)
+
+
+class TakesStaleChanges(InMemoryStore):
+    async def change_delivery(self, change: Any) -> None:
+        stored = await self.delivery(change.before.session_key, change.before.key)
+        await super().change_delivery(replace(change, before=stored))
 
 
 class DeletesNothing(InMemoryHistory):
@@ -211,6 +218,7 @@ FAULTS: list[tuple[Kind, Any, str]] = [
     ("store", per_law(TakesStaleCommits), "a_stale_owner_is_refused"),
     ("store", per_law(LosesEvents), "every_event_comes_back"),
     ("store", per_law(LosesForks), "a_fork_starts_with_its_turn"),
+    ("store", per_law(TakesStaleChanges), "a_change_of_a_delivery_is_compared_first"),
     ("event-store", per_law(DeletesNothing), "events_of_turns_are_deleted"),
     ("item-store", per_law(SeesAllAgents), "a_scope_sees_items_of_its_agent_and_of_all_agents"),
     ("memory", per_law(lambda: RemembersForAll(InMemoryItems())), "users_are_separate"),

@@ -53,6 +53,7 @@ ROOMS = {
         "background",
         "values",
         "conversation",
+        "deliveries",
         "providers",
         "tokens",
         "stores",
@@ -62,7 +63,7 @@ ROOMS = {
         "longterm",
         "working",
     ],
-    "actors": ["inference", "memory", "session", "hosting", "in_process", "cluster", "client"],
+    "actors": ["inference", "memory", "session", "dispatch", "hosting", "in_process", "cluster", "client"],
 }
 """The rooms and single files of a floor: each imports from those before it only."""
 ERRORS: list[Any] = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]

@@ -40,6 +40,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.event_store import conformance as history_contract
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.encrypted import EncryptedHistory
@@ -116,6 +117,8 @@ READABLE = {
     " removed",
     RunRecord: "run_id session_id user_id turn_index state first_seq created_at started_at ended_at code timeout_s"
     " successor parent usage resumes memory model engine joins trace",
+    Delivery: "delivery_id session_id user_id key revision kind occurs_at due_at schedule missed if_busy created_at"
+    " attempts",
 }
 """What stays as it is. A new field is sealed in `encryption_records`, or named here and in `EncryptedStore`."""
 
@@ -176,7 +179,14 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
         1,
         Commit(session=grown, blocks=[encode(block) for block in blocks], turns=[turn], runs=[end], events=events),
     )
+    await store.add_delivery(a_delivery_with(secret, session_id, user_id))
     return grown
+
+
+def a_delivery_with(secret: str, session_id: str, user_id: str, key: str = "delivery key") -> Delivery:
+    about: dict[str, Any] = {"session_id": session_id, "user_id": user_id, "occurs_at": 1.0, "due_at": 1.0}
+    delivery_id = f"{key} of {session_id}"
+    return Delivery(delivery_id=delivery_id, key=key, payload=freeze({secret: [secret]}), why=secret, **about)
 
 
 async def test_only_the_documented_fields_of_records_stay_readable() -> None:
@@ -187,6 +197,7 @@ async def test_only_the_documented_fields_of_records_stay_readable() -> None:
         (await store.get(SessionKey("s", "u")), await inner.get(SessionKey("s", "u"))),
         ((await store.turns(SessionKey("s", "u")))[0], (await inner.turns(SessionKey("s", "u")))[0]),
         (await store.run("run of s", "u"), await inner.run("run of s", "u")),
+        ((await store.deliveries())[0], (await inner.deliveries())[0]),
     ):
         readable = {
             field.name for field in fields(record) if getattr(record, field.name) == getattr(sealed, field.name)
@@ -284,6 +295,9 @@ async def test_without_a_users_key_only_that_users_data_cannot_be_read() -> None
         "commit": store.commit(SessionKey("a", "alice"), 2, commit),
         "create": store.create(SessionRecord(session_id="new", user_id="alice")),
         "a fork's turns": store.turns(SessionKey("f", "alice")),
+        "delivery": store.delivery(SessionKey("a", "alice"), "delivery key"),
+        "deliveries": store.deliveries(user_id="alice"),
+        "add_delivery": store.add_delivery(a_delivery_with("hers", "a", "alice", "new")),
         "bob's blocks and hers": store.blocks([Span(bob.log, 0, 1), Span(alice.log, 0, 1)]),
     }
     for verb_name, call in calls.items():
@@ -295,6 +309,10 @@ async def test_without_a_users_key_only_that_users_data_cannot_be_read() -> None
     assert (await store.get(SessionKey("b", "bob"))).metadata == {"his": ("his",)}
     assert len(await store.blocks([Span(bob.log, 0, 3)])) == 3
     assert [run.why for run in await store.runs(SessionKey("b", "bob"))] == ["his"]
+    due = await store.due(2.0)
+    assert ([one.why for one in due], due.unreadable) == (["his"], (SessionKey("a", "alice"),))
+    (hers,) = await inner.deliveries(user_id="alice")
+    await store.change_delivery(DeliveryChange(hers, None))
     listed = {session.session_id: session for session in await store.query()}
     assert set(listed) == {"a", "b", "f"} and listed["b"].metadata == {"his": ("his",)}
     assert listed["a"].metadata == (await inner.get(SessionKey("a", "alice"))).metadata and "hers" not in repr(

@@ -21,6 +21,7 @@ from turnwise.adapters.langgraph.items_sql import SQLGraphItems
 from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError, StoreError, TurnwiseError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
+from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items.changes import pin, supersede, update
@@ -29,7 +30,15 @@ from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.retention.retention import Use
 from turnwise.memory.stores.base import Activation, SessionStore
-from turnwise.memory.stores.conformance.fixtures import Owner, a_session, a_turn, an_event, eventful, of_everything
+from turnwise.memory.stores.conformance.fixtures import (
+    Owner,
+    a_delivery,
+    a_session,
+    a_turn,
+    an_event,
+    eventful,
+    of_everything,
+)
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -52,6 +61,11 @@ async def of_sessions(store: Any) -> Verbs:
         "create": lambda: store.create(a_session("new", ttl_s=5.0), a_turn(0, input=(Span(owner.session.log, 0, 2),))),
         "activate": lambda: store.activate(SessionKey("s")),
         "commit": lambda: store.commit(SessionKey("s"), 1, full_commit),
+        "add a delivery": lambda: store.add_delivery(a_delivery("d9")),
+        "change a delivery": lambda: store.change_delivery(
+            DeliveryChange(a_delivery("d1"), a_delivery("d1", 20.0, revision=2))
+        ),
+        "cancel a delivery": lambda: store.change_delivery(DeliveryChange(a_delivery("d3"), None)),
         "delete a fork": lambda: store.delete(SessionKey("fork")),
         "delete": lambda: store.delete(SessionKey("s")),
     }
@@ -311,7 +325,7 @@ class Broken(Sequence[Any]):
         raise ValueError("refused by a test")
 
 
-@pytest.mark.parametrize("part", ["turns", "runs", "events", "cleared_blocks", "dropped_turns"])
+@pytest.mark.parametrize("part", ["turns", "runs", "events", "cleared_blocks", "dropped_turns", "deliveries"])
 async def test_a_commit_that_cannot_be_read_to_its_end_leaves_nothing_in_memory(part: str) -> None:
     store = InMemoryStore()
     commit = of_everything(await eventful(store))

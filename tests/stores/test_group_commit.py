@@ -20,6 +20,7 @@ from processes.forks import Fork
 from scale import share
 from stored.open_stores import closing, own
 from turnwise.errors import (
+    DeliveryChangedError,
     DuplicateKeyError,
     SessionExistsError,
     SessionFencedError,
@@ -30,7 +31,9 @@ from turnwise.errors import (
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.stores.base import Activation, Commit
+from turnwise.memory.stores.conformance.fixtures import a_delivery
 from turnwise.memory.stores.group_commit import MAX_GROUP
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.values.frozen_json import freeze
@@ -468,6 +471,40 @@ async def test_all_commits_that_wait_for_a_locked_file_fail_after_one_timeout(tm
     connection.close()
     assert [(await store.create(record)).session_id for record in records][-1] == "new39"
     await store.close()
+
+
+async def test_a_delivery_that_was_changed_refuses_its_own_commit_alone(url: str) -> None:
+    """Of a group whose commits all carry deliveries out, or move them; the others are stored."""
+    async with closing(SQLStore(url, connections=1)) as store:
+        sessions = await owned(store, 8)
+        deliveries = [await store.add_delivery(a_delivery("d", session_id=f"s{index}")) for index in range(8)]
+        moved = {index: replace(deliveries[index], due_at=20.0, revision=2) for index in range(8)}
+        await store.change_delivery(DeliveryChange(deliveries[3], moved[3]))
+        await store.change_delivery(DeliveryChange(deliveries[4], None))
+        changes = [
+            DeliveryChange(delivery, moved[index] if index % 2 else None) for index, delivery in enumerate(deliveries)
+        ]
+        commits = [
+            replace(whole_turn(session, 0), deliveries=[change])
+            for session, change in zip(sessions, changes, strict=True)
+        ]
+        outcomes = await together(store, [commit(store, new_commit) for new_commit in commits])
+        assert [type(outcome) for outcome in outcomes if outcome] == [DeliveryChangedError] * 2
+        assert outcomes[3].delivery_id == deliveries[3].delivery_id and outcomes[4].session_id == "s4"
+        for index in range(8):
+            assert await stored_turns(store, f"s{index}") == (0 if index in (3, 4) else 1)
+        assert await store.deliveries() == [moved[index] for index in (1, 3, 5, 7)]
+
+
+async def test_a_turn_without_deliveries_takes_no_statement_about_them(tmp_path: Path) -> None:
+    async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
+        (session,) = await owned(store, 1)
+        await commit(store, whole_turn(session, 0))
+        traced: list[str] = []
+        store._writer.set_trace_callback(traced.append)
+        await commit(store, whole_turn(whole_turn(session, 0).session, 1))
+        store._writer.set_trace_callback(None)
+        assert len(traced) > 3 and not [sql for sql in traced if "turnwise_deliveries" in sql]
 
 
 async def test_a_statement_inserts_many_rows_of_a_group(tmp_path: Path) -> None:

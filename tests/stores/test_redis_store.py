@@ -31,11 +31,13 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnStatus
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.stores import in_memory
 from turnwise.memory.stores.base import Activation, Commit, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
     USAGE,
     Owner,
+    a_delivery,
     a_run,
     a_session,
     a_turn,
@@ -122,6 +124,19 @@ def audit(server: RedisServer) -> int:
                 of_keys |= {} if key is None else {f"e={key}": event[:19]}
         for part, values in {"open": open_, "keys": of_keys}.items():
             expected |= {f"{number}:{part}": values}
+        user_place = next(place for place in places if place.startswith("user-"))
+        for delivery_key, delivery_id in keys.get(f"{number}:deliveries", {}).items():
+            text = keys["deliveries"][delivery_id]
+            delivery = json.loads(text.encode("latin-1").split(b" ", 2)[2])
+            assert text.split(" ")[:2] == [number, str(delivery.get("revision", 1))]
+            assert (delivery["key"], delivery["delivery_id"]) == (delivery_key, delivery_id.encode("latin-1").decode())
+            expected.setdefault("deliveries", {})[delivery_id] = text
+            expected.setdefault(f"{number}:deliveries", {})[delivery_key] = delivery_id
+            member_id = delivery["delivery_id"]
+            for place in ("all", user_place):
+                expected.setdefault(f"deliveries:{place}", {})[member_id] = 0.0
+            if delivery["due_at"] is not None:
+                expected.setdefault("due", {})[member_id] = delivery["due_at"]
         for part in ("turns", "runs", "events", "keyed", "log"):  # which are where the others come from
             expected[f"{number}:{part}"] = keys.get(f"{number}:{part}", {})
         for log in home["borrowed"].split():
@@ -308,8 +323,8 @@ def step_of(owner: Owner, number: int) -> dict[str, Any]:
 
 async def steps_of(store: SessionStore, name: str) -> int:
     """Return how many such commits a session has. Fails unless each is stored whole, and once."""
-    session, blocks, turns, runs, events = await state_of(store, name)
-    assert isinstance(session, SessionRecord)
+    session, blocks, turns, runs, events, deliveries = await state_of(store, name)
+    assert isinstance(session, SessionRecord) and deliveries == []
     count = session.log_size
     assert blocks == [*(f"block {index}" for index in range(count)), "missing", "missing"]
     assert turns == [a_turn(index, status="completed") for index in range(count)]
@@ -469,10 +484,12 @@ async def test_a_redis_out_of_memory_refuses_commits_whole_and_still_reads_and_d
         await store.delete(SessionKey("u"))
         before, keys = await state_of(store, "s"), everything(redis_server)
         more = replace(of_everything(owner), new_run=a_run("r8", 8), turns=[a_turn(3)], events=[an_event(99)])
+        more = replace(more, deliveries=[DeliveryChange(None, a_delivery("d8"))])
         verbs: list[Callable[[], Awaitable[Any]]] = [
             lambda: store.commit(SessionKey("s"), 1, more),
             lambda: store.create(a_session("u")),
             lambda: store.activate(SessionKey("s")),
+            lambda: store.add_delivery(a_delivery("d9")),
         ]
         with redis_server.client as client:
             try:
@@ -481,6 +498,7 @@ async def test_a_redis_out_of_memory_refuses_commits_whole_and_still_reads_and_d
                     with pytest.raises(StoreError, match=r"maxmemory.*out of memory"):
                         await verb()
                 assert await state_of(store, "s") == before and everything(redis_server) == keys
+                await store.change_delivery(DeliveryChange(a_delivery("d3"), None))
                 await store.delete(SessionKey("s"))  # or nobody could make room
                 assert await held(store, Span(owner.session.log, 0, 2)) == ["a", "missing"]
             finally:

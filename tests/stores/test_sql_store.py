@@ -340,7 +340,7 @@ def test_unsettled_and_expired_sessions_are_found_by_an_index(filled: Path) -> N
 def test_a_deleted_session_leaves_no_row(filled: Path) -> None:
     using(f"sqlite:///{filled}", lambda store: store.delete(SessionKey("s")))
     connection = sqlite3.connect(filled)
-    for table in ("sessions", "borrowed", "blocks", "turns", "runs", "events"):
+    for table in ("sessions", "borrowed", "blocks", "turns", "runs", "events", "deliveries"):
         assert connection.execute(f"SELECT count(*) FROM turnwise_{table}").fetchone() == (0,), table
     connection.close()
 

@@ -17,6 +17,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.base import Commit, SessionStore
 from turnwise.memory.stores.conformance import (
     commits as contract_commits,
+    deliveries as contract_deliveries,
     failures as contract_failures,
     forks as contract_forks,
     listing as contract_listing,
@@ -147,6 +148,7 @@ def test_the_laws_are_all_checks() -> None:
         contract_records,
         contract_forks,
         contract_failures,
+        contract_deliveries,
     )
     checks = [value for part in parts for name, value in vars(part).items() if name.startswith("check_")]
     assert checks == list(contract.LAWS) and len(checks) > 40

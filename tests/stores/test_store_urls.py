@@ -135,7 +135,7 @@ def test_turnwise_s_own_schemes_cannot_be_overridden(install: Install, tmp_path:
         ("turnwise_broken:rude", r"raised RuntimeError"),
         (
             "turnwise_broken:less",
-            r"returned a object, which is not a SessionStore: it lacks activate, blocks, close, com",
+            r"returned a object, which is not a SessionStore: it lacks activate, add_delivery, blocks, change_deli",
         ),
     ],
 )

@@ -32,6 +32,7 @@ from turnwise.memory.conversation.events import RunCompleted, RunStarted
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span, Spans, cut, join, size as span_size, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord, TurnStatus
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.acknowledged import digest
@@ -181,12 +182,19 @@ def _keep_a_replaced_prompt(world: World) -> None:
     row(world).runs["two"] = replace(row(world).runs["two"], state="cancelled", code="replaced", successor="one")
 
 
+def _keep_a_delivery_that_was_carried_out(world: World) -> None:
+    late = Delivery(session_id="session", delivery_id="two", key="k", occurs_at=1.0, due_at=1.0)
+    row(world).runs["two-1"] = replace(row(world).runs.pop("two"), run_id="two-1")
+    row(world).deliveries["k"] = late
+
+
 def _forget_the_session(world: World) -> None:
     world.acknowledged.forked("a fork that there is not")
 
 
 BREAKS: list[tuple[Callable[[World], None], str]] = [
     (_lose_a_prompt, "acknowledged prompt once"),
+    (_keep_a_delivery_that_was_carried_out, "carried out once"),
     (_double_a_prompt, "acknowledged prompt once"),
     (_change_an_answer, "acknowledged turn"),
     (_leave_a_call_open, "next request valid"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from turnwise.actors.session.history.forgetting import Forgetting
@@ -11,6 +12,8 @@ from turnwise.actors.session.window.summary_expansion import reach
 from turnwise.errors import SessionExistsError, TurnNotFoundError
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, subtract, union
+from turnwise.memory.deliveries.records import Delivery
+from turnwise.memory.values.ids import new_id
 
 
 class Forking:
@@ -22,7 +25,7 @@ class Forking:
         self._transactor = transactor
         self._forgetting = forgetting
 
-    async def fork(self, at: int | None, session_id: str) -> SessionRecord:
+    async def fork(self, at: int | None, session_id: str, *, deliveries: bool = False) -> SessionRecord:
         """Create a session that continues after turn `at`, by default the last turn that ended; return its row.
 
         The fork's first turn is a copy of that turn, with the same index; its blocks are shared. After a given turn,
@@ -34,6 +37,8 @@ class Forking:
 
         Args:
             session_id: the fork's id.
+            deliveries: whether the fork gets a copy of each delivery, with it and under the same keys. Both sessions
+                then carry them out.
 
         Raises:
             TurnNotFoundError: no such turn exists, or it has not ended.
@@ -65,8 +70,10 @@ class Forking:
             saved=base.index,
             ttl_s=session.ttl_s,
         )
+        copies = [copy async for copy in self._copies(session_id)] if deliveries else []
+        first = replace(base, parent=parent, turn_id=None)
         try:
-            return await store.create(fork, replace(base, parent=parent, turn_id=None), subtract(reached, spans))
+            return await store.create(fork, first, subtract(reached, spans), copies)
         except SessionExistsError:
             existing = await store.get(fork.key)
             if existing.parent:
@@ -75,3 +82,11 @@ class Forking:
                 if existing.parent == parent or is_unused:
                     return existing
             raise
+
+    async def _copies(self, session_id: str) -> AsyncIterator[Delivery]:
+        """Yield this session's deliveries as they are those of a fork."""
+        read, after = self._journal.store.deliveries, ""
+        while page := await read(**self._state.key._asdict(), after=after):
+            for delivery in page:
+                yield replace(delivery, session_id=session_id, delivery_id=new_id(), revision=1)
+            after = page[-1].delivery_id

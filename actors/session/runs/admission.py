@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any, Required, TypedDict, Unpack, cast
 
 from turnwise.actors.inference.engine import NewEvent, Selective, check_answers, check_taken, engine_of_run
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines
@@ -26,6 +26,7 @@ from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.actors.session.window.window_compaction import WindowCompaction
 from turnwise.errors import (
+    DeliveryChangedError,
     DuplicateKeyError,
     EmptyTurnError,
     IdempotencyConflictError,
@@ -49,6 +50,8 @@ from turnwise.memory.conversation.runs import REPLACED, Idempotency, IfBusy, Run
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans, join, size
 from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.deliveries.payload import read_run_payload
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.growing_text import whole
 from turnwise.memory.values.limits import MAX_WAITING_BLOCKS, check_count
@@ -111,7 +114,13 @@ class _StartRequest:
         self.key = options.get("idempotency_key")
         self.operation = NO_OPERATION
         """The run as telemetry follows it."""
+        self.delivery: Delivery | None = None
+        """The delivery of which the run is an occurrence; None for a run that a caller starts."""
         self.idempotency = Idempotency(self.key, self._fingerprint()) if self.key else None
+
+    def delivery_changes(self, now: float) -> list[DeliveryChange]:
+        """Return what becomes of the delivery with the commit that stores the run."""
+        return [DeliveryChange(self.delivery, self.delivery.after_occurrence(now))] if self.delivery else []
 
     def _fingerprint(self) -> str:
         """Return a digest of the prompts and of the options of the model call."""
@@ -255,6 +264,73 @@ class RunAdmission:
             request.operation.end(error)
             raise
 
+    async def deliver(self, key: str, delivery_id: str, revision: int) -> Started | None:
+        """Carry out the next occurrence of a delivery: start its run, by its `if_busy`; durable on return.
+
+        One commit stores the run and moves the delivery to its next occurrence, or removes it after the last. So the
+        occurrence is carried out once: for the same revision again, this returns the same run and changes nothing.
+
+        Returns None if there is nothing to carry out: the delivery was changed or cancelled since, the occurrence was
+        missed and is to be left out, or the session has ended. The last two move or remove the delivery.
+
+        While it awaits the following, other work may run, and the process may crash:
+
+        | awaited | what else may run | what a crash leaves |
+        |---|---|---|
+        | the store, for the delivery | everything; a change of the delivery, which the commit notices | the delivery |
+        | the commit | reads, streaming | the delivery, or its run |
+
+        Args:
+            key, delivery_id, revision: which delivery, as it was when it was found to be due.
+
+        Raises:
+            SessionBusyError, QueueFullError: the session takes no run now; nothing was stored. Try again later.
+            InvalidInputError: the delivery can never be carried out; nothing was stored.
+        """
+        await self._transactor.loaded()
+        delivery = await self._journal.store.delivery(self._state.key, key)
+        run_id = f"{delivery_id}-{revision}"
+        if delivery is None or delivery.run_id != run_id:
+            return await self._started(run_id)
+        prompts, options = read_run_payload(delivery)
+        options |= {"run_id": run_id, "if_busy": delivery.if_busy}
+        request = await self._make_request(prompts, cast(StartOptions, options))
+        request.delivery = delivery
+        try:
+            return await self._transactor.run(partial(self._carry_out, request, delivery))
+        except (DeliveryChangedError, DuplicateKeyError) as error:
+            request.operation.end(error)
+            return await self._started(run_id)
+        except Exception as error:
+            request.operation.end(error)
+            raise
+
+    async def _carry_out(self, request: _StartRequest, delivery: Delivery) -> Started | None:
+        """Store the run of a delivery, or leave the occurrence out. Call it within a change."""
+        now, session = self._journal.clock(), self._journal.session
+        if session.status == "ended":
+            await self._transactor.commit(session, deliveries=[DeliveryChange(delivery, None)])
+        elif delivery.is_missed(now):
+            await self._transactor.commit(session, deliveries=request.delivery_changes(now))
+        else:
+            return await self._start(request)
+        return None
+
+    async def _started(self, run_id: str) -> Started | None:
+        """Return the run with this id, open or ended; None if the session has none."""
+        record = self._known_record(run_id)
+        if record is None:
+            try:
+                record = await self._journal.records.find_run(run_id)
+            except RunNotFoundError:
+                return None
+        return Started(record.run_id, await self._turn_of(record))
+
+    def _known_record(self, run_id: str) -> RunRecord | None:
+        """Return the record of a run that is open, or ended recently; None for other runs."""
+        open_run, ended = self._state.open_run(run_id), self._state.ended_run(run_id)
+        return open_run.record if open_run else ended[0] if ended else None
+
     async def check_start(self, prompts: Sequence[Prompt], **options: Unpack[StartOptions]) -> str | None:
         """Raise what `start` would raise if no run were active or queued. Stores nothing.
 
@@ -297,6 +373,8 @@ class RunAdmission:
         await self._check_parent(record)
         if (busy := self._state.busy) and request.if_busy == "drop":
             started = await self._find_run(request, stored=True)
+            if changes := [] if started else request.delivery_changes(record.created_at):
+                await self._transactor.commit(self._journal.session, deliveries=changes)
             return started or Started(busy.run_id, busy.turn.index, dropped=True)
         record = self._with_trace(request, record)
         return await (self._merge(request, record, merging) if merging else self._store(request, record))
@@ -358,6 +436,7 @@ class RunAdmission:
             new_run=run.record,
             runs=ends,
             live=begins or active is not None,
+            deliveries=request.delivery_changes(now),
         )
         run_queue.clear_pending()
         run_queue.apply((), cancelled)
@@ -410,6 +489,7 @@ class RunAdmission:
             dropped_turns=[turnless_run.turn.index for turnless_run in turnless],
             new_run=end,
             runs=[*ends, *restarted],
+            deliveries=request.delivery_changes(now),
         )
         run_queue.clear_pending()
         run_queue.apply([grown], later_runs)
@@ -460,6 +540,8 @@ class RunAdmission:
     async def end_session(self, reason: str = "session ended", timeout_s: float | None = None) -> bool:
         """End the session: accept no new runs, and cancel active and queued ones with this reason. Idempotent.
 
+        Its deliveries are removed with the same commit, since no run can begin for them any more.
+
         The compaction that is under way is cancelled first. The session's end is durable before the active run is
         cancelled. Returns True when that run has ended, or False after `timeout_s` seconds.
         """
@@ -468,23 +550,44 @@ class RunAdmission:
         async def change() -> None:
             if self._journal.session.status == "active":
                 session, queue = replace(self._journal.session, status="ended"), list(self._state.run_queue.queue)
-                await self._cancel_queued(queue, whole(reason), session, [(SessionEnded, {})])
+                removals = [DeliveryChange(delivery, None) for delivery in await self._deliveries()]
+                await self._cancel_queued(queue, whole(reason), session, [(SessionEnded, {})], removals)
 
-        await self._transactor.run(change)
+        while True:
+            try:
+                await self._transactor.run(change)
+                break
+            except DeliveryChangedError:  # after it was read, so it is read again
+                continue
         if run := self._state.active:
             run.request_cancel(reason, discard=self._discards)
             return await run.wait(timeout_s)
         return True
 
+    async def _deliveries(self) -> list[Delivery]:
+        """Return all deliveries of the session."""
+        read = partial(self._journal.store.deliveries, **self._state.key._asdict())
+        found: list[Delivery] = []
+        while page := await read(after=found[-1].delivery_id if found else ""):
+            found += page
+        return found
+
     async def _cancel_queued(
-        self, runs: Sequence[ActiveRun], reason: str, session: SessionRecord, more: Sequence[NewEvent] = ()
+        self,
+        runs: Sequence[ActiveRun],
+        reason: str,
+        session: SessionRecord,
+        more: Sequence[NewEvent] = (),
+        deliveries: Sequence[DeliveryChange] = (),
     ) -> None:
         requeued = self._driver.requeue_prompts(runs, discard=self._discards and session.status == "active")
         now = self._journal.clock()
         ends = [run.ended("cancelled", reason, now) for run in runs]
         dropped = [run.turn.index for run in runs]
         events = [*map(end_event, ends), *more]
-        await self._transactor.commit(session, events, turns=requeued, dropped_turns=dropped, runs=ends)
+        await self._transactor.commit(
+            session, events, turns=requeued, dropped_turns=dropped, runs=ends, deliveries=deliveries
+        )
         self._state.run_queue.apply(requeued, runs)
         for run, end in zip(runs, ends, strict=True):
             self._driver.note_end(run, end, None)
@@ -619,8 +722,7 @@ class RunAdmission:
 
     async def _find_run(self, request: _StartRequest, *, stored: bool = False) -> Started | None:
         """Return the run with this id or idempotency key, or None; with `stored`, look up the id in the store too."""
-        open_run, ended = self._state.open_run(request.run_id), self._state.ended_run(request.run_id)
-        record = open_run.record if open_run else ended[0] if ended else None
+        record = self._known_record(request.run_id)
         if record is None and request.key:
             record = await self._journal.store.run_of_key(self._state.key, request.key)
             if record and record.idempotency != request.idempotency:
@@ -636,10 +738,8 @@ class RunAdmission:
         """Return the index of the turn that has the run's prompts: its own, or for a merged run the leading run's."""
         index, leads_to = record.turn_index, record.leads_to
         while leads_to:
-            open_run, ended = self._state.open_run(leads_to), self._state.ended_run(leads_to)
             try:
-                leading = open_run.record if open_run else ended[0] if ended else None
-                leading = leading or await self._journal.records.find_run(leads_to)
+                leading = self._known_record(leads_to) or await self._journal.records.find_run(leads_to)
             except RunNotFoundError:  # it was cleared
                 break
             index, leads_to = leading.turn_index, leading.leads_to

@@ -13,6 +13,7 @@ from turnwise.actors.session.state.event_log import EventLog
 from turnwise.actors.session.state.stored_records import StoredRecords
 from turnwise.errors import (
     CorruptRecordError,
+    DeliveryChangedError,
     DuplicateKeyError,
     SessionFencedError,
     SessionNotFoundError,
@@ -285,7 +286,7 @@ class Journal:
                 is `lost`.
             SessionRevertedError: the store lacks commits of this process, for example because it was restored from a
                 backup; the journal is `lost`.
-            DuplicateKeyError: nothing was stored.
+            DuplicateKeyError, DeliveryChangedError: nothing was stored.
             StoreError: the outcome is unknown; the journal is `stale`. Other exceptions of the store are converted to
                 this error.
         """
@@ -307,7 +308,7 @@ class Journal:
             await self.check_own()
             await self.revert()  # the row is this process's own, so the store was reverted under the commit
             raise
-        except DuplicateKeyError:
+        except (DuplicateKeyError, DeliveryChangedError):
             self.log.publish()
             raise
         except BaseException as error:

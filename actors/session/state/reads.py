@@ -54,6 +54,10 @@ class ReadSource(Protocol):
         """Wait until there may be further events, or until the deadline."""
 
 
+UNANSWERED_PAUSE_S = 0.01
+"""How often the store is read for a run whose start it has not acknowledged yet, in seconds."""
+
+
 class LiveSource:
     """The session in its own process, which wakes waiting callers at each change.
 
@@ -74,7 +78,12 @@ class LiveSource:
         await self._loaded()
 
     async def wait_for_run(self, deadline: float | None) -> bool:
-        """Activate the session again, which ends or resumes a run that was interrupted."""
+        """Activate the session again, which ends or resumes a run that was interrupted.
+
+        If it is active, the commit that has stored the run is still to be answered: wait a little.
+        """
+        if not self.state.journal.stale:
+            await asyncio.sleep(UNANSWERED_PAUSE_S)
         await self.load()
         return True
 

@@ -13,6 +13,7 @@ from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import (
     CorruptRecordError,
+    DeliveryChangedError,
     DuplicateKeyError,
     EncryptionError,
     NotFoundError,
@@ -27,6 +28,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.values.records import replace
@@ -188,6 +190,7 @@ class Transactor:
         doubt: UnknownOutcome | None = None,
         forget_turns: int = -1,
         cleared_blocks: Sequence[tuple[int, str]] = (),
+        deliveries: Sequence[DeliveryChange] = (),
     ) -> None:
         """Number the events, store all arguments in one commit, and cache the blocks. Call it within a change.
 
@@ -198,7 +201,7 @@ class Transactor:
             doubt: if the commit's outcome is unknown, the next activation sets its `stored`.
 
         Raises:
-            DuplicateKeyError: nothing was stored.
+            DuplicateKeyError, DeliveryChangedError: nothing was stored.
             TurnwiseError: see `Journal.commit`.
         """
         texts = [encode(block) for block in blocks] if encoded is None else encoded
@@ -216,12 +219,13 @@ class Transactor:
             runs=runs,
             forget_turns=forget_turns,
             cleared_blocks=cleared_blocks,
+            deliveries=deliveries,
         )
         last = self._unanswered = _Unanswered(commit, doubt, self._unbilled, self._begins(commit))
         self._unbilled = None
         try:
             await self._journal.commit(commit, live=live)
-        except DuplicateKeyError:
+        except (DuplicateKeyError, DeliveryChangedError):
             self._unanswered = None
             self.add_unbilled(last.unbilled)
             raise

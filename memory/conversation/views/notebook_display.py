@@ -30,6 +30,7 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "PendingCall": ("call_id", "name", "input", "wants", "why"),
     "Step": ("kind", "name", "started_at", "seconds", "tries", "is_error", "usage"),
     "Event": ("seq", "kind", "at", "run_id", "text"),
+    "Delivery": ("key", "session_id", "kind", "due_at", "schedule", "attempts", "why"),
     "MemoryItem": ("id", "text", "type", "topic", "created_at", "memory", "score", "words"),
 }
 """The attributes that a table shows of each kind of object, by the name of its class."""

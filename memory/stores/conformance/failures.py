@@ -9,6 +9,7 @@ from typing import Any
 from turnwise.errors import CorruptRecordError, InvalidInputError, SessionExistsError, SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
     a_run,
@@ -51,7 +52,7 @@ async def check_a_commit_that_fails_leaves_nothing_behind(store: SessionStore) -
     """Whichever part of it cannot be read to its end. The owner goes on."""
     owner = await eventful(store)
     full_commit = replace(of_everything(owner), cleared_blocks=[(0, "cleared")])
-    for part in ("blocks", "turns", "dropped_turns", "runs", "events", "cleared_blocks"):
+    for part in ("blocks", "turns", "dropped_turns", "runs", "events", "cleared_blocks", "deliveries"):
         async with unchanged(store, "s"):
             parts: dict[str, Any] = {part: _Broken(getattr(full_commit, part))}
             broken = replace(full_commit, **parts)
@@ -108,6 +109,8 @@ async def check_names_that_some_store_cannot_keep_are_refused(store: SessionStor
                 await refuses(
                     InvalidInputError, store.commit(SessionKey("s"), 1, owner.prepare(**part)), f"{part!r:.40}"
                 )
+            delivery = Delivery(delivery_id="d", session_id="s", key=name, occurs_at=1.0, due_at=1.0)
+            await refuses(InvalidInputError, store.add_delivery(delivery), f"a delivery under {name!r:.40}")
     await store.create(a_session(longest[:-4]))  # with its user it is as long
     await owner.commit(events=[an_event(1, longest)], new_run=a_run(longest, 0))
     equal((await store.run(longest)).session_id, "s", "the session of the run with the longest id")

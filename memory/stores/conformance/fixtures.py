@@ -14,6 +14,8 @@ from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, Sess
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange
+from turnwise.memory.deliveries.schedules import Schedule
 from turnwise.memory.stores.base import Commit, SessionStore
 from turnwise.memory.stores.conformance.laws import equal
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
@@ -59,6 +61,29 @@ def a_run(run_id: str, index: int, state: RunState = "running", **values: Any) -
 
 def an_event(seq: int, key: str | None = None, session_id: str = "s", **values: Any) -> AnyEvent:
     return PromptAppended(session_id=session_id, seq=seq, at=1.5, key=key, **values)
+
+
+def a_delivery(key: str, due_at: float | None = 10.0, **values: Any) -> Delivery:
+    """Return a delivery of session `s`, whose id sorts like its key."""
+    delivery_id = f"{values.get('session_id', 's')}/{values.get('user_id', DEFAULT_USER)}/{key}"
+    defaults = {"delivery_id": delivery_id, "session_id": "s", "occurs_at": due_at or 0.0, "created_at": 1.5}
+    return Delivery(key=key, due_at=due_at, **{**defaults, **values})
+
+
+FULL_DELIVERY = a_delivery(
+    "full ü%'",
+    due_at=1763700000.1234567,
+    kind="message",
+    payload=NESTED,
+    occurs_at=0.1 + 0.2,
+    schedule=Schedule(cron="0 9 * * MON-FRI", timezone="Europe/Lisbon", until=1763700000.25),
+    missed="run_all",
+    if_busy="inject",
+    created_at=1763700000.5,
+    attempts=3,
+    why=TEXT,
+)
+"""A delivery with a value in each field."""
 
 
 class Owner:
@@ -112,6 +137,7 @@ async def state_of(store: SessionStore, session: str | SessionKey) -> list[objec
         await store.turns(key),
         await store.runs(key),
         await store.events(key),
+        await store.deliveries(user_id=key.user_id, session_id=key.session_id),
     ]
     return [record, log, *lists]
 
@@ -126,12 +152,13 @@ async def unchanged(store: SessionStore, *sessions: str | SessionKey) -> AsyncIt
 
 
 async def eventful(store: SessionStore) -> Owner:
-    """Return the owner of a session that has blocks, turns, a run and events."""
+    """Return the owner of a session that has blocks, turns, a run, events and deliveries."""
     owner = await own(store)
     run, turns = a_run("r0", 0, idempotency_key="k0"), [a_turn(0, status="running"), a_turn(1)]
     await owner.commit("a", "b", turns=turns, new_run=run)
     session = replace(owner.session, seq=3, next_index=2, usage=Usage(calls=1))
-    await owner.commit(events=[an_event(1, "e1"), an_event(2), an_event(3)], session=session)
+    deliveries = [DeliveryChange(None, a_delivery(key)) for key in ("d1", "d2", "d3")]
+    await owner.commit(events=[an_event(1, "e1"), an_event(2), an_event(3)], session=session, deliveries=deliveries)
     return owner
 
 
@@ -156,6 +183,11 @@ def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9",
         runs=[a_run("r0", 0, "completed", idempotency_key="k0", ended_at=9.0, usage=USAGE, resumes=1)],
         forget_events=2,
         events=[an_event(8), an_event(9, event_key)],
+        deliveries=[
+            DeliveryChange(None, FULL_DELIVERY),
+            DeliveryChange(a_delivery("d1"), a_delivery("d1", 20.0, revision=2, attempts=1, why=TEXT)),
+            DeliveryChange(a_delivery("d2"), None),
+        ],
     )
 
 
@@ -163,4 +195,5 @@ def state_after(commit: Commit) -> list[object]:
     """Return the state of the session after a commit of `of_everything`."""
     blocks = ["a", "b", "c", "d", "missing", "missing"]
     events = [an_event(1, "e1"), an_event(3), *commit.events]
-    return [commit.session, blocks, list(commit.turns), [commit.runs[0], commit.new_run], events]
+    deliveries = [commit.deliveries[1].after, a_delivery("d3"), FULL_DELIVERY]
+    return [commit.session, blocks, list(commit.turns), [commit.runs[0], commit.new_run], events, deliveries]

@@ -8,9 +8,11 @@ from dataclasses import replace
 from turnwise.errors import CorruptRecordError, RunNotFoundError, SessionFencedError, SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, join
+from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
     Owner,
+    a_delivery,
     a_run,
     a_session,
     a_turn,
@@ -160,7 +162,7 @@ async def check_a_deletion_deletes_everything(store: SessionStore) -> None:
     equal(await state_of(store, "another"), before, "the other session")
     created = await store.create(a_session())
     equal(created.log == owner.session.log, False, "whether a log is given twice")
-    empty = [created, ["missing"] * 2, [], [], []]
+    empty = [created, ["missing"] * 2, [], [], [], []]
     equal(await state_of(store, "s"), empty, "a session created under a deleted one's id")
     activation = await store.activate(SessionKey("s"))
     equal(
@@ -169,7 +171,9 @@ async def check_a_deletion_deletes_everything(store: SessionStore) -> None:
         "its activation",
     )
     new = Owner(store, activation.session)
-    await store.commit(SessionKey("s"), 1, of_everything(new, run_id="r0", idempotency_key="k0", event_key="e1"))
+    added = [DeliveryChange(None, a_delivery(key)) for key in ("d1", "d2")]
+    everything = of_everything(new, run_id="r0", idempotency_key="k0", event_key="e1")
+    await store.commit(SessionKey("s"), 1, replace(everything, deliveries=added))
 
 
 @_law

@@ -15,11 +15,13 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
+from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.stores.base import Commit, SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
     NESTED,
     USAGE,
     Owner,
+    a_delivery,
     a_run,
     a_session,
     a_turn,
@@ -179,7 +181,14 @@ async def check_commits_at_once_lose_nothing(store: SessionStore, other: Session
         blocks: list[object] = [f"{session_number}.{number}" for number in numbers]
         runs = [a_run(f"r{session_number}.{number}", number, session_id=f"s{session_number}") for number in numbers]
         events = [an_event(number + 1, f"e{number}", f"s{session_number}") for number in numbers]
-        expected = [owner.session, [*blocks, *["missing"] * 2], [a_turn(number) for number in numbers], runs, events]
+        expected = [
+            owner.session,
+            [*blocks, *["missing"] * 2],
+            [a_turn(number) for number in numbers],
+            runs,
+            events,
+            [],
+        ]
         for reader in (store, other):
             equal(await state_of(reader, f"s{session_number}"), expected, f"session s{session_number}")
 
@@ -208,5 +217,11 @@ async def check_a_closed_store_raises_store_closed_error(store: SessionStore) ->
         "usage": store.usage(),
         "unsettled": store.unsettled(),
         "expired": store.expired(0.0),
+        "add_delivery": store.add_delivery(a_delivery("d")),
+        "change_delivery": store.change_delivery(DeliveryChange(a_delivery("d"), None)),
+        "delivery": store.delivery(SessionKey("s"), "d"),
+        "deliveries": store.deliveries(),
+        "due": store.due(0.0),
+        "lease_deliveries": store.lease_deliveries("holder", 1.0),
     }.items():
         await refuses(StoreClosedError, call, f"{verb_name} of a closed store")

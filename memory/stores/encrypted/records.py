@@ -13,6 +13,7 @@ from turnwise.memory.conversation.events import AnyEvent, Event, UnknownEvent, e
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.encrypted.keys import PREFIX, Place, Unsealing, UserKey
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
@@ -73,6 +74,11 @@ def _labels_place(run: RunRecord) -> Place:
 def _run_place(run: RunRecord) -> Place:
     """Return the place of what commits change in a run. They seal it anew whenever the state changes."""
     return Place("run", run.run_id, (*run.session_key, run.run_id, run.turn_index, run.state))
+
+
+def _delivery_place(delivery: Delivery) -> Place:
+    bound = (*delivery.session_key, delivery.delivery_id, delivery.revision)
+    return Place("delivery", delivery.delivery_id, bound)
 
 
 def _event_place(session: SessionKey, event: Event) -> Place:
@@ -143,6 +149,19 @@ async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
     )
 
 
+def seal_delivery(key: UserKey, delivery: Delivery) -> Delivery:
+    return replace(delivery, payload=_seal(key, _delivery_place(delivery), [delivery.payload, delivery.why]), why=None)
+
+
+async def open_delivery(texts: Unsealing, delivery: Delivery) -> Delivery:
+    payload, why = await _open(texts, _delivery_place(delivery), delivery.payload)
+    return replace(delivery, payload=freeze(payload), why=why)
+
+
+def seal_change(key: UserKey, change: DeliveryChange) -> DeliveryChange:
+    return DeliveryChange(change.before, change.after and seal_delivery(key, change.after))
+
+
 def seal_event(key: UserKey, session: SessionKey, event: Event, *, blocks: bool = False) -> AnyEvent:
     """Return the encrypted event. Its kind is encrypted too. Equal events give equal results, so stores see repeats.
 
@@ -192,6 +211,7 @@ def seal_commit(key: UserKey, of: SessionKey, commit: Commit) -> Commit:
         new_run=commit.new_run and seal_run(key, commit.new_run),
         runs=[seal_run(key, run) for run in commit.runs],
         events=[seal_event(key, of, event) for event in commit.events],
+        deliveries=[seal_change(key, change) for change in commit.deliveries],
     )
 
 

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from turnwise.errors import CorruptRecordError, KeyMissingError, SessionFencedError
+from turnwise.errors import CorruptRecordError, EncryptionError, KeyMissingError, SessionFencedError
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.stores.base import Activation, Commit, Page, SessionOrder, SessionStore
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange
+from turnwise.memory.stores.base import Activation, Commit, DeliveryLease, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import (
     block_place,
+    open_delivery,
     open_event,
     open_events,
     open_run,
     open_session,
     open_turn,
+    seal_change,
     seal_commit,
+    seal_delivery,
     seal_session,
     seal_turn,
 )
@@ -33,12 +37,13 @@ class EncryptedStore(Shared):
     """A `SessionStore` that encrypts records and stores them in another store.
 
     It encrypts blocks; kinds and bodies of events; titles of sessions; metadata of sessions and turns;
-    parameters of sessions and runs; and
+    parameters of sessions and runs; payloads of deliveries and why they failed; and
     labels, types of answers, reasons, stop reasons, states of calls and fingerprints of runs.
 
     These stay readable: ids of sessions, users, agents, turns and runs; parents; times and sizes; states, codes of
     failures, names of models and engines, counts and usage; positions of blocks; numbers and keys of events;
-    idempotency keys; trace contexts; which runs may join others. So put nothing secret into an id or a key.
+    idempotency keys; keys, times and schedules of deliveries; trace contexts; which runs may join others. So put
+    nothing secret into an id or a key.
 
     Each text is bound to its user, kind and position, so reading a text that was moved or changed raises
     CorruptRecordError. Somebody who can write to the store can still remove rows, change readable fields, or restore an
@@ -71,10 +76,17 @@ class EncryptedStore(Shared):
     async def now(self) -> float:
         return await self._inner.now()
 
-    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+    async def create(
+        self,
+        session: SessionRecord,
+        turn: TurnRecord | None = None,
+        also: Spans = (),
+        deliveries: Sequence[Delivery] = (),
+    ) -> SessionRecord:
         secret = await self._keys.of(session.user_id)
         sealed = turn and seal_turn(secret, session.key, turn)
-        created = await self._inner.create(seal_session(secret, session), sealed, also)
+        sealed_deliveries = [seal_delivery(secret, delivery) for delivery in deliveries]
+        created = await self._inner.create(seal_session(secret, session), sealed, also, sealed_deliveries)
         return replace(created, metadata=session.metadata, title=session.title, params=session.params)
 
     async def get(self, key: SessionKey) -> SessionRecord:
@@ -176,6 +188,40 @@ class EncryptedStore(Shared):
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
         return await self._listed(await self._inner.expired(now, cursor=cursor, limit=limit))
+
+    async def add_delivery(self, delivery: Delivery) -> Delivery:
+        secret = await self._keys.of(delivery.user_id)
+        return await open_delivery(self._texts(), await self._inner.add_delivery(seal_delivery(secret, delivery)))
+
+    async def change_delivery(self, change: DeliveryChange) -> None:
+        if change.after is None:  # also of a user without a key
+            return await self._inner.change_delivery(change)
+        secret = await self._keys.of(change.after.user_id)
+        return await self._inner.change_delivery(seal_change(secret, change))
+
+    async def delivery(self, key: SessionKey, delivery_key: str) -> Delivery | None:
+        delivery = await self._inner.delivery(key, delivery_key)
+        return delivery and await open_delivery(self._texts(), delivery)
+
+    async def deliveries(
+        self, *, user_id: str | None = None, session_id: str | None = None, after: str = "", limit: int = 100
+    ) -> list[Delivery]:
+        texts = self._texts()
+        page = await self._inner.deliveries(user_id=user_id, session_id=session_id, after=after, limit=limit)
+        return [await open_delivery(texts, delivery) for delivery in page]
+
+    async def due(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[Delivery]:
+        page = await self._inner.due(now, cursor=cursor, limit=limit)
+        texts, deliveries, unreadable = self._texts(), [], dict.fromkeys(page.unreadable)
+        for delivery in page:
+            try:
+                deliveries.append(await open_delivery(texts, delivery))
+            except (CorruptRecordError, EncryptionError):
+                unreadable[delivery.session_key] = None
+        return Page(tuple(deliveries), page.cursor, tuple(unreadable))
+
+    async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
+        return await self._inner.lease_deliveries(holder, ttl_s)
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         return await self._inner.delete(key, epoch=epoch, log=log)

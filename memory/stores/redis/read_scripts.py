@@ -184,6 +184,68 @@ return {'', shown, is_cut}
 """
 )
 
+_DELIVERY = r"""
+local number = redis.call('HGET', ids, take())
+if not number then return {'missing'} end
+local id = redis.call('HGET', key(number, ':deliveries'), take())
+if not id then return {''} end
+return {'', id, redis.call('HGET', deliveries, id)}
+"""
+
+_FOUND = (
+    _FIRST
+    + r"""
+local found, size = {}, 0
+
+-- Add a delivery; return false, and do not add it, if those before it are a whole page.
+local function add(id, limit, score)
+  if #found == limit or size > PAGE_BYTES then return false end
+  local text = redis.call('HGET', deliveries, id) or ''
+  local number = string.match(text, '^%d+')
+  found[#found + 1] = {id, number and redis.call('HGET', key(number), 'id') or '', text, score}
+  size = size + #text
+  return true
+end
+"""
+)
+
+_DELIVERIES = (
+    _FOUND
+    + r"""
+local session, place, last, limit = take(), take(), take(), tonumber(take())
+local names
+if session == '' then
+  names = redis.call('ZRANGEBYLEX', base .. ':deliveries:' .. place, '(' .. last, '+', 'LIMIT', 0, limit)
+else
+  local number = redis.call('HGET', ids, session)
+  names = number and redis.call('HVALS', key(number, ':deliveries')) or {}
+  table.sort(names)
+end
+for _, id in ipairs(names) do
+  if id > last and not add(id, limit, '') then break end
+end
+return {'', found}
+"""
+)
+
+_DUE = (
+    _FOUND
+    + r"""
+local time, last_time, last, limit = tonumber(take()), take(), take(), tonumber(take())
+local low, high = redis.call('ZCOUNT', due, '-inf', '(' .. last_time), redis.call('ZCOUNT', due, '-inf', last_time)
+while low < high do
+  local middle = math.floor((low + high) / 2)
+  if redis.call('ZRANGE', due, middle, middle)[1] <= last then low = middle + 1 else high = middle end
+end
+local entries = redis.call('ZRANGE', due, low, low + limit, 'WITHSCORES')
+for index = 1, #entries, 2 do
+  if tonumber(entries[index + 1]) > time then break end
+  if not add(entries[index], limit, entries[index + 1]) then return {'', found, 1} end
+end
+return {'', found, 0}
+"""
+)
+
 READS = {
     name: COMMON + body
     for name, body in {
@@ -199,6 +261,9 @@ READS = {
         "usage": _USAGE,
         "unsettled": _UNSETTLED,
         "expired": _EXPIRED,
+        "delivery": _DELIVERY,
+        "deliveries": _DELIVERIES,
+        "due": _DUE,
     }.items()
 }
 """By name."""

@@ -9,6 +9,11 @@ numbers of sessions; only the hash tag is declared in KEYS.
     spent      hash    place -> total usage of its sessions
     unsettled  sorted  members of sessions with a run that is queued or running, by name
     expiring   sorted  members of sessions that expire, by time of expiry
+    deliveries hash    id of a delivery -> number of its session, revision, JSON
+    due        sorted  ids of deliveries, by the time at which they are due
+    lease      hash    holder and end of the lease of the deliveries
+    deliveries:<place>
+               sorted  ids of deliveries, by name; of the places `all` and those of users
     created:<status>:<place>, updated:<status>:<place>
                sorted  members, by time
 
@@ -19,6 +24,7 @@ numbers of sessions; only the hash tag is declared in KEYS.
     <number>:turns, :runs      sorted  index, one letter, JSON; by name
     <number>:events, :keyed    sorted  number and event, by name: those without a key, those with one
     <number>:keys      hash    e=<event key> -> number; k=<idempotency key>, i<run id> -> index
+    <number>:deliveries        hash    key of a delivery -> its id
     <number>:open      sorted  t<index> of open turns, r<index> of open runs, u<index> of those queued or running
 
 A session's number is made by `new_key` and has 19 digits. It is text everywhere, since Lua's numbers cannot hold it.
@@ -44,6 +50,7 @@ COMMON = (
 local base, at = KEYS[1], 0
 local ids, run_ids, meta, spent = base .. ':ids', base .. ':runs', base .. ':meta', base .. ':spent'
 local unsettled, expiring = base .. ':unsettled', base .. ':expiring'
+local deliveries, due = base .. ':deliveries', base .. ':due'
 
 local function now()
   local time = redis.call('TIME')
@@ -137,6 +144,51 @@ local function expire(number, deadline)
     redis.call('ZREM', expiring, member(number))
   else
     redis.call('ZADD', expiring, deadline, member(number))
+  end
+end
+
+-- The answer that refuses changes of a session's deliveries; nil if they can be made.
+local function refused(number, changes)
+  local home, seen = key(number, ':deliveries'), {}
+  for _, change in ipairs(changes) do
+    local name, id, revision = change[1], change[2], change[3]
+    if revision ~= '' then
+      local text = redis.call('HGET', home, name) == id and redis.call('HGET', deliveries, id)
+      local is_same = text and string.match(text, '^%d+ (%d+) ') == revision
+      if not is_same or seen['i' .. id] then return {'changed', id} end
+    else
+      if seen['k' .. name] or redis.call('HEXISTS', home, name) == 1 then return {'duplicate', name} end
+      if seen['i' .. id] or redis.call('HEXISTS', deliveries, id) == 1 then return {'duplicate', id} end
+      seen['k' .. name] = true
+    end
+    seen['i' .. id] = true
+  end
+end
+
+local function delivery_lists(places)
+  return {base .. ':deliveries:all', base .. ':deliveries:' .. (string.match(places, 'user%-%x+') or '')}
+end
+
+local function drop_delivery(id, sets)
+  redis.call('HDEL', deliveries, id)
+  redis.call('ZREM', due, id)
+  for _, set in ipairs(sets) do redis.call('ZREM', set, id) end
+end
+
+local function change_deliveries(number, places, changes)
+  if #changes == 0 then return end
+  local home, sets = key(number, ':deliveries'), delivery_lists(places)
+  for _, change in ipairs(changes) do
+    local name, id, _, due_at, text = unpack(change)
+    if text == '' then
+      drop_delivery(id, sets)
+      redis.call('HDEL', home, name)
+    else
+      redis.call('HSET', deliveries, id, number .. ' ' .. text)
+      redis.call('HSET', home, name, id)
+      for _, set in ipairs(sets) do redis.call('ZADD', set, 0, id) end
+      if due_at == '' then redis.call('ZREM', due, id) else redis.call('ZADD', due, due_at, id) end
+    end
   end
 end
 

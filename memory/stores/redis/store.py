@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar, get_args
 
 from turnwise.errors import (
     CorruptRecordError,
+    DeliveryChangedError,
     DuplicateKeyError,
     RunNotFoundError,
     SchemaVersionError,
@@ -37,18 +38,23 @@ from turnwise.memory.conversation.sessions import (
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.stores.base import (
     PROBE_BYTES,
     Activation,
     Commit,
+    DeliveryLease,
     Page,
     SessionOrder,
+    check_change,
     check_limit,
+    check_session_filter,
     check_session_names,
     checked_commit,
     cursor_of,
     new_jump,
     parse_cursor,
+    parse_due_cursor,
 )
 from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encode
 from turnwise.memory.stores.redis.read_scripts import READS
@@ -123,8 +129,15 @@ class RedisStore(RedisDatabase):
         self._base = f"{{{prefix}:sessions}}"
         self._check = SettingsCheck(self._name)
 
-    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+    async def create(
+        self,
+        session: SessionRecord,
+        turn: TurnRecord | None = None,
+        also: Spans = (),
+        deliveries: Sequence[Delivery] = (),
+    ) -> SessionRecord:
         check_session_names(session)
+        additions = [DeliveryChange(None, check_delivery(delivery)) for delivery in deliveries]
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
         with self._translated():
             args = [
@@ -134,6 +147,7 @@ class RedisStore(RedisDatabase):
                 *(finite(session.created_at, "created_at"), *_times(session)),
                 *_rows([(encode(log), start, stop) for log, start, stop in borrowed]),
                 *_rows([_turn_row(turn)] if turn else []),
+                *_rows([_delivery_row(addition) for addition in additions]),
             ]
         number = str(new_key())
         while await self._do("create", [number, *args], session.key):  # the script found the number in use
@@ -195,6 +209,7 @@ class RedisStore(RedisDatabase):
                 *_rows(
                     [(padded(event.seq), _index_field("e", event.key), encode_event(event)) for event in commit.events]
                 ),
+                *_rows([_delivery_row(change) for change in commit.deliveries]),
             ]
         await self._do("commit", args, key, epoch)
 
@@ -279,6 +294,66 @@ class RedisStore(RedisDatabase):
         shown, is_cut = await self._do("expired", args, again=True)
         return self._sessions(shown, limit, is_cut=bool(is_cut))
 
+    async def add_delivery(self, delivery: Delivery) -> Delivery:
+        check_delivery(delivery)
+        key = delivery.session_key
+        with self._translated():
+            args = [_name(key), *_rows([_delivery_row(DeliveryChange(None, delivery))])]
+        existing = await self._do("add_delivery", args, key)
+        return self._delivery(key, *existing) if existing else delivery
+
+    async def change_delivery(self, change: DeliveryChange) -> None:
+        key = check_change(change).session_key
+        with self._translated():
+            args = [_name(key), *_rows([_delivery_row(change)])]
+        await self._do("change_delivery", args, key)
+
+    async def delivery(self, key: SessionKey, delivery_key: str) -> Delivery | None:
+        stored = await self._do("delivery", [_name(key), encode(delivery_key)], key, again=True)
+        return self._delivery(key, *stored) if stored else None
+
+    async def deliveries(
+        self, *, user_id: str | None = None, session_id: str | None = None, after: str = "", limit: int = 100
+    ) -> list[Delivery]:
+        check_session_filter(user_id, session_id)
+        session = b"" if session_id is None else _name(SessionKey(session_id, user_id or ""))
+        args: list[Argument] = [session, _place(user_id, None), encode(after), min(check_limit(limit), _MANY)]
+        (rows,) = await self._do("deliveries", args, again=True)
+        return [
+            self._delivery(self._session_key(delivery_id, name), delivery_id, text)
+            for delivery_id, name, text, _ in rows
+        ]
+
+    async def due(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[Delivery]:
+        time_s, after = parse_due_cursor(cursor)
+        args: list[Argument] = [repr(float(now)), repr(time_s), encode(after), min(check_limit(limit), _MANY)]
+        rows, has_more = await self._do("due", args, again=True)
+        deliveries: list[Delivery] = []
+        unreadable: dict[SessionKey, None] = {}
+        for delivery_id, name, text, _ in rows:
+            key = self._session_key(delivery_id, name)
+            try:
+                deliveries.append(self._delivery(key, delivery_id, text))
+            except CorruptRecordError:
+                unreadable[key] = None
+        cursor = f"{float(rows[-1][3])!r}:{_decoded(rows[-1][0])}" if has_more else None
+        return Page(tuple(deliveries), cursor, tuple(unreadable))
+
+    async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
+        args = [holder, "" if ttl_s is None else repr(float(ttl_s))]
+        owner, until, now, next_due_at = await self._do("lease", args, again=True)
+        return DeliveryLease(
+            holder=_decoded(owner),
+            until=float(until),
+            now=float(now),
+            next_due_at=float(next_due_at) if next_due_at else None,
+        )
+
+    def _delivery(self, key: SessionKey, delivery_id: bytes, text: bytes | None) -> Delivery:
+        """Return a delivery from its text, which follows the number of its session and its revision."""
+        record_key = f"{self._base}:deliveries {_decoded(delivery_id)}"
+        return decode_record(Delivery, record_key, (text or b"").split(b" ", 2)[-1], **key._asdict())
+
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         args = [_name(key), "" if epoch is None else epoch, "" if log is None else encode(log)]
         (turns,) = await self._do("delete", args, key, epoch)
@@ -317,6 +392,7 @@ class RedisStore(RedisDatabase):
                 f"session {session_id!r} has {values[0]} {int(values[1])} already; nothing was written"
             ),
             "exists": lambda: SessionExistsError(session_id),
+            "changed": lambda: DeliveryChangedError(session_id, values[0]),
             "missing": lambda: SessionNotFoundError(session_id),
             "fenced": lambda: SessionFencedError(session_id, int(values[0]) if values else epoch),
         }
@@ -398,6 +474,7 @@ _CHANGES = set(SESSION_CHANGES) - {"revision"}
 
 _TURN = {field.name for field in fields(TurnRecord)}
 _RUN = {field.name for field in fields(RunRecord)} - {"session_id", "user_id"}
+_DELIVERY = {field.name for field in fields(Delivery)} - {"session_id", "user_id"}
 
 
 def _decoded(part: bytes) -> str:
@@ -430,6 +507,15 @@ def _run_text(run: RunRecord) -> tuple[str, str]:
     """Return a letter for the run's state (unsettled, waiting or ended), and the run as text."""
     letter = "u" if run.state in UNSETTLED else "w" if run.is_open else "e"
     return letter, record_text(run, _RUN)
+
+
+def _delivery_row(change: DeliveryChange) -> tuple[Argument, ...]:
+    """Return the delivery's key, id, revision before, time at which it is due, and text; blank what there is not."""
+    before, after = change.before, change.after
+    key = next((delivery.key for delivery in (before, after) if delivery), "")
+    due_at = "" if after is None or after.due_at is None else repr(float(after.due_at))
+    text = f"{after.revision} {record_text(after, _DELIVERY)}" if after else ""
+    return key, change.delivery_id, before.revision if before else "", due_at, text
 
 
 def _times(session: SessionRecord) -> tuple[str, str]:

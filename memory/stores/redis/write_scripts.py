@@ -8,7 +8,7 @@ _CREATE = r"""
 local number, session, born, row, epoch, status = take(), take(), take(), take(), take(), take()
 local revision, size = take(), take()
 local places, used, created, updated, deadline = take(), take(), take(), take(), take()
-local borrowed, turns = rows(3), rows(3)
+local borrowed, turns, changes = rows(3), rows(3), rows(5)
 if redis.call('HEXISTS', ids, session) == 1 then return {'exists'} end
 if redis.call('EXISTS', key(number), key(number, ':log')) > 0 then return {'', 'given'} end
 for _, span in ipairs(borrowed) do
@@ -17,7 +17,13 @@ for _, span in ipairs(borrowed) do
     if redis.call('HEXISTS', log, string.format('%.0f', position)) == 0 then return {'gone', unpack(span)} end
   end
 end
+local refusal = refused(number, changes)
+if refusal then return refusal end
 local hashes, sets = {meta, ids, spent}, lists(places, status)
+if #changes > 0 then
+  for _, hash in ipairs({deliveries, key(number, ':deliveries')}) do hashes[#hashes + 1] = hash end
+  for _, set in ipairs({due, unpack(delivery_lists(places))}) do sets[#sets + 1] = set end
+end
 for _, span in ipairs(borrowed) do hashes[#hashes + 1] = key(span[1], ':lent') end
 for _, part in ipairs({':turns', ':open'}) do sets[#sets + 1] = key(number, part) end
 local wrong = wrong_key(hashes, sets)
@@ -42,6 +48,7 @@ for _, turn in ipairs(turns) do
   put(key(number, ':turns'), turn[1], turn[2] .. turn[3])
   mark(key(number, ':open'), 't' .. turn[1], turn[2] == 'o')
 end
+change_deliveries(number, places, changes)
 return {''}
 """
 
@@ -61,6 +68,7 @@ local revision, revision_before, size, size_before = take(), take(), take(), tak
 local used, updated, deadline, upto = take(), take(), take(), take()
 local turns_upto, cleared = tonumber(take()), rows(2)
 local blocks, dropped, turns, new, runs, events = rows(2), rows(1), rows(3), rows(5), rows(3), rows(3)
+local changes = rows(5)
 local home, log, keys = key(number), key(number, ':log'), key(number, ':keys')
 local open, turn_set, run_set = key(number, ':open'), key(number, ':turns'), key(number, ':runs')
 local loose, keyed = key(number, ':events'), key(number, ':keyed')
@@ -96,6 +104,9 @@ for _, event in ipairs(events) do
   seen[' ' .. seq] = true
 end
 
+local refusal = refused(number, changes)
+if refusal then return refusal end
+
 local gone = {}
 if turns_upto >= 0 then
   for _, event in ipairs(redis.call('ZRANGE', loose, 0, -1)) do
@@ -109,7 +120,12 @@ if turns_upto >= 0 then
 end
 local sets = lists(places, status, old_status)
 for _, set in ipairs({open, turn_set, run_set, loose, keyed}) do sets[#sets + 1] = set end
-local wrong = wrong_key({log, keys, run_ids, spent, key(number, ':lent')}, sets)
+local hashes = {log, keys, run_ids, spent, key(number, ':lent')}
+if #changes > 0 then
+  for _, hash in ipairs({deliveries, key(number, ':deliveries')}) do hashes[#hashes + 1] = hash end
+  for _, set in ipairs({due, unpack(delivery_lists(places))}) do sets[#sets + 1] = set end
+end
+local wrong = wrong_key(hashes, sets)
 if wrong then return wrong end
 
 -- First the writes that a Redis without memory refuses.
@@ -165,6 +181,7 @@ for _, event in ipairs(events) do
   redis.call('ZADD', event[2] == '' and loose or keyed, 0, event[1] .. event[3])
   if event[2] ~= '' then redis.call('HSET', keys, event[2], event[1]) end
 end
+change_deliveries(number, places, changes)
 return {''}
 """
 
@@ -182,8 +199,9 @@ local hashes = {run_ids, spent, key(number, ':keys'), key(number, ':log'), key(n
 for log in string.gmatch(borrowed, '%S+') do
   for _, part in ipairs({':log', ':lent'}) do hashes[#hashes + 1] = key(log, part) end
 end
-local sets = lists(places, status)
-sets[#sets + 1] = key(number, ':turns')
+local sets, delivery_sets = lists(places, status), delivery_lists(places)
+for _, hash in ipairs({deliveries, key(number, ':deliveries')}) do hashes[#hashes + 1] = hash end
+for _, set in ipairs({key(number, ':turns'), due, unpack(delivery_sets)}) do sets[#sets + 1] = set end
 local wrong = wrong_key(hashes, sets)
 if wrong then return wrong end
 
@@ -192,18 +210,68 @@ redis.call('HDEL', ids, session) -- first, since Redis without memory lets a scr
 for _, name in ipairs(redis.call('HKEYS', key(number, ':keys'))) do
   if string.sub(name, 1, 1) == 'i' then redis.call('HDEL', run_ids, string.sub(name, 2)) end
 end
+for _, id in ipairs(redis.call('HVALS', key(number, ':deliveries'))) do drop_delivery(id, delivery_sets) end
 unlist(number, status, places)
 charge(places, used, '')
 redis.call('ZREM', unsettled, member(number))
 redis.call('ZREM', expiring, member(number))
 redis.call('DEL', key(number), key(number, ':turns'), key(number, ':runs'), key(number, ':events'),
-  key(number, ':keyed'), key(number, ':keys'), key(number, ':open'))
+  key(number, ':keyed'), key(number, ':keys'), key(number, ':open'), key(number, ':deliveries'))
 release(number)
 for log in string.gmatch(borrowed, '%S+') do
   redis.call('HDEL', key(log, ':lent'), number)
   release(log)
 end
 return {'', turns}
+"""
+
+_ADD_DELIVERY = r"""
+local session, changes = take(), rows(5)
+local number = redis.call('HGET', ids, session)
+if not number then return {'missing'} end
+local home = key(number, ':deliveries')
+local wrong = wrong_key({deliveries, home}, {due})
+if wrong then return wrong end
+local id = redis.call('HGET', home, changes[1][1])
+if id then return {'', id, redis.call('HGET', deliveries, id)} end
+local refusal = refused(number, changes)
+if refusal then return refusal end
+local places = redis.call('HGET', key(number), 'places')
+if not places then return {'corrupt', key(number), 'a field of it is missing'} end
+wrong = wrong_key({}, delivery_lists(places))
+if wrong then return wrong end
+change_deliveries(number, places, changes)
+return {''}
+"""
+
+_CHANGE_DELIVERY = r"""
+local session, changes = take(), rows(5)
+local number = redis.call('HGET', ids, session)
+if not number then return {'changed', changes[1][2]} end
+local wrong = wrong_key({deliveries, key(number, ':deliveries')}, {due})
+if wrong then return wrong end
+local refusal = refused(number, changes)
+if refusal then return refusal end
+local places = redis.call('HGET', key(number), 'places')
+if not places then return {'corrupt', key(number), 'a field of it is missing'} end
+wrong = wrong_key({}, delivery_lists(places))
+if wrong then return wrong end
+change_deliveries(number, places, changes)
+return {''}
+"""
+
+_LEASE = r"""
+local asking, ttl, lease, time = take(), take(), base .. ':lease', now()
+local wrong = wrong_key({lease}, {due})
+if wrong then return wrong end
+local holder, ends = unpack(redis.call('HMGET', lease, 'holder', 'until'))
+holder, ends = holder or '', ends or '0'
+if (tonumber(ends) or 0) <= tonumber(time) then holder = '' end
+if ttl ~= '' and (holder == '' or holder == asking) then
+  holder, ends = asking, string.format('%.6f', tonumber(time) + tonumber(ttl))
+  redis.call('HSET', lease, 'holder', holder, 'until', ends)
+end
+return {'', holder, ends, time, redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2] or ''}
 """
 
 _PROBE = r"""
@@ -220,6 +288,9 @@ WRITES = {
         "activate": _ACTIVATE,
         "commit": _COMMIT,
         "delete": _DELETE,
+        "add_delivery": _ADD_DELIVERY,
+        "change_delivery": _CHANGE_DELIVERY,
+        "lease": _LEASE,
         "probe": _PROBE,
     }.items()
 }

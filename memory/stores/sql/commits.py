@@ -12,10 +12,20 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from turnwise.errors import SessionFencedError
+from turnwise.errors import DeliveryChangedError, SessionFencedError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.base import Commit
-from turnwise.memory.stores.sql.rows import changed_run_row, changed_session_row, event_row, log_key, run_row, turn_row
+from turnwise.memory.stores.sql.rows import (
+    changed_delivery_row,
+    changed_run_row,
+    changed_session_row,
+    compared_delivery_row,
+    delivery_row,
+    event_row,
+    log_key,
+    run_row,
+    turn_row,
+)
 from turnwise.memory.stores.sql.sqlite_file import begin_writing
 from turnwise.memory.stores.sql.statements import Row, Statements
 
@@ -33,6 +43,8 @@ class CommitRows:
     session: Row
     other_rows: tuple[list[Row], ...]
     """The other rows to write, by kind, in the order in which the kinds are written."""
+    changed_deliveries: tuple[str, ...]
+    """The deliveries that are changed or removed."""
 
 
 class CommitWriter:
@@ -57,7 +69,11 @@ class CommitWriter:
             sql.forget_turns,
             sql.clear_block,
             sql.insert_event,
+            sql.insert_delivery,
+            sql.put_delivery,
+            sql.drop_delivery,
         )
+        self._compares = (sql.put_delivery, sql.drop_delivery)
         self._lock_timeout_s = lock_timeout_s
         self._is_sqlite = dialect.name == "sqlite"
         self._has_pipeline = not self._is_sqlite and driver.Pipeline.is_supported()
@@ -65,6 +81,7 @@ class CommitWriter:
     def rows_of(self, of: SessionKey, epoch: int, commit: Commit) -> CommitRows:
         """Return the commit as rows for `write`. Call it before the transaction, so that no other transaction waits."""
         key = log_key(commit.session.log)
+        deliveries = [(change.before, change.after) for change in commit.deliveries]
         kinds: tuple[Iterable[dict[str, Any]], ...] = (
             (
                 {"log": key, "at": position, "body": body}
@@ -78,10 +95,14 @@ class CommitWriter:
             ({"b_session": key, "b_upto": commit.forget_turns},) if commit.forget_turns >= 0 else (),
             ({"b_log": key, "b_at": position, "b_body": body} for position, body in commit.cleared_blocks),
             (event_row(key, event) for event in commit.events),
+            (delivery_row(key, after) for before, after in deliveries if after and not before),
+            (changed_delivery_row(key, before, after) for before, after in deliveries if before and after),
+            (compared_delivery_row(key, before) for before, after in deliveries if before and not after),
         )
         session = self._put_session.bind(changed_session_row(of, epoch, commit))
         other_rows = tuple([kind.bind(row) for row in rows] for kind, rows in zip(self._kinds, kinds, strict=True))
-        return CommitRows(of, epoch, time.monotonic(), key, session, other_rows)
+        changed = tuple(before.delivery_id for before, _ in deliveries if before)
+        return CommitRows(of, epoch, time.monotonic(), key, session, other_rows, changed)
 
     def write(self, cursor: Any, group: Sequence[CommitRows]) -> list[Exception | None]:
         """Write the commits of the group that can be written. Return for each its error, or None if it was written.
@@ -116,9 +137,10 @@ class CommitWriter:
             if not self._is_sqlite:
                 cursor.connection.wait_briefly(cursor)
             self._put_session.write(sessions, [commit.session for commit in group])
-            self._write_other_rows(cursor, group)
+            compared = self._write_other_rows(cursor, group)
         if sessions.rowcount != len(group):
             raise SessionFencedError(group[0].of.session_id, group[0].epoch)  # or another commit of the group
+        _check_compared(group, compared)
 
     @staticmethod
     def is_locked(outcome: BaseException | None) -> bool:
@@ -127,20 +149,34 @@ class CommitWriter:
 
     def _write_one(self, cursor: Any, commit: CommitRows) -> None:
         self._write_session(cursor, commit)
-        self._write_other_rows(cursor, [commit])
+        _check_compared([commit], self._write_other_rows(cursor, [commit]))
 
     def _write_session(self, cursor: Any, commit: CommitRows) -> None:
         if not self._put_session.write(cursor, [commit.session]):
             raise SessionFencedError(commit.of.session_id, commit.epoch)
 
-    def _write_other_rows(self, cursor: Any, group: Sequence[CommitRows]) -> None:
-        """Write all rows but the session rows, kind by kind. The order of sessions within a kind does not matter."""
+    def _write_other_rows(self, cursor: Any, group: Sequence[CommitRows]) -> list[Any]:
+        """Write all rows but the session rows, kind by kind. The order of sessions within a kind does not matter.
+
+        Returns the cursors that know how many of the deliveries to change were as they had to be.
+        """
+        compared: list[Any] = []
         for kind, rows in zip(self._kinds, zip(*(commit.other_rows for commit in group), strict=True), strict=True):
             if all_rows := list(chain.from_iterable(rows)):
-                kind.write(cursor, all_rows)
+                if kind in self._compares:
+                    compared.append(cursor.connection.cursor())
+                kind.write(compared[-1] if kind in self._compares else cursor, all_rows)
+        return compared
 
     def _pipeline(self, cursor: Any) -> AbstractContextManager[object]:
         return cursor.connection.pipeline() if self._has_pipeline else nullcontext()
+
+
+def _check_compared(group: Sequence[CommitRows], cursors: Sequence[Any]) -> None:
+    """Raise unless as many deliveries were changed as the group has to change."""
+    changed = [(commit.of.session_id, delivery_id) for commit in group for delivery_id in commit.changed_deliveries]
+    if sum(cursor.rowcount for cursor in cursors) != len(changed):
+        raise DeliveryChangedError(*changed[0])  # or another one of the group
 
 
 def attempt(execute: Callable[[str], object], work: Callable[[], object]) -> Exception | None:

@@ -201,6 +201,29 @@ class SQLDatabase(Shared):
         await self._write(lambda connection: connection.execute(sa.insert(_meta).values(name=name, value=text)))
         await self._write(lambda connection: connection.execute(sa.delete(_meta).where(row)))
 
+    def _locked_note(self, connection: sa.Connection, name: str, initial: str) -> str:
+        """Return a note of the whole database, which no other transaction can read so or change until the end of this.
+
+        Args:
+            initial: the note as it is first.
+        """
+        note = sa.select(_meta.c.value).where(_meta.c.name == name).with_for_update()
+        connection.execute(
+            insert_into(_meta, self._engine.dialect).values(name=name, value=initial).on_conflict_do_nothing()
+        )
+        return str(connection.execute(note).scalar_one())
+
+    @staticmethod
+    def _noted(connection: sa.Connection, name: str, initial: str) -> str:
+        """Return a note as it is now."""
+        note = connection.scalar(sa.select(_meta.c.value).where(_meta.c.name == name))
+        return initial if note is None else str(note)
+
+    @staticmethod
+    def _note(connection: sa.Connection, name: str, value: str) -> None:
+        """Change a note that was locked."""
+        connection.execute(sa.update(_meta).where(_meta.c.name == name).values(value=value))
+
     def _is_duplicate(self, error: StoreError) -> bool:
         """Return whether the database refused a row because a row with its key exists."""
         return isinstance(error.__cause__, self._driver.IntegrityError)

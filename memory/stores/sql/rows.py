@@ -17,10 +17,12 @@ from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionKey, S
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.records import Delivery
+from turnwise.memory.deliveries.schedules import Schedule
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.sql.schema import USAGE
 from turnwise.memory.values.corrupt_records import UNDECODABLE, UnfitError
-from turnwise.memory.values.records import record_of
+from turnwise.memory.values.records import record_of, record_text
 
 
 def log_key(log: str) -> int:
@@ -41,6 +43,7 @@ _RUN_TEXTS = {
     *("instructions", "tools", "trace"),
 }
 _SESSION_TEXTS = {"metadata", "title", "params"}
+_DELIVERY_TEXTS = {"payload", "schedule", "why"}
 """The fields whose columns are JSON text."""
 
 
@@ -247,6 +250,66 @@ def read_run(row: Any, key: SessionKey) -> RunRecord:
         return record_of(RunRecord, {**values, **key._asdict(), "joins": bool(row.joins)})
 
     return decoded(f"run {row.run_id}", decode)
+
+
+_DELIVERY_FIELDS = [field.name for field in fields(Delivery) if field.name not in ("session_id", "user_id")]
+
+
+def delivery_row(key: int, delivery: Delivery) -> dict[str, Any]:
+    values = vars(delivery)
+    return {
+        "session": key,
+        "user_id": delivery.user_id,
+        **{name: values[name] for name in _DELIVERY_FIELDS},
+        "payload": to_json(delivery.payload or None),
+        "schedule": delivery.schedule and record_text(delivery.schedule, _SCHEDULE_FIELDS),
+        "why": to_json(delivery.why),
+    }
+
+
+_SCHEDULE_FIELDS = {field.name for field in fields(Schedule)}
+
+CHANGED_DELIVERY_COLUMNS = tuple(
+    name for name in _DELIVERY_FIELDS if name not in ("delivery_id", "key", "kind", "created_at")
+)
+"""The columns of a delivery that changes change."""
+
+
+def compared_delivery_row(key: int, before: Delivery) -> dict[str, Any]:
+    """Return what finds a stored delivery, if it is still this one."""
+    found_by = {"b_session": key, "b_key": before.key, "b_delivery_id": before.delivery_id}
+    return {**found_by, "b_revision_before": before.revision}
+
+
+def changed_delivery_row(key: int, before: Delivery, after: Delivery) -> dict[str, Any]:
+    """Return the fields of a delivery that may change, and those that it must match, for `put_delivery`."""
+    columns = delivery_row(key, after)
+    changed = {f"b_{name}": columns[name] for name in CHANGED_DELIVERY_COLUMNS}
+    return compared_delivery_row(key, before) | changed
+
+
+def read_delivery(row: Any) -> Delivery:
+    """Return the delivery of a row that also has the id of its session."""
+    return decoded(
+        f"delivery {row.delivery_id}",
+        lambda: record_of(
+            Delivery,
+            _values(row, _DELIVERY_FIELDS, _DELIVERY_TEXTS)
+            | {"session_id": row.session_id, "user_id": row.user_id, "due_at": row.due_at},
+        ),
+    )
+
+
+def read_deliveries(rows: Iterable[Any]) -> tuple[list[Delivery], tuple[SessionKey, ...]]:
+    """Return the deliveries of rows, in order, and the sessions of those that cannot be read."""
+    deliveries: list[Delivery] = []
+    unreadable: dict[SessionKey, None] = {}
+    for row in rows:
+        try:
+            deliveries.append(read_delivery(row))
+        except CorruptRecordError:
+            unreadable[SessionKey(str(row.session_id), str(row.user_id))] = None
+    return deliveries, tuple(unreadable)
 
 
 def event_row(key: int, event: Event, *, blocks: bool = False) -> dict[str, Any]:

@@ -191,3 +191,34 @@ Index(
     unique=True,
     info={WHERE: events.c.event_key.is_not(None)},
 )
+
+# Sorted by code points in every database, since pages go by ids.
+_SortedText = Text(collation="C").with_variant(Text(), "sqlite")
+
+deliveries = Table(
+    "turnwise_deliveries",
+    tables,
+    Column("session", _Key, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("delivery_id", _SortedText, nullable=False),
+    Column("user_id", Text, nullable=False),  # the session's, so that those of a user are listed by an index
+    Column("revision", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("payload", Text),
+    Column("occurs_at", Double, nullable=False),
+    Column("due_at", Double),
+    Column("schedule", Text),
+    Column("missed", Text, nullable=False),
+    Column("if_busy", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("attempts", BigInteger, nullable=False),
+    Column("why", Text),
+    PrimaryKeyConstraint("session", "key"),
+    UniqueConstraint("user_id", "delivery_id"),
+)
+Index(
+    "turnwise_deliveries_due",
+    deliveries.c.due_at,
+    deliveries.c.delivery_id,
+    info={WHERE: deliveries.c.due_at.is_not(None)},
+)

@@ -17,7 +17,7 @@ from turnwise.memory.conversation.runs import OPEN_STATES
 from turnwise.memory.conversation.turns import OPEN_STATUSES
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.database import insert_into
-from turnwise.memory.stores.sql.rows import CHANGED_COLUMNS, CHANGED_RUN_COLUMNS
+from turnwise.memory.stores.sql.rows import CHANGED_COLUMNS, CHANGED_DELIVERY_COLUMNS, CHANGED_RUN_COLUMNS
 from turnwise.memory.values.ranges import MAX_COUNT
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
@@ -291,9 +291,41 @@ class Statements:
             rows = sa.select(table).where(table.c.session == owner, number > bind("after")).order_by(number)
             return statement(first_rows(rows.limit(bind("limit")), number, dialect))
 
+        self._add_deliveries(statement, dialect, is_session)
         self.turns = page(turns, turns.c.idx)
         self.runs = page(runs, runs.c.turn_index)
         self.events = page(events, events.c.seq)
+
+    def _add_deliveries(self, statement: Any, dialect: sa.Dialect, is_session: tuple[Any, ...]) -> None:
+        sessions, deliveries, bind = schema.sessions, schema.deliveries, sa.bindparam
+        one = deliveries.c
+        self.insert_delivery = statement(sa.insert(deliveries))
+        columns = [column.name for column in deliveries.columns]
+        self.add_delivery = statement(insert_into(deliveries, dialect).on_conflict_do_nothing(), columns)
+        is_before = (
+            one.session == bind("b_session"),
+            one.key == bind("b_key"),
+            one.delivery_id == bind("b_delivery_id"),
+            one.revision == bind("b_revision_before"),
+        )
+        changed: dict[str, Any] = {name: bind(f"b_{name}") for name in CHANGED_DELIVERY_COLUMNS}
+        self.put_delivery = statement(sa.update(deliveries).where(*is_before).values(changed))
+        self.drop_delivery = statement(sa.delete(deliveries).where(*is_before))
+        # The lock keeps the session from being deleted before the delivery is stored, and hinders no commit.
+        owner = sa.select(sessions.c.key).where(*is_session)
+        self.owner = statement(owner.with_for_update(read=True, key_share=True))
+        whole = sa.select(deliveries, sessions.c.session_id).join(sessions, sessions.c.key == one.session)
+        self.delivery = statement(whole.where(*is_session, one.key == bind("delivery_key")))
+        last = sa.tuple_(bind("time", type_=sa.Double), bind("after", type_=sa.Text))
+        self.due = statement(
+            whole.where(one.due_at <= bind("now"), sa.tuple_(one.due_at, one.delivery_id) > last)
+            .order_by(one.due_at, one.delivery_id)
+            .limit(bind("limit"))
+        )
+        first = sa.select(sa.func.min(one.due_at)).where(one.due_at.is_not(None)).scalar_subquery()
+        self.next_due = statement(sa.select(first, self._now(dialect)))
+        is_stored = (one.user_id == bind("user_id"), one.delivery_id == bind("delivery_id"))
+        self.stored_id = statement(sa.select(one.delivery_id).where(*is_stored))
 
     @staticmethod
     def _now(dialect: sa.Dialect) -> sa.ColumnElement[Any]:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from turnwise.errors import (
     CorruptRecordError,
+    DeliveryChangedError,
     DuplicateKeyError,
     RunNotFoundError,
     SessionExistsError,
@@ -29,24 +30,35 @@ from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, Sess
 from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.stores.base import (
     PROBE_BYTES,
     Activation,
     Commit,
+    DeliveryLease,
     Page,
     SessionOrder,
+    check_change,
     check_limit,
+    check_session_filter,
     check_session_names,
     checked_commit,
     cursor_of,
+    due_cursor_of,
     new_jump,
     parse_cursor,
+    parse_due_cursor,
 )
 from turnwise.memory.stores.group_commit import GroupCommit
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.commits import CommitRows, CommitWriter, attempt
 from turnwise.memory.stores.sql.rows import (
+    changed_delivery_row,
+    compared_delivery_row,
+    delivery_row,
     log_key,
+    read_deliveries,
+    read_delivery,
     read_event,
     read_run,
     read_session,
@@ -89,6 +101,11 @@ class _Job:
 
 _PROBE_BYTES_ON_SERVER = 1024
 
+_LEASE = "deliveries"
+"""The name of the note that has the lease of the store's deliveries: when it ends, and its holder."""
+
+_NO_LEASE = "0 "
+
 LOCKED_PAUSE_S = 0.1
 """The pause before retrying a commit whose session row is locked by another transaction, in seconds."""
 
@@ -124,8 +141,16 @@ class SQLStore(SecureDeleteDatabase):
         self._group = GroupCommit[CommitRows](self._threads, self._commit_group)
         self._verb_group = GroupCommit[_Job](self._threads, self._do_jobs)
 
-    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+    async def create(
+        self,
+        session: SessionRecord,
+        turn: TurnRecord | None = None,
+        also: Spans = (),
+        deliveries: Sequence[Delivery] = (),
+    ) -> SessionRecord:
         check_session_names(session)
+        for delivery in deliveries:
+            check_delivery(delivery)
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
 
         def create(connection: sa.Connection) -> SessionRecord:
@@ -141,6 +166,7 @@ class SQLStore(SecureDeleteDatabase):
                 self._sql.insert_borrowed(connection, [{"session": key, **_bounds(span)} for span in borrowed])
             if turn:
                 self._sql.put_turn(connection, [turn_row(key, turn)])
+            self._insert_deliveries(connection, key, deliveries)
             return replace(session, log=str(key))
 
         return await self._write_grouped(create)
@@ -358,6 +384,94 @@ class SQLStore(SecureDeleteDatabase):
         sessions, unreadable = read_sessions(rows)
         return Page(sessions, more, unreadable)
 
+    async def add_delivery(self, delivery: Delivery) -> Delivery:
+        check_delivery(delivery)
+
+        def add(connection: sa.Connection) -> Delivery:
+            owner = self._sql.owner(connection, delivery.session_key._asdict()).scalar_one_or_none()
+            if owner is None:
+                raise SessionNotFoundError(delivery.session_id)
+            if existing := self._delivery(connection, delivery.session_key, delivery.key):
+                return existing
+            self._insert_deliveries(connection, owner, [delivery])
+            return delivery
+
+        try:
+            return await self._write_grouped(add)
+        except DuplicateKeyError:  # or somebody has added one with its key at the same time
+            if existing := await self.delivery(delivery.session_key, delivery.key):
+                return existing
+            raise
+
+    def _insert_deliveries(self, connection: sa.Connection, key: int, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            if not self._sql.add_delivery(connection, delivery_row(key, delivery)).rowcount:
+                raise DuplicateKeyError(delivery.session_id, delivery.delivery_id)
+
+    async def change_delivery(self, change: DeliveryChange) -> None:
+        before, after = check_change(change), change.after
+
+        def put(connection: sa.Connection) -> None:
+            count, key = 0, self._sql.owner(connection, before.session_key._asdict()).scalar_one_or_none()
+            if key and after:
+                count = self._sql.put_delivery(connection, changed_delivery_row(key, before, after)).rowcount
+            elif key:
+                count = self._sql.drop_delivery(connection, compared_delivery_row(key, before)).rowcount
+            if not count:
+                raise DeliveryChangedError(before.session_id, before.delivery_id)
+
+        await self._write_grouped(put)
+        if after is None:
+            await self._empty_log_after_deletion()
+
+    async def delivery(self, key: SessionKey, delivery_key: str) -> Delivery | None:
+        row = await self._find(self._sql.delivery, {**key._asdict(), "delivery_key": delivery_key}, key)
+        return read_delivery(row) if row else None
+
+    def _delivery(self, connection: sa.Connection, key: SessionKey, delivery_key: str) -> Delivery | None:
+        row = self._sql.delivery(connection, {**key._asdict(), "delivery_key": delivery_key}).one_or_none()
+        return read_delivery(row) if row else None
+
+    async def deliveries(
+        self, *, user_id: str | None = None, session_id: str | None = None, after: str = "", limit: int = 100
+    ) -> list[Delivery]:
+        check_session_filter(user_id, session_id)
+        deliveries, sessions = schema.deliveries, schema.sessions
+        statement = sa.select(deliveries, sessions.c.session_id).join(sessions, sessions.c.key == deliveries.c.session)
+        if user_id is not None:
+            statement = statement.where(deliveries.c.user_id == user_id)
+        if session_id is not None:
+            statement = statement.where(sessions.c.user_id == user_id, sessions.c.session_id == session_id)
+        statement = statement.where(deliveries.c.delivery_id > after).order_by(deliveries.c.delivery_id)
+        statement = statement.limit(check_limit(limit))
+        return await self._read(lambda connection: read_first(connection.execute(statement), read_delivery))
+
+    async def due(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[Delivery]:
+        time_s, after = parse_due_cursor(cursor)
+        values = {"now": now, "time": time_s, "after": after, "limit": check_limit(limit) + 1}
+        page, has_more = await self._read(lambda connection: read_page(self._sql.due(connection, values), limit))
+        deliveries, unreadable = read_deliveries(page)
+        return Page(tuple(deliveries), due_cursor_of(page[-1]) if has_more else None, unreadable)
+
+    async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
+        def lease_of(connection: sa.Connection, note: str) -> DeliveryLease:
+            until, _, owner = note.partition(" ")
+            next_due_at, now = self._sql.next_due(connection, {}).one()
+            now = _time(now)
+            owner = owner if float(until) > now else ""
+            return DeliveryLease(holder=owner, until=float(until), now=now, next_due_at=next_due_at)
+
+        def take(connection: sa.Connection) -> DeliveryLease:
+            lease = lease_of(connection, self._locked_note(connection, _LEASE, _NO_LEASE))
+            if ttl_s is not None and lease.holder in ("", holder):
+                lease = replace(lease, holder=holder, until=lease.now + ttl_s)
+                self._note(connection, _LEASE, f"{lease.until!r} {holder}")
+            return lease
+
+        if ttl_s is None:
+            return await self._read(lambda connection: lease_of(connection, self._noted(connection, _LEASE, _NO_LEASE)))
+        return await self._write_grouped(take)
+
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         def delete(connection: sa.Connection) -> tuple[int]:
             self._lock(connection)
@@ -375,7 +489,7 @@ class SQLStore(SecureDeleteDatabase):
             borrowed = schema.borrowed.c
             logs = {row_key, *connection.scalars(sa.select(borrowed.log).where(borrowed.session == row_key))}
             turns = connection.execute(sa.delete(schema.turns).where(schema.turns.c.session == row_key)).rowcount
-            for table in (schema.borrowed, schema.runs, schema.events):
+            for table in (schema.borrowed, schema.runs, schema.events, schema.deliveries):
                 connection.execute(sa.delete(table).where(table.c.session == row_key))
             for log_number in logs:
                 self._release(connection, log_number)
@@ -451,7 +565,24 @@ class SQLStore(SecureDeleteDatabase):
             with suppress(RunNotFoundError):
                 await self.run(run.run_id)
                 return run.run_id
+        return await self._stored_delivery(key, [change.after for change in commit.deliveries if not change.before])
+
+    async def _stored_delivery(self, key: SessionKey, added: Sequence[Delivery | None]) -> str | None:
+        """Return the key or the id of an added delivery that is stored already, or added twice; else None."""
+        deliveries = [delivery for delivery in added if delivery]
+        keys = [delivery.key for delivery in deliveries]
+        for delivery_key in keys:
+            if keys.count(delivery_key) > 1 or await self.delivery(key, delivery_key):
+                return delivery_key
+        ids = [delivery.delivery_id for delivery in deliveries]
+        for delivery_id in ids:
+            if ids.count(delivery_id) > 1 or await self._has_delivery(key.user_id, delivery_id):
+                return delivery_id
         return None
+
+    async def _has_delivery(self, user_id: str, delivery_id: str) -> bool:
+        values = {"user_id": user_id, "delivery_id": delivery_id}
+        return await self._read(lambda connection: self._sql.stored_id(connection, values).one_or_none() is not None)
 
 
 def _bounds(span: Span) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import dropwhile
@@ -30,6 +30,7 @@ from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.spans import Seen, Spans, cut, from_places, overlap, places, size, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.rebuild import Rebuilt
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
@@ -86,7 +87,8 @@ async def audit(
     acknowledgement, unless its run was replaced while it waited; a prompt that was dropped is not stored; no run with a
     debounced prompt begins before its seconds of silence have passed; each acknowledged run is stored with the
     acknowledged state and turn, or is merged into one that is; a follower of a run saw each of its events once; no run
-    has ended as lost, or was resumed, unless its process died while it was active.
+    has ended as lost, or was resumed, unless its process died while it was active; no delivery whose run is stored
+    waits to be carried out.
 
     Args:
         user_id: whose sessions these are.
@@ -122,6 +124,7 @@ async def audit(
             *_notes_hold(session, steps, session_notes, discards=discards),
             *_silence_holds(session, session_notes),
             *_losses_hold(session.runs, (deaths or {}).get(session_id)),
+            *_deliveries_hold(session),
         ]
         violations += [Violation(session_id, law, problem) for law, problem in findings]
         counts += Counter(sessions=1, turns=len(session.turns), runs=len(session.runs), events=len(session.events))
@@ -140,6 +143,7 @@ class StoredSession:
     events: Sequence[Event]
     doubles: Sequence[Event]
     """Events with the number of another event."""
+    deliveries: Sequence[Delivery] = ()
 
 
 async def read_session(store: SessionStore, key: SessionKey, history: HistoryStore | None = None) -> StoredSession:
@@ -153,7 +157,15 @@ async def read_session(store: SessionStore, key: SessionKey, history: HistorySto
     runs = [run async for page in pages(partial(store.runs, key), -1, TURN_INDEX) for run in page]
     events, doubles = await _read_events(store, key, history)
     whole = await CachedBlocks(key.session_id, store).read_events(events, log)
-    return StoredSession(log, await read_turns(store, key), runs, whole, doubles)
+    deliveries = [one async for page in _pages_of_deliveries(store, key) for one in page]
+    return StoredSession(log, await read_turns(store, key), runs, whole, doubles, deliveries)
+
+
+async def _pages_of_deliveries(store: SessionStore, key: SessionKey) -> AsyncIterator[Sequence[Delivery]]:
+    after = ""
+    while page := await store.deliveries(**key._asdict(), after=after):
+        yield page
+        after = page[-1].delivery_id
 
 
 async def read_turns(store: SessionStore, key: SessionKey) -> list[Turn]:
@@ -207,6 +219,13 @@ def _events_hold(session: StoredSession, *, all_ended: bool) -> Iterator[Finding
             yield "one terminal event, the last", f"run {run.run_id!r} is {run.state}, but its events say otherwise"
         if all_ended and run.is_open:
             yield "no run without outcome", f"run {run.run_id!r} is {run.state}"
+
+
+def _deliveries_hold(session: StoredSession) -> Iterator[Finding]:
+    run_ids = {run.run_id for run in session.runs}
+    for delivery in session.deliveries:
+        if delivery.run_id in run_ids:
+            yield "carried out once", f"delivery {delivery.key!r} is still there, and its run {delivery.run_id!r}, too"
 
 
 def _successors_hold(runs: Iterable[RunRecord]) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ import pytest
 
 from scale import share
 from turnwise.actors.hosting.stored_source import StoredSource
+from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
@@ -172,3 +173,18 @@ async def test_abandoned_waits_leave_no_task_behind() -> None:
     await asyncio.gather(*waits, return_exceptions=True)
     assert len(asyncio.all_tasks()) <= tasks
     assert (await decide_all(world)).run.state == "completed"
+
+
+@pytest.mark.virtual_time
+async def test_a_wait_for_a_run_whose_start_is_not_answered_yet_reads_the_store_rarely() -> None:
+    faults = Faults(remembers=True)
+    world = World(faults, engine=EchoEngine())
+    await world.create()
+    await world.core.transactor.activate()
+    faults.plan = FaultPlan(rates={"delay": 1.0}, points=("store.commit after",))
+    starting = asyncio.create_task(world.start("one"))
+    await asyncio.sleep(0.001)
+    assert (await world.store.inner.run("one")).state == "running" and not starting.done()
+    assert await world.wait("one") == "completed"
+    await starting
+    assert [point for point, _ in faults.passed].count("store.run before") < 60

@@ -1,0 +1,274 @@
+"""`Dispatcher`: hands the deliveries of a store to their sessions when they are due. Plain asyncio, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from turnwise.errors import ConfigError, DeliveryChangedError, InvalidInputError, SessionLostError, TurnwiseError
+from turnwise.memory.background import log_failure, retry
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.deliveries.records import MAX_WHY_CHARS, Delivery, DeliveryChange
+from turnwise.memory.growing_pauses import GrowingPauses
+from turnwise.memory.stores.base import DeliveryLease, SessionStore
+from turnwise.memory.values.checked_settings import PositiveCount, PositiveSeconds, checked_settings
+
+LEAST_SLEEP_S = 0.01
+"""The shortest sleep, in seconds, so that clocks that differ a little cause no storm of requests."""
+
+BUSY_S = 0.25
+"""How often the store is asked for what is due while attempts are under way, in seconds."""
+
+_log = logging.getLogger(__name__)
+
+
+@checked_settings()
+@dataclass(frozen=True, kw_only=True)
+class DispatchSettings:
+    """How a dispatcher works."""
+
+    concurrency: PositiveCount = 64
+    """How many deliveries are handed over at once, each to another session."""
+    idle_s: PositiveSeconds = 60.0
+    """How often the store is asked when nothing is due, in seconds."""
+    lease_s: PositiveSeconds = 90.0
+    """For how many seconds the lease is taken: after the death of a dispatcher, another waits as long. It is above
+    `idle_s`."""
+    attempt_s: PositiveSeconds = 60.0
+    """After how many seconds a session that does not answer counts as failed."""
+    first_pause_s: PositiveSeconds = 1.0
+    longest_pause_s: PositiveSeconds = 600.0
+    """The first and the longest pause before a delivery is attempted again."""
+    give_up_s: PositiveSeconds = 259_200.0
+    """After how many seconds of failures an occurrence is given up: three days."""
+    page: PositiveCount = 256
+    """How many due deliveries are read at once."""
+
+    def __post_init__(self) -> None:
+        if self.lease_s <= self.idle_s:
+            raise ConfigError(
+                "lease_s", self.lease_s, f"must be above idle_s={self.idle_s:g}, after which it is renewed"
+            )
+
+
+class Dispatcher:
+    """Hands deliveries to their sessions when they are due, as long as it has the lease of their store.
+
+    Of several dispatchers of a store, the one with the lease works; when it no longer renews the lease, another takes
+    it. If two work nevertheless, since one was frozen, no delivery is carried out twice: the session's commit refuses
+    the second.
+
+    It sleeps until the next delivery is due, and asks the store once every `idle_s` seconds meanwhile. Deliveries of
+    one session are handed over one after the other, those of different sessions at once. So a slow session delays no
+    other, until `concurrency` of them are slow.
+
+    An attempt that fails is repeated after a pause that grows, and which the store keeps, so the next dispatcher
+    continues it. An error that a repetition cannot mend (`InvalidInputError`, but not that of a setting), or failures
+    for `give_up_s`, end the occurrence: a delivery that recurs goes on with the next one. One that does not stays in
+    the store, is never due again and says why.
+
+    While it awaits the following, other work may run, and its process may crash:
+
+    | awaited | what else may run | what a crash leaves |
+    |---|---|---|
+    | the store, for the lease or a page | attempts | what is due |
+    | a session | other attempts | what is due, or a delivery that was carried out |
+    | the store, to note a failure | other attempts | what is due, to be attempted without a pause |
+
+    Args:
+        store: whose deliveries.
+        deliver: carries the delivery out, in its session. When it returns, the store has moved or removed the delivery,
+            or has another revision of it. It may be called again for the same revision.
+        holder: its name in the lease, which no other living dispatcher has.
+        clock: the time on a clock that is never set, in seconds; the loop's if omitted.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        deliver: Callable[[Delivery], Awaitable[object]],
+        holder: str,
+        *,
+        settings: DispatchSettings = DispatchSettings(),
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._store = store
+        self._deliver = deliver
+        self._holder = holder
+        self._settings = settings
+        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+        self._pauses = GrowingPauses(settings.first_pause_s, settings.idle_s)
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._attempts: dict[SessionKey, asyncio.Task[None]] = {}
+        """The attempts under way, by session."""
+        self._was_skipped = False
+        """Whether the last sweep left out a delivery, since another one of its session was under way."""
+        self._swept_to = 0.0
+        """Up to which time, by the store's clock, the last sweep has read what is due."""
+        self._ahead_s = 0.0
+        """How far the store's clock is ahead of `clock`, as of the last answer."""
+        self._leads_until = 0.0
+        """When the lease ends, by `clock`."""
+        self._wakes_at = 0.0
+        """When it asks the store next, by `clock`."""
+        self._told_at = math.inf
+        """The earliest time that it was told since it asked the store last, by `clock`."""
+        self._woken = asyncio.Event()
+
+    @property
+    def leads(self) -> bool:
+        """Whether it has the lease now."""
+        return self._clock() < self._leads_until
+
+    def tell(self, due_at: float) -> None:
+        """Say that a delivery is due at a time, by the store's clock, of which the store may not have told yet.
+
+        Costs no request before that time. A time that is not nearer than the next known one changes nothing.
+        """
+        self._told_at = min(self._told_at, due_at - self._ahead_s)
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Hand over deliveries until cancelled. Then attempts under way are cancelled, and the lease is given up.
+
+        Errors are logged, and raised by nothing. Call it once.
+        """
+        try:
+            while True:
+                self._told_at = math.inf
+                self._wakes_at = self._clock() + max(LEAST_SLEEP_S, await self._work())
+                await self._sleep()
+        finally:
+            attempts = list(self._attempts.values())
+            for attempt in attempts:
+                attempt.cancel()
+            await asyncio.gather(*attempts, return_exceptions=True)
+            self._leads_until = 0.0
+            with suppress(TurnwiseError):
+                await self._store.lease_deliveries(self._holder, 0.0)
+
+    async def _sleep(self) -> None:
+        while (left_s := min(self._wakes_at, self._told_at) - self._clock()) > 0:
+            self._woken.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), left_s)
+
+    async def _work(self) -> float:
+        """Hand over what is due; return for how many seconds there is nothing to do."""
+        try:
+            lease = await self._renew()
+            if not self.leads:
+                self._pauses.reset()
+                return min(lease.until - lease.now, self._settings.idle_s) if lease.holder else 0.0
+            self._pauses.reset()
+            if lease.next_due_at is None or lease.next_due_at > lease.now:
+                soon_s = self._settings.idle_s if lease.next_due_at is None else lease.next_due_at - lease.now
+                return min(soon_s, self._settings.idle_s)
+            begun = await self._sweep()
+            if not (begun or self._attempts or self._was_skipped):
+                return await self._until_readable()
+        except Exception as error:  # noqa: BLE001 - whatever the store raises, it is asked again
+            pause_s = self._pauses.next_s()
+            log_failure(f"dispatcher {self._holder!r}: asking the store", error, f"; it asks again in {pause_s:.1f} s")
+            return pause_s
+        return BUSY_S if self._attempts else 0.0
+
+    async def _until_readable(self) -> float:
+        """Return for how many seconds nothing is due that can be read, of the next `idle_s`.
+
+        What is due and cannot be read, as of a user whose key was deleted, would otherwise keep the dispatcher awake.
+        """
+        now, idle_s = self._clock() + self._ahead_s, self._settings.idle_s
+        page = await self._store.due(now + idle_s, cursor=f"{self._swept_to!r}:", limit=self._settings.page)
+        return min([idle_s, *(delivery.due_at - now for delivery in page if delivery.due_at is not None)])
+
+    async def _renew(self) -> DeliveryLease:
+        """Read the lease, and take or renew it if less than half of its time is left; return whose it is.
+
+        Notes until when it lasts, counted from before it was asked for.
+        """
+        asked_at = self._clock()
+        has_time = self._leads_until - asked_at > self._settings.lease_s / 2
+        lease = await self._store.lease_deliveries(self._holder, None if has_time else self._settings.lease_s)
+        is_own = lease.holder == self._holder
+        left_s = min(lease.until - lease.now, self._settings.lease_s)  # less, if the store's clock was set back
+        self._leads_until = asked_at + left_s if is_own else 0.0
+        self._ahead_s = lease.now - self._clock()
+        return lease
+
+    async def _sweep(self) -> int:
+        """Begin an attempt for each session with something due, page by page; return how many were begun."""
+        begun, cursor = 0, None
+        self._was_skipped = False
+        while True:
+            if self._leads_until - self._clock() <= self._settings.lease_s / 2:
+                await self._renew()
+            self._swept_to = self._clock() + self._ahead_s
+            page = await self._store.due(self._swept_to, cursor=cursor, limit=self._settings.page)
+            if page.unreadable:
+                names = ", ".join(key.full_name for key in page.unreadable)
+                _log.warning("deliveries of these sessions are due and cannot be read: %s", names)
+            for delivery in page:
+                if delivery.session_key in self._attempts:
+                    self._was_skipped = True
+                    continue
+                await self._slots.acquire()
+                if not self.leads:
+                    self._slots.release()
+                    return begun
+                attempt = asyncio.ensure_future(self._attempt(delivery))
+                self._attempts[delivery.session_key] = attempt
+                attempt.add_done_callback(partial(self._attempted, delivery.session_key))
+                begun += 1
+            if page.cursor is None:
+                return begun
+            cursor = page.cursor
+
+    def _attempted(self, key: SessionKey, attempt: asyncio.Task[None]) -> None:
+        del self._attempts[key]
+        self._slots.release()
+        if not attempt.cancelled() and (error := attempt.exception()):
+            log_failure(f"dispatcher {self._holder!r}: a delivery of session {key.full_name!r}", error)
+        if self._was_skipped or not self._attempts:
+            self._told_at = min(self._told_at, self._clock() + LEAST_SLEEP_S)
+            self._woken.set()
+
+    async def _attempt(self, delivery: Delivery) -> None:
+        limit = asyncio.timeout(self._settings.attempt_s)
+        try:
+            async with limit:
+                await self._deliver(delivery)
+        except Exception as error:  # noqa: BLE001 - whatever a session raises is noted with the delivery
+            late = SessionLostError(delivery.session_id, f"it did not answer within {self._settings.attempt_s:g} s")
+            failure = late if limit.expired() else error
+            activity = f"dispatcher {self._holder!r}: delivery {delivery.key!r} of {delivery.session_key.full_name!r}"
+            log_failure(activity, failure)
+            await retry(partial(self._note_failure, delivery, failure), f"{activity}: noting why it failed")
+
+    async def _note_failure(self, delivery: Delivery, error: Exception) -> None:
+        """Store that an attempt failed, unless the delivery was carried out, changed or cancelled meanwhile."""
+        after = self._after_failure(delivery, error)
+        with suppress(DeliveryChangedError):
+            await self._store.change_delivery(DeliveryChange(delivery, after))
+        if after.due_at is not None:
+            self.tell(after.due_at)
+
+    def _after_failure(self, delivery: Delivery, error: Exception) -> Delivery:
+        now, settings = self._clock() + self._ahead_s, self._settings
+        why = str(error) if isinstance(error, TurnwiseError) else f"{type(error).__name__}: {error}"
+        why = why.encode(errors="replace").decode()[:MAX_WHY_CHARS]
+        if _is_final(error) or now - delivery.occurs_at > settings.give_up_s:
+            following = delivery.after_occurrence(now)
+            return replace(following, why=why) if following else delivery.after_failure(why, None)
+        pauses = GrowingPauses(settings.first_pause_s, settings.longest_pause_s, failures=delivery.attempts)
+        return delivery.after_failure(why, now + pauses.next_s())
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether a repetition would fail again. Settings may be mended, as when a process lacks an engine."""
+    return isinstance(error, InvalidInputError) and not isinstance(error, ConfigError)

@@ -1,0 +1,214 @@
+"""`Scheduling`: adds, changes and cancels deliveries, by which the session begins runs later by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
+from turnwise.actors.session.state.state import SessionState
+from turnwise.actors.session.state.transactor import Transactor
+from turnwise.errors import (
+    DeliveryChangedError,
+    DeliveryNotFoundError,
+    DuplicateKeyError,
+    InvalidInputError,
+    SessionEndedError,
+    shown,
+)
+from turnwise.memory.conversation.blocks import User, encode
+from turnwise.memory.conversation.prompts import Prompt
+from turnwise.memory.conversation.runs import IfBusy
+from turnwise.memory.deliveries.payload import run_payload
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange, DeliveryKind, Missed, check_delivery
+from turnwise.memory.deliveries.schedules import Schedule, check_number, check_schedule, check_time, next_due
+from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.ranges import MAX_SECONDS
+from turnwise.memory.values.records import replace
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class When:
+    """When a delivery occurs: exactly one of the three says when first, or a schedule alone does."""
+
+    at: float | None = None
+    """Seconds since the epoch."""
+    after_s: float | None = None
+    """Seconds from now, by the store's clock."""
+    schedule: Schedule | None = None
+    """When it recurs. Without `at` and `after_s`, it occurs first when the schedule says so after now."""
+
+    def first(self, now: float) -> float:
+        """Return the time of the first occurrence.
+
+        Raises:
+            InvalidInputError: none or two of the fields say when, or one cannot be used.
+        """
+        if self.schedule:
+            check_schedule(self.schedule)
+        if self.at is not None and self.after_s is not None:
+            raise InvalidInputError("after_s", shown(self.after_s), "pass either at or after_s")
+        if self.at is not None:
+            return check_time("at", self.at)
+        if self.after_s is not None:
+            return now + check_number("after_s", self.after_s, 0.0, MAX_SECONDS, "a number of seconds")
+        if self.schedule is None:
+            raise InvalidInputError("at", None, "pass at, after_s, every_s or cron")
+        if (first := next_due(self.schedule, now, now)) is None:
+            raise InvalidInputError("until", shown(self.schedule.until), "the schedule ends before it is due")
+        return first
+
+
+class Scheduling:
+    """Changes the deliveries of a session, each in one commit; durable on return.
+
+    While a change awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
+    |---|---|---|
+    | the store, for the delivery | reads, streaming; a change past this process, which the commit notices | nothing |
+    | the commit | reads, streaming | all of it or nothing |
+    """
+
+    def __init__(self, state: SessionState, transactor: Transactor, admission: RunAdmission) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._admission = admission
+
+    async def add(
+        self,
+        prompts: Sequence[Prompt],
+        when: When,
+        *,
+        delivery_id: str,
+        key: str | None = None,
+        kind: DeliveryKind = "prompt",
+        missed: Missed = "run_once",
+        if_busy: IfBusy = "enqueue",
+        options: Mapping[str, Any] | None = None,
+    ) -> Delivery:
+        """Add a delivery that begins a run with these prompts; return it. Under a key that it has, return that one.
+
+        Args:
+            delivery_id: a new id; it is also the key, if none is given.
+            options: options of the run: see `RunAdmission.start` and `RUN_OPTIONS`.
+
+        Raises:
+            InvalidInputError: the prompts or options could begin no run, or there is no such time; nothing was stored.
+            SessionEndedError: the session takes no runs any more; nothing was stored.
+        """
+        payload = await self._payload(prompts, if_busy, options or {})
+
+        async def change() -> Delivery:
+            if self._journal.session.status == "ended":
+                raise SessionEndedError(self._state.session_id)
+            now = self._journal.clock()
+            first = when.first(now)
+            delivery = Delivery(
+                **self._state.key._asdict(),
+                delivery_id=delivery_id,
+                key=delivery_id if key is None else key,
+                kind=kind,
+                payload=payload,
+                occurs_at=first,
+                due_at=first,
+                schedule=when.schedule,
+                missed=missed,
+                if_busy=if_busy,
+                created_at=now,
+            )
+            await self._commit(None, check_delivery(delivery))
+            return delivery
+
+        try:
+            return await self._transactor.run(change)
+        except DuplicateKeyError:
+            existing = await self._journal.store.delivery(self._state.key, delivery_id if key is None else key)
+            if existing is None:
+                raise
+            return existing
+
+    async def change(
+        self,
+        key: str,
+        *,
+        when: When | None = None,
+        prompts: Sequence[Prompt] | None = None,
+        options: Mapping[str, Any] | None = None,
+        missed: Missed | None = None,
+        if_busy: IfBusy | None = None,
+    ) -> Delivery:
+        """Change what a delivery brings, or when; what is left out stays. Return the delivery as it is then.
+
+        One that was given up is due again. The occurrence that is being carried out meanwhile is not changed.
+
+        Args:
+            when: replaces the time and the schedule.
+            prompts: replace the prompts, and `options` the options.
+
+        Raises:
+            DeliveryNotFoundError: the session has no such delivery.
+            InvalidInputError: see `add`; nothing was changed.
+        """
+        await self._transactor.loaded()
+
+        async def change() -> Delivery:
+            before = await self._find(key)
+            after = before
+            if prompts is not None:
+                after = replace(after, payload=await self._payload(prompts, if_busy or before.if_busy, options or {}))
+            if when:
+                first = when.first(self._journal.clock())
+                after = replace(after, occurs_at=first, schedule=when.schedule)
+            after = replace(
+                after,
+                due_at=after.occurs_at,
+                missed=missed or before.missed,
+                if_busy=if_busy or before.if_busy,
+                attempts=0,
+                why=None,
+                revision=before.revision + 1,
+            )
+            await self._commit(before, after)
+            return after
+
+        return await self._compared(change)
+
+    async def cancel(self, key: str) -> bool:
+        """Remove a delivery; return whether there was one. A run that it has begun goes on."""
+        await self._transactor.loaded()
+
+        async def change() -> bool:
+            if before := await self._journal.store.delivery(self._state.key, key):
+                await self._commit(before, None)
+            return before is not None
+
+        return await self._compared(change)
+
+    async def _compared(self, change: Callable[[], Awaitable[Result]]) -> Result:
+        """Run a change of a delivery, anew if the delivery was changed after it was read."""
+        while True:
+            try:
+                return await self._transactor.run(change)
+            except DeliveryChangedError:
+                continue
+
+    async def _find(self, key: str) -> Delivery:
+        delivery = await self._journal.store.delivery(self._state.key, key)
+        if delivery is None:
+            raise DeliveryNotFoundError(self._state.session_id, key)
+        return delivery
+
+    async def _commit(self, before: Delivery | None, after: Delivery | None) -> None:
+        await self._transactor.commit(self._journal.session, deliveries=[DeliveryChange(before, after)])
+
+    async def _payload(self, prompts: Sequence[Prompt], if_busy: IfBusy, options: Mapping[str, Any]) -> FrozenDict:
+        """Return the payload of a run that could begin now, if the session were free."""
+        start_options = {**options, "run_id": "", "if_busy": if_busy}
+        await self._admission.check_start(prompts, **cast(StartOptions, start_options))
+        blocks = [User(text=prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        return run_payload([encode(block) for block in blocks], options)

@@ -1,0 +1,489 @@
+"""The dispatcher of deliveries, on virtual time: when it hands over, how often it asks, and who of two does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from scale import share
+from turnwise.actors.dispatch.dispatcher import Dispatcher, DispatchSettings
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import ConfigError, InvalidInputError, SessionBusyError, StoreError
+from turnwise.memory.conversation.blocks import User, encode
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.deliveries.payload import run_payload
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange
+from turnwise.memory.deliveries.schedules import Schedule
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.testing.exhaust import exhaust
+from turnwise.testing.faults import FaultPlan, Faults
+from turnwise.testing.faulty_store import FaultyStore
+from turnwise.testing.process import Process
+from turnwise.testing.schedules import spread
+from turnwise.testing.world import World
+
+pytestmark = pytest.mark.virtual_time
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Stage:
+    """A store, the dispatchers of it, and sessions that carry out what they are given."""
+
+    def __init__(self, sessions: int = 3) -> None:
+        self.store: Any = FaultyStore(InMemoryStore(clock=now), Faults(remembers=True))
+        self.sessions = sessions
+        self.carried_out: list[tuple[float, str]] = []
+        """When which delivery was carried out, by its key."""
+        self.under_way: Counter[str] = Counter()
+        self.most_under_way = 0
+        self.takes_s: dict[str, float] = {}
+        """How long a session takes, by its id."""
+        self.errors: dict[str, Exception] = {}
+        """What a delivery raises, by its key."""
+        self.attempts: list[tuple[float, str]] = []
+
+    async def create(self) -> None:
+        for index in range(self.sessions):
+            await self.store.inner.create(SessionRecord(session_id=f"s{index}"))
+
+    async def add(self, key: str, due_at: float, session: int = 0, **values: Any) -> Delivery:
+        times = {"occurs_at": due_at, "due_at": due_at, "delivery_id": f"id of {key}", "key": key}
+        delivery: Delivery = await self.store.inner.add_delivery(
+            Delivery(**{**times, "session_id": f"s{session}", **values})
+        )
+        return delivery
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Carry out a delivery, as its session does: with the commit that moves it."""
+        self.attempts.append((now(), delivery.key))
+        session_id = delivery.session_id
+        self.under_way[session_id] += 1
+        self.most_under_way = max(self.most_under_way, self.under_way.total())
+        assert self.under_way[session_id] == 1, "a session has one delivery at a time"
+        try:
+            await asyncio.sleep(self.takes_s.get(session_id, 0.0))
+            if error := self.errors.get(delivery.key):
+                raise error
+            after = delivery.after_occurrence(await self.store.inner.now())
+            await self.store.inner.change_delivery(DeliveryChange(delivery, after))
+            self.carried_out.append((now(), delivery.key))
+        finally:
+            self.under_way[session_id] -= 1
+
+    @asynccontextmanager
+    async def dispatching(self, holder: str = "h", **settings: Any) -> AsyncIterator[Dispatcher]:
+        dispatcher = Dispatcher(self.store, self.deliver, holder, settings=DispatchSettings(**settings))
+        running = asyncio.create_task(dispatcher.run())
+        try:
+            yield dispatcher
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+    def asked(self) -> Counter[str]:
+        """Return how often the store was asked, by verb, since the last call."""
+        points = Counter(point.split()[0] for point, _ in self.store.faults.passed if point.endswith("before"))
+        self.store.faults.passed.clear()
+        return points
+
+    @property
+    def keys(self) -> list[str]:
+        return [key for _, key in self.carried_out]
+
+
+async def made(**settings: Any) -> Stage:
+    stage = Stage(**settings)
+    await stage.create()
+    return stage
+
+
+def check_times(stage: Stage, **expected: float) -> None:
+    """Check when each delivery was carried out, to a tenth of a second."""
+    times = {key: time for time, key in stage.carried_out}
+    assert times == {key: pytest.approx(time, abs=0.1) for key, time in expected.items()}
+
+
+async def test_each_is_handed_over_when_it_is_due() -> None:
+    stage = await made()
+    for key, due_at in (("late", 500.0), ("overdue", 0.0), ("soon", 7.5), ("same", 7.5)):
+        await stage.add(key, due_at, session=len(key) % 3)
+    async with stage.dispatching():
+        await asyncio.sleep(600.0)
+    check_times(stage, overdue=0.0, soon=7.5, same=7.5, late=500.0)
+
+
+async def test_a_recurring_delivery_comes_each_time() -> None:
+    stage = await made()
+    await stage.add("every", 10.0, schedule=Schedule(every_s=10.0))
+    async with stage.dispatching():
+        await asyncio.sleep(105.0)
+    assert [round(time) for time, _ in stage.carried_out] == [*range(10, 101, 10)]
+
+
+async def test_an_idle_dispatcher_asks_once_a_minute_and_a_nearer_time_costs_no_request() -> None:
+    stage = await made()
+    await stage.add("far", 1e6)
+    async with stage.dispatching() as dispatcher:
+        await asyncio.sleep(600.0)
+        asked = stage.asked()
+        assert set(asked) == {"store.lease_deliveries"} and asked.total() <= 11
+        await stage.add("near", 630.5)
+        dispatcher.tell(630.5)
+        await asyncio.sleep(29.0)
+        assert stage.asked().total() <= 1
+        await asyncio.sleep(60.0)
+    check_times(stage, near=630.5)
+
+
+async def test_what_it_is_told_while_it_asks_the_store_is_not_forgotten() -> None:
+    stage = await made()
+    stage.store.faults.plan = FaultPlan(rates={"delay": 1.0}, points=("store.lease_deliveries after",))
+    async with stage.dispatching() as dispatcher:
+        await asyncio.sleep(0)  # the lease is asked for, and its answer, which knows of none, is under way
+        await stage.add("near", 2.0)
+        dispatcher.tell(2.0)
+        await asyncio.sleep(10.0)
+    assert stage.keys == ["near"] and stage.carried_out[0][0] < 3.5
+
+
+async def test_a_slow_session_delays_no_other_and_its_own_come_one_by_one() -> None:
+    stage = await made()
+    stage.takes_s["s0"] = 20.0
+    for key in ("a1", "a2"):
+        await stage.add(key, 1.0)
+    await stage.add("b", 1.0, session=1)
+    await stage.add("c", 5.0, session=2)
+    async with stage.dispatching():
+        await asyncio.sleep(60.0)
+    check_times(stage, b=1.0, c=5.1, a1=21.0, a2=41.0)
+
+
+async def test_so_many_sessions_and_no_more_have_a_delivery_at_once() -> None:
+    stage = await made(sessions=50)
+    for index in range(50):
+        stage.takes_s[f"s{index}"] = 1.0
+        await stage.add(f"d{index}", 1.0, session=index)
+    async with stage.dispatching(concurrency=8, page=7):
+        await asyncio.sleep(20.0)
+    assert stage.most_under_way == 8 and sorted(stage.keys) == sorted(f"d{index}" for index in range(50))
+    assert max(time for time, _ in stage.carried_out) < 9.0
+
+
+async def test_very_many_that_are_due_at_once_are_each_carried_out_once() -> None:
+    count = share(100_000)
+    stage = await made(sessions=500)
+    for index in range(count):
+        await stage.add(f"d{index}", 1.0, session=index % 500)
+    async with stage.dispatching():
+        while await stage.store.inner.deliveries(limit=1):
+            await asyncio.sleep(1.0)
+    assert len(stage.keys) == count == len(set(stage.keys))
+
+
+async def test_a_store_that_fails_is_asked_again_after_growing_pauses() -> None:
+    stage = await made()
+    await stage.add("d", 5.0)
+    async with stage.dispatching():
+        await asyncio.sleep(1.0)
+        stage.store.faults.plan = FaultPlan(rates={"error": 1.0})
+        stage.asked()
+        await asyncio.sleep(300.0)
+        assert stage.asked().total() < 20 and stage.keys == []
+        stage.store.faults.plan = FaultPlan()
+        await asyncio.sleep(60.0)
+        assert stage.keys == ["d"]
+
+
+async def test_only_the_dispatcher_with_the_lease_hands_over() -> None:
+    stage = await made()
+    for number in range(20):
+        await stage.add(f"d{number}", number * 10.0)
+    async with stage.dispatching("first") as first:
+        await asyncio.sleep(0.1)
+        async with stage.dispatching("second") as second:
+            await asyncio.sleep(95.0)
+            assert (first.leads, second.leads) == (True, False)
+        await asyncio.sleep(100.0)
+    assert sorted(stage.keys) == sorted(f"d{number}" for number in range(20))
+    assert (await stage.store.inner.lease_deliveries("third", 1.0)).holder == "third", "they gave the lease up"
+
+
+async def test_a_lease_that_is_not_renewed_is_taken_after_its_time() -> None:
+    stage = await made()
+    process = Process("first")
+    first = Dispatcher(stage.store, stage.deliver, "first")
+    running = asyncio.create_task(process.call(first.run()))
+    await asyncio.sleep(1.0)
+    process.kill()
+    with pytest.raises(Exception, match="killed"):
+        await running
+    await stage.add("d", 10.0)
+    async with stage.dispatching("second"):
+        await asyncio.sleep(120.0)
+    ((time, key),) = stage.carried_out
+    assert key == "d" and 60.0 < time <= 91.0
+
+
+async def test_a_dispatcher_that_was_frozen_hands_nothing_over_after_its_lease() -> None:
+    stage = await made()
+    skipped_s = 0.0
+    frozen = Dispatcher(stage.store, stage.deliver, "frozen", clock=lambda: now() + skipped_s)
+    await frozen._renew()
+    await stage.add("d", 0.0)
+    skipped_s = 91.0
+    assert not frozen.leads
+    stage.store.faults.plan = FaultPlan(rates={"error": 1.0}, points=("store.lease_deliveries before",))
+    with suppress(StoreError):
+        await frozen._sweep()
+    assert stage.attempts == []
+
+
+async def test_an_attempt_that_fails_is_repeated_after_growing_pauses_and_says_why() -> None:
+    stage = await made()
+    await stage.add("bad", 1.0)
+    await stage.add("good", 1.0)
+    stage.errors["bad"] = SessionBusyError("s0", "run 7")
+    async with stage.dispatching(longest_pause_s=60.0):
+        await asyncio.sleep(300.0)
+        bad = await stage.store.inner.delivery(SessionKey("s0"), "bad")
+        times = [time for time, key in stage.attempts if key == "bad"]
+        pauses = [after - before for before, after in pairwise(times)]
+        assert bad.attempts == len(times) > 5 and "run 7" in bad.why and bad.occurs_at == 1.0
+        assert all(pause < 61.0 for pause in pauses) and pauses[0] < 1.5 and pauses[-1] > 29.0
+        assert stage.keys == ["good"]
+        del stage.errors["bad"]
+        await asyncio.sleep(61.0)
+    assert stage.keys == ["good", "bad"]
+
+
+async def test_a_delivery_that_can_never_be_carried_out_is_given_up_and_stays() -> None:
+    stage = await made()
+    await stage.add("once", 1.0)
+    await stage.add("every", 1.0, session=1, schedule=Schedule(every_s=100.0))
+    for key in ("once", "every"):
+        stage.errors[key] = InvalidInputError("payload", "x", "it is nothing")
+    async with stage.dispatching():
+        await asyncio.sleep(50.0)
+    every, once = await stage.store.inner.deliveries()
+    assert (once.due_at, once.attempts) == (None, 1) and "it is nothing" in once.why
+    assert every.due_at == 101.0 and "it is nothing" in every.why
+    assert len(stage.attempts) == 2
+
+
+async def test_a_delivery_whose_engine_is_missing_waits_for_it() -> None:
+    stage = await made()
+    await stage.add("d", 1.0)
+    stage.errors["d"] = ConfigError("engine", "fast", "the manager has one engine without a name")
+    async with stage.dispatching():
+        await asyncio.sleep(20.0)
+        assert (await stage.store.inner.deliveries())[0].attempts > 1
+        stage.errors.clear()
+        await asyncio.sleep(60.0)
+    assert stage.keys == ["d"]
+
+
+async def test_what_fails_for_too_long_is_given_up() -> None:
+    stage = await made()
+    await stage.add("d", 1.0)
+    stage.errors["d"] = StoreError("away")
+    async with stage.dispatching(give_up_s=100.0, longest_pause_s=30.0):
+        await asyncio.sleep(300.0)
+        count = len(stage.attempts)
+        given_up = await stage.store.inner.delivery(SessionKey("s0"), "d")
+        assert given_up.due_at is None and given_up.why == "away"
+        await asyncio.sleep(300.0)
+        assert len(stage.attempts) == count
+
+
+async def test_a_session_that_does_not_answer_is_tried_again() -> None:
+    stage = await made()
+    await stage.add("d", 1.0)
+    stage.takes_s["s0"] = 1e3
+    async with stage.dispatching(attempt_s=5.0):
+        await asyncio.sleep(6.1)
+        (failed,) = await stage.store.inner.deliveries()
+        assert "it did not answer within 5 s" in failed.why
+        stage.takes_s["s0"] = 0.0
+        await asyncio.sleep(20.0)
+        assert stage.keys == ["d"] and len(stage.attempts) > 1
+
+
+async def test_deliveries_that_cannot_be_read_delay_no_other_and_cost_few_requests() -> None:
+    """Such as those of a user whose key was deleted: they stay due."""
+    stage = await made()
+    due = stage.store.inner.due
+
+    async def with_unreadable_ones(*args: Any, **page: Any) -> Any:
+        found = await due(*args, **page)
+        items = tuple(delivery for delivery in found if delivery.session_id != "s0")
+        return replace(found, items=items, unreadable=(SessionKey("s0"),) if len(items) < len(found) else ())
+
+    stage.store.inner.due = with_unreadable_ones
+    await stage.add("lost", 1.0)
+    await stage.add("lost, too", 100.5)
+    for key, due_at in (("first", 1.0), ("second", 130.5), ("third", 131.0)):
+        await stage.add(key, due_at, session=1)
+    async with stage.dispatching():
+        await asyncio.sleep(300.0)
+    check_times(stage, first=1.0, second=130.5, third=131.0)
+    assert stage.asked().total() < 50
+
+
+async def test_a_clock_that_is_set_an_hour_brings_no_time_twice_and_loses_none() -> None:
+    ahead_s = 0.0
+    stage = await made()
+    stage.store.inner._clock = lambda: now() + ahead_s
+    await stage.add("once", 1800.0)
+    for key, missed in (("hourly", "run_once"), ("each", "run_all")):
+        schedule = Schedule(every_s=600.0)
+        await stage.add(key, 600.0, session=2 if missed == "run_all" else 1, schedule=schedule, missed=missed)
+    async with stage.dispatching():
+        await asyncio.sleep(650.0)
+        assert sorted(stage.keys) == ["each", "hourly"]
+        ahead_s = 3600.0
+        await asyncio.sleep(61.0)
+        counts = Counter(stage.keys)
+        assert (counts["once"], counts["hourly"], counts["each"]) == (1, 2, 7), "of six that passed, one or each"
+        ahead_s = 0.0
+        await asyncio.sleep(120.0)
+        assert Counter(stage.keys) == counts, "the hour that comes again brings nothing"
+        ahead_s = 4200.0
+        await asyncio.sleep(61.0)
+        assert Counter(stage.keys)["hourly"] == 3 and Counter(stage.keys)["each"] == 8
+
+
+async def test_a_busy_dispatcher_writes_its_lease_as_rarely_as_an_idle_one() -> None:
+    stage = await made()
+    await stage.add("every", 1.0, schedule=Schedule(every_s=1.0))
+    leases: list[float | None] = []
+    lease = stage.store.inner.lease_deliveries
+
+    async def noted(holder: str, ttl_s: float | None) -> Any:
+        leases.append(ttl_s)
+        return await lease(holder, ttl_s)
+
+    stage.store.inner.lease_deliveries = noted
+    async with stage.dispatching():
+        await asyncio.sleep(300.0)
+    assert len(stage.keys) == 299 and sum(ttl_s is not None for ttl_s in leases) <= 9
+
+
+def test_a_lease_that_would_end_between_two_requests_is_refused() -> None:
+    with pytest.raises(ConfigError, match="idle_s=60"):
+        DispatchSettings(lease_s=60.0)
+
+
+# Lives
+
+
+def a_prompt(key: str, session_id: str, **values: Any) -> Delivery:
+    payload = run_payload([encode(User(text=key))], {})
+    times = {"occurs_at": 1.0, "due_at": 1.0, "payload": payload, "session_id": session_id, **values}
+    return Delivery(delivery_id=f"id of {key}", key=key, **times)
+
+
+class Supervised:
+    """A dispatcher in a process that is replaced when it dies, as Ray replaces an actor."""
+
+    def __init__(self, faults: Faults, worlds: dict[str, World], store: InMemoryStore, name: str = "one") -> None:
+        self._name = name
+        self._store: Any = FaultyStore(store, faults, name="dispatch")
+        self._worlds = worlds
+        self._count = 0
+
+    async def deliver(self, delivery: Delivery) -> None:
+        world = self._worlds[delivery.session_id]
+        await world.ask("admission.deliver", delivery.key, delivery.delivery_id, delivery.revision)
+
+    async def run_until(self, is_done: Callable[[], Awaitable[bool]]) -> None:
+        while not await is_done():
+            self._count += 1
+            process = Process(f"dispatcher {self._name} {self._count}")
+            dispatcher = Dispatcher(self._store, self.deliver, process.name)
+            running = asyncio.create_task(process.call(dispatcher.run()))
+            while not process.is_dead and not await is_done():
+                await asyncio.sleep(0.5)
+            process.kill()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def test_nothing_is_lost_or_doubled_whatever_fails_and_whoever_dies() -> None:
+    """Each fault of the store, for the dispatcher and for the sessions, and a kill at each step of each process."""
+
+    async def life(faults: Faults) -> None:
+        store = InMemoryStore(clock=now)
+        config = SessionConfig(cancel_grace_s=0.1, idle_s=1e9)
+        worlds = {
+            name: World(faults, session_id=name, store=store, engine=EchoEngine(), config=config) for name in ("a", "b")
+        }
+        for world in worlds.values():
+            await world.create()
+        every = Schedule(every_s=2.0, until=5.5)
+        for delivery in (a_prompt("once", "a"), a_prompt("every", "b", schedule=every, missed="run_all")):
+            await store.add_delivery(delivery)
+
+        async def is_done() -> bool:
+            return not await store.deliveries()
+
+        await Supervised(faults, worlds, store).run_until(is_done)
+        for name, count in (("a", 1), ("b", 3)):
+            runs = await store.runs(SessionKey(name))
+            assert len(runs) == count, (name, runs)
+            for run in runs:
+                await worlds[name].ask("reads.wait", run.run_id)
+            (await worlds[name].audit()).check()
+
+    struck = exhaust(life)
+    assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
+
+
+def test_two_dispatchers_among_many_faults_lose_and_double_nothing() -> None:
+    """By seed: two are replaced when they die, sessions die too, and the store fails, loses answers and is slow."""
+
+    async def schedule(seed: int) -> None:
+        faults = Faults(FaultPlan(rates={"error": 0.03, "unanswered": 0.03, "crash": 0.01, "delay": 0.1}), seed=seed)
+        store = InMemoryStore(clock=now)
+        config = SessionConfig(cancel_grace_s=0.1, idle_s=1e9)
+        worlds = {
+            name: World(faults, session_id=name, store=store, engine=EchoEngine(), config=config) for name in "abc"
+        }
+        for name, world in worlds.items():
+            await world.create()
+            await store.add_delivery(a_prompt(f"once {name}", name))
+            every = Schedule(every_s=3.0, until=8.0)
+            await store.add_delivery(a_prompt(f"every {name}", name, schedule=every, missed="run_all"))
+
+        async def is_done() -> bool:
+            return not await store.deliveries()
+
+        pair = [Supervised(faults, worlds, store, name=name) for name in ("left", "right")]
+        await asyncio.gather(*(each.run_until(is_done) for each in pair))
+        faults.plan = FaultPlan()
+        for name, world in worlds.items():
+            runs = await store.runs(SessionKey(name))
+            assert len(runs) == 4, (name, runs)
+            for run in runs:
+                await world.ask("reads.wait", run.run_id)
+            (await world.audit()).check()
+
+    assert spread(share(1000, 20), schedule, yields=0.05, kills=0.0005)

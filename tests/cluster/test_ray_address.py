@@ -11,6 +11,7 @@ from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.stores.store_owner import naming
 
 
+@pytest.mark.ray
 def test_a_ray_address_at_which_nobody_answers_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -167,14 +167,15 @@ def test_a_run_outlives_its_manager_and_the_next_manager_finds_it(tmp_path: Path
     with SessionManager(url, **settings) as manager:
         chat = manager.open("chat")
         run = chat.run("word " * 40)
-    assert len(HOSTS._hosts) == 1
+        store_id = manager._client.name
+    assert HOSTS.find(store_id)
     with SessionManager(url, **settings) as manager:
         assert manager.get("chat").info().active_run_id == run.run_id
         queued = manager.get("chat").run("next", if_busy="enqueue")
         assert queued.wait(LONG_S).text == "next"
         assert manager.execution(run.run_id).wait(LONG_S).text == "word " * 40
     assert chat.run("after all managers are closed").wait(LONG_S).index == 2
-    eventually(lambda: not HOSTS._hosts)
+    eventually(lambda: HOSTS.find(store_id) is None)
 
 
 def test_managers_of_one_store_share_its_sessions_and_the_last_one_closes_it(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_managers_of_one_store_share_its_sessions_and_the_last_one_closes_it(tmp
     first.close()
     assert [host.load.sessions for host in second.hosts() if host.load] == [1]
     second.close()
-    assert not HOSTS._hosts
+    assert HOSTS.find(second._client.name) is None
 
 
 def test_engines_are_used_as_they_are() -> None:

@@ -18,7 +18,7 @@ from memories.memory_manager import SECTION, WAIT_S, House, answering, results, 
 from tools.agent_tools import prompt
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
-from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.hosting.placement import Packed
 from turnwise.errors import ReadOnlyMemoryError, WorkingMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import all_stored
@@ -62,7 +62,7 @@ def manager(house: House) -> SessionManager:
         house.extractive(),
         house.vector(),
         working_memory=notes,
-        placement=InProcess(),  # users share processes, and nothing else
+        placement=Packed(hosts=2),  # users share processes, and nothing else
     )
     manager.open("first").memory.recall("leave")  # their processes are up
     return manager

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -35,10 +35,12 @@ from turnwise.actors.inference.tools.tool import Tool
 from turnwise.errors import ConfigError, SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import LongTermMemory
+from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.stores.base import LocalClock, SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.store_owner import StoreOwner
 from turnwise.memory.values.ids import new_id
+from turnwise.memory.working.memory import WorkingMemory
 
 MEMORY_LOOP = EventLoop("turnwise-memories")
 """The event loop of all memories of this process, so that none delays sessions."""
@@ -87,9 +89,7 @@ class InProcessRuntime:
         """
         *parts, notes = setup
         _check_tools(setup[0])
-        with suppress(TypeError):  # of notes in the memory of this process, which have no event loop
-            notes = copy.deepcopy(notes)  # since the manager asks its own on another event loop
-        own = cast(SessionSetup, (*parts, notes))
+        own = cast(SessionSetup, (*parts, _copy_of(notes)))
         return new_id(), self._hold(lambda: own)
 
     def dumps(self, value: object) -> bytes:
@@ -149,6 +149,24 @@ class InProcessRuntime:
             return []
         process: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname(), "memory_bytes": memory_bytes()}
         return [HostInfo(name=self.owner.name, is_packed=True, load=host.load, **process)]
+
+
+def _copy_of(notes: WorkingMemory | None) -> WorkingMemory | None:
+    """Return the notes for sessions, since the manager asks its own ones on another event loop.
+
+    The copy's store is closed when no setup has the copy any more. Notes in the memory of this process are not copied.
+    """
+    try:
+        copied = copy.deepcopy(notes)
+    except TypeError:
+        return notes
+    if copied is not None:
+        weakref.finalize(copied, _close_items, copied.items).atexit = False
+    return copied
+
+
+def _close_items(items: ItemStore) -> None:
+    LOOP.submit(items.close())
 
 
 def _check_tools(engine: EngineBuilder) -> None:

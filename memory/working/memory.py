@@ -75,6 +75,11 @@ class WorkingMemory:
         return partial(WorkingMemory, form=self._form, per=self._per, max_bytes=self._max_bytes), (self._store,)
 
     @property
+    def items(self) -> ItemStore:
+        """The item store of the notes."""
+        return self._store
+
+    @property
     def is_local(self) -> bool:
         """Whether the notes are in a file on one machine."""
         return is_local(self._store)

@@ -28,7 +28,7 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.shared.sessions_client import SessionsClient
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess, Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.config import SessionConfig
@@ -637,7 +637,7 @@ async def test_blocks_and_messages_are_removed_in_both_families(make_ray_manager
 async def test_the_async_family_does_the_same(make_manager: MakeManager) -> None:
     manager = make_manager()
 
-    settings: Any = {"engine": ScriptedEngine(), "namespace": manager._client.namespace, "placement": Packed(hosts=1)}
+    settings: Any = {"engine": ScriptedEngine(), "namespace": manager._client.namespace, "placement": InProcess()}
     async with AsyncSessionManager("memory://async", **settings) as opened:
         chat = await opened.open("chat", user_id="sarah")
         execution = await chat.run("slow 20")

@@ -89,7 +89,9 @@ class Bench:
     def manager(
         self, *tools: Tool, config: Mapping[str, Any] | None = None, placement: Placement | None = None, **settings: Any
     ) -> SessionManager:
-        chosen = {"config": SessionConfig(**(config or {})), "placement": placement or Dedicated()}
+        chosen: dict[str, Any] = {"config": SessionConfig(**(config or {}))}
+        if placement:
+            chosen["placement"] = placement
         return self._make_manager(engine=self.engine(*tools, **settings), **chosen)
 
     def notes(self) -> list[str]:
@@ -287,29 +289,29 @@ def test_ray_tasks_and_actor_methods_are_tools(ray_bench: Bench, ray_session: Mo
 # Kills
 
 
-def test_a_run_killed_in_a_tool_continues_after_its_last_result(bench: Bench) -> None:
+def test_a_run_killed_in_a_tool_continues_after_its_last_result(ray_bench: Bench) -> None:
     """Case 33: calls with a result are not repeated; calls that had begun only if they are repeatable."""
-    manager = bench.manager(note, charge, search, api="responses", config={"on_lost": "resume"})
+    manager = ray_bench.manager(note, charge, search, api="responses", config={"on_lost": "resume"})
     chat = manager.open("chat")
     calls: agent_tools.Calls = [("note", {"text": "a"}), ("charge", {"euros": 5}), ("search", {"text": "x"})]
-    run = chat.run(prompt(calls, "done", thought="let me see"), labels=bench.labels)
+    run = chat.run(prompt(calls, "done", thought="let me see"), labels=ray_bench.labels)
     until(lambda: any(isinstance(event, ToolEnded) for event in chat.events()))
-    bench.noted("charge 5")
-    bench.noted("search x")
+    ray_bench.noted("charge 5")
+    ray_bench.noted("search x")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(run.wait, WAIT_S)
         kill(chat)
         turn = waiting.result()
     assert turn.text == "done" and turn == run.wait(WAIT_S)
     assert results(turn) == [("noted a", False), (LOST, True), ("found x", False)]
-    assert sorted(bench.notes()) == ["a", "charge 5", "search x", "search x"]
+    assert sorted(ray_bench.notes()) == ["a", "charge 5", "search x", "search x"]
     stored = [event for event in run.events() if not event.live]
     assert [event.name for event in stored if isinstance(event, ToolStarted)] == ["note", "charge", "search", "search"]
     assert [type(event) for event in stored].count(RunResumed) == 1
     assert chat.runs()[0].resumes == 1
     assert turn.usage and (turn.usage.calls, turn.usage.tool_calls) == (2, 4)
     first = next(block for block in turn.output if isinstance(block, Thinking))
-    sent = [(item["id"], item["encrypted_content"]) for item in bench.sent() if item["type"] == "reasoning"]
+    sent = [(item["id"], item["encrypted_content"]) for item in ray_bench.sent() if item["type"] == "reasoning"]
     assert sent == [packed(first)]
     assert chat.run(prompt("and on")).wait(WAIT_S).text == "and on"
     audit(manager, "chat")
@@ -349,14 +351,14 @@ def test_a_resumed_run_forces_a_call_only_in_its_first_step(ray_bench: Bench, ap
     audit(manager, "chat")
 
 
-def test_a_killed_run_without_resume_is_interrupted_and_keeps_its_results(bench: Bench) -> None:
+def test_a_killed_run_without_resume_is_interrupted_and_keeps_its_results(ray_bench: Bench) -> None:
     """Case 33."""
-    manager = bench.manager(note, charge)
+    manager = ray_bench.manager(note, charge)
     chat = manager.open("chat")
     story = prompt([("note", {"text": "a"})], [("note", {"text": "b"}), ("charge", {"euros": 5})], "done")
-    run = chat.run(story, labels=bench.labels)
+    run = chat.run(story, labels=ray_bench.labels)
     until(lambda: [isinstance(event, ToolEnded) for event in chat.events()].count(True) == 2)
-    bench.noted("charge 5")
+    ray_bench.noted("charge 5")
     kill(chat)
     with pytest.raises(RunInterruptedError, match=run.run_id) as interrupted:
         run.wait(WAIT_S)
@@ -364,7 +366,7 @@ def test_a_killed_run_without_resume_is_interrupted_and_keeps_its_results(bench:
     assert kept_results[:2] == [("noted a", False), ("noted b", False)]
     assert kept_results[2][0].startswith("cancelled: ") and kept_results[2][1]
     after = chat.run(prompt("and on")).wait(WAIT_S)
-    assert after.text == "and on" and sorted(bench.notes()) == ["a", "b", "charge 5"]
+    assert after.text == "and on" and sorted(ray_bench.notes()) == ["a", "b", "charge 5"]
     audit(manager, "chat")
 
 
@@ -538,15 +540,15 @@ def test_edited_arguments_are_checked_after_a_restart(ray_bench: Bench, placemen
     audit(manager, "chat")
 
 
-def test_async_handles_can_approve_and_reject(bench: Bench, tmp_path: Path) -> None:
-    manager = bench.manager()
+def test_async_handles_can_approve_and_reject(ray_bench: Bench, tmp_path: Path) -> None:
+    manager = ray_bench.manager()
 
     async def story() -> None:
-        settings: Any = {"engine": bench.engine(pay, driver), "namespace": manager._client.namespace}
+        settings: Any = {"engine": ray_bench.engine(pay, driver), "namespace": manager._client.namespace}
         async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
             chat = await opened.open("chat")
             calls: agent_tools.Calls = [("pay", {"euros": 8}), ("pay", {"euros": 9}), ("driver", {})]
-            run = await chat.run(prompt(calls, "done"), labels=bench.labels)
+            run = await chat.run(prompt(calls, "done"), labels=ray_bench.labels)
             async for event in run.events():
                 if isinstance(event, ApprovalRequested) and len(await run.pending()) == 3:
                     break
@@ -560,7 +562,7 @@ def test_async_handles_can_approve_and_reject(bench: Bench, tmp_path: Path) -> N
             assert (await opened.usage()).tool_calls == 1
 
     asyncio.run(story())
-    assert bench.notes() == ["paid 1"]
+    assert ray_bench.notes() == ["paid 1"]
 
 
 # Budgets
@@ -600,12 +602,12 @@ def test_a_run_over_its_budget_fails_and_names_the_limit(bench: Bench, endless: 
     audit(manager, "chat")
 
 
-def test_a_run_over_its_budget_can_wait_for_approval(bench: Bench) -> None:
+def test_a_run_over_its_budget_can_wait_for_approval(ray_bench: Bench) -> None:
     config = {"run_budget": Budget(calls=2), "over_budget": "ask", "idle_s": 60.0}
-    manager = bench.manager(note, config=config)
+    manager = ray_bench.manager(note, config=config)
     chat = manager.open("chat")
     steps: list[Any] = [[("note", {"text": str(number)})] for number in range(5)]
-    run = chat.run(prompt(*steps, "done"), labels=bench.labels)
+    run = chat.run(prompt(*steps, "done"), labels=ray_bench.labels)
     for number in (1, 2):
         (call,) = awaited(run)
         assert (call.call_id, call.wants, call.name) == (f"budget-{number}", "budget", "budget")
@@ -617,9 +619,9 @@ def test_a_run_over_its_budget_can_wait_for_approval(bench: Bench) -> None:
         run.approve(call.call_id)
         run.approve(call.call_id)
     turn = run.wait(WAIT_S)
-    assert turn.text == "done" and bench.notes() == list("01234")
+    assert turn.text == "done" and ray_bench.notes() == list("01234")
     assert turn.usage and turn.usage.calls == 6
-    run = chat.run(prompt(*steps, "done"), labels=bench.labels)
+    run = chat.run(prompt(*steps, "done"), labels=ray_bench.labels)
     (call,) = awaited(run)
     run.reject(call.call_id, "enough is enough")
     with pytest.raises(RunLimitError, match="2 of 2 calls") as limited:
@@ -628,16 +630,16 @@ def test_a_run_over_its_budget_can_wait_for_approval(bench: Bench) -> None:
     audit(manager, "chat")
 
 
-def test_a_sessions_budget_is_spent_by_all_its_runs(bench: Bench) -> None:
-    manager = bench.manager(note, config={"session_budget": Budget(calls=4)})
+def test_a_sessions_budget_is_spent_by_all_its_runs(ray_bench: Bench) -> None:
+    manager = ray_bench.manager(note, config={"session_budget": Budget(calls=4)})
     chat = manager.open("chat")
     story = prompt([("note", {"text": "a"})], "done")
     for _ in range(2):
-        assert chat.run(story, labels=bench.labels).wait(WAIT_S).text == "done"
+        assert chat.run(story, labels=ray_bench.labels).wait(WAIT_S).text == "done"
     kill(chat)
     with pytest.raises(RunLimitError, match=r"the session has spent 4 of 4 calls.*session_budget"):
-        chat.run(story, labels=bench.labels).wait(WAIT_S)
-    assert manager.open("another").run(story, labels=bench.labels).wait(WAIT_S).text == "done"
+        chat.run(story, labels=ray_bench.labels).wait(WAIT_S)
+    assert manager.open("another").run(story, labels=ray_bench.labels).wait(WAIT_S).text == "done"
     audit(manager, "chat")
 
 

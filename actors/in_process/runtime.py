@@ -32,7 +32,7 @@ from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.named_engines import engines_of
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
-from turnwise.errors import ConfigError, SessionLostError
+from turnwise.errors import ConfigError, SessionLostError, StoreClosedError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.items.base import ItemStore
@@ -136,7 +136,9 @@ class InProcessRuntime:
         with _LOCK:
             if (self._namespace, url) not in _STORES:
                 _STORES[self._namespace, url] = cast(SessionStore, SharedStore(InMemoryStore()))
-            return _STORES[self._namespace, url]
+            store = _STORES[self._namespace, url]
+        opened = _OpenedLocalStore if isinstance(store, LocalClock) else _OpenedStore
+        return cast(SessionStore, opened(url, store))
 
     def has_shared_store(self, url: str) -> bool:
         """See `Runtime.has_shared_store`."""
@@ -359,6 +361,33 @@ class SharedStore(LocalClock):
     async def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._lock:
             return await method(*args, **kwargs)
+
+
+class _OpenedStore:
+    """A shared store, as one of those who opened it has it, until `close`."""
+
+    def __init__(self, url: str, store: Any) -> None:
+        self._url = url
+        self._shared = store
+        self._is_closed = False
+
+    def __getattr__(self, verb: str) -> Any:
+        if verb.startswith("_"):
+            raise AttributeError(verb)
+        if self._is_closed:
+            raise StoreClosedError(self._url)
+        return getattr(self._shared, verb)
+
+    async def close(self) -> None:
+        """Close it for this user. The others go on."""
+        self._is_closed = True
+
+
+class _OpenedLocalStore(_OpenedStore, LocalClock):
+    def clock(self) -> float:
+        """See `LocalClock.clock`."""
+        now: float = self._shared.clock()
+        return now
 
 
 _LOCK = threading.Lock()

@@ -156,9 +156,9 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_parallel_results_are_in_order_and_thoughts_go_back_unchanged(bench: Bench, api: str) -> None:
+def test_parallel_results_are_in_order_and_thoughts_go_back_unchanged(ray_bench: Bench, api: str) -> None:
     """Cases 26, 31 and 32: one call is slow, one fails, one names no tool, one has wrong arguments."""
-    manager = bench.manager(note, pause, fail, far_away, api=api)
+    manager = ray_bench.manager(note, pause, fail, far_away, api=api)
     chat = manager.open("chat", user_id="ada")
     calls: agent_tools.Calls = [
         ("pause", {"seconds": 0.5}),
@@ -167,7 +167,7 @@ def test_parallel_results_are_in_order_and_thoughts_go_back_unchanged(bench: Ben
         ("note", {"text": "a", "loud": True}),
         ("note", {"text": "b"}),
     ]
-    run = chat.run(prompt(calls, [("note", {"text": "c"})], "done", thought="let me see"), labels=bench.labels)
+    run = chat.run(prompt(calls, [("note", {"text": "c"})], "done", thought="let me see"), labels=ray_bench.labels)
     turn = run.wait(WAIT_S)
     assert turn.text == "done" and turn.stop_reason in ("stop", "completed")
     assert [text.partition(":")[0].partition(".")[0] for text, _ in results(turn)] == [
@@ -179,17 +179,17 @@ def test_parallel_results_are_in_order_and_thoughts_go_back_unchanged(bench: Ben
         "noted c",
     ]
     assert [is_error for _, is_error in results(turn)] == [False, True, True, True, False, False]
-    assert bench.notes() == ["paused", "b", "c"]
+    assert ray_bench.notes() == ["paused", "b", "c"]
     uses = [block.call_id for block in turn.output if isinstance(block, ToolUse)]
     assert [block.call_id for block in turn.output if isinstance(block, ToolResult)] == uses
     thoughts = [block for block in turn.output if isinstance(block, Thinking)]
     assert [block.text for block in thoughts] == ["let me see"] * 3
     if api == "responses":
-        sent = [(item["id"], item["encrypted_content"]) for item in bench.sent() if item["type"] == "reasoning"]
+        sent = [(item["id"], item["encrypted_content"]) for item in ray_bench.sent() if item["type"] == "reasoning"]
         assert sent == [packed(block) for block in thoughts[:2]]
-        answered = [item["call_id"] for item in bench.sent() if item["type"] == "function_call_output"]
+        answered = [item["call_id"] for item in ray_bench.sent() if item["type"] == "function_call_output"]
     else:
-        answered = [message["tool_call_id"] for message in bench.sent() if message["role"] == "tool"]
+        answered = [message["tool_call_id"] for message in ray_bench.sent() if message["role"] == "tool"]
     assert answered == uses
 
     steps = run.steps()

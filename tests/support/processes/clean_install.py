@@ -44,7 +44,7 @@ def hidden_modules(lock_name: str = "requirements.lock") -> set[str]:
         "turnwise",
     }
     modules = {name for name, homes in packages_distributions().items() if required.isdisjoint(map(_normal, homes))}
-    return modules - {"psutil", "setproctitle"}  # Ray brings its own
+    return modules - {"psutil", "setproctitle", "colorama"}  # Ray brings its own
 
 
 def clean_install(folder: Path, lock_name: str = "requirements.lock") -> str:

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, 
 
 from processes.programs import path_to
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.hosting.placement import Packed
 
 PATIENCE_MS = 60_000
 
@@ -50,7 +50,7 @@ def console(address: str, folder: Path) -> Iterator[Console]:
 @pytest.fixture(scope="module")
 def manager(console: Console, folder: Path) -> Iterator[SessionManager]:
     """A manager of the console's sessions."""
-    with SessionManager(console.store, engine=Engine(), placement=InProcess(), namespace=NAMESPACE) as manager:
+    with SessionManager(console.store, engine=Engine(), placement=Packed(hosts=1), namespace=NAMESPACE) as manager:
         yield manager
 
 

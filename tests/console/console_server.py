@@ -62,7 +62,7 @@ async def serve(settings: dict[str, Any]) -> None:
     import uvicorn
 
     from turnwise.actors.client.manager import AsyncSessionManager
-    from turnwise.actors.hosting.placement import InProcess
+    from turnwise.actors.hosting.placement import Packed
     from turnwise.actors.session.config import SessionConfig
     from turnwise.actors.session.engines.budget import Budget
     from turnwise.console import mount
@@ -73,7 +73,7 @@ async def serve(settings: dict[str, Any]) -> None:
     manager = AsyncSessionManager(
         settings["store"],
         engine=getattr(console_engine, settings.get("engine", "Engine"))(),
-        placement=InProcess(),
+        placement=Packed(hosts=1),
         namespace=NAMESPACE,
         memory=[LexicalMemory(settings["memory"])] if "memory" in settings else [],
         read_only=settings.get("read_only", False),

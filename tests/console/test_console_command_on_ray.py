@@ -12,10 +12,11 @@ from console_server import NAMESPACE, Console
 from playwright.sync_api import Page, expect
 
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.hosting.placement import Packed
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.urls import open_store
 
+pytestmark = pytest.mark.ray
 pytest_plugins = ["console_pages"]  # which starts a Ray: ray_session
 
 SESSIONS, TURNS = 10_000, 1_000
@@ -43,7 +44,7 @@ async def fill(url: str) -> None:
 
 @pytest.fixture(scope="module")
 def manager(address: str, folder: Path) -> Iterator[SessionManager]:
-    settings = {"engine": Engine(), "placement": InProcess(), "namespace": NAMESPACE}
+    settings = {"engine": Engine(), "placement": Packed(hosts=1), "namespace": NAMESPACE}
     with SessionManager(f"sqlite:///{folder}/chats.db", **settings) as manager:  # type: ignore[arg-type]
         yield manager
 

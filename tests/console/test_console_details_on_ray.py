@@ -11,9 +11,10 @@ from console_server import NAMESPACE, Console
 from playwright.sync_api import Page, expect
 
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.hosting.placement import Packed
 from turnwise.memory.longterm.lexical import LexicalMemory
 
+pytestmark = pytest.mark.ray
 pytest_plugins = ["console_pages"]  # which starts a Ray: ray_session
 
 HOSTILE = "<img src=x onerror='window.owned=1'> \u202e"
@@ -28,7 +29,7 @@ def console(address: str, folder: Path) -> Iterator[Console]:
 @pytest.fixture(scope="module")
 def manager(console: Console, folder: Path) -> Iterator[SessionManager]:
     memory = LexicalMemory(f"sqlite:///{folder}/memory.db")
-    settings = {"engine": Engine(), "placement": InProcess(), "namespace": NAMESPACE, "memory": [memory]}
+    settings = {"engine": Engine(), "placement": Packed(hosts=1), "namespace": NAMESPACE, "memory": [memory]}
     with SessionManager(console.store, **settings) as manager:  # type: ignore[arg-type]
         yield manager
 

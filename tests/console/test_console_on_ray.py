@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 
 from turnwise.actors.client.blocking.manager import SessionManager
 
+pytestmark = pytest.mark.ray
 pytest_plugins = ["console_pages"]  # which starts a Ray: ray_session
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}

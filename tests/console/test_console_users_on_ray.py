@@ -14,8 +14,9 @@ from console_server import NAMESPACE, TOKENS, Console
 from playwright.sync_api import Page, expect
 
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.hosting.placement import Packed
 
+pytestmark = pytest.mark.ray
 pytest_plugins = ["console_pages"]  # which starts a Ray: ray_session
 
 
@@ -23,7 +24,7 @@ pytest_plugins = ["console_pages"]  # which starts a Ray: ray_session
 def guarded(address: str, folder: Path) -> Iterator[Console]:
     """A console with users, each of whom has a conversation `chat`."""
     with Console(folder, address, users=True) as console:
-        settings = {"engine": Engine(), "placement": InProcess(), "namespace": NAMESPACE}
+        settings = {"engine": Engine(), "placement": Packed(hosts=1), "namespace": NAMESPACE}
         with SessionManager(console.store, **settings) as manager:  # type: ignore[arg-type]
             for user in ("ann", "bob"):
                 manager.open("chat", user_id=user, title=f"{user}'s talk").run(f"{user} was here").wait()

@@ -86,7 +86,9 @@ def test_tests_find_no_program_but_these() -> None:
 
 
 @pytest.mark.parametrize(("in_ci", "ends", "calls"), [("", 0, ["tests"]), ("1", 2, [])])
-def test_make_test_more_goes_on_without_them_but_not_in_ci(tmp_path: Path, in_ci: str, ends: int, calls: list[str]) -> None:
+def test_make_test_more_goes_on_without_them_but_not_in_ci(
+    tmp_path: Path, in_ci: str, ends: int, calls: list[str]
+) -> None:
     words = ["test-more", "TESTING=", f"BIN={tmp_path}/bin", f"CI={in_ci}"]
     scripts = {"id": user(0), "python": '#!/bin/sh\necho tests >> "$LOG"\n'}
     ended, called = programs(tmp_path, *words, **scripts)

@@ -175,6 +175,10 @@ def check_command(command: str) -> None:
             name, _, extra_names = package.removesuffix("]").partition("[")
             assert name in ("turnwise", ".", "ray"), command
             assert name == "ray" or set(filter(None, extra_names.split(","))) <= set(extras), command
+        case ["pip", "install", "-r", lock]:
+            assert (ROOT / lock).is_file(), command
+        case ["pip", "install", "--no-deps", package]:
+            assert package == "turnwise", command
         case ["python", script, *_]:
             compile((ROOT / script).read_text(encoding="utf-8"), script, "exec")
         case ["turnwise", *arguments]:  # it reads all of them before it helps

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zipfile
 from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +45,7 @@ def hidden_modules(lock_name: str = "requirements.lock") -> set[str]:
         "turnwise",
     }
     modules = {name for name, homes in packages_distributions().items() if required.isdisjoint(map(_normal, homes))}
-    return modules - {"psutil", "setproctitle", "colorama"}  # Ray brings its own
+    return modules - _BROUGHT_BY_RAY
 
 
 def clean_install(folder: Path, lock_name: str = "requirements.lock") -> str:
@@ -52,6 +53,14 @@ def clean_install(folder: Path, lock_name: str = "requirements.lock") -> str:
     build_wheel("--wheel", into=folder).extractall(folder / "installed")
     (folder / "installed/sitecustomize.py").write_text(GUARD.format(hidden=hidden_modules(lock_name)), encoding="utf-8")
     return str(folder / "installed")
+
+
+_BROUGHT_BY_RAY = {
+    path.name.partition(".")[0]
+    for folder in ("thirdparty_files", "_private/runtime_env/agent/thirdparty_files")
+    for path in Path(find_spec("ray").submodule_search_locations[0], folder).iterdir()  # type: ignore[union-attr, index]
+}
+"""Modules that Ray has in folders of its own."""
 
 
 def _normal(name: str) -> str:

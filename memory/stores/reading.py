@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Spans, cut
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.base import Page, SessionStore
 from turnwise.memory.values.weights import MAX_PAGE, may_be_cut
 
@@ -52,6 +53,21 @@ async def pages_by_cursor(read: Callable[..., Awaitable[Page[Item]]]) -> AsyncIt
         yield page
         if (cursor := page.cursor) is None:
             return
+
+
+async def page_of_deliveries(
+    read: Callable[..., Awaitable[Sequence[Delivery]]], cursor: str | None, limit: int
+) -> Page[Delivery]:
+    """Return a page of up to `limit` deliveries, by id. A page of large ones is shorter.
+
+    Args:
+        read: `SessionStore.deliveries`, with its filters.
+        cursor: the cursor of the page before.
+    """
+    page = tuple(await read(after=cursor or "", limit=limit))
+    last_id = page[-1].delivery_id if page else None
+    has_more = last_id is not None and await read(after=last_id, limit=1)
+    return Page(page, last_id if has_more else None)
 
 
 async def steps_of_blocks(store: SessionStore, spans: Spans) -> AsyncIterator[tuple[Spans, list[str]]]:

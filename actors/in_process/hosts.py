@@ -23,13 +23,13 @@ from turnwise.actors.in_process.threads import EventLoop
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.records import Delivery
-from turnwise.memory.stores.store_owner import rivals
+from turnwise.memory.stores.store_owner import StoreOwner, are_processes, rivals
 
 LOOK_S = 0.01
 """How often a manager that closes looks whether its host still has something to end, in seconds."""
 
 RIVALS_S = 15.0
-"""How often a host looks whether other processes still have the store open, before it hands over deliveries."""
+"""How often a host looks whether a Ray still has the store open, before it hands over deliveries, in seconds."""
 
 CLOSE_S = 10.0
 """How long a manager that closes waits for what its sessions save, in seconds."""
@@ -46,13 +46,13 @@ class Host:
     It belongs to the managers that have opened it. When the last of them has closed, each session leaves as soon as it
     is idle; then the host closes its stores. A session that is used later is taken over by the store's next host.
 
-    As long as a manager has it open, the host hands the deliveries of the store to their sessions when they are due. It
-    waits while another process has the store open, since that one may have the sessions.
+    As long as a manager has it open, the host hands the deliveries of the store to their sessions when they are due. Of
+    several processes that have the store open, the one with the lease does. None does while a Ray has it open, which
+    would lose its sessions and their runs.
 
     Args:
         resources: the stores and setups.
-        store_id: names the dispatcher of the deliveries. No other process that lives has the store open, so a lease of
-            this name is that of a process that has died, and is taken over at once.
+        store_id: names the host in the lease of the deliveries, with the address of this process.
         earlier: the store's hosts that have not closed yet.
         forget: called once the host has closed.
     """
@@ -145,9 +145,14 @@ class Host:
 
     async def _dispatch_from_store(self) -> None:
         store = await self._resources.open()
-        while await rivals(store):  # noqa: ASYNC110 - another process sets no event here
+        while not are_processes(others := await rivals(store)):  # noqa: ASYNC110 - a Ray sets no event here
             await asyncio.sleep(RIVALS_S)
-        dispatcher = Dispatcher(store, self._deliver, f"in process {self._store_id}")
+        own = StoreOwner.of_this_process().short_address
+        holder = f"{own}/{self._store_id}"
+        lease = await store.lease_deliveries(holder, None)
+        if lease.holder and lease.holder.rpartition("/")[0] not in (own, *others):
+            await store.lease_deliveries(lease.holder, 0.0)  # its process has died
+        dispatcher = Dispatcher(store, self._deliver, holder)
         self._resources.tell = dispatcher.tell
         await dispatcher.run()
 

@@ -15,6 +15,7 @@ import pytest
 from turnwise import AsyncSessionManager, Dedicated, EchoEngine, InProcess, SessionConfig, SessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.in_process import hosts
+from turnwise.actors.in_process.runtime import InProcessRuntime
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.errors import (
     ConfigError,
@@ -271,21 +272,42 @@ def test_a_read_only_manager_lists_schedules_and_changes_none(tmp_path: Path) ->
                 change()
 
 
-def test_a_process_waits_while_another_one_has_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = ["another"]
+OTHER = "process-7-on-elsewhere"
 
+
+def set_rivals(monkeypatch: pytest.MonkeyPatch, others: list[str]) -> None:
     async def rivals(store: object) -> list[str]:
         return others
 
     monkeypatch.setattr(hosts, "rivals", rivals)
     monkeypatch.setattr(hosts, "RIVALS_S", 0.05)
+
+
+def test_a_process_waits_while_a_ray_has_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [OTHER, "10.0.0.1:6379"]
+    set_rivals(monkeypatch, others)
     with SessionManager("memory://rivals", **SETTINGS) as manager:
         chat = manager.open("chat")
         chat.schedule("a word", after_s=0.0)
         time.sleep(0.5)
         assert not chat.runs()
-        others.clear()
+        others.pop()
         eventually(lambda: texts(chat) == ["a word"])
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_process_has_the_lease_as_long_as_it_lives(lives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_rivals(monkeypatch, [OTHER] if lives else [])
+    store = InProcessRuntime("turnwise", InProcess()).open_shared_store(f"memory://lease-{lives}")
+    asyncio.run(store.lease_deliveries(f"{OTHER}/store", 1000.0))
+    with SessionManager(f"memory://lease-{lives}", **SETTINGS) as manager:
+        chat = manager.open("chat")
+        chat.schedule("a word", after_s=0.0)
+        if lives:
+            time.sleep(0.5)
+            assert not chat.runs()
+        else:
+            eventually(lambda: texts(chat) == ["a word"])
 
 
 SCHEDULING = """

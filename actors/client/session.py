@@ -367,13 +367,14 @@ class AsyncSession:
         if not isinstance(self._client.placement, InProcess):
             reason = "only a manager with placement=InProcess() carries out schedules"
             raise ConfigError("placement", type(self._client.placement).__name__, reason)
+        settings = await self._later_settings("Session.schedule()", {"if_busy": "enqueue", **options})
+        plain = plain_prompts(self.id, prompts)
         when = when_of(at=at, after_s=after_s, every_s=every_s, cron=cron, timezone=timezone, until=until)
         if when is None:
             raise InvalidInputError("at", None, "pass at, after_s, every_s or cron")
-        settings = await self._later_settings("Session.schedule()", {"if_busy": "enqueue", **options})
         return await self._host.ask(
             verbs.schedule(
-                plain_prompts(self.id, prompts),
+                plain,
                 when,
                 delivery_id=new_id(),
                 key=key,
@@ -396,6 +397,7 @@ class AsyncSession:
     async def change_schedule(
         self,
         key: str,
+        /,
         *prompts: Prompt,
         at: float | None = None,
         after_s: float | None = None,
@@ -421,9 +423,8 @@ class AsyncSession:
                 changed.
             SessionLostError: the session's process has died, and the schedule may have been changed.
         """
+        run_options = later_options(await self._later_settings("Session.change_schedule()", options))
         when = when_of(at=at, after_s=after_s, every_s=every_s, cron=cron, timezone=timezone, until=until)
-        settings = await self._later_settings("Session.change_schedule()", options)
-        run_options = later_options(settings)
         if run_options and not prompts:
             raise InvalidInputError("prompts", (), f"pass the prompts to which {sorted(run_options)} belong")
         return await self._host.ask(

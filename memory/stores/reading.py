@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from turnwise.errors import InvalidInputError, NameRefusedError, shown
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Spans, cut
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.base import Page, SessionStore
+from turnwise.memory.values.ids import check_names
 from turnwise.memory.values.weights import MAX_PAGE, may_be_cut
 
 Item = TypeVar("Item")
@@ -63,7 +65,14 @@ async def page_of_deliveries(
     Args:
         read: `SessionStore.deliveries`, with its filters.
         cursor: the cursor of the page before.
+
+    Raises:
+        InvalidInputError: it is not a cursor.
     """
+    try:
+        check_names("cursor", cursor)
+    except NameRefusedError:
+        raise InvalidInputError("cursor", shown(cursor), "pass the cursor of the page before, unchanged") from None
     page = tuple(await read(after=cursor or "", limit=limit))
     last_id = page[-1].delivery_id if page else None
     has_more = last_id is not None and await read(after=last_id, limit=1)

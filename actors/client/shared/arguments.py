@@ -27,7 +27,7 @@ from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.memory_types import AnyCategory, AnyType, MemoryCategory, MemoryType
 from turnwise.memory.longterm.retention.about import About, Mention
 from turnwise.memory.values.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
-from turnwise.memory.values.ids import check_id, check_names as check_stored_names
+from turnwise.memory.values.ids import check_id
 from turnwise.memory.values.limits import MAX_NAMES, MAX_VALUES
 from turnwise.memory.values.ranges import MAX_COUNT, MAX_SECONDS
 from turnwise.memory.values.required_arguments import check_given
@@ -192,11 +192,6 @@ def _not_blank(value: str) -> str:
     return _text(value)
 
 
-def _schedule_key(value: str) -> str:
-    check_stored_names("key", value, quotes=False)
-    return value
-
-
 def _item_id(value: str) -> str:
     if "\0" in value:
         raise ValueError("must be text without null characters")
@@ -333,6 +328,7 @@ EngineName = Annotated[str, PlainValidator(partial(check_id, "engine"))]
 ParentRun = Annotated[str, PlainValidator(partial(check_id, "parent run"))]
 RunId = Annotated[str, PlainValidator(partial(check_id, "run id"))]
 IdempotencyKey = Annotated[str, PlainValidator(partial(check_id, "idempotency key"))]
+ScheduleKey = Annotated[str, PlainValidator(partial(check_id, "schedule key"))]
 
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 WaitSeconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
@@ -354,8 +350,6 @@ Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
 
 Text = Annotated[str, AfterValidator(_text)]
 Title = Annotated[str, Field(max_length=MAX_TITLE_CHARS), AfterValidator(_text)]
-ScheduleKey = Annotated[str, Field(min_length=1), AfterValidator(_schedule_key)]
-"""Names a schedule among those of its session."""
 ItemId = Annotated[str, Field(min_length=1), AfterValidator(_item_id)]
 """The id of a memory item: may be longer than other ids, since it can contain the source that the text is from."""
 ItemIds = Annotated[tuple[ItemId, ...], BeforeValidator(few)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from turnwise import AsyncSessionManager, Dedicated, EchoEngine, InProcess, SessionConfig, SessionManager
+from turnwise import AsyncSessionManager, Dedicated, EchoEngine, Encryption, InProcess, SessionConfig, SessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.in_process import hosts
 from turnwise.actors.in_process.runtime import InProcessRuntime
@@ -57,7 +57,7 @@ def url_of(folder: Path) -> str:
 def test_a_prompt_begins_a_run_when_it_is_due(tmp_path: Path) -> None:
     with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
         chat = manager.open("chat", user_id="ada")
-        reminder = chat.schedule("water the plants", after_s=0.5, key="plants", labels={"by": "timer"}, timeout_s=20.0)
+        reminder = chat.schedule("water the plants", after_s=1.0, key="plants", labels={"by": "timer"}, timeout_s=20.0)
         assert (reminder.key, reminder.schedule) == ("plants", None)
         assert [*chat.schedules()] == [*manager.schedules(user_id="ada")] == [reminder]
         eventually(lambda: texts(chat) == ["water the plants"])
@@ -70,11 +70,11 @@ def test_a_prompt_begins_a_run_when_it_is_due(tmp_path: Path) -> None:
 async def test_coroutines_schedule_too() -> None:
     async with AsyncSessionManager("memory://timers", **SETTINGS) as manager:
         chat = await manager.open("chat")
-        await chat.schedule("first", "second", at=time.time() + 0.3, key="soon")
+        await chat.schedule("first", "second", at=time.time() + 1.0, key="soon")
         await chat.schedule("never", cron="0 9 * * MON-FRI", timezone="Europe/Lisbon", key="weekly")
         changed = await chat.change_schedule("weekly", cron="0 10 * * *", until=time.time() + DAYS_S)
         assert changed.schedule and changed.schedule.cron == "0 10 * * *" and changed.schedule.timezone == "UTC"
-        assert [schedule.key for schedule in await chat.schedules()] == ["soon", "weekly"]
+        assert {schedule.key for schedule in await chat.schedules()} == {"soon", "weekly"}
         assert await chat.cancel_schedule("weekly") and not await chat.cancel_schedule("weekly")
         while not await chat.latest():
             await asyncio.sleep(0.02)
@@ -149,7 +149,7 @@ def test_a_session_that_is_idle_leaves_and_is_woken() -> None:
     config = SessionConfig(idle_s=0.2)
     with SessionManager("memory://idle", config=config, **SETTINGS) as manager:
         chat = manager.open("chat")
-        chat.schedule("wake up", after_s=1.5)
+        chat.schedule("wake up", after_s=4.0)
         eventually(lambda: [host.load.sessions for host in manager.hosts() if host.load] == [0])
         assert not chat.runs(), "it has left before it is due"
         eventually(lambda: texts(chat) == ["wake up"])
@@ -159,7 +159,7 @@ def test_schedules_go_with_their_session_and_their_user() -> None:
     with SessionManager("memory://gone", **SETTINGS) as manager:
         for user_id in ("ada", "alan"):
             for name in ("chat", "other", "ended"):
-                manager.open(name, user_id=user_id).schedule(f"{user_id} {name}", after_s=1.0, key="k")
+                manager.open(name, user_id=user_id).schedule(f"{user_id} {name}", after_s=3.0, key="k")
         assert len(manager.schedules().items) == 6
         manager.get("chat", user_id="alan").delete()
         manager.get("ended", user_id="alan").end()
@@ -189,7 +189,7 @@ def test_users_see_their_own_schedules_page_by_page() -> None:
                 seen += [schedule.key for schedule in page]
                 if (cursor := page.cursor) is None:
                     break
-            assert seen == ["0", "1", "2", "3", "4"]
+            assert sorted(seen) == ["0", "1", "2", "3", "4"], "those of a millisecond come in any order"
         assert chats["ada"].cancel_schedule("0")
         assert len(chats["alan"].schedules().items) == 5
 
@@ -198,7 +198,7 @@ def test_a_fork_has_copies_if_it_is_to() -> None:
     with SessionManager("memory://forks", **SETTINGS) as manager:
         chat = manager.open("chat")
         chat.run("hello").wait()
-        chat.schedule("again", after_s=0.5, key="again")
+        chat.schedule("again", after_s=1.5, key="again")
         assert not chat.fork().schedules().items
         fork = chat.fork(schedules=True)
         assert [schedule.key for schedule in fork.schedules()] == ["again"]
@@ -308,6 +308,30 @@ def test_a_process_has_the_lease_as_long_as_it_lives(lives: bool, monkeypatch: p
             eventually(lambda: texts(chat) == ["a word"])
 
 
+def test_managers_that_come_and_go_lose_and_double_nothing(tmp_path: Path) -> None:
+    rounds = 12
+    for number in range(rounds):
+        with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+            chat = manager.open("chat", if_exists="keep")
+            for part in range(3):
+                chat.schedule(f"{number} {part}", after_s=0.002 * part, key=f"{number} {part}")
+            time.sleep(number % 4 / 200)
+    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+        chat = manager.get("chat")
+        eventually(lambda: not chat.schedules().items and len(texts(chat)) == 3 * rounds)
+        assert sorted(map(str, texts(chat))) == sorted(f"{n} {part}" for n in range(rounds) for part in range(3))
+
+
+def test_an_encrypted_store_has_no_words_of_a_schedule(tmp_path: Path) -> None:
+    encryption = Encryption(key=lambda user_id: bytes(32))
+    with SessionManager(url_of(tmp_path), encryption=encryption, **SETTINGS) as manager:
+        chat = manager.open("chat")
+        chat.schedule("the secret word", after_s=1.5)
+        assert "the secret word" in str(manager.schedules().items)
+        assert not any(b"secret word" in path.read_bytes() for path in tmp_path.iterdir())
+        eventually(lambda: texts(chat) == ["the secret word"])
+
+
 SCHEDULING = """
 import sys, time
 from turnwise import EchoEngine, InProcess, SessionManager
@@ -336,13 +360,13 @@ def killed_after(script: str, url: str, after_s: float, lives_s: float) -> None:
 def test_after_kills_each_occurrence_has_begun_one_run(tmp_path: Path) -> None:
     """Killed before the first is due, and between others; keys keep a later program from adding them again."""
     url = url_of(tmp_path)
-    killed_after(SCHEDULING, url, 1.0, 0.0)
+    killed_after(SCHEDULING, url, 3.0, 0.0)
     with SessionManager(url, **SETTINGS) as manager:
         chat = manager.get("chat")
         begins_at = min(schedule.occurs_at for schedule in chat.schedules())
         assert len(chat.schedules().items) == 9
-    for lives_s in (0.1, 0.3, 0.25):
-        killed_after(SCHEDULING.replace("range(8)", "range(0)"), url, 1.0, lives_s)
+    for lives_s in (0.3, 0.8, 0.5, 0.6):
+        killed_after(SCHEDULING.replace("range(8)", "range(0)"), url, 3.0, lives_s)
     time.sleep(max(0.0, begins_at + 2.0 - time.time()))
     with SessionManager(url, **SETTINGS) as manager:
         chat = manager.get("chat")

@@ -156,7 +156,8 @@ class Dispatcher:
         while (left_s := min(self._wakes_at, self._told_at - self._ahead_s) - self._clock()) > 0:
             self._woken.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), left_s)
+                async with asyncio.timeout(left_s):  # `wait_for` swallows a cancel that comes as it wakes
+                    await self._woken.wait()
 
     async def _work(self) -> float:
         """Hand over what is due; return for how many seconds there is nothing to do."""

@@ -76,11 +76,13 @@ from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord, SessionStatus
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.message_formats import MessageFormat
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page, SessionOrder
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
+from turnwise.memory.stores.reading import page_of_deliveries
 from turnwise.memory.stores.searching import SessionFilter, find_runs, find_sessions
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
 from turnwise.memory.values.ids import new_id
@@ -511,6 +513,20 @@ class AsyncSessionManager:
         """
         await self._start.done()
         await self._store.ask("now" if self._client.read_only else "try_writing")
+
+    @checked(user_id=UserId | None, cursor=Text | None, limit=Limit)
+    async def schedules(
+        self, *, user_id: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page[Delivery]:
+        """Return a page of the schedules of a user's sessions, of all users' if none is given, by their ids.
+
+        Pass the page's `cursor` to get the next page. `Session.schedules` has those of one session.
+        """
+        await self._start.done()
+        schedules: Page[Delivery] = await self._store.run(
+            lambda store: page_of_deliveries(partial(store.deliveries, user_id=user_id), cursor, limit)
+        )
+        return schedules
 
     @checked(
         user_id=UserId | None,

@@ -117,7 +117,7 @@ class Dispatcher:
         self._wakes_at = 0.0
         """When it asks the store next, by `clock`."""
         self._told_at = math.inf
-        """The earliest time that it was told since it asked the store last, by `clock`."""
+        """The earliest time that it was told since it asked the store last, by the store's clock."""
         self._woken = asyncio.Event()
 
     @property
@@ -130,7 +130,7 @@ class Dispatcher:
 
         Costs no request before that time. A time that is not nearer than the next known one changes nothing.
         """
-        self._told_at = min(self._told_at, due_at - self._ahead_s)
+        self._told_at = min(self._told_at, due_at)
         self._woken.set()
 
     async def run(self) -> None:
@@ -153,10 +153,11 @@ class Dispatcher:
                 await self._store.lease_deliveries(self._holder, 0.0)
 
     async def _sleep(self) -> None:
-        while (left_s := min(self._wakes_at, self._told_at) - self._clock()) > 0:
+        while (left_s := min(self._wakes_at, self._told_at - self._ahead_s) - self._clock()) > 0:
             self._woken.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), left_s)
+                async with asyncio.timeout(left_s):  # `wait_for` swallows a cancel that comes as it wakes
+                    await self._woken.wait()
 
     async def _work(self) -> float:
         """Hand over what is due; return for how many seconds there is nothing to do."""
@@ -235,8 +236,7 @@ class Dispatcher:
         if not attempt.cancelled() and (error := attempt.exception()):
             log_failure(f"dispatcher {self._holder!r}: a delivery of session {key.full_name!r}", error)
         if self._was_skipped or not self._attempts:
-            self._told_at = min(self._told_at, self._clock() + LEAST_SLEEP_S)
-            self._woken.set()
+            self.tell(self._clock() + self._ahead_s + LEAST_SLEEP_S)
 
     async def _attempt(self, delivery: Delivery) -> None:
         limit = asyncio.timeout(self._settings.attempt_s)

@@ -84,6 +84,8 @@ class InProcess:
     file belongs to one process at a time; another one that opens it gets ConfigError. Tools that are Ray tasks or
     methods of actors cannot be called. Engines, tools and memories need not pickle, and are used as they are: an engine
     that computes without awaiting delays all sessions.
+
+    While a manager has the store open, the process also begins the runs of `Session.schedule` when they are due.
     """
 
     resume_lost: bool = True

@@ -20,6 +20,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 
 SAVE_S = 5.0
@@ -154,6 +155,11 @@ class SessionService:
         report = await self.core.forgetting.delete(memory=memory, verify=verify, updated_at=updated_at)
         self.is_deleted = True
         return report
+
+    def tell(self, delivery: Delivery) -> None:
+        """Say when a delivery of the session is due, to whoever hands deliveries over in this process."""
+        if delivery.due_at is not None:
+            self._resources.tell(delivery.due_at)
 
     async def memory_access(self) -> SessionMemoryAccess:
         """Return access to the memories of the session's user."""

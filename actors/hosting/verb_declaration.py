@@ -90,12 +90,12 @@ def reads(
 
 
 def changes(
-    *, waits: bool = False, needs_engine: bool = False
+    *, waits: bool = False, needs_engine: bool = False, repeatable: bool = True
 ) -> Callable[[Callable[Concatenate[SessionService, Params], Awaitable[Answer]]], Verb[Params, Answer]]:
     """Declare a verb that needs the session's process, which activates the session; see `Verb` for the arguments."""
 
     def declare(function: Callable[Concatenate[SessionService, Params], Awaitable[Answer]]) -> Verb[Params, Answer]:
-        return Verb(function.__name__, function, waits=waits, needs_engine=needs_engine)
+        return Verb(function.__name__, function, waits=waits, needs_engine=needs_engine, repeatable=repeatable)
 
     return declare
 

@@ -34,12 +34,15 @@ if TYPE_CHECKING:
     from turnwise.memory.conversation.events import Event
     from turnwise.memory.conversation.memory_use import MemoryUse
     from turnwise.memory.conversation.prompts import Prompt
-    from turnwise.memory.conversation.runs import RunRecord
+    from turnwise.memory.conversation.runs import IfBusy, RunRecord
     from turnwise.memory.conversation.sessions import SessionRecord
     from turnwise.memory.conversation.turns import Turn
     from turnwise.memory.conversation.views.chat_messages import ChatMessage
+    from turnwise.memory.deliveries.records import Delivery, Missed
+    from turnwise.memory.deliveries.schedules import When
     from turnwise.memory.longterm.retention.deletion_report import Forgotten
     from turnwise.memory.providers.message_reading import Given
+    from turnwise.memory.stores.base import Page
     from turnwise.strategies.compaction import Compaction
 
 ENGINE_TICKS = 3
@@ -184,6 +187,14 @@ async def check_start(
         return await service.core.admission.check_start(prompts, **options)
 
 
+@starts
+async def deliver(service: SessionService, engine_id: str, key: str, delivery_id: str, revision: int) -> str | None:
+    """Carry out a delivery that is due, if it has this revision still; return the id of its run, if it has one."""
+    async with service.engine(engine_id):
+        started = await service.core.admission.deliver(key, delivery_id, revision)
+    return started.run_id if started else None
+
+
 @changes()
 async def cancel(service: SessionService, reason: str, run_id: str) -> bool | None:
     """Cancel a run; return whether it ended as cancelled, or None if it has not ended yet: then repeat the call."""
@@ -202,6 +213,58 @@ async def add_event(
 ) -> int:
     """Store an event of the caller's, of a run or of the session; return its number."""
     return await service.core.additions.add_event(name, data, key, run_id)
+
+
+# Runs that begin later
+
+
+@reads()
+async def schedules(reader: Reader, cursor: str | None, limit: int) -> Page[Delivery]:
+    """Return a page of the session's deliveries, by id."""
+    return await reader.reads.deliveries(cursor, limit)
+
+
+@changes()
+async def schedule(
+    service: SessionService,
+    prompts: tuple[Prompt, ...],
+    when: When,
+    *,
+    delivery_id: str,
+    key: str | None,
+    missed: Missed,
+    if_busy: IfBusy,
+    options: Mapping[str, Any],
+) -> Delivery:
+    """Add a delivery that begins a run; return it, or the one that the session has under this key."""
+    settings: dict[str, Any] = {"missed": missed, "if_busy": if_busy, "options": options}
+    added = await service.core.scheduling.add(prompts, when, delivery_id=delivery_id, key=key, **settings)
+    service.tell(added)
+    return added
+
+
+@changes(repeatable=False)  # `after_s` counts from when it is carried out, and an occurrence may come in between
+async def change_schedule(
+    service: SessionService,
+    key: str,
+    *,
+    when: When | None,
+    prompts: tuple[Prompt, ...] | None,
+    missed: Missed | None,
+    if_busy: IfBusy | None,
+    options: Mapping[str, Any],
+) -> Delivery:
+    """Change what a delivery brings, or when; return the delivery as it is then."""
+    settings: dict[str, Any] = {"missed": missed, "if_busy": if_busy, "options": options}
+    changed = await service.core.scheduling.change(key, when=when, prompts=prompts, **settings)
+    service.tell(changed)
+    return changed
+
+
+@changes()
+async def cancel_schedule(service: SessionService, key: str) -> bool:
+    """Remove a delivery; return whether there was one."""
+    return await service.core.scheduling.cancel(key)
 
 
 # The session as a whole
@@ -246,9 +309,9 @@ async def use_memory(service: SessionService, use: MemoryUse) -> None:
 
 
 @changes()
-async def fork(service: SessionService, at: int | None, session_id: str) -> SessionRecord:
-    """Create a session that continues after a turn of this one; return its record."""
-    return await service.core.forking.fork(at, session_id)
+async def fork(service: SessionService, at: int | None, session_id: str, deliveries: bool = False) -> SessionRecord:
+    """Create a session that continues after a turn of this one, with copies of its deliveries; return its record."""
+    return await service.core.forking.fork(at, session_id, deliveries=deliveries)
 
 
 @changes()

@@ -57,6 +57,8 @@ class WorkerResources:
         self.engine_id = engine_id
         self.in_use: Callable[[], Collection[str]] = lambda: ()
         """Returns the ids of the setups that open runs use, which are never evicted."""
+        self.tell: Callable[[float], object] = lambda due_at: None
+        """Called with the times at which deliveries of the process's sessions are due, by the store's clock."""
         self._pickled = {**(other_engines or {}), engine_id: engine}
         self._loads = loads
         self._open_store = open_store

@@ -5,23 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 
+from turnwise.actors.dispatch.dispatcher import Dispatcher
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.packed_host import PackedHost
 from turnwise.actors.hosting.placement import InProcess, Packed
-from turnwise.actors.hosting.wire import HostLoad
+from turnwise.actors.hosting.wire import HostLoad, Refused, SessionRef
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.in_process.threads import EventLoop
-from turnwise.memory.background import log_failure
+from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.stores.store_owner import rivals
+from turnwise.memory.deliveries.records import Delivery
+from turnwise.memory.stores.store_owner import StoreOwner, are_processes, rivals
 
 LOOK_S = 0.01
 """How often a manager that closes looks whether its host still has something to end, in seconds."""
+
+RIVALS_S = 15.0
+"""How often a host looks whether a Ray still has the store open, before it hands over deliveries, in seconds."""
 
 CLOSE_S = 10.0
 """How long a manager that closes waits for what its sessions save, in seconds."""
@@ -38,8 +46,13 @@ class Host:
     It belongs to the managers that have opened it. When the last of them has closed, each session leaves as soon as it
     is idle; then the host closes its stores. A session that is used later is taken over by the store's next host.
 
+    As long as a manager has it open, the host hands the deliveries of the store to their sessions when they are due. Of
+    several processes that have the store open, the one with the lease does. None does while a Ray has it open, which
+    would lose its sessions and their runs.
+
     Args:
         resources: the stores and setups.
+        store_id: names the host in the lease of the deliveries, with the address of this process.
         earlier: the store's hosts that have not closed yet.
         forget: called once the host has closed.
     """
@@ -48,6 +61,7 @@ class Host:
         self,
         resources: WorkerResources,
         placement: InProcess,
+        store_id: str,
         earlier: tuple[Host, ...],
         forget: Callable[[Host], None],
     ) -> None:
@@ -56,6 +70,9 @@ class Host:
         self.is_leaving = False
         """Whether it takes no more sessions."""
         self._resources = resources
+        self._store_id = store_id
+        self._has_dispatcher = False
+        self._dispatching: asyncio.Task[None] | None = None
         self._forget = forget
         self._closed: Future[None] = Future()
         waits = placement.max_session_waits
@@ -75,6 +92,12 @@ class Host:
     def load(self) -> HostLoad:
         """Its sessions, calls and waits at this moment."""
         return self._sessions.current_load
+
+    def dispatch(self) -> None:
+        """Hand over deliveries until the host leaves. May be repeated."""
+        if not self._has_dispatcher:
+            self._has_dispatcher = True
+            LOOP.submit(self._dispatch())
 
     def submit(self, request: bytes) -> Future[bytes]:
         """Begin a request; return the future of its answer. Cancelling the future does not cancel the request."""
@@ -100,14 +123,46 @@ class Host:
             return await self._sessions.answer(request)
         finally:
             if HOSTS.leaves(self):
-                await self._sessions.retire()
+                await self._retire()
 
     async def _close(self) -> None:
-        await self._sessions.retire()
+        await self._retire()
         closed = asyncio.wrap_future(self._closed)
         until = time.monotonic() + CLOSE_S
         while not closed.done() and not self._sessions.has_runs and time.monotonic() < until:
             await asyncio.wait({closed}, timeout=LOOK_S)
+
+    async def _retire(self) -> None:
+        dispatching, self._dispatching = self._dispatching, None
+        if dispatching:
+            dispatching.cancel()
+            await asyncio.wait({dispatching}, timeout=CLOSE_S)
+        await self._sessions.retire()
+
+    async def _dispatch(self) -> None:
+        self._dispatching = asyncio.current_task()
+        await retry(self._dispatch_from_store, f"store {self._store_id}: opening it for deliveries")
+
+    async def _dispatch_from_store(self) -> None:
+        store = await self._resources.open()
+        while not are_processes(others := await rivals(store)):  # noqa: ASYNC110 - a Ray sets no event here
+            await asyncio.sleep(RIVALS_S)
+        own = StoreOwner.of_this_process().short_address
+        holder = f"{own}/{self._store_id}"
+        lease = await store.lease_deliveries(holder, None)
+        if lease.holder and lease.holder.rpartition("/")[0] not in (own, *others):
+            await store.lease_deliveries(lease.holder, 0.0)  # its process has died
+        dispatcher = Dispatcher(store, self._deliver, holder)
+        self._resources.tell = dispatcher.tell
+        await dispatcher.run()
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        """Have a session carry out a delivery. If the dispatcher stops waiting, the session goes on."""
+        call = verbs.deliver(delivery.key, delivery.delivery_id, delivery.revision)
+        request = call.to(SessionRef(delivery.session_key)).pickled()
+        answered = asyncio.wrap_future(self.submit(request))
+        if isinstance(answer := pickle.loads(await answered), Refused):
+            raise answer.error
 
     def _leave(self) -> None:
         LOOP.submit(self._close_stores())
@@ -148,6 +203,7 @@ class Hosts:
         with self._lock:
             host = self._taking(store_id, make_resources, placement)
             host.managers += 1
+            host.dispatch()
             return host
 
     def reopen(self, store_id: str, make_resources: Callable[[], WorkerResources], placement: InProcess) -> Host:
@@ -177,7 +233,8 @@ class Hosts:
     def _taking(self, store_id: str, make_resources: Callable[[], WorkerResources], placement: InProcess) -> Host:
         hosts = self._hosts.setdefault(store_id, [])
         if not hosts or hosts[-1].is_leaving:
-            hosts.append(Host(make_resources(), placement, tuple(hosts), lambda host: self._forget(store_id, host)))
+            forget = partial(self._forget, store_id)
+            hosts.append(Host(make_resources(), placement, store_id, tuple(hosts), forget))
         return hosts[-1]
 
     def _forget(self, store_id: str, host: Host) -> None:

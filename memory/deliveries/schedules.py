@@ -39,6 +39,38 @@ class Schedule(Record):
     """The last time at which it may occur, in seconds since the epoch; None: it recurs without end."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class When:
+    """When a delivery occurs: exactly one of the three says when first, or a schedule alone does."""
+
+    at: float | None = None
+    """Seconds since the epoch."""
+    after_s: float | None = None
+    """Seconds from now, by the store's clock."""
+    schedule: Schedule | None = None
+    """When it recurs. Without `at` and `after_s`, it occurs first when the schedule says so after now."""
+
+    def first(self, now: float) -> float:
+        """Return the time of the first occurrence.
+
+        Raises:
+            InvalidInputError: none or two of the fields say when, or one cannot be used.
+        """
+        if self.schedule:
+            check_schedule(self.schedule)
+        if self.at is not None and self.after_s is not None:
+            raise InvalidInputError("after_s", shown(self.after_s), "pass either at or after_s")
+        if self.at is not None:
+            return check_time("at", self.at)
+        if self.after_s is not None:
+            return now + check_number("after_s", self.after_s, 0.0, MAX_SECONDS, "a number of seconds")
+        if self.schedule is None:
+            raise InvalidInputError("at", None, "pass at, after_s, every_s or cron")
+        if (first := next_due(self.schedule, now, now)) is None:
+            raise InvalidInputError("until", shown(self.schedule.until), "the schedule ends before it is due")
+        return first
+
+
 def next_due(schedule: Schedule, last_due: float, now: float) -> float | None:
     """Return the first time of the schedule after `last_due` that is also after `now`; None if there is none.
 

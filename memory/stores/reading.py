@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from turnwise.errors import InvalidInputError, NameRefusedError, shown
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Spans, cut
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.base import Page, SessionStore
+from turnwise.memory.values.ids import check_names
 from turnwise.memory.values.weights import MAX_PAGE, may_be_cut
 
 Item = TypeVar("Item")
@@ -52,6 +55,28 @@ async def pages_by_cursor(read: Callable[..., Awaitable[Page[Item]]]) -> AsyncIt
         yield page
         if (cursor := page.cursor) is None:
             return
+
+
+async def page_of_deliveries(
+    read: Callable[..., Awaitable[Sequence[Delivery]]], cursor: str | None, limit: int
+) -> Page[Delivery]:
+    """Return a page of up to `limit` deliveries, by id. A page of large ones is shorter.
+
+    Args:
+        read: `SessionStore.deliveries`, with its filters.
+        cursor: the cursor of the page before.
+
+    Raises:
+        InvalidInputError: it is not a cursor.
+    """
+    try:
+        check_names("cursor", cursor)
+    except NameRefusedError:
+        raise InvalidInputError("cursor", shown(cursor), "pass the cursor of the page before, unchanged") from None
+    page = tuple(await read(after=cursor or "", limit=limit))
+    last_id = page[-1].delivery_id if page else None
+    has_more = last_id is not None and await read(after=last_id, limit=1)
+    return Page(page, last_id if has_more else None)
 
 
 async def steps_of_blocks(store: SessionStore, spans: Spans) -> AsyncIterator[tuple[Spans, list[str]]]:

@@ -56,10 +56,15 @@ class StoreOwner:
         return self.address if self.is_process else f"the Ray cluster at {self.address}"
 
     @property
+    def short_address(self) -> str:
+        """Its address as `rivals` has those of others: in at most 45 characters without blanks."""
+        return self.address[:45].replace(" ", "-")
+
+    @property
     def label(self) -> str:
         """The name of its connections to a server, in at most 63 characters without blanks."""
         digest = hashlib.sha256(self.session.encode()).hexdigest()[:8]
-        return f"{LABEL}{self.address[:45].replace(' ', '-')}/{digest}"
+        return f"{LABEL}{self.short_address}/{digest}"
 
 
 _PROCESS = "process "
@@ -108,6 +113,12 @@ class Shared(ABC):
 async def rivals(store: object) -> Sequence[str]:
     """Return the addresses of the other owners that have a store open; none if the store does not know."""
     return await store.rivals() if isinstance(store, Shared) else ()
+
+
+def are_processes(addresses: Sequence[str]) -> bool:
+    """Return whether all of these rivals are single processes without Ray."""
+    prefix = _PROCESS.replace(" ", "-")
+    return all(address.startswith(prefix) for address in addresses)
 
 
 def rivals_among(labels: Sequence[str], owner: StoreOwner | None) -> list[str]:

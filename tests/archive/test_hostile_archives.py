@@ -18,7 +18,6 @@ from scale import share
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.runs.scheduling import When
 from turnwise.actors.session.window.summary_expansion import find, originals, reach
 from turnwise.errors import ArchiveError, InvalidInputError, RequestRefusedError
 from turnwise.memory.archive import block_order
@@ -43,7 +42,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, overlap, subtract, union
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.deliveries.schedules import Schedule
+from turnwise.memory.deliveries.schedules import Schedule, When
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter

@@ -35,7 +35,7 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.session_memory import AsyncSessionMemory
 from turnwise.actors.client.shared import arguments as inputs, provided_result
 from turnwise.actors.client.shared.portal import Portal
-from turnwise.actors.client.shared.run_options import RunOptions
+from turnwise.actors.client.shared.run_options import LaterRunOptions, RunOptions
 from turnwise.actors.client.subscriptions import AsyncSubscription
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.verb_declaration import VerbCall
@@ -104,8 +104,13 @@ VALID: dict[str, Any] = {
     "name": "progress",
     "messages": [{"role": "user", "content": "hello"}],
     "format": "openai_chat",
+    "key": "reminder",
 }
 """For each parameter that has to be given, a value that its verb takes."""
+
+
+ALSO: dict[str, dict[str, Any]] = {"schedule": {"after_s": 1e6}}
+"""What a verb is given besides, since one of several parameters has to be given."""
 
 
 class World:
@@ -124,6 +129,7 @@ class World:
         self.managers[0].open(SESSION, user_id=USER)
         host = SessionHost(self.managers[0]._client, REF)
         host.wait(host.start(("hello",), {"run_id": RUN}).run_id, None, "ended")
+        self.subject(Session).schedule("later", **ALSO["schedule"], key=VALID["key"])
         self.verbs: list[str] = []
         """What the session was asked for."""
         for manager in self.managers:
@@ -177,7 +183,9 @@ def parameters_of(options: type) -> list[inspect.Parameter]:
     ]
 
 
-OPTIONS = {"Unpack[ItemChanges]": parameters_of(ItemChanges), "Unpack[RunOptions]": parameters_of(RunOptions)}
+OPTIONS = {
+    f"Unpack[{options.__name__}]": parameters_of(options) for options in (ItemChanges, RunOptions, LaterRunOptions)
+}
 
 
 MakeWorld = Callable[..., World]
@@ -199,6 +207,7 @@ class Verb:
         return f"{self.family.__name__}.{self.name}"
 
     def call(self, subject: Any, arguments: dict[str, Any]) -> Any:
+        arguments = {**ALSO.get(self.name, {}), **arguments}
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
         for parameter in self.parameters:
@@ -335,6 +344,7 @@ WRONG: dict[str, list[Any]] = {
     "IfBusy": ["whenever", 1],
     "Until": ["whenever", 1],
     "IfExists": ["whenever", 1],
+    "Missed": ["whenever", 1],
     "RunState": ["nope", 1],
     "ModelParams": [["temperature"], "temperature", {"heat": 1}, {1: 2}, {"model": "other"}, *NO_JSON],
     "Summary": ["text", User(text="hi")],
@@ -464,8 +474,11 @@ def test_an_unknown_keyword_is_a_type_error_as_for_any_function(world: World) ->
     for verb in VERBS:
         # of `SessionMemory.update`, whose other arguments are looked at by itself
         required = {"id": "1"} if verb.name == "update" and "id" in {p.name for p in verb.parameters} else {}
+        method = getattr(world.subject(verb.family), verb.name)
+        if verb.name == "change_schedule":
+            method = partial(method, VALID["key"])
         with pytest.raises(TypeError, match="unknown"):
-            _called(getattr(world.subject(verb.family), verb.name), **required, unknown=1)
+            _called(method, **required, unknown=1)
 
 
 def test_an_error_shows_a_value_shortened_whatever_its_repr_does() -> None:

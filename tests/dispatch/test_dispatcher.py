@@ -166,6 +166,33 @@ async def test_what_it_is_told_while_it_asks_the_store_is_not_forgotten() -> Non
     assert stage.keys == ["near"] and stage.carried_out[0][0] < 3.5
 
 
+async def test_what_it_is_told_before_it_knows_the_stores_clock_is_not_late() -> None:
+    stage = await made()
+    epoch_s = 1e9
+    stage.store = FaultyStore(InMemoryStore(clock=lambda: now() + epoch_s), Faults(remembers=True))
+    await stage.create()
+    stage.store.faults.plan = FaultPlan(rates={"delay": 1.0}, points=("store.lease_deliveries after",))
+    async with stage.dispatching() as dispatcher:
+        await asyncio.sleep(0)
+        await stage.add("near", epoch_s + 5.0)
+        dispatcher.tell(epoch_s + 5.0)
+        await asyncio.sleep(10.0)
+    assert stage.keys == ["near"] and stage.carried_out[0][0] < 6.5
+
+
+async def test_it_ends_also_if_it_is_told_something_as_it_is_cancelled() -> None:
+    stage = await made()
+    for steps in range(6):
+        dispatcher = Dispatcher(stage.store, stage.deliver, "h")
+        running = asyncio.create_task(dispatcher.run())
+        await asyncio.sleep(1.0)
+        dispatcher.tell(1e6)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        running.cancel()
+        assert await asyncio.wait({running}, timeout=5.0) == ({running}, set()), steps
+
+
 async def test_a_slow_session_delays_no_other_and_its_own_come_one_by_one() -> None:
     stage = await made()
     stage.takes_s["s0"] = 20.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from pydantic import InstanceOf
 
@@ -26,22 +26,34 @@ from turnwise.actors.client.shared.arguments import (
     Number,
     Removable,
     RunId,
+    ScheduleKey,
+    Seconds,
     SessionId,
     Text,
     Time,
     Title,
     TurnRef,
     WaitSeconds,
+    check_names,
     checked,
     json_object,
 )
 from turnwise.actors.client.shared.event_page import EventPage
-from turnwise.actors.client.shared.run_options import RunOptions, checked_options, takes_long, with_records
+from turnwise.actors.client.shared.run_options import (
+    LaterRunOptions,
+    RunOptions,
+    checked_options,
+    later_options,
+    takes_long,
+    with_records,
+)
+from turnwise.actors.client.shared.schedule_times import when_of
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.wire import PackedTurn, SessionInfo, SessionRef
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
-from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
+from turnwise.errors import ConfigError, InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
@@ -52,10 +64,14 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
 from turnwise.memory.conversation.views.message_formats import MessageFormat, Messages, functions_of, to_messages
 from turnwise.memory.conversation.views.notebook_display import ListPage, facts_html
+from turnwise.memory.deliveries.records import Delivery, Missed
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.ids import new_id
 from turnwise.strategies.compaction import Compaction
+
+if TYPE_CHECKING:
+    from turnwise.actors.session.runs.admission import StartOptions
 
 _EXPORTED_AT_ONCE = 100
 """How many turns are read at once for an export."""
@@ -285,15 +301,161 @@ class Session:
             IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
             RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
         """
-        settings = checked_options(options)
-        records = partial(with_records, settings, options)
-        run_options = steps.in_thread(records) if takes_long(settings) else records()
+        run_options = self._settings(options)
         started = self._host.start(plain_prompts(self.id, prompts), run_options)
         run = self._ref, started.run_id, started.turn_index
         if started.dropped:  # it is another caller's run
             return ExecutionHandle(self._client, *run, started.outcome, dropped=True)
         output, on_event = options.get("output"), options.get("on_event")
         return ExecutionHandle(self._client, *run, started.outcome, output=output, on_event=on_event)
+
+    def _settings(self, options: RunOptions) -> StartOptions:
+        settings = checked_options(options)
+        records = partial(with_records, settings, options)
+        return steps.in_thread(records) if takes_long(settings) else records()
+
+    @checked(
+        at=Time | None,
+        after_s=WaitSeconds | None,
+        every_s=Seconds | None,
+        cron=Text | None,
+        timezone=Text | None,
+        until=Time | None,
+        key=ScheduleKey | None,
+        missed=Missed,
+    )
+    def schedule(
+        self,
+        *prompts: Prompt,
+        at: float | None = None,
+        after_s: float | None = None,
+        every_s: float | None = None,
+        cron: str | None = None,
+        timezone: str | None = None,
+        until: float | None = None,
+        key: str | None = None,
+        missed: Missed = "run_once",
+        **options: Unpack[LaterRunOptions],
+    ) -> Delivery:
+        """Start a run with these prompts later, once or again and again; return the schedule. Durable on return.
+
+        Each occurrence begins exactly one run, whatever is killed: the commit that stores the run moves the schedule
+        on, or removes it after the last. The session needs no process meanwhile, and no other prompt. A process has to
+        have the store open, with `placement=InProcess()` and no other process beside it; the run has the engine of its
+        manager. What is due while there is none is carried out when the next one opens the store, as `missed` says.
+
+        Args:
+            prompts: what each run begins with.
+            at: when it is due first, in seconds since the epoch.
+            after_s: or in how many seconds.
+            every_s: it recurs after each so many seconds, counted from the first time, so that it does not drift.
+            cron: or at the times of a line of cron: minute, hour, day of the month, month and day of the week, such as
+                `0 9 * * MON-FRI`. Each occurrence comes once, also when clocks are set.
+            timezone: the IANA name of the time zone of `cron`, such as `Europe/Lisbon`; UTC if omitted.
+            until: the last time at which it may recur, in seconds since the epoch.
+            key: names the schedule in its session. If there is one of this name, that one is returned unchanged, so
+                the call may be repeated each time a program starts. A new id if omitted.
+            missed: what becomes of occurrences that nobody could carry out in time: `run_once` begins one run for all
+                of them, `run_all` one for each, and `skip` none for those that are more than a minute late.
+            options: options of the runs; see `run`. `if_busy` is `enqueue` if omitted. With `drop` an occurrence at
+                which the session is busy is left out; with `reject` it is tried again until the session is free.
+
+        Raises:
+            InvalidInputError: there is no such time, or an option or a prompt is wrong; nothing was stored.
+            ConfigError: the placement is not `InProcess`; nothing was stored.
+            SessionEndedError, EmptyTurnError, InvalidPromptError: nothing was stored.
+        """
+        if not isinstance(self._client.placement, InProcess):
+            reason = "only a manager with placement=InProcess() carries out schedules"
+            raise ConfigError("placement", type(self._client.placement).__name__, reason)
+        settings = self._later_settings("Session.schedule()", {"if_busy": "enqueue", **options})
+        plain = plain_prompts(self.id, prompts)
+        when = when_of(at=at, after_s=after_s, every_s=every_s, cron=cron, timezone=timezone, until=until)
+        if when is None:
+            raise InvalidInputError("at", None, "pass at, after_s, every_s or cron")
+        return self._host.ask(
+            verbs.schedule(
+                plain,
+                when,
+                delivery_id=new_id(),
+                key=key,
+                missed=missed,
+                if_busy=settings["if_busy"],
+                options=later_options(settings),
+            )
+        )
+
+    @checked(
+        key=ScheduleKey,
+        at=Time | None,
+        after_s=WaitSeconds | None,
+        every_s=Seconds | None,
+        cron=Text | None,
+        timezone=Text | None,
+        until=Time | None,
+        missed=Missed | None,
+    )
+    def change_schedule(
+        self,
+        key: str,
+        /,
+        *prompts: Prompt,
+        at: float | None = None,
+        after_s: float | None = None,
+        every_s: float | None = None,
+        cron: str | None = None,
+        timezone: str | None = None,
+        until: float | None = None,
+        missed: Missed | None = None,
+        **options: Unpack[LaterRunOptions],
+    ) -> Delivery:
+        """Change a schedule, and return it as it is then; what is omitted stays. Durable on return.
+
+        A time replaces all that was said of times: `at` alone makes a schedule that does not recur. Prompts replace
+        the prompts and the options of the runs. One that was given up is due again. A run that has begun goes on.
+
+        Args:
+            key: the schedule's `key`.
+            prompts, at, after_s, every_s, cron, timezone, until, missed, options: see `schedule`.
+
+        Raises:
+            DeliveryNotFoundError: the session has no such schedule: it was carried out, or cancelled.
+            InvalidInputError: an argument is wrong, or options other than `if_busy` come without prompts; nothing was
+                changed.
+            SessionLostError: the session's process has died, and the schedule may have been changed.
+        """
+        run_options = later_options(self._later_settings("Session.change_schedule()", options))
+        when = when_of(at=at, after_s=after_s, every_s=every_s, cron=cron, timezone=timezone, until=until)
+        if run_options and not prompts:
+            raise InvalidInputError("prompts", (), f"pass the prompts to which {sorted(run_options)} belong")
+        return self._host.ask(
+            verbs.change_schedule(
+                key,
+                when=when,
+                prompts=plain_prompts(self.id, prompts) if prompts else None,
+                missed=missed,
+                if_busy=options.get("if_busy"),
+                options=run_options,
+            )
+        )
+
+    def _later_settings(self, of: str, options: LaterRunOptions) -> StartOptions:
+        check_names(of, options, list(LaterRunOptions.__annotations__))
+        return self._settings(cast(RunOptions, options))
+
+    @checked(key=ScheduleKey)
+    def cancel_schedule(self, key: str) -> bool:
+        """Remove a schedule; return whether there was one. Durable on return. A run that has begun goes on."""
+        return self._host.ask(verbs.cancel_schedule(key))
+
+    @checked(cursor=Text | None, limit=Limit)
+    def schedules(self, *, cursor: str | None = None, limit: int = 100) -> Page[Delivery]:
+        """Return a page of the session's schedules, by their ids. Pass its `cursor` to get the next page.
+
+        A schedule whose `due_at` is None was given up, since it failed for three days, or can never succeed; `why` says
+        more. It stays until it is changed or cancelled.
+        """
+        return self._host.ask(verbs.schedules(cursor, limit))
 
     def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None if the session has no turns."""
@@ -408,18 +570,23 @@ class Session:
         record = self._host.ask(verbs.run(run_id))
         return ExecutionHandle(self._client, self._ref, run_id, record.turn_index)
 
-    @checked(at=Number | None, session_id=SessionId | None)
-    def fork(self, at: int | None = None, session_id: str | None = None) -> Session:
+    @checked(at=Number | None, session_id=SessionId | None, schedules=bool)
+    def fork(self, at: int | None = None, session_id: str | None = None, *, schedules: bool = False) -> Session:
         """Return a new session that continues after turn `at`, by default the last turn that ended.
 
         This session does not change. It may have an active run. Durable on return. The fork has this session's agent,
         metadata, memory use, model, params, engine and `ttl_s`, but not its title and no pending prompts.
 
+        Args:
+            at: the index of a turn that has ended.
+            session_id: the fork's id; a new one if omitted.
+            schedules: whether the fork gets a copy of each schedule. Both sessions then carry them out.
+
         Raises:
             TurnNotFoundError: no such turn exists, or it has not ended.
             SessionExistsError: a session `session_id` exists.
         """
-        fork = self._host.ask(verbs.fork(at, session_id or new_id()))
+        fork = self._host.ask(verbs.fork(at, session_id or new_id(), schedules))
         return Session(self._client, SessionRef.of(fork), self.agent)
 
     @checked(message=Text | None)

@@ -328,6 +328,7 @@ EngineName = Annotated[str, PlainValidator(partial(check_id, "engine"))]
 ParentRun = Annotated[str, PlainValidator(partial(check_id, "parent run"))]
 RunId = Annotated[str, PlainValidator(partial(check_id, "run id"))]
 IdempotencyKey = Annotated[str, PlainValidator(partial(check_id, "idempotency key"))]
+ScheduleKey = Annotated[str, PlainValidator(partial(check_id, "schedule key"))]
 
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 WaitSeconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]

@@ -28,6 +28,7 @@ from turnwise.actors.inference.tools.tool import Tool, record_of_tools
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import ModelParams
 from turnwise.memory.conversation.runs import IfBusy
+from turnwise.memory.deliveries.payload import RUN_OPTIONS
 from turnwise.memory.values.ids import new_id
 from turnwise.memory.values.limits import count_values
 
@@ -38,14 +39,12 @@ _LARGE = 50
 """The most values of the schema of an answer that is checked on the caller's event loop."""
 
 
-class RunOptions(TypedDict, total=False):
-    """The options of `Session.run` and `Session.start`, which describe them. All may be omitted."""
+class LaterRunOptions(TypedDict, total=False):
+    """The options of runs that `Session.schedule` may set; `Session.run` describes them. All may be omitted."""
 
-    turn_id: str | None
     parent: str | None
     if_busy: IfBusy
     debounce_s: float | None
-    idempotency_key: str | None
     timeout_s: float | None
     labels: Mapping[str, str] | None
     memory: MemoryUse | bool | None
@@ -55,6 +54,13 @@ class RunOptions(TypedDict, total=False):
     output_retries: int
     instructions: str | None
     tools: Sequence[Tool] | None
+
+
+class RunOptions(LaterRunOptions, total=False):
+    """The options of `Session.run` and `Session.start`, which describe them. All may be omitted."""
+
+    turn_id: str | None
+    idempotency_key: str | None
     on_event: EventSink | None
 
 
@@ -76,6 +82,11 @@ def checked_options(options: RunOptions) -> dict[str, Any]:
     """
     check_names("Session.run()", options, list(RunOptions.__annotations__))
     return _settings(**options)
+
+
+def later_options(settings: StartOptions) -> dict[str, Any]:
+    """Return the options of a run as a delivery keeps them: those that are set."""
+    return {name: value for name, value in settings.items() if value and name in RUN_OPTIONS and name != "trace"}
 
 
 def takes_long(settings: Mapping[str, Any]) -> bool:

@@ -291,7 +291,7 @@ class RunAdmission:
         delivery = await self._journal.store.delivery(self._state.key, key)
         run_id = f"{delivery_id}-{revision}"
         if delivery is None or delivery.run_id != run_id:
-            return await self._started(run_id)
+            return await self.started(run_id)
         prompts, options = read_run_payload(delivery)
         options |= {"run_id": run_id, "if_busy": delivery.if_busy}
         request = await self._make_request(prompts, cast(StartOptions, options))
@@ -300,7 +300,7 @@ class RunAdmission:
             return await self._transactor.run(partial(self._carry_out, request, delivery))
         except (DeliveryChangedError, DuplicateKeyError) as error:
             request.operation.end(error)
-            return await self._started(run_id)
+            return await self.started(run_id)
         except Exception as error:
             request.operation.end(error)
             raise
@@ -316,7 +316,7 @@ class RunAdmission:
             return await self._start(request)
         return None
 
-    async def _started(self, run_id: str) -> Started | None:
+    async def started(self, run_id: str) -> Started | None:
         """Return the run with this id, open or ended; None if the session has none."""
         record = self._known_record(run_id)
         if record is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
@@ -13,53 +12,18 @@ from turnwise.errors import (
     DeliveryChangedError,
     DeliveryNotFoundError,
     DuplicateKeyError,
-    InvalidInputError,
     SessionEndedError,
-    shown,
 )
 from turnwise.memory.conversation.blocks import User, encode
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.runs import IfBusy
 from turnwise.memory.deliveries.payload import run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, DeliveryKind, Missed, check_delivery
-from turnwise.memory.deliveries.schedules import Schedule, check_number, check_schedule, check_time, next_due
+from turnwise.memory.deliveries.schedules import When
 from turnwise.memory.values.frozen_json import FrozenDict
-from turnwise.memory.values.ranges import MAX_SECONDS
 from turnwise.memory.values.records import replace
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, kw_only=True)
-class When:
-    """When a delivery occurs: exactly one of the three says when first, or a schedule alone does."""
-
-    at: float | None = None
-    """Seconds since the epoch."""
-    after_s: float | None = None
-    """Seconds from now, by the store's clock."""
-    schedule: Schedule | None = None
-    """When it recurs. Without `at` and `after_s`, it occurs first when the schedule says so after now."""
-
-    def first(self, now: float) -> float:
-        """Return the time of the first occurrence.
-
-        Raises:
-            InvalidInputError: none or two of the fields say when, or one cannot be used.
-        """
-        if self.schedule:
-            check_schedule(self.schedule)
-        if self.at is not None and self.after_s is not None:
-            raise InvalidInputError("after_s", shown(self.after_s), "pass either at or after_s")
-        if self.at is not None:
-            return check_time("at", self.at)
-        if self.after_s is not None:
-            return now + check_number("after_s", self.after_s, 0.0, MAX_SECONDS, "a number of seconds")
-        if self.schedule is None:
-            raise InvalidInputError("at", None, "pass at, after_s, every_s or cron")
-        if (first := next_due(self.schedule, now, now)) is None:
-            raise InvalidInputError("until", shown(self.schedule.until), "the schedule ends before it is due")
-        return first
 
 
 class Scheduling:
@@ -93,6 +57,8 @@ class Scheduling:
     ) -> Delivery:
         """Add a delivery that begins a run with these prompts; return it. Under a key that it has, return that one.
 
+        May be repeated with the same id: a delivery that was carried out since is returned, and not added again.
+
         Args:
             delivery_id: a new id; it is also the key, if none is given.
             options: options of the run: see `RunAdmission.start` and `RUN_OPTIONS`.
@@ -121,7 +87,9 @@ class Scheduling:
                 if_busy=if_busy,
                 created_at=now,
             )
-            await self._commit(None, check_delivery(delivery))
+            check_delivery(delivery)
+            if not await self._admission.started(delivery.run_id):
+                await self._commit(None, delivery)
             return delivery
 
         try:

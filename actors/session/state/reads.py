@@ -26,9 +26,10 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.conversation.views.chat_messages import ChatMessage, chat_messages_of, parse_message_cursor
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.event_store.base import HistoryStore
-from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.reading import read_runs, read_turns
+from turnwise.memory.stores.base import Page, SessionStore
+from turnwise.memory.stores.reading import page_of_deliveries, read_runs, read_turns
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES, weight
 
@@ -188,6 +189,11 @@ class SessionReads:
             for call_id, state in decode_calls(record.calls).items()
             if record.is_open and state.is_waiting and state.wants
         ]
+
+    async def deliveries(self, cursor: str | None, limit: int) -> Page[Delivery]:
+        """Return a page of the session's deliveries; see `page_of_deliveries`."""
+        await self._source.look()
+        return await page_of_deliveries(partial(self._journal.store.deliveries, **self.key._asdict()), cursor, limit)
 
     async def session(self) -> SessionRecord:
         """Return the session's row as of its last commit."""

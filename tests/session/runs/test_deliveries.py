@@ -18,7 +18,6 @@ from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.runs.admission import Started
-from turnwise.actors.session.runs.scheduling import When
 from turnwise.errors import (
     DeliveryChangedError,
     DeliveryNotFoundError,
@@ -37,7 +36,7 @@ from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.deliveries.payload import run_payload
 from turnwise.memory.deliveries.records import MISSED_AFTER_S, Delivery, DeliveryChange, Missed
-from turnwise.memory.deliveries.schedules import Schedule
+from turnwise.memory.deliveries.schedules import Schedule, When
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.values.frozen_json import freeze
 from turnwise.testing.exhaust import Life, exhaust
@@ -274,6 +273,21 @@ async def test_a_session_schedules_changes_and_cancels() -> None:
     with pytest.raises(DeliveryNotFoundError, match="'at'"):
         await world.ask("scheduling.change", "at", missed="skip")
     assert [one.key for one in await store.deliveries()] == ["after", "cron", "every"]
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("is_another_process", [False, True])
+async def test_a_delivery_that_was_carried_out_is_not_added_again(is_another_process: bool) -> None:
+    """As by a call whose answer was lost."""
+    world = await begun()
+    reminder = await add(world, "reminder", When(after_s=0.0))
+    assert await deliver(world, reminder)
+    await settled(world)
+    if is_another_process:
+        world.kill()
+    again = await add(world, "reminder", When(after_s=0.0))
+    assert again.delivery_id == reminder.delivery_id
+    assert not await world.store.inner.deliveries() and len(await world.store.inner.runs(KEY)) == 1
 
 
 @pytest.mark.virtual_time

@@ -25,6 +25,7 @@ from processes.fork_server import workers_by_fork
 from processes.programs import link_programs
 from scale import share
 from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.cluster import ray_address as addresses
 from turnwise.actors.hosting.placement import Dedicated, InProcess, Placement
 from turnwise.testing.faulty_url import register
 from virtual_time import play
@@ -144,10 +145,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def no_ray_by_accident(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a test start or join a Ray only if it is marked so: others would take seconds, and change what follows."""
     if not request.node.get_closest_marker("ray"):
-        monkeypatch.setattr("turnwise.actors.cluster.ray_address.check_ray_address", _refuse_ray)
+        monkeypatch.setattr(addresses, "check_ray_address", partial(_refuse_ray, addresses.check_ray_address))
 
 
-def _refuse_ray() -> None:
+def _refuse_ray(check: Callable[[], None]) -> None:
+    check()  # what it refuses is not joined
     raise AssertionError("this test is not marked `ray`: pass placement=InProcess(), or mark it")
 
 

@@ -89,8 +89,9 @@ class InProcess:
     """
 
     resume_lost: bool = True
-    """Whether runs whose process was killed go on, or are ended, as soon as a manager opens the store, unless another
-    process has it open. If not, a session's runs do when the session is first used."""
+    """Whether this manager carries on what the store has: runs whose process was killed go on, or are ended, as soon as
+    it opens the store, unless another process has it open; and schedules begin their runs. If not, a session's lost
+    runs go on when the session is first used, and schedules wait for another manager."""
 
     max_resident: PositiveCount = 10_000
     """How many sessions are kept loaded. If all of them are in use, one more raises OverloadedError."""

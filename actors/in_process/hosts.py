@@ -203,7 +203,8 @@ class Hosts:
         with self._lock:
             host = self._taking(store_id, make_resources, placement)
             host.managers += 1
-            host.dispatch()
+            if placement.resume_lost:
+                host.dispatch()
             return host
 
     def reopen(self, store_id: str, make_resources: Callable[[], WorkerResources], placement: InProcess) -> Host:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from turnwise import EchoEngine, SessionManager
-from turnwise.actors.cluster.ray_address import check_ray_address, local_ray
+from turnwise.actors.cluster.ray_address import local_ray
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.stores.store_owner import naming
 
@@ -14,7 +14,6 @@ from turnwise.memory.stores.store_owner import naming
 def test_a_ray_address_at_which_nobody_answers_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("turnwise.actors.cluster.ray_address.check_ray_address", check_ray_address)  # it starts none
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"

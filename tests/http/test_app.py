@@ -64,7 +64,7 @@ async def test_an_app_of_a_configuration_opens_and_closes_its_own_manager(
 
     monkeypatch.setattr(AsyncSessionManager, "close", closing)
     engines = {"main": {"object": "serve_objects:engine"}}
-    config, _ = load(store=f"sqlite:///{tmp_path}/chats.db", engines=engines, packed={"hosts": 1})
+    config, _ = load(store=f"sqlite:///{tmp_path}/chats.db", engines=engines, placement="in_process")
     app = create_app(config)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as client:

@@ -65,7 +65,8 @@ async def test_a_service_does_not_look_for_garbage_among_what_it_has_imported(mo
             frozen.append(gc.get_freeze_count())
 
     monkeypatch.setattr(processes, "_Server", lambda assembly, ready: Server())
-    assembly = assemble(*load(store="memory://frozen", engines={"main": {"object": "serve_objects:engine"}}))
+    engines = {"main": {"object": "serve_objects:engine"}}
+    assembly = assemble(*load(store="memory://frozen", engines=engines, placement="in_process"))
     gc.unfreeze()
     try:
         with socket.create_server(("127.0.0.1", 0)) as bound:

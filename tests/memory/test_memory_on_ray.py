@@ -168,14 +168,14 @@ def test_a_pin_holds_in_every_process_and_for_its_user_only(make_manager: MakeMa
 
 
 async def test_the_async_family_changes_and_pins_what_the_other_has_saved(
-    make_manager: MakeManager, tmp_path: Path
+    make_ray_manager: MakeManager, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {
         "engine": Mirror(),
         "memory": [VectorMemory(tmp_path / "said.db", embedding=None)],
         "config": replace(PATIENT, memory=MemoryConfig(timeout_s=60.0, save="none")),
     }
-    manager = make_manager(**settings)
+    manager = make_ray_manager(**settings)
     item_id = manager.open("c", user_id="ada").memory.save("Folds paper cranes.", type=MemoryType.SKILL, name="Origami")
 
     settings["namespace"] = manager._client.namespace
@@ -200,7 +200,7 @@ async def test_the_async_family_changes_and_pins_what_the_other_has_saved(
         assert await chat.memory.unpin(item_id) and await profile() == ""
 
 
-def test_a_resumed_run_has_the_same_profile(make_manager: MakeManager, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_profile(make_ray_manager: MakeManager, tmp_path: Path) -> None:
     is_killed = threading.Event()
 
     def held() -> Reply:
@@ -210,7 +210,7 @@ def test_a_resumed_run_has_the_same_profile(make_manager: MakeManager, tmp_path:
     with QuirkServer(held, says("An apple.")) as server:
         facts = ExtractiveMemory(engine_at(server), SQLItems(f"sqlite:///{tmp_path}/facts.db"))
         config = SessionConfig(on_lost="resume", memory=MemoryConfig(timeout_s=60.0, save="none"))
-        chat = make_manager(engine=engine_at(server), memory=[facts], config=config).open("chat", user_id="ada")
+        chat = make_ray_manager(engine=engine_at(server), memory=[facts], config=config).open("chat", user_id="ada")
         chat.memory.save("The user is allergic to peanuts.", type=MemoryType.FACTS)
         assert chat.memory.pin(chat.memory.save("Folds paper cranes.", type=MemoryType.SKILL))
         run = chat.run("Suggest a snack")
@@ -294,10 +294,10 @@ async def test_a_memory_in_its_actor_obeys_all_laws(
     await asyncio.gather(*map(check, LAWS))
 
 
-def test_invalid_and_unpicklable_memories_are_refused_at_once(make_manager: MakeManager) -> None:
+def test_invalid_and_unpicklable_memories_are_refused_at_once(make_ray_manager: MakeManager) -> None:
     with pytest.raises(ConfigError, match=r"^memory='type': pass LongTermMemory objects"):
-        make_manager(memory=[StaticMemory])
+        make_ray_manager(memory=[StaticMemory])
     with pytest.raises(ConfigError, match=r"^memory='StaticMemory': pass a list of memories"):
-        make_manager(memory=StaticMemory(["The office opens at nine."]))
+        make_ray_manager(memory=StaticMemory(["The office opens at nine."]))
     with pytest.raises(ConfigError, match=r"^memory='LexicalMemory': it cannot be pickled"):
-        make_manager(memory=[LexicalMemory(InMemoryItems(), clock=threading.Lock().acquire)])
+        make_ray_manager(memory=[LexicalMemory(InMemoryItems(), clock=threading.Lock().acquire)])

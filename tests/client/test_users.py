@@ -68,6 +68,7 @@ CASES = [
     Case("import_messages", ("of-alice", []), *[InvalidInputError] * 4),
     Case("run_once", (), *[EmptyTurnError] * 4),
     Case("runs", (), ["of-alice"], [], [], ["of-alice"]),
+    Case("schedules", (), [], [], [], []),
     Case("count", (), 1, 1, 0, 2),
     Case("usage", (), True, False, False, True),
     Case("check_store", (), TypeError, TypeError, TypeError, None),

@@ -24,6 +24,7 @@ from turnwise.actors.hosting.wire import Message, SessionRef, Waited
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.runs.scheduling import When
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.errors import InvalidInputError, SessionNotFoundError, UnknownVerbError
 from turnwise.memory.conversation.blocks import Summary
@@ -78,6 +79,12 @@ VALID: dict[str, Any] = {
     "pinned": True,
     "content": "Ann has a boat.",
     "what": "Ann has a boat.",
+    "when": When(after_s=100.0),
+    "delivery_id": "tea",
+    "revision": 1,
+    "missed": "run_once",
+    "if_busy": "enqueue",
+    "cursor": None,
 }
 """What verbs get for a parameter of this name that has no default."""
 
@@ -85,11 +92,15 @@ OWN: dict[str, dict[str, Any]] = {
     "add_event": {"name": "progress", "run_id": None},
     "clear": {"memory": True},
     "cancel": {"run_id": "third"},
+    "cancel_schedule": {"key": "tea"},
+    "change_schedule": {"key": "tea", "options": {}},
     "check_import": {"after": None},
     "decide": {"run_id": "third"},
+    "deliver": {"key": "tea"},
     "import_turns": {"after": None},
     "memory.save": {"id": "another"},
     "memory.update": {"text": "Ann sold her boat."},
+    "schedule": {"delivery_id": "news", "key": "news", "options": {}},
 }
 """What single verbs get besides."""
 
@@ -111,6 +122,8 @@ class World:
             await self.core.admission.start([f"the {run_id} prompt"], run_id=run_id)
             await self.core.reads.wait(run_id)
         await self.ask(verbs.save_item("Ann has a dinghy.", id="item"))
+        settings: Any = {"missed": "run_once", "if_busy": "enqueue", "options": {}}
+        await self.ask(verbs.schedule(("tea",), When(after_s=50.0), delivery_id="tea", key="tea", **settings))
         if self.waits:
             self.core.use(Asking(), self.core.engines.config, **self.parts)
             await self.core.admission.start(["act"], run_id="third")
@@ -132,7 +145,8 @@ class World:
             reads = SessionReads(StoredSource(session.key, self.store, None))
             row = replace(await reads.session(), revision=0, updated_at=0.0, seq=0, saved=0)
             turns = [(turn.record, turn.blocks) for turn in await reads.turns()]
-            contents += [row, turns, await reads.runs(), (await reads.events())[0]]
+            deliveries = await self.store.deliveries(**session.key._asdict())
+            contents += [row, turns, await reads.runs(), (await reads.events())[0], deliveries]
         access = self.core.retrieval.memory_access()
         items = [(item.id, item.text) for item in await access.list_items()]
         return contents, items, await access.read_notes()
@@ -140,7 +154,9 @@ class World:
 
 def service_of(core: SessionCore) -> SessionService:
     """Return the service of a session whose process has every engine."""
-    resources: Any = SimpleNamespace(engine_id="", get=lambda _: ((), b""), has=lambda _: True)
+    resources: Any = SimpleNamespace(
+        engine_id="", get=lambda _: ((), b""), has=lambda _: True, tell=lambda due_at: None
+    )
     return SessionService(core, EngineOverride(""), resources, keep_nothing, "node", waits=Waits("max_waits", 5))
 
 
@@ -208,7 +224,7 @@ def test_no_other_list_of_verbs_is_kept() -> None:
 
 def test_each_verb_is_used() -> None:
     used: set[str] = set()
-    for path in [*(ACTORS / "client").rglob("*.py"), *(ACTORS / "hosting").glob("*.py")]:
+    for path in [path for room in ("client", "hosting", "in_process") for path in (ACTORS / room).rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "verbs":
                 used.add(node.attr)

@@ -198,7 +198,9 @@ class WorkerResources:
         return builder, config, overflow, memories, working
 
     async def close(self) -> None:
-        """Close the stores. Nothing may be called afterwards."""
+        """Close the stores, once they are open if they are being opened. Nothing may be called afterwards."""
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
         if self._opened is not None:
             for store in self._opened:
                 if store is not None:

@@ -182,7 +182,7 @@ class Host:
         except Exception as error:  # noqa: BLE001 - the first caller is told
             _log.debug("lost runs are not looked for: %s", error)
             return
-        if not others:
+        if not others and not self.is_leaving:
             await self._sessions.recover(lambda key: True)
 
 

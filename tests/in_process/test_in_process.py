@@ -25,6 +25,8 @@ from turnwise.errors import ConfigError, RunFailedError
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.conformance.laws import Law
+from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
+from turnwise.memory.stores.store_owner import StoreOwner
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.testing import ScriptedEngine
 
@@ -188,6 +190,12 @@ def test_managers_of_one_store_share_its_sessions_and_the_last_one_closes_it(tmp
     assert [host.load.sessions for host in second.hosts() if host.load] == [1]
     second.close()
     assert HOSTS.find(second._client.name) is None
+
+
+def test_a_manager_that_closes_at_once_leaves_nothing_open(tmp_path: Path) -> None:
+    for _ in range(10):
+        SessionManager(f"sqlite:///{tmp_path}/a.db", engine=EchoEngine(), placement=InProcess()).close()
+    SQLiteOwner(tmp_path / "a.db", "a.db", StoreOwner("process 1 on another host", "another")).release()
 
 
 def test_engines_are_used_as_they_are() -> None:

@@ -24,12 +24,12 @@ from turnwise.actors.hosting.wire import Message, SessionRef, Waited
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.runs.scheduling import When
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.errors import InvalidInputError, SessionNotFoundError, UnknownVerbError
 from turnwise.memory.conversation.blocks import Summary
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.deliveries.schedules import When
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.providers.message_reading import read_messages

@@ -71,9 +71,9 @@ async def go_on(store: str) -> None:
             turn = await next_answer(chat, index)
             index = turn.index
             print(f"  it says by itself: {turn.text}")
-        asked = [prompt_of(turn) for turn in await chat.turns()]
-        assert asked.count(TEA) == 1, "the reminder came once, though a program was killed"
-        assert asked.count(STRETCH) >= 2
+        prompts = [prompt_of(turn) for turn in await chat.turns()]
+        assert prompts.count(TEA) == 1, "the reminder came once, though a program was killed"
+        assert prompts.count(STRETCH) >= 2
 
         moved = await chat.change_schedule("news", cron="30 8 * * *", timezone="Europe/Lisbon")
         print(f"The news come earlier, next {time.ctime(moved.occurs_at)}.")

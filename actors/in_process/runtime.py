@@ -53,6 +53,7 @@ class InProcessRuntime:
 
     Args:
         namespace: as on Ray: managers of the same store and namespace share sessions.
+        placement: limits, and whether lost runs go on.
     """
 
     def __init__(self, namespace: str, placement: InProcess) -> None:
@@ -75,11 +76,11 @@ class InProcessRuntime:
         return nullcontext()
 
     def identity(self, value: object) -> str:
-        """See `Runtime.identity`. What does not pickle is equal to nothing else."""
+        """See `Runtime.identity`. What does not pickle is equal to itself only."""
         try:
             return identity(value, dumps=pickle.dumps)
         except Exception:  # noqa: BLE001 - classes of others raise all sorts of errors when they are pickled
-            return new_id()
+            return f"{id(value):x}"  # which no other object has while the process holds this one
 
     def setup_of(self, setup: SessionSetup) -> tuple[str, bytes]:
         """See `Runtime.setup_of`. Engines are used as they are, so each manager has its own setup.
@@ -121,10 +122,7 @@ class InProcessRuntime:
 
     def memory_process(self, memory: LongTermMemory) -> HostedMemory:
         """See `Runtime.memory_process`. A memory that does not pickle is shared by those who pass the same object."""
-        try:
-            memory_id = identity(memory, dumps=pickle.dumps)[:16]
-        except Exception:  # noqa: BLE001 - see `identity`
-            memory_id = f"{id(memory):x}"  # which no other object has while the process holds this one
+        memory_id = self.identity(memory)[:16]
         with _LOCK:
             hosted = _MEMORIES.get((self._namespace, memory_id))
             if hosted is None:
@@ -275,8 +273,8 @@ class _OwnProcesses:
 
     def invalidate(self, key: SessionKey) -> None:
         with self._lock:
-            if self._host.is_leaving:
-                self._host = (HOSTS.reopen if self._is_closed else HOSTS.open)(*self._arguments)
+            if self._host.is_leaving:  # since this manager and all others are closed
+                self._host = HOSTS.reopen(*self._arguments)
 
     def warm(self, key: SessionKey, request: bytes) -> None:
         """Do nothing: the host runs already."""

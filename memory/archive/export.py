@@ -31,7 +31,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.records import check_events, check_session, is_sealed
-from turnwise.memory.stores.reading import SEQ, merged_events, pages
+from turnwise.memory.stores.reading import SEQ, deliveries_of, merged_events, pages
 from turnwise.memory.values.ids import check_id
 
 
@@ -88,11 +88,8 @@ async def _write_all(
         lines.add("event", event_line(move_event(event, positions.archived, session.log)))
     for event in ends.events:
         lines.add("event", event_line(event))
-    after = ""
-    while page := await store.deliveries(**session.key._asdict(), after=after):
-        for delivery in page:
-            lines.add("delivery", delivery_line(delivery))
-        after = page[-1].delivery_id
+    async for delivery in deliveries_of(store, session.key):
+        lines.add("delivery", delivery_line(delivery))
     return lines
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from turnwise.errors import InvalidInputError, NameRefusedError, shown
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Spans, cut
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.base import Page, SessionStore
@@ -55,6 +56,15 @@ async def pages_by_cursor(read: Callable[..., Awaitable[Page[Item]]]) -> AsyncIt
         yield page
         if (cursor := page.cursor) is None:
             return
+
+
+async def deliveries_of(store: SessionStore, session: SessionKey) -> AsyncIterator[Delivery]:
+    """Yield all deliveries of a session, by id, page by page."""
+    after = ""
+    while page := await store.deliveries(**session._asdict(), after=after):
+        for delivery in page:
+            yield delivery
+        after = page[-1].delivery_id
 
 
 async def page_of_deliveries(

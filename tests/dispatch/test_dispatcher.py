@@ -145,8 +145,8 @@ async def test_an_idle_dispatcher_asks_once_a_minute_and_a_nearer_time_costs_no_
     await stage.add("far", 1e6)
     async with stage.dispatching() as dispatcher:
         await asyncio.sleep(600.0)
-        asked = stage.asked()
-        assert set(asked) == {"store.lease_deliveries"} and asked.total() <= 11
+        requests = stage.asked()
+        assert set(requests) == {"store.lease_deliveries"} and requests.total() <= 11
         await stage.add("near", 630.5)
         dispatcher.tell(630.5)
         await asyncio.sleep(29.0)
@@ -361,9 +361,9 @@ async def test_deliveries_that_cannot_be_read_delay_no_other_and_cost_few_reques
     due = stage.store.inner.due
 
     async def with_unreadable_ones(*args: Any, **page: Any) -> Any:
-        found = await due(*args, **page)
-        items = tuple(delivery for delivery in found if delivery.session_id != "s0")
-        return replace(found, items=items, unreadable=(SessionKey("s0"),) if len(items) < len(found) else ())
+        deliveries = await due(*args, **page)
+        items = tuple(delivery for delivery in deliveries if delivery.session_id != "s0")
+        return replace(deliveries, items=items, unreadable=(SessionKey("s0"),) if len(items) < len(deliveries) else ())
 
     stage.store.inner.due = with_unreadable_ones
     await stage.add("lost", 1.0)
@@ -504,7 +504,7 @@ def test_two_dispatchers_among_many_faults_lose_and_double_nothing() -> None:
             return not await store.deliveries()
 
         pair = [Supervised(faults, worlds, store, name=name) for name in ("left", "right")]
-        await asyncio.gather(*(each.run_until(is_done) for each in pair))
+        await asyncio.gather(*(dispatcher.run_until(is_done) for dispatcher in pair))
         faults.plan = FaultPlan()
         for name, world in worlds.items():
             runs = await store.runs(SessionKey(name))

@@ -374,12 +374,12 @@ def test_after_kills_each_occurrence_has_begun_one_run(tmp_path: Path) -> None:
         eventually(lambda: chat.schedules().items[0].occurs_at > time.time())
         chat.cancel_schedule("again")
         eventually(lambda: not manager.runs(state="running").items and not manager.runs(state="queued").items)
-        asked = [block.text for turn in chat.turns() for block in turn.asked if block.kind == "user"]
-        assert sorted(text for text in asked if text != "again") == [f"once {number}" for number in range(8)]
-        begun = {run.run_id for run in chat.runs() if asked[run.turn_index] == "again"}
+        prompts = [block.text for turn in chat.turns() for block in turn.asked if block.kind == "user"]
+        assert sorted(text for text in prompts if text != "again") == [f"once {number}" for number in range(8)]
+        begun = {run.run_id for run in chat.runs() if prompts[run.turn_index] == "again"}
         (delivery_id,) = {run_id.rpartition("-")[0] for run_id in begun}
-        assert begun == {f"{delivery_id}-{revision}" for revision in range(1, asked.count("again") + 1)}
-        assert asked.count("again") >= 3
+        assert begun == {f"{delivery_id}-{revision}" for revision in range(1, prompts.count("again") + 1)}
+        assert prompts.count("again") >= 3
 
 
 @pytest.mark.parametrize("server", ["database", "redis_url"])
@@ -391,8 +391,8 @@ def test_on_a_server_the_next_process_need_not_wait_for_the_lease(server: str, r
         done = chat.runs()[-1].turn_index
         chat.schedule("soon", after_s=0.1)
         eventually(lambda: "soon" in texts(chat)[done:])
-        asked = [turn.asked[-1].text for turn in chat.turns() if turn.asked[-1].kind == "user"]
-        assert asked.count("once 0") == asked.count("soon") == 1
+        prompts = [turn.asked[-1].text for turn in chat.turns() if turn.asked[-1].kind == "user"]
+        assert prompts.count("once 0") == prompts.count("soon") == 1
 
 
 @pytest.mark.parametrize(("missed", "runs"), [("run_once", 1), ("run_all", 3), ("skip", 0)])

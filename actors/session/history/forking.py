@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from turnwise.actors.session.history.forgetting import Forgetting
@@ -12,7 +11,7 @@ from turnwise.actors.session.window.summary_expansion import reach
 from turnwise.errors import SessionExistsError, TurnNotFoundError
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, subtract, union
-from turnwise.memory.deliveries.records import Delivery
+from turnwise.memory.stores.reading import deliveries_of
 from turnwise.memory.values.ids import new_id
 
 
@@ -70,7 +69,8 @@ class Forking:
             saved=base.index,
             ttl_s=session.ttl_s,
         )
-        copies = [copy async for copy in self._copies(session_id)] if deliveries else []
+        own = [delivery async for delivery in deliveries_of(store, self._state.key)] if deliveries else []
+        copies = [replace(delivery, session_id=session_id, delivery_id=new_id(), revision=1) for delivery in own]
         first = replace(base, parent=parent, turn_id=None)
         try:
             return await store.create(fork, first, subtract(reached, spans), copies)
@@ -82,11 +82,3 @@ class Forking:
                 if existing.parent == parent or is_unused:
                     return existing
             raise
-
-    async def _copies(self, session_id: str) -> AsyncIterator[Delivery]:
-        """Yield this session's deliveries as they are those of a fork."""
-        read, after = self._journal.store.deliveries, ""
-        while page := await read(**self._state.key._asdict(), after=after):
-            for delivery in page:
-                yield replace(delivery, session_id=session_id, delivery_id=new_id(), revision=1)
-            after = page[-1].delivery_id

@@ -52,6 +52,7 @@ from turnwise.memory.conversation.spans import Spans, join, size
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.payload import read_run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
+from turnwise.memory.stores.reading import deliveries_of
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.growing_text import whole
 from turnwise.memory.values.limits import MAX_WAITING_BLOCKS, check_count
@@ -550,7 +551,8 @@ class RunAdmission:
         async def change() -> None:
             if self._journal.session.status == "active":
                 session, queue = replace(self._journal.session, status="ended"), list(self._state.run_queue.queue)
-                removals = [DeliveryChange(delivery, None) for delivery in await self._deliveries()]
+                deliveries = deliveries_of(self._journal.store, self._state.key)
+                removals = [DeliveryChange(delivery, None) async for delivery in deliveries]
                 await self._cancel_queued(queue, whole(reason), session, [(SessionEnded, {})], removals)
 
         while True:
@@ -563,14 +565,6 @@ class RunAdmission:
             run.request_cancel(reason, discard=self._discards)
             return await run.wait(timeout_s)
         return True
-
-    async def _deliveries(self) -> list[Delivery]:
-        """Return all deliveries of the session."""
-        read = partial(self._journal.store.deliveries, **self._state.key._asdict())
-        found: list[Delivery] = []
-        while page := await read(after=found[-1].delivery_id if found else ""):
-            found += page
-        return found
 
     async def _cancel_queued(
         self,

@@ -60,8 +60,8 @@ async def check_a_key_of_a_delivery_is_used_once(store: SessionStore, other: Ses
     """Adding under a key again returns the first delivery, also if many add at once. Each session has its own keys."""
     for session_id in ("s", "t"):
         await store.create(a_session(session_id))
-    asked = [a_delivery("d", float(index + 1), delivery_id=f"d{index}") for index in range(10)]
-    added = await asyncio.gather(*((store, other)[index % 2].add_delivery(asked[index]) for index in range(10)))
+    additions = [a_delivery("d", float(index + 1), delivery_id=f"d{index}") for index in range(10)]
+    added = await asyncio.gather(*((store, other)[index % 2].add_delivery(additions[index]) for index in range(10)))
     equal(set(added), {await store.delivery(KEY, "d")}, "what ten additions at once returned")
     equal(len((await store.due(100.0)).items), 1, "how many deliveries are due")
     equal((await store.add_delivery(a_delivery("d", session_id="t"))).session_id, "t", "another session's delivery")
@@ -80,11 +80,11 @@ async def check_a_change_of_a_delivery_is_compared_first(store: SessionStore, ot
     changes = [_moved(first, 20.0 + index) for index in range(10)]
     verbs = [(store, other)[index % 2].change_delivery(change) for index, change in enumerate(changes)]
     outcomes = await asyncio.gather(*verbs, return_exceptions=True)
-    made = [change for change, outcome in zip(changes, outcomes, strict=True) if outcome is None]
+    stored = [change for change, outcome in zip(changes, outcomes, strict=True) if outcome is None]
     refused = [outcome for outcome in outcomes if isinstance(outcome, DeliveryChangedError)]
-    equal((len(made), len(refused)), (1, 9), f"changes and refusals of {outcomes}")
+    equal((len(stored), len(refused)), (1, 9), f"changes and refusals of {outcomes}")
     equal((refused[0].session_id, refused[0].delivery_id), ("s", first.delivery_id), "what the error names")
-    second = made[0].after or first
+    second = stored[0].after or first
     equal(await other.delivery(KEY, "d"), second, "the delivery")
     for stale in (first, replace(second, delivery_id="another"), replace(second, session_id="none")):
         for change in (_moved(stale, 30.0), DeliveryChange(stale, None)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import dropwhile
@@ -35,7 +35,7 @@ from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.reading import INDEX, SEQ, TURN_INDEX, pages, read_blocks
+from turnwise.memory.stores.reading import INDEX, SEQ, TURN_INDEX, deliveries_of, pages, read_blocks
 from turnwise.testing.acknowledged import Acknowledged, Digest, Note
 
 
@@ -157,15 +157,8 @@ async def read_session(store: SessionStore, key: SessionKey, history: HistorySto
     runs = [run async for page in pages(partial(store.runs, key), -1, TURN_INDEX) for run in page]
     events, doubles = await _read_events(store, key, history)
     whole = await CachedBlocks(key.session_id, store).read_events(events, log)
-    deliveries = [one async for page in _pages_of_deliveries(store, key) for one in page]
+    deliveries = [delivery async for delivery in deliveries_of(store, key)]
     return StoredSession(log, await read_turns(store, key), runs, whole, doubles, deliveries)
-
-
-async def _pages_of_deliveries(store: SessionStore, key: SessionKey) -> AsyncIterator[Sequence[Delivery]]:
-    after = ""
-    while page := await store.deliveries(**key._asdict(), after=after):
-        yield page
-        after = page[-1].delivery_id
 
 
 async def read_turns(store: SessionStore, key: SessionKey) -> list[Turn]:

@@ -267,8 +267,8 @@ async def test_a_session_schedules_changes_and_cancels() -> None:
     changed = await world.ask("scheduling.change", "at", when=When(after_s=1.0), prompts=["other"], if_busy="merge")
     assert (changed.due_at, changed.if_busy, changed.revision, changed.schedule) == (101.0, "merge", 2, None)
     assert await store.delivery(KEY, "at") == changed and "other" in changed.payload["prompts"][0]
-    kept = await world.ask("scheduling.change", "every", missed="run_all")
-    assert (kept.schedule, kept.due_at, kept.payload) == (every.schedule, 160.0, every.payload)
+    unmoved = await world.ask("scheduling.change", "every", missed="run_all")
+    assert (unmoved.schedule, unmoved.due_at, unmoved.payload) == (every.schedule, 160.0, every.payload)
     assert await world.ask("scheduling.cancel", "at") and not await world.ask("scheduling.cancel", "at")
     with pytest.raises(DeliveryNotFoundError, match="'at'"):
         await world.ask("scheduling.change", "at", missed="skip")

@@ -13,6 +13,7 @@ from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
+from turnwise.memory.working.memory import forget_apart
 
 _PAGE = 100
 
@@ -45,7 +46,7 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
             items[slot.name] = await steps.run(client.portal, slot.memory.forget, scope)
     notes = 0
     if working := client.working_memory:
-        notes = await steps.run(client.portal, working.forget, scope)
+        notes = await steps.run(client.portal, forget_apart, working, scope)
     return report + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
 
 

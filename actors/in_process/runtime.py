@@ -11,9 +11,9 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, cast
 
@@ -152,17 +152,15 @@ class InProcessRuntime:
 
 
 def _copy_of(notes: WorkingMemory | None) -> WorkingMemory | None:
-    """Return the notes for sessions, since the manager asks its own ones on another event loop.
+    """Return the notes for sessions: a copy, whose store is closed when no setup has the copy any more.
 
-    The copy's store is closed when no setup has the copy any more. Notes in the memory of this process are not copied.
+    Notes in the memory of this process are not copied, and stay open.
     """
-    try:
-        copied = copy.deepcopy(notes)
-    except TypeError:
+    own = notes.copied() if notes else None
+    if own is None:
         return notes
-    if copied is not None:
-        weakref.finalize(copied, _close_items, copied.items).atexit = False
-    return copied
+    weakref.finalize(own, _close_items, own.items).atexit = False
+    return own
 
 
 def _close_items(items: ItemStore) -> None:
@@ -181,12 +179,26 @@ def _check_tools(engine: EngineBuilder) -> None:
 
 
 class HostedMemory:
-    """The `MemoryProcess` that is this process. The memory is closed when nobody refers to it any more."""
+    """The `MemoryProcess` that is this process.
+
+    It has a copy of the memory, as a memory's actor would. It lives as long as the memory that was passed, or somebody
+    who refers to it; then the copy is closed. A memory that cannot be copied is used as it is, and is its caller's to
+    close.
+    """
 
     def __init__(self, id: str, memory: LongTermMemory) -> None:
         self.id = id
-        self._host = MemoryHost(lambda: memory)
-        weakref.finalize(self, _close, self._host).atexit = False
+        try:
+            own = copy.deepcopy(memory)
+        except Exception:  # noqa: BLE001 - classes of others raise all sorts of errors when they are copied
+            self._host = MemoryHost(lambda: memory)
+            end = self._host.stop
+        else:
+            self._host = MemoryHost(lambda: own)
+            end = self._host.close
+            with suppress(TypeError):  # a class with slots may have no weak references
+                weakref.finalize(memory, _let_go, self).atexit = False
+        weakref.finalize(self, _end, end).atexit = False
 
     async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
         """See `MemoryProcess.ask`."""
@@ -197,8 +209,12 @@ class HostedMemory:
         MEMORY_LOOP.submit(self._host.call(request))
 
 
-def _close(host: MemoryHost) -> None:
-    MEMORY_LOOP.submit(host.close())
+def _let_go(hosted: HostedMemory) -> None:
+    """Refer to the argument until now."""
+
+
+def _end(end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    MEMORY_LOOP.submit(end())
 
 
 class _HostProcess:
@@ -224,21 +240,18 @@ class _HostProcess:
                     _note(reach)
             return answer.result()
         finally:
-            answer.cancel()
+            answer.cancel()  # else asyncio reports an error that comes later as one that nobody has looked at
 
     def ask_blocking(self, request: bytes, reach: Reach, *, is_repeatable: bool) -> bytes:
         if LOOP.is_current:
             reason = "a coroutine of a session called a blocking method, which would wait for itself"
             raise CallError(f"{reason}: use AsyncSessionManager there, or make the tool a plain function")
         answer = self._submit(request)
-        try:
-            while True:
-                try:
-                    return answer.result(reach.pause(time.monotonic()))
-                except TimeoutError:
-                    _note(reach)
-        finally:
-            answer.cancel()
+        while True:
+            try:
+                return answer.result(reach.pause(time.monotonic()))
+            except TimeoutError:
+                _note(reach)
 
     def _submit(self, request: bytes) -> Future[bytes]:
         if os.getpid() != self._process_id:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -137,6 +138,13 @@ class WorkingMemory:
         """Close connections and files. Closing twice is fine."""
         await self._store.close()
 
+    def copied(self) -> WorkingMemory | None:
+        """Return a copy with connections of its own, which the caller closes; None if the notes are in memory."""
+        try:
+            return copy.deepcopy(self)
+        except TypeError:
+            return None
+
     async def _change(self, scope: Scope, change: Callable[[str], str]) -> str:
         owner = self._owner(scope)
         name = _name(owner)
@@ -186,3 +194,14 @@ def _id(owner: Scope) -> str:
 def _text(owner: Scope, item: MemoryItem) -> str:
     """Return the text of a note; it is stored as JSON, since it may be empty."""
     return decoded(f"note of {_name(owner)}", lambda: decode_text(item.text))
+
+
+async def forget_apart(working: WorkingMemory, scope: Scope) -> int:
+    """Do what `WorkingMemory.forget` does, on any event loop, and leave no connection open."""
+    own = working.copied()
+    if own is None:
+        return await working.forget(scope)
+    try:
+        return await own.forget(scope)
+    finally:
+        await own.close()

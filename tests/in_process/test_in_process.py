@@ -1,6 +1,8 @@
 """Sessions in the caller's process, without Ray."""
 
 import asyncio
+import gc
+import logging
 import os
 import pickle
 import signal
@@ -13,15 +15,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionManager
 from turnwise.actors.in_process.hosts import HOSTS
+from turnwise.actors.in_process.runtime import InProcessRuntime
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.conformance.placements import LAWS
-from turnwise.errors import ConfigError, RunFailedError
+from turnwise.errors import ConfigError, RunFailedError, StoreClosedError
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.conformance.laws import Law
@@ -54,6 +58,18 @@ def output_of(script: str, *arguments: object) -> str:
     assert process.returncode == 0, err
     assert not err, err
     return out
+
+
+@pytest.mark.parametrize("place", ["file", "memory"])
+def test_a_memory_that_was_passed_serves_one_manager_after_the_other(place: str, tmp_path: Path) -> None:
+    memory = LexicalMemory(tmp_path / "items.db" if place == "file" else "memory://items")
+    for count in (1, 2, 3):
+        with SessionManager("memory://turns", engine=EchoEngine(), placement=InProcess(), memory=[memory]) as manager:
+            chat = manager.open("chat")
+            chat.memory.save(f"Ada rows in boat number {count}.")
+            assert len(chat.memory.list()) == count
+        del manager, chat
+        gc.collect()
 
 
 @pytest.mark.parametrize("law", [law for law in LAWS if "killed" not in law.__name__], ids=lambda law: law.__name__)
@@ -236,6 +252,56 @@ async def test_a_note_is_read_by_the_manager_and_its_sessions(tmp_path: Path) ->
         await (await chat.run("hello")).wait()
         assert await chat.memory.read_notes() == "buy oars"
         assert (await manager.forget("ada")).notes == 1
+
+
+def test_no_file_of_notes_stays_open(tmp_path: Path) -> None:
+    working = WorkingMemory(path := tmp_path / "notes.db", per="user")
+    settings: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess(), "working_memory": working}
+    with SessionManager("memory://files", **settings) as manager:
+        manager.open("chat", user_id="ada").memory.replace_notes("buy oars")
+        assert is_open(path)
+        assert manager.forget("ada").notes == 1
+    del manager
+    gc.collect()
+    eventually(lambda: not is_open(path))
+    with SessionManager("memory://files", **settings) as again:
+        assert again.open("chat", user_id="ada").memory.read_notes() == ""
+
+
+def is_open(path: Path) -> bool:
+    return str(path) in [file.path for file in psutil.Process().open_files()]
+
+
+def test_a_caller_that_goes_away_leaves_no_error_behind(caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, Any] = {"engine": EchoEngine(token_delay_s=0.05), "placement": InProcess()}
+
+    async def go_away() -> None:
+        chat = await AsyncSessionManager("memory://leaving", **settings).open("chat")
+        waiting = asyncio.create_task((await chat.run("one two three four five")).wait())
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(go_away())
+    with SessionManager("memory://leaving", **settings) as manager:
+        chat = manager.open("chat")
+        eventually(lambda: [turn.status for turn in chat.turns()] == ["completed"])
+        assert chat.run("again").wait().text == "again"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_store_in_memory_is_closed_for_the_one_who_closed_it() -> None:
+    runtime = InProcessRuntime("closing", InProcess())
+    first, second = runtime.open_shared_store("memory://a"), runtime.open_shared_store("memory://a")
+
+    async def use() -> None:
+        await first.close()
+        with pytest.raises(StoreClosedError, match="memory://a"):
+            await first.query(limit=1)
+        assert not await second.query(limit=1)
+
+    asyncio.run(use())
 
 
 def test_a_coroutine_of_a_session_that_blocks_on_a_session_is_told_so() -> None:

@@ -54,6 +54,20 @@ def url_of(folder: Path) -> str:
     return f"sqlite:///{folder}/a.db"
 
 
+def test_a_manager_that_resumes_no_lost_runs_carries_out_no_schedules(tmp_path: Path) -> None:
+    acting = InProcess(resume_lost=False)
+    with SessionManager(url_of(tmp_path), engine=EchoEngine(), placement=acting) as manager:
+        chat = manager.open("chat")
+        chat.schedule("water the plants", after_s=0.0)
+        for text in "abc":
+            chat.run(text).wait()
+            time.sleep(0.1)
+        assert texts(chat) == ["a", "b", "c"]
+    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+        chat = manager.open("chat")
+        eventually(lambda: texts(chat) == ["a", "b", "c", "water the plants"])
+
+
 def test_a_prompt_begins_a_run_when_it_is_due(tmp_path: Path) -> None:
     with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
         chat = manager.open("chat", user_id="ada")

@@ -14,6 +14,7 @@ from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
+from turnwise.memory.working.memory import forget_apart
 
 _PAGE = 100
 
@@ -46,7 +47,7 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
             items[slot.name] = steps.run(client.portal, slot.memory.forget, scope)
     notes = 0
     if working := client.working_memory:
-        notes = steps.run(client.portal, working.forget, scope)
+        notes = steps.run(client.portal, forget_apart, working, scope)
     return report + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Callable, Collection, Hashable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Protocol, Unpack, cast, runtime_checkable
 
@@ -144,11 +144,18 @@ class MemoryHost:
     async def do_warm(self) -> None:
         await asyncio.gather(self._memory(), asyncio.to_thread(frequency.load))
 
-    async def close(self) -> None:
-        """Close the memory. Nothing may be called afterwards."""
+    async def stop(self) -> None:
+        """Stop what is done in the background. Nothing may be called afterwards. The memory stays open."""
+        if self._opening is not None:
+            with suppress(Exception):  # which those who wait for it are told
+                await self._memory()
         for task in (self._sweeping, self._catching_up):
             if task is not None:
                 task.cancel()
+
+    async def close(self) -> None:
+        """Stop, and close the memory."""
+        await self.stop()
         if self._opened is not None:
             await self._opened.close()
 

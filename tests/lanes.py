@@ -157,6 +157,7 @@ class Lane(threading.Thread):
                 stderr=subprocess.STDOUT,
                 text=True,
             ) as self._process:
+                line = ""
                 for line in self._process.stdout or ():
                     print(f"{self.name} | {line}", end="", flush=True)
                     if line.startswith(("FAILED ", "ERROR ")):
@@ -164,6 +165,8 @@ class Lane(threading.Thread):
                     elif line.startswith("SKIPPED "):
                         self.reasons.add(line.split(": ", 1)[-1])
             self.codes.append(self._process.returncode)
+            if self._process.returncode < 0:
+                self.failures.append(f"pytest was killed by signal {-self._process.returncode} after: {line.strip()}\n")
 
     def stop(self) -> None:
         self._kinds.clear()

@@ -32,19 +32,33 @@ def test_every_file_is_in_a_lane_of_one_of_the_two_commands() -> None:
         assert any(PurePath(name).match(pattern) for name in files[True]), f"{pattern} names no file"
 
 
-def test_what_failed_is_named_once_more_at_the_end(tmp_path: Path) -> None:
-    file = tmp_path / "test_two.py"
-    file.write_text("def test_bad():\n    assert 1 == 2\n\n\ndef test_good():\n    pass\n")
-    run = subprocess.run(
-        [sys.executable, TESTS / "lanes.py", file, "-q", "--durations=1", "--rootdir", tmp_path],
+def run_lanes(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, TESTS / "lanes.py", *map(str, arguments)],
         env={**os.environ, "CI": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # in CI, pytest cuts no message
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def test_what_failed_is_named_once_more_at_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "test_two.py"
+    file.write_text("def test_bad():\n    assert 1 == 2\n\n\ndef test_good():\n    pass\n")
+    run = run_lanes(file, "-q", "--durations=1", "--rootdir", tmp_path)
     last = run.stdout.splitlines()[-1]
     assert run.returncode == 1
     assert "FAILED" in last
     assert "test_bad" in last
     assert "assert 1 == 2" in last
+
+
+def test_a_lane_that_is_killed_says_where(tmp_path: Path) -> None:
+    file = tmp_path / "test_deadly.py"
+    file.write_text("import os, signal\n\n\ndef test_deadly():\n    os.kill(os.getpid(), signal.SIGKILL)\n")
+    run = run_lanes(file, "--rootdir", tmp_path)
+    last = run.stdout.splitlines()[-1]
+    assert run.returncode != 0
+    assert "killed by signal 9" in last
+    assert "test_deadly.py" in last

@@ -221,8 +221,9 @@ async def test_a_pin_holds_in_every_process_and_for_the_fact_that_replaces_it(ki
     plain = LexicalMemory(make())
     await plain.pin(ADA, "s", True)
     assert [item.id for item in (await plain.remind(ADA, "")).profile] == ["s"]
-    for opened in (memory, later, plain):
-        await opened.close()
+    await memory.close()
+    await later.close()
+    await plain.close()
 
 
 async def test_programs_pin_and_what_cannot_be_pinned_is_said() -> None:

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -181,13 +181,13 @@ def _check_tools(engine: EngineBuilder) -> None:
 class HostedMemory:
     """The `MemoryProcess` that is this process.
 
-    It has a copy of the memory, as a memory's actor would. It lives as long as the memory that was passed, or somebody
-    who refers to it; then the copy is closed. A memory that cannot be copied is used as it is, and is its caller's to
-    close.
+    It has a copy of the memory, as a memory's actor would, which is closed when nobody refers to this any more. A
+    memory that cannot be copied, as one in memory, is used as it is, and is its caller's to close.
     """
 
     def __init__(self, id: str, memory: LongTermMemory) -> None:
         self.id = id
+        self._passed = memory  # held, since `id` may be made of its address
         try:
             own = copy.deepcopy(memory)
         except Exception:  # noqa: BLE001 - classes of others raise all sorts of errors when they are copied
@@ -196,8 +196,6 @@ class HostedMemory:
         else:
             self._host = MemoryHost(lambda: own)
             end = self._host.close
-            with suppress(TypeError):  # a class with slots may have no weak references
-                weakref.finalize(memory, _let_go, self).atexit = False
         weakref.finalize(self, _end, end).atexit = False
 
     async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
@@ -207,10 +205,6 @@ class HostedMemory:
     def warm(self, request: bytes) -> None:
         """See `MemoryProcess.warm`."""
         MEMORY_LOOP.submit(self._host.call(request))
-
-
-def _let_go(hosted: HostedMemory) -> None:
-    """Refer to the argument until now."""
 
 
 def _end(end: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -139,7 +139,7 @@ class WorkingMemory:
         await self._store.close()
 
     def copied(self) -> WorkingMemory | None:
-        """Return a copy with connections of its own, which the caller closes; None if the notes are in memory."""
+        """Return a copy with connections of its own, which the caller closes; None if it has none, as in memory."""
         try:
             return copy.deepcopy(self)
         except TypeError:
@@ -197,7 +197,7 @@ def _text(owner: Scope, item: MemoryItem) -> str:
 
 
 async def forget_apart(working: WorkingMemory, scope: Scope) -> int:
-    """Do what `WorkingMemory.forget` does, on any event loop, and leave no connection open."""
+    """Do what `WorkingMemory.forget` does, on any event loop. Connections are its own, and closed when it returns."""
     own = working.copied()
     if own is None:
         return await working.forget(scope)

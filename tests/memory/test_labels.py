@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,21 @@ def test_a_memory_that_does_not_pickle_is_also_one_memory_in_its_process() -> No
     assert isinstance(flush, FlushToMemory) and flush.memories and len(slots) == 2
     first, second = (slot.memory.process for slot in slots if isinstance(slot.memory, RemoteMemory))
     assert process_of(memory) is first is not second
+
+
+def test_no_other_memory_gets_the_address_of_one_that_is_known_by_it() -> None:
+    class Odd(LexicalMemory):
+        def __reduce__(self) -> Any:
+            raise TypeError("it has a lock")
+
+        def __deepcopy__(self, memo: object) -> LexicalMemory:
+            return LexicalMemory(InMemoryItems())
+
+    memory = Odd(InMemoryItems())
+    process, passed = InProcessRuntime("test", InProcess()).memory_process(memory), weakref.ref(memory)
+    del memory
+    gc.collect()
+    assert process.id and passed() is not None
 
 
 def test_stores_are_opened_by_path_and_by_url(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from turnwise.actors.hosting.memory import memory_host
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.hosting.wire import Refused
-from turnwise.errors import InvalidMemoryError, StoreError
+from turnwise.errors import InvalidMemoryError, StoreClosedError, StoreError
 from turnwise.memory.longterm.base import DegradedRecall, MemoryItem, Recall, Reminder, Scope, trouble_of
 from turnwise.memory.longterm.index.locations import ChromaFolder
 from turnwise.memory.longterm.index.vector_index import VectorIndex
@@ -287,3 +288,22 @@ async def test_a_memory_that_could_not_be_opened_is_opened_once_again() -> None:
 
     first, second = await asyncio.gather(again(), again())
     assert first is second is openings[1] and len(openings) == 2
+
+
+async def test_a_memory_that_is_being_opened_is_closed_once_it_is_open(tmp_path: Path) -> None:
+    goes_on, memory = threading.Event(), LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/items.db"))
+
+    def load() -> LexicalMemory:
+        assert goes_on.wait(30)
+        return memory
+
+    host = MemoryHost(load)
+    asking = asyncio.create_task(host.do_warm())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(host.close())
+    await asyncio.sleep(0)
+    goes_on.set()
+    await closing
+    await asking
+    with pytest.raises(StoreClosedError):
+        await memory.recall(ADA, "boat")

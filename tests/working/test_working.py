@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import given, strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -21,7 +22,7 @@ from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.recall.quoting import quote
 from turnwise.memory.stores.conformance.fixtures import IDS, TEXT
 from turnwise.memory.working.formats import Form, FreeText, JsonForm, Markdown, merge_json
-from turnwise.memory.working.memory import WorkingMemory
+from turnwise.memory.working.memory import WorkingMemory, forget_apart
 
 SESSION = Scope(user_id="u", session_id="s", agent="a")
 USER = Scope(user_id="u")
@@ -219,6 +220,24 @@ async def test_an_empty_note_differs_from_none_and_a_deleted_note_can_be_written
         assert await memory.read(SESSION) == "Write here."
         assert await memory.replace(SESSION, "") == "" == await memory.read(SESSION)
         assert await memory.clear(SESSION)
+    await memory.close()
+
+
+async def test_notes_that_are_forgotten_apart_leave_no_connection_open(database: str) -> None:
+    memory = WorkingMemory(SQLItems(database, space="notes"))
+    assert await memory.replace(SESSION, "Trondheim") == "Trondheim"
+    with psycopg.connect(database, autocommit=True) as observer:
+
+        def connections() -> int:
+            of_database = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
+            return observer.execute(of_database).rowcount
+
+        before = connections()
+        assert [await forget_apart(memory, USER) for _ in range(2)] == [1, 0]
+        async with asyncio.timeout(30):
+            while connections() > before:
+                await asyncio.sleep(0.02)
+    assert await memory.read(SESSION) == ""
     await memory.close()
 
 

@@ -57,6 +57,9 @@ class InMemoryItems:
             raise TypeError("InMemoryItems that has items cannot be sent to another process: use SQLItems")
         return InMemoryItems, ()
 
+    def __deepcopy__(self, memo: object) -> InMemoryItems:
+        raise TypeError("InMemoryItems has its content in one object, which a copy would not share")
+
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
         self._check_open()
         used = time.time() if at is None else at

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
+from scale import share
 from schedules import SESSION
 from servers.holds import HOLDS, LOOP_S, measure_this_loop, slowness
 from stored.open_stores import closing
@@ -74,7 +75,15 @@ def _size(record: Any) -> int:
     return weight(record) + (BLOCK_BYTES if isinstance(record, str) else 0)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
+STORES = ["memory", "sqlite", "postgresql", "redis"]
+
+
+def every_second(first: int) -> list[str]:
+    """Return half of the stores, as fixtures; with `make races` all."""
+    return STORES if share(2, 2) == 2 else STORES[first::2]
+
+
+@pytest.fixture
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], SessionStore]:
     if request.param == "memory":
         return InMemoryStore
@@ -140,12 +149,14 @@ async def read_all(store: SessionStore, turns: int) -> None:
     await export_session(store, SessionKey(SESSION), lambda line: None)
 
 
+@pytest.mark.parametrize("make_store", every_second(0), indirect=True)
 async def test_no_read_of_a_long_conversation_holds_a_loop_or_store(make_store: Callable[[], SessionStore]) -> None:
     async with closing(make_store()) as store:
         await converse(store, TURNS)
         await holds_nobody(store, TURNS)
 
 
+@pytest.mark.parametrize("make_store", every_second(1), indirect=True)
 async def test_no_read_of_large_contents_holds_a_loop_or_store(make_store: Callable[[], SessionStore]) -> None:
     async with closing(make_store()) as store:
         await converse(store, 60, "x" * LARGE, "y" * LARGE)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import gc
-import inspect
-import sys
-import textwrap
 import threading
 import weakref
 from collections.abc import Sequence
@@ -24,14 +20,10 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
-from turnwise.actors.session.state.cached_blocks import CachedBlocks
 from turnwise.actors.session.state.journal import Journal
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
-from turnwise.actors.session.state.stored_records import StoredRecords
 from turnwise.actors.session.state.transactor import Transactor, UnknownOutcome
-from turnwise.actors.session.window.plan_runner import PlanRunner
-from turnwise.actors.session.window.request_fitting import RequestFitting
 from turnwise.errors import SessionFencedError, StoreError
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
@@ -41,52 +33,6 @@ from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
-
-PARTS = sorted(
-    {
-        type(part)
-        for part in vars(SessionCore(SessionKey("s"), InMemoryStore(), EchoEngine())).values()
-        if type(part).__module__.startswith("turnwise.actors")
-    }
-    | {CachedBlocks, PlanRunner, RequestFitting, SavingProgress, SessionTasks, StoredRecords},
-    key=lambda cls: cls.__name__,
-)
-
-
-@pytest.mark.parametrize("part", [SessionCore, *PARTS], ids=lambda cls: cls.__name__)
-def test_a_part_of_a_session_inherits_nothing_and_uses_no_private_name_of_another(part: type) -> None:
-    assert part.__mro__ == (part, object)
-    gc.collect()  # Python 3.11 cannot parse if the garbage collector meanwhile shows a traceback, which it parses
-    for node in ast.walk(ast.parse(inspect.getsource(sys.modules[part.__module__]))):
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-            if node.attr == "_asdict":
-                continue  # of a named tuple, and public
-            owner = ast.unparse(node.value)
-            assert owner in ("self", "cls"), f"line {node.lineno} of {part.__module__}: {owner}.{node.attr}"
-
-
-def test_each_field_of_the_state_is_written_by_one_method() -> None:
-    writers: dict[str, set[str]] = {}
-    for method in inspect.getmembers(SessionState, inspect.isfunction):
-        tree = ast.parse(textwrap.dedent(inspect.getsource(method[1])))
-        for node in ast.walk(tree):
-            for target in _targets(node):
-                if isinstance(target, ast.Attribute) and method[0] != "__init__":
-                    writers.setdefault(ast.unparse(target), set()).add(method[0])
-    own = {name: by for name, by in writers.items() if name.startswith("self.")}
-    assert own.keys() >= {"self.head", "self.active", "self.run_queue", "self._interrupted"}
-    assert all(len(by) == 1 for by in own.values()), own
-    for part in [SessionCore, *PARTS]:
-        for node in ast.walk(ast.parse(inspect.getsource(sys.modules[part.__module__]))):
-            for target in _targets(node):
-                if isinstance(target, ast.Attribute) and target.attr in ("head", "active", "run_queue", "current"):
-                    assert ast.unparse(target.value) == "self", f"{part.__module__} writes {ast.unparse(target)}"
-
-
-def _targets(node: ast.AST) -> list[ast.expr]:
-    if isinstance(node, ast.AugAssign | ast.AnnAssign):
-        return [node.target]
-    return node.targets if isinstance(node, ast.Assign) else []
 
 
 def test_a_session_that_was_left_is_freed_without_the_garbage_collector() -> None:

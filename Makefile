@@ -1,15 +1,16 @@
 # Everything runs in .venv, which is made from the locks when it is missing, outdated or moved here from elsewhere: first from
 # requirements.lock, with what turnwise runs on; then, where a target needs it, with what the service or the tests need besides.
-# It takes a Python of 3.11 or later and nothing more: make PYTHON=/path/to/python3.12. Python compiles what it
-# imports, which is a small part of what is installed.
+# It takes a Python of 3.11 or later and nothing more. `make test PYTHON=/path/to/python3.13` makes it of that one, which
+# later targets keep. Python compiles what it imports, which is a small part of what is installed.
 
 PYTHON ?= python3
+VENV ?= .venv
 
-BIN := .venv/bin
-READY := .venv/ready
-SERVING := .venv/ready-to-serve
-# not .venv/testing: a package puts a folder of that name there
-TESTING := .venv/ready-to-test
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+SERVING := $(VENV)/ready-to-serve
+# not $(VENV)/testing: a package puts a folder of that name there
+TESTING := $(VENV)/ready-to-test
 
 export RAY_USAGE_STATS_ENABLED := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -17,8 +18,12 @@ unexport PYTHONDONTWRITEBYTECODE # else each process of a session compiles again
 
 .DEFAULT_GOAL := help
 
-# .venv/ready holds the path it was made at: an editable install that was copied along would run the code of its origin.
-ifneq "$(shell cat $(READY) 2>/dev/null)" "$(CURDIR)"
+# It holds the path where it was made, since an editable install that was copied along would run the code of its origin, and
+# the version of its Python, which stays unless another one is named.
+MADE_AT := $(shell sed -n 1p $(READY) 2>/dev/null)
+MADE_OF := $(shell sed -n 2p $(READY) 2>/dev/null)
+VERSION = $(shell $(PYTHON) -c 'import platform; print(platform.python_version())')
+ifneq "$(MADE_AT) $(MADE_OF)" "$(CURDIR) $(if $(filter file,$(origin PYTHON)),$(MADE_OF),$(VERSION))"
 .PHONY: $(READY)
 VENV_FLAGS := --clear
 endif
@@ -31,11 +36,11 @@ $(READY): pyproject.toml requirements.lock
 	    echo "turnwise needs Python 3.11 or later, and '$(PYTHON)' is not: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@cd src/turnwise && for folder in actors memory strategies; do \
 	    [ -e $$folder ] || ln -s ../../$$folder $$folder; done # an unpacked sdist has no links
-	$(PYTHON) -m venv $(VENV_FLAGS) .venv
+	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	$(BIN)/python -m compileall -q actors memory strategies src # as pip does with what it unpacks: each session's process loads it
-	@printf '%s\n' '$(CURDIR)' > $@
+	@printf '%s\n' '$(CURDIR)' '$(VERSION)' > $@
 
 $(SERVING): $(READY) requirements-test.lock
 	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint requirements-test.lock -e '.[console]'
@@ -81,6 +86,17 @@ test: $(TESTING) ## set up what tests call, and run what a change needs first: a
 test-more: $(TESTING) ## run the tests of types, docs, examples, packages, measurements, and the console in a browser, which is skipped without one
 	@$(MAKE) --no-print-directory -f '$(firstword $(MAKEFILE_LIST))' programs || [ -z "$(CI)" ]
 	$(BIN)/python tests/lanes.py --more $(ARGS)
+
+NEWEST := .venv-newest
+
+.PHONY: test-newest
+test-newest: $(READY) ## run the tests that need no Ray, and a file of those that do, on the newest Python that this machine has
+	@for minor in 13 12; do \
+	    case "$(MADE_OF)" in 3.$$minor.*) break;; esac; \
+	    for python in "$$(command -v python3.$$minor)" "$$(pyenv root 2>/dev/null)"/versions/3.$$minor.*/bin/python; do \
+	        ! "$$python" -c '' 2>/dev/null || exec $(MAKE) --no-print-directory -f '$(firstword $(MAKEFILE_LIST))' \
+	            VENV=$(NEWEST) PYTHON="$$python" test ARGS='--newest $(ARGS)'; done; done; \
+	echo 'skipped: this machine has no newer Python than that of $(VENV)'
 
 .PHONY: races
 races: $(TESTING) ## run all schedules of the races and random histories, of which `make test` runs a part
@@ -236,5 +252,5 @@ pictures: $(TESTING) ## make the pictures of the README and of the command line,
 
 .PHONY: clean
 clean: ## remove .venv, caches and builds
-	rm -rf .venv $(LITELLM) $(FLOORS) $(PEERS) $(FRONT_ENDS) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site .cache
+	rm -rf .venv $(NEWEST) $(LITELLM) $(FLOORS) $(PEERS) $(FRONT_ENDS) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

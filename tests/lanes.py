@@ -1,8 +1,9 @@
 """Runs the tests in lanes side by side. Each lane takes the next file that no other has taken.
 
-python tests/lanes.py [--more] [arguments of pytest]
+python tests/lanes.py [--more | --newest] [arguments of pytest]
 
-`make test` runs all files but those of `MORE`, and `make test-more` runs these. One lane begins with the tests that
+`make test` runs all files but those of `MORE`, and `make test-more` runs these. `make test-newest` runs what `make test`
+does without a Ray, and `END_TO_END`. One lane begins with the tests that
 need a Ray, which wait a lot; a lane that has none left helps with the rest. If the arguments name files, there is one
 lane for each kind of tests.
 """
@@ -59,6 +60,9 @@ MORE = [
 """What `make test-more` runs: what takes long, needs a browser, or tells of types, docs, packages and measurements. As
 patterns, in the order in which files are taken, so that no lane ends long after the others."""
 
+END_TO_END = "client/test_sessions_on_ray.py"
+"""The tests with a Ray that `make test-newest` runs."""
+
 LONG = [
     "longterm/retention/test_erasing.py",
     "strategies/test_window_on_ray.py",
@@ -95,15 +99,17 @@ def name_of(file: Path) -> str:
     return file.relative_to(TESTS).as_posix()
 
 
-def files_of(kind: str, *, is_more: bool = False) -> list[Path]:
+def files_of(kind: str, target: str = "") -> list[Path]:
     """Return the files that may have tests of a kind, as lanes take them. To import all files takes seconds.
 
     Args:
-        is_more: return those of `MORE`, instead of the others.
+        target: whose files: "--more", "--newest", or nothing for `make test`.
     """
+    if (kind, target) == ("ray", "--newest"):
+        return [TESTS / END_TO_END]
     files = [file for file in sorted(TESTS.glob("*/**/test_*.py")) if kind != "ray" or may_need_ray(file)]
     ranks = {file: [at for at, pattern in enumerate(MORE) if PurePath(name_of(file)).match(pattern)] for file in files}
-    if is_more:
+    if target == "--more":
         return sorted((file for file in files if ranks[file]), key=lambda file: ranks[file][0])
     rest = [file for file in files if not ranks[file]]
     return sorted(rest, key=lambda file: LONG.index(name_of(file)) if name_of(file) in LONG else len(LONG))
@@ -128,10 +134,10 @@ class Lane(threading.Thread):
     """Runs kinds of tests one after the other, prints what pytest prints, and keeps what failed or was skipped."""
 
     def __init__(
-        self, name: str, kinds: Sequence[str], arguments: Sequence[str], taken: str | None, *, is_more: bool = False
+        self, name: str, kinds: Sequence[str], arguments: Sequence[str], taken: str | None, target: str = ""
     ) -> None:
         super().__init__(name=name)
-        self._is_more = is_more
+        self._target = target
         self.codes: list[int] = []
         self.failures: list[str] = []
         self.reasons: set[str] = set()
@@ -144,9 +150,7 @@ class Lane(threading.Thread):
             chosen, env = ["-m", KINDS[kind]], dict(os.environ)
             if self._taken is not None:
                 env[TAKEN] = taken = f"{self._taken}/{kind}"
-                left = [
-                    str(file) for file in files_of(kind, is_more=self._is_more) if not mark_of(file, taken).exists()
-                ]
+                left = [str(file) for file in files_of(kind, self._target) if not mark_of(file, taken).exists()]
                 if not left:
                     continue
                 chosen += ["-o", "console_output_style=classic", *left]  # nobody knows how much of them it will take
@@ -175,15 +179,15 @@ class Lane(threading.Thread):
 
 
 def main(arguments: Sequence[str]) -> int:
-    is_more = "--more" in arguments
-    arguments = [argument for argument in arguments if argument != "--more"]
+    target = next((argument for argument in arguments if argument in ("--more", "--newest")), "")
+    arguments = [argument for argument in arguments if argument != target]
     with tempfile.TemporaryDirectory(prefix="turnwise-") as taken:
         for kind in KINDS:
             Path(taken, kind).mkdir()
         if any(Path(argument.partition("::")[0]).exists() for argument in arguments):
             lanes = [Lane(f"{kind:>6}", [kind], arguments, None) for kind in KINDS]
         else:
-            lanes = [Lane(name, kinds, arguments, taken, is_more=is_more) for name, kinds in LANES.items()]
+            lanes = [Lane(name, kinds, arguments, taken, target) for name, kinds in LANES.items()]
         for lane in lanes:
             lane.start()
         try:

@@ -23,13 +23,19 @@ def test_lanes_share_the_tests_by_files(tmp_path: Path) -> None:
 
 
 def test_every_file_is_in_a_lane_of_one_of_the_two_commands() -> None:
-    files = {is_more: [*map(name_of, files_of("others", is_more=is_more))] for is_more in (False, True)}
-    assert sorted(files[False] + files[True]) == sorted(name_of(file) for file in TESTS.rglob("test_*.py"))
-    assert files[False][: len(LONG)] == LONG and files[True][0] == MORE[0]
-    for is_more, names in files.items():
-        assert {*map(name_of, files_of("ray", is_more=is_more))} < set(names)
+    files = {target: [*map(name_of, files_of("others", target))] for target in ("", "--more")}
+    assert sorted(files[""] + files["--more"]) == sorted(name_of(file) for file in TESTS.rglob("test_*.py"))
+    assert files[""][: len(LONG)] == LONG and files["--more"][0] == MORE[0]
+    for target, names in files.items():
+        assert {*map(name_of, files_of("ray", target))} < set(names)
     for pattern in MORE:
-        assert any(PurePath(name).match(pattern) for name in files[True]), f"{pattern} names no file"
+        assert any(PurePath(name).match(pattern) for name in files["--more"]), f"{pattern} names no file"
+
+
+def test_the_newest_python_runs_all_without_a_ray_and_one_file_with_one() -> None:
+    assert files_of("others", "--newest") == files_of("others")
+    (file,) = files_of("ray", "--newest")
+    assert file.exists()
 
 
 def run_lanes(*arguments: object) -> "subprocess.CompletedProcess[str]":

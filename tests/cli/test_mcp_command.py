@@ -14,6 +14,7 @@ from filled import filled, turnwise
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
+from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.cli.chat import engine_of
 from turnwise.errors import ConfigError
 from turnwise.memory.longterm.base import MemoryItem, Scope
@@ -204,7 +205,8 @@ def test_a_list_of_tools_is_given_to_a_model_by_its_name(tmp_path: Path, monkeyp
     (tmp_path / "many_tools.py").write_text("\n".join([*lines, "both = [tool(a), tool(b)]", "wrong = [a]"]))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    engine = engine_of("local", None, None, ["many_tools:both"])
+    engine, model = engine_of("local", None, None, ["many_tools:both"], demo=True)
+    assert isinstance(engine, OpenAIEngine) and model == "local", "there is a key, so nothing is simulated"
     assert [tool.name for tool in engine.registry.tools] == ["a", "b"]
     with pytest.raises(ConfigError, match="it is a function: make it with @tool"):
-        engine_of("local", None, None, ["many_tools:wrong"])
+        engine_of("local", None, None, ["many_tools:wrong"], demo=True)

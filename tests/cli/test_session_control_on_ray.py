@@ -1,4 +1,4 @@
-"""`turnwise cancel`, `approve`, `reject`, `end`, `rm` and `fork`, by a process of its own, on sessions of a Ray."""
+"""`turnwise cancel`, `approve`, `reject`, `end`, `rm` and `fork` on sessions of a Ray, also by other processes."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def test_calls_are_decided_in_packed_hosts(make_ray_manager: Callable[..., Sessi
     first = session.run("Pay")
     while first.status() != "awaiting_approval":
         pass
-    edited = act("approve", store, first.run_id, "--input", '{"euros": 8}', "--namespace", here, "--json")
+    edited = turnwise("approve", store, first.run_id, "--input", '{"euros": 8}', "--namespace", here, "--json")
     assert json.loads(edited.stdout) == {"run_id": first.run_id, "call_id": "call_0_0", "verdict": "approved"}
     assert "paid 8" in str(first.wait(60).blocks)
     second = session.run("Again")
     while second.status() != "awaiting_approval":
         pass
-    rejected = act("reject", "money", "--reason", "no", "--namespace", here, TURNWISE_STORE=store)
-    assert rejected.returncode == 0, rejected.stderr
+    rejected = turnwise("reject", "money", "--reason", "no", "--namespace", here, env={"TURNWISE_STORE": store})
+    assert rejected.exit_code == 0, rejected.stderr
     assert second.wait(60).text == "done" and "paid 9" not in str(second.wait(60).blocks)
-    none = act("approve", store, second.run_id, "--namespace", here)
-    assert (none.returncode, none.stderr) == (1, f"error: run '{second.run_id}' waits for no decision\n")
-    assert "did you mean" in act("cancel", store, f"{second.run_id}x", "--namespace", here).stderr
+    none = turnwise("approve", store, second.run_id, "--namespace", here)
+    assert (none.exit_code, none.stderr) == (1, f"error: run '{second.run_id}' waits for no decision\n")
+    assert "did you mean" in turnwise("cancel", store, f"{second.run_id}x", "--namespace", here).stderr
 
 
 def test_of_several_calls_that_wait_one_is_named(
@@ -83,13 +83,13 @@ def test_of_several_calls_that_wait_one_is_named(
     while len(run.pending()) < 2:
         pass
     first, second = (call.call_id for call in run.pending())
-    unnamed = act("approve", store, "money", "--namespace", here)
-    assert unnamed.returncode == 1 and f"name one of {first}, {second}" in unnamed.stderr, unnamed.stderr
-    mistyped = act("reject", store, "money", f"{second}x", "--namespace", here)
+    unnamed = turnwise("approve", store, "money", "--namespace", here)
+    assert unnamed.exit_code == 1 and f"name one of {first}, {second}" in unnamed.stderr, unnamed.stderr
+    mistyped = turnwise("reject", store, "money", f"{second}x", "--namespace", here)
     reason = f"there is no call of run '{run.run_id}' with the id '{second}x'; did you mean '{second}'?"
-    assert (mistyped.returncode, mistyped.stderr) == (1, f"error: {reason}\n")
-    assert act("approve", store, "money", first, "--namespace", here).returncode == 0
-    assert act("reject", store, "money", "--namespace", here).returncode == 0, "only the other one waits"
+    assert (mistyped.exit_code, mistyped.stderr) == (1, f"error: {reason}\n")
+    assert turnwise("approve", store, "money", first, "--namespace", here).exit_code == 0
+    assert turnwise("reject", store, "money", "--namespace", here).exit_code == 0, "only the other one waits"
     blocks = str(run.wait(60).blocks)
     assert "paid 7" in blocks and "paid 9" not in blocks
 
@@ -106,23 +106,21 @@ def test_a_decision_without_a_ray_that_could_have_the_run_starts_none(tmp_path: 
 
 def test_sessions_without_a_process_are_changed_unless_runs_would_fail(ray_session: ModuleType, tmp_path: Path) -> None:
     store = filled(f"sqlite:///{tmp_path}/store.db")
-    where = {"RAY_ADDRESS": ray_session.get_runtime_context().gcs_address}
-    forked = act("fork", store, "chat", "--user", "ann", "--at", "0", "--as", "other", **where)
-    assert (forked.returncode, forked.stdout) == (0, "other\n"), forked.stderr
+    where = {"env": {"RAY_ADDRESS": ray_session.get_runtime_context().gcs_address}}
+    forked = turnwise("fork", store, "chat", "--user", "ann", "--at", "0", "--as", "other", **where)
+    assert (forked.exit_code, forked.stdout) == (0, "other\n"), forked.stderr
     copy = turnwise("show", store, "other", "--user", "ann").stdout
     assert "Take an umbrella." in copy and "And tomorrow?" not in copy
     assert (
         json.loads(turnwise("show", store, "other", "--user", "ann", "--json").stdout)["session"]["parent"] == "chat#0"
     )
     for words in (["fork", "long"], ["rm", "-y", "long"], ["approve", "money", "--user", "bob"]):
-        refused = act(words[0], store, *words[1:], **where)
-        assert refused.returncode == 1 and "no engine to go on with" in refused.stderr, refused.stderr
+        refused = turnwise(words[0], store, *words[1:], **where)
+        assert refused.exit_code == 1 and "no engine to go on with" in refused.stderr, refused.stderr
     assert turnwise("show", store, "money", "--user", "bob").stdout.count("pay asks for approval") == 1
-    assert act("cancel", store, "long", **where).stdout == "run r-6 is interrupted\n"
-    assert act("end", store, "money", "--user", "bob", **where).stdout == "session money has ended\n"
-    assert act("rm", store, "mine", "-y", "--user", "ann", "--json", **where).stdout
+    assert turnwise("cancel", store, "long", **where).stdout == "run r-6 is interrupted\n"
+    assert turnwise("end", store, "money", "--user", "bob", **where).stdout == "session money has ended\n"
+    assert turnwise("rm", store, "mine", "-y", "--user", "ann", "--json", **where).stdout
     assert turnwise("show", store, "mine", "--user", "ann").exit_code == 1
-    removal = act("rm", store, "chat", "--user", "ann", **where)
-    assert removal.returncode == 1 and turnwise("show", store, "chat", "--user", "ann").exit_code == 0, (
-        "nobody said yes"
-    )
+    removal = turnwise("rm", store, "chat", "--user", "ann", **where)
+    assert removal.exit_code == 1 and turnwise("show", store, "chat", "--user", "ann").exit_code == 0, "nobody said yes"

@@ -22,7 +22,7 @@ from turnwise.memory.stores.urls import redact, resolve_url
 if TYPE_CHECKING:
     from turnwise.actors.client.blocking.manager import SessionManager
     from turnwise.actors.client.blocking.session import Session
-    from turnwise.actors.inference.openai.engine import OpenAIEngine
+    from turnwise.actors.inference.engine import EngineBuilder
     from turnwise.cli.answers import Answers
     from turnwise.memory.conversation.sessions import SessionKey
 
@@ -87,9 +87,9 @@ def chat(
     prompts; their answers are printed, and nothing else.
     """
     with ExitStack() as stack:
-        if demo and not (base_url or os.environ.get("OPENAI_API_KEY")):
-            model, base_url = model or "stand-in", stack.enter_context(stand_in())
         settings: dict[str, Any] = {
+            "create": create,
+            "user": user,
             "memory": memory,
             "namespace": namespace,
             "as_json": as_json,
@@ -97,8 +97,8 @@ def chat(
         }
         if demo and not store:
             store = stack.enter_context(demo_store())
-        engine = engine_of(model, base_url, system, tools or ())
-        code = _talk(store or DEFAULT_STORE, engine, session, create, user, **settings)
+        engine, name = engine_of(model, base_url, system, tools or (), demo=demo)
+        code = _talk(store or DEFAULT_STORE, engine, name, session, **settings)
     raise typer.Exit(code)
 
 
@@ -114,17 +114,19 @@ def demo_store() -> Iterator[str]:
         yield f"sqlite:///{folder}/sessions.db"
 
 
-@contextmanager
-def stand_in() -> Iterator[str]:
-    """Simulate a model as long as this lasts; yields its URL."""
-    from turnwise.testing.local_provider.server import LocalProvider
+def engine_of(
+    model: str | None, base_url: str | None, system: str | None, tools: Sequence[str], *, demo: bool
+) -> tuple[EngineBuilder, str]:
+    """Return the engine, and the name of its model.
 
-    os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}  # sessions inherit it
-    with LocalProvider(token_delay_s=0.02) as provider:
-        yield provider.base_url
+    Args:
+        demo: simulate a model, if neither a key nor a URL of one is there.
+    """
+    imported = [tool for path in tools for tool in _tools(path)]
+    if demo and not (base_url or os.environ.get("OPENAI_API_KEY")):
+        from turnwise.cli.demo_engine import MODEL, demo_engine
 
-
-def engine_of(model: str | None, base_url: str | None, system: str | None, tools: Sequence[str]) -> OpenAIEngine:
+        return demo_engine(), model or MODEL
     from turnwise.actors.inference.openai.engine import OpenAIEngine
 
     # They travel with the engine, as a Ray that runs already has the environment of those who started it.
@@ -133,9 +135,7 @@ def engine_of(model: str | None, base_url: str | None, system: str | None, tools
         reason = "this environment variable has the key, and is not set: set it, give --base-url, or try --demo"
         raise ConfigError("OPENAI_API_KEY", key, reason)
     chosen = model or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
-    return OpenAIEngine(
-        chosen, base_url=base_url, api_key=key, system=system, tools=[tool for path in tools for tool in _tools(path)]
-    )
+    return OpenAIEngine(chosen, base_url=base_url, api_key=key, system=system, tools=imported), chosen
 
 
 def _tools(path: str) -> list[Any]:
@@ -157,11 +157,12 @@ def _tools(path: str) -> list[Any]:
 
 def _talk(
     store: str,
-    engine: OpenAIEngine,
+    engine: EngineBuilder,
+    model: str,
     session_id: str | None,
+    *,
     create: bool,
     user: str | None,
-    *,
     memory: str | None,
     namespace: str,
     as_json: bool,
@@ -188,7 +189,7 @@ def _talk(
     with manager:
         session, is_new = _open(manager, session_id, create, user)
         if lines.is_terminal:
-            _greet(answers, store, session, engine.model, is_new)
+            _greet(answers, store, session, model, is_new)
         talk = Conversation(session, lines, answers, as_json=as_json, is_new=is_new)
         if not is_new:
             talk.resume()
@@ -202,7 +203,7 @@ def _talk(
     return code
 
 
-def _manager(store: str, engine: OpenAIEngine, key: SessionKey | None, memory: str | None, ns: str) -> SessionManager:
+def _manager(store: str, engine: EngineBuilder, key: SessionKey | None, memory: str | None, ns: str) -> SessionManager:
     """Join Ray if there is one, and open the store."""
     from turnwise.actors.client.blocking.manager import SessionManager
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.chat import DEFAULT_MODEL, DEFAULT_STORE, demo_store, engine_of, stand_in
+from turnwise.cli.chat import DEFAULT_MODEL, DEFAULT_STORE, demo_store, engine_of
 from turnwise.cli.common import STORE, Namespace, check_free, file_of, joined, run
 from turnwise.cli.serve import TOKEN
 from turnwise.errors import ConfigError, TooManyError
 
 if TYPE_CHECKING:
     from turnwise.actors.client.manager import AsyncSessionManager
-    from turnwise.actors.inference.openai.engine import OpenAIEngine
+    from turnwise.actors.inference.engine import EngineBuilder
     from turnwise.memory.longterm.base import LongTermMemory
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -76,8 +76,6 @@ def mcp(
         reason = f"without a token, everybody who reaches it acts as {user!r}: set {TOKEN}, or listen on 127.0.0.1"
         raise ConfigError("--host", host, reason)
     with ExitStack() as stack:
-        if demo and not read_only and not (base_url or os.environ.get("OPENAI_API_KEY")):
-            model, base_url = model or "stand-in", stack.enter_context(stand_in())
         if demo and not store:
             store = stack.enter_context(demo_store())
         store = store or DEFAULT_STORE
@@ -85,7 +83,7 @@ def mcp(
             file_of(store)
             engine = None
         else:
-            engine = engine_of(model, base_url, system, tools or ())
+            engine, _ = engine_of(model, base_url, system, tools or (), demo=demo)
             check_free(store)
         run(_serve(store, user, engine, memory, namespace, host=host, port=port, token=token))
 
@@ -93,7 +91,7 @@ def mcp(
 async def _serve(
     store: str,
     user: str,
-    engine: OpenAIEngine | None,
+    engine: EngineBuilder | None,
     memory: str | None,
     namespace: str,
     *,
@@ -121,7 +119,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _opened(
-    store: str, engine: OpenAIEngine | None, memory: str | None, namespace: str
+    store: str, engine: EngineBuilder | None, memory: str | None, namespace: str
 ) -> AsyncIterator[tuple[AsyncSessionManager, LongTermMemory | None]]:
     """Open the store: to read only if there is no engine."""
     from turnwise.actors.client.manager import AsyncSessionManager

@@ -441,7 +441,7 @@ async def test_an_agent_of_openai_s_agents_sdk_calls_its_own_tools(folder: Path,
                 async for _ in streaming.stream_events():
                     pass
                 assert streaming.final_output == "You said: and you?"
-        assert cities == ["Oslo", "Rome"] * 2
+        assert sorted(cities) == ["Oslo", "Oslo", "Rome", "Rome"], "the SDK calls both at once, on threads"
         assert [run.state for run in await (await service.manager.get("agent", user_id="ann")).runs()] == [
             "completed"
         ] * 2

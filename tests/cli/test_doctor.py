@@ -7,6 +7,7 @@ import json
 import platform
 import sqlite3
 import sys
+from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 def test_tables_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, state: str) -> None:
     url = store_at(tmp_path)
     monkeypatch.setattr(SQLStore, "schema", replace(SCHEMA, migrations={0: ["SELECT 1"]}))
-    with sqlite3.connect(tmp_path / "chats.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "chats.db")) as connection, connection:
         connection.execute("UPDATE turnwise_meta SET value = ? WHERE name = 'schema_version'", (version,))
     connection.close()
     code, findings = look(url)

@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -327,7 +328,7 @@ def test_a_pickle_in_a_record_is_refused_and_not_executed(form: str, tmp_path: P
         table, column = place.split(".")
         store = SQLStore(f"sqlite:///{tmp_path}/{place}.db")
         await fill(store)
-        with sqlite3.connect(tmp_path / f"{place}.db") as connection:
+        with closing(sqlite3.connect(tmp_path / f"{place}.db")) as connection, connection:
             connection.execute(f"UPDATE turnwise_{table} SET {column} = ?", (value,))
         connection.close()
         with pytest.raises(CorruptRecordError):

@@ -9,6 +9,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,7 +92,7 @@ class SQLiteFile:
         """Nothing: no server is there."""
 
     def freeze(self, seconds: float) -> None:
-        with sqlite3.connect(self._path, timeout=60, isolation_level=None) as connection:
+        with closing(sqlite3.connect(self._path, timeout=60, isolation_level=None)) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             time.sleep(seconds)
             connection.execute("ROLLBACK")
@@ -102,18 +103,18 @@ class SQLiteFile:
 
     def copy(self) -> sqlite3.Connection:
         copy = sqlite3.connect(":memory:", check_same_thread=False)
-        with sqlite3.connect(self._path, timeout=60) as connection:
+        with closing(sqlite3.connect(self._path, timeout=60)) as connection, connection:
             connection.backup(copy)
         connection.close()
         return copy
 
     def put_back(self, copy: sqlite3.Connection) -> None:
-        with sqlite3.connect(self._path, timeout=60) as connection:
+        with closing(sqlite3.connect(self._path, timeout=60)) as connection, connection:
             copy.backup(connection)
         connection.close()
 
     def read(self) -> Found:
-        with sqlite3.connect(self._path, timeout=60) as connection:
+        with closing(sqlite3.connect(self._path, timeout=60)) as connection, connection:
             records = _read_tables(connection.execute)
         connection.close()
         return records

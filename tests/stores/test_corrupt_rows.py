@@ -1,6 +1,7 @@
 """Damaged rows: errors name them and do not quote them, and other rows of the user can still be used."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -150,7 +151,7 @@ def test_a_damaged_row_in_sqlite_is_named_but_not_quoted_and_blocks_nothing_else
 
     async def use(path: Path, table: str, column: str) -> bool:
         shutil.copy(undamaged, path)
-        with sqlite3.connect(path) as connection:
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
             owner = {"turnwise_sessions": "key", "turnwise_blocks": "log"}.get(table, "session")
             new = DAMAGES[damage].format(f"COALESCE({column}, '')")
             condition = f"{owner} = ?{' AND event_key IS NOT NULL' if column == 'event_key' else ''}"
@@ -300,7 +301,7 @@ def test_a_damaged_item_of_a_memory_is_not_quoted_and_its_user_can_be_forgotten(
     async def use(memory: Any, store: SQLItems, column: str, ids: list[str] | None) -> None:
         await memory.remember(scope, items)
         await memory.remember(Scope(user_id="bob"), items)
-        with sqlite3.connect(tmp_path / "memory.db") as connection:
+        with contextlib.closing(sqlite3.connect(tmp_path / "memory.db")) as connection, connection:
             new = DAMAGES[damage].format(column)
             of_ada = "owner = (SELECT owner FROM turnwise_item_owners WHERE space = ? AND user_id = 'ada')"
             update = f"UPDATE turnwise_items SET {column} = {new} WHERE id = 'one' AND {of_ada}"
@@ -329,7 +330,7 @@ def test_a_damaged_item_of_a_memory_is_not_quoted_and_its_user_can_be_forgotten(
     async def note() -> None:
         notes = WorkingMemory(url, per="user")
         await notes.replace(scope, SECRET)
-        with sqlite3.connect(tmp_path / "memory.db") as connection:
+        with contextlib.closing(sqlite3.connect(tmp_path / "memory.db")) as connection, connection:
             new = DAMAGES["not UTF-8"].format("text")
             connection.execute(f"UPDATE turnwise_items SET text = {new}")
         connection.close()
@@ -367,7 +368,7 @@ def test_a_user_with_damaged_sessions_is_listed_and_forgotten(
         chat = manager.open(name, user_id="ada", metadata={"about": SECRET})
         chat.run(SECRET).wait(60)
     make_ray_manager(placement=placement).open("another's", user_id="bob").run("hello").wait(60)
-    with sqlite3.connect(tmp_path / "chats.db") as connection:
+    with contextlib.closing(sqlite3.connect(tmp_path / "chats.db")) as connection, connection:
         rows = connection.execute("SELECT session_id, key FROM turnwise_sessions")
         keys = dict(rows)
         for name, table, column in (

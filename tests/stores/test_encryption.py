@@ -6,6 +6,7 @@ import pickle
 import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -419,7 +420,7 @@ PLACES["events"] = f"session = {NTH_KEY} AND seq = {{1}} + 1"
 
 
 def edit(path: Path, sql: str) -> None:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         assert connection.execute(sql).rowcount >= 1, sql
     connection.close()
 

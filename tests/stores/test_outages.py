@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -433,7 +434,7 @@ def test_a_damaged_file_gives_errors_and_never_wrong_answers(filled: Path) -> No
 
 def test_tables_without_a_version_are_refused(filled: Path) -> None:
     """The version of existing tables is not guessed."""
-    with sqlite3.connect(filled) as connection:
+    with closing(sqlite3.connect(filled)) as connection, connection:
         connection.execute("DELETE FROM turnwise_meta")
     connection.close()
     before = filled.read_bytes()

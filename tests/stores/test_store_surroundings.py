@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -66,7 +67,7 @@ async def test_a_sqlite_file_whose_tables_were_dropped_works_again(tmp_path: Pat
 
     store = SQLStore(f"sqlite:///{tmp_path}/store.db")
     await own(store)
-    with sqlite3.connect(tmp_path / "store.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
         for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             if not table.startswith("sqlite_"):
                 connection.execute(f"DROP TABLE {table}")

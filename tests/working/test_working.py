@@ -1,6 +1,7 @@
 """Working memory: notes and their formats, on each store of notes."""
 
 import asyncio
+import contextlib
 import json
 import pickle
 from collections.abc import Callable
@@ -306,7 +307,7 @@ def test_a_corrupt_note_is_named(tmp_path: Path) -> None:
             return await (memory.replace(SESSION, "x") if call == "replace" else getattr(memory, call)(SESSION))
 
     asyncio.run(use("replace"))
-    with sqlite3.connect(tmp_path / "n.db") as connection:
+    with contextlib.closing(sqlite3.connect(tmp_path / "n.db")) as connection, connection:
         connection.execute("UPDATE turnwise_items SET text = '{'")
     connection.close()
     for call in ("read", "replace"):

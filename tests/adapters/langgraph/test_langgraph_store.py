@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def test_a_damaged_item_is_reported_by_its_name(tmp_path: Path) -> None:
 
     with TurnwiseStore(f"sqlite:///{tmp_path}/items.db") as store:
         store.put(("a",), "k", {"n": 1})
-        with sqlite3.connect(tmp_path / "items.db") as connection:
+        with closing(sqlite3.connect(tmp_path / "items.db")) as connection, connection:
             connection.execute("UPDATE turnwise_langgraph_items SET value = x'07'")
         with pytest.raises(CorruptRecordError, match="item 'k'"):
             store.get(("a",), "k")

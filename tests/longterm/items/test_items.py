@@ -5,6 +5,7 @@ import pickle
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -223,7 +224,7 @@ def test_pages_are_read_by_an_index(tmp_path: Path) -> None:
 
         Statements(Spy(), SPACE).query(USER, ALL, None, 10)
         statement, values = statements[-1]
-        with sqlite3.connect(tmp_path / "facts.db") as connection:
+        with closing(sqlite3.connect(tmp_path / "facts.db")) as connection, connection:
             return str(connection.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall())
 
     plan_text = using(f"sqlite:///{tmp_path}/facts.db", plan)

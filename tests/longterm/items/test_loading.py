@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -208,7 +209,7 @@ async def test_many_items_are_deleted_in_several_transactions(text: SQLItems, mo
 
 async def test_a_corrupt_record_is_an_error(text: SQLItems, tmp_path: Path) -> None:
     await text.add([(ANN, [item("1")])])
-    with sqlite3.connect(tmp_path / "memory.db") as database:
+    with closing(sqlite3.connect(tmp_path / "memory.db")) as database, database:
         database.execute("UPDATE turnwise_items SET spans = '{'")
     with pytest.raises(CorruptRecordError, match="'1'"):
         await text.load(["ann"], {})

@@ -5,6 +5,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -331,7 +332,7 @@ def test_malformed_lines_are_reported_and_the_others_copied(tmp_path: Path) -> N
 def test_malformed_rows_are_reported_with_their_keys(tmp_path: Path) -> None:
     path = sqlite_store(tmp_path / "flat.db", SARAH)
     values = (b"{", b"\xff", None, 5, "[" * 100_000, b'{"content": "\xff"}')
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("ALTER TABLE store RENAME TO strict")
         connection.execute("CREATE TABLE store AS SELECT * FROM strict")  # without NOT NULL
         rows = [(f"bad{number}", value) for number, value in enumerate(values)]
@@ -369,7 +370,7 @@ def test_deeply_nested_records_are_reported_and_the_others_copied(tmp_path: Path
 
 def test_expired_memories_are_skipped_and_later_expiries_counted(tmp_path: Path, database: str) -> None:
     path = sqlite_store(tmp_path / "flat.db", SARAH)
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         for key, time in (("p", "2025-02-01 00:00:00.000001+00:00"), ("f", "2125-02-01 00:00:00+00:00")):
             connection.execute("UPDATE store SET expires_at = ? WHERE key = ?", (time, key))
     connection.close()

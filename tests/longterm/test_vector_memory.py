@@ -4,12 +4,12 @@ import asyncio
 import itertools
 import random
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, strategies as st
 
@@ -642,7 +642,7 @@ async def test_recalls_that_are_the_first_at_once_open_one_connection_for_revisi
     opened: list[object] = []
     connect = sqlite3.dbapi2.connect
 
-    def noted(*args: Any, **options: Any) -> sqlite3.Connection:
+    def noted(*args: Any, **options: Any) -> Any:
         opened.append(args)
         return connect(*args, **options)
 
@@ -667,7 +667,7 @@ async def test_vectors_that_are_made_later_are_used_by_the_next_recall(
     keys_read: list[list[str]] = []
     get = make.index.get
 
-    def noted(keys: Collection[str]) -> Any:
+    def noted(keys: Sequence[str]) -> Any:
         keys_read.append([*keys])
         return get(keys)
 

@@ -3,11 +3,13 @@
 import asyncio
 import itertools
 import random
-import threading
-from collections.abc import Callable, Collection
+import sqlite3
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, strategies as st
 
@@ -15,13 +17,14 @@ from memories.vector_memories import FlakyEmbedding, bytes_in, constant, free_po
 from scale import share
 from turnwise.errors import ConfigError, InvalidMemoryError, StoreError
 from turnwise.memory.longterm import conformance as contract
-from turnwise.memory.longterm.base import Recall, Scope, Source, trouble_of
+from turnwise.memory.longterm.base import MemoryItem, Recall, Scope, Source, trouble_of
 from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.index.vector_index import MAX_EMBEDDED, VectorIndex
 from turnwise.memory.longterm.items.rows import Revision, key_of
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall import passages, user_index
+from turnwise.memory.longterm.recall.analyzer import words
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS
 from turnwise.memory.longterm.retention.deletion import erase
 from turnwise.memory.longterm.vector import VectorMemory
@@ -34,19 +37,28 @@ pytestmark = pytest.mark.usefixtures("restless")
 ANN = Scope(user_id="ann")
 USERS = ["user-1", "user-10", "user_1", "user%", "%", "_", "'", '"', "'; DROP TABLE x; --", "User-1", " user-1", "文"]
 
-MakeMemory = Callable[..., VectorMemory]
+
+class MakeMemory:
+    """Makes memories on the same data. `items` and `index` are those of the latest."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "memory.db"
+        self._folder = ChromaFolder(folder / "chroma")
+        self._name = f"test-{new_id()}"
+
+    def __call__(self, embedding: Any = None, place: ChromaPlace | None = None, **settings: Any) -> VectorMemory:
+        self.index = VectorIndex(place or self._folder, embedding or HashEmbedding(), name=self._name)
+        self.items = SQLItems(f"sqlite:///{self.file}")
+        return VectorMemory(self.items, self.index, **settings)
+
+    async def lacking(self) -> int:
+        """Return how many items have no vectors in the index."""
+        return await self.items.lacking(self.index.embedding)
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> MakeMemory:
-    """Makes memories on the same data."""
-    name = f"test-{new_id()}"
-
-    def make(embedding: Any = None, place: ChromaPlace | None = None, **settings: Any) -> VectorMemory:
-        index = VectorIndex(place or ChromaFolder(tmp_path / "chroma"), embedding or HashEmbedding(), name=name)
-        return VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
-
-    return make
+    return MakeMemory(tmp_path)
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
@@ -77,10 +89,9 @@ async def test_all_types_are_recalled_by_default(make: MakeMemory) -> None:
 async def test_an_item_with_the_same_text_keeps_its_vector(make: MakeMemory) -> None:
     memory = make(keep_s=0)
     await memory.remember(ANN, [item("dog", "My dog is called Max")])
-    embedding = memory._index.embedding
-    assert await memory._store.pending(embedding, 10) == []
+    assert await make.lacking() == 0
     assert await memory.update(ANN, "dog", name="Max", expires_at=9e9)
-    assert await memory._store.pending(embedding, 10) == [] == await memory._store.dropped()
+    assert await make.lacking() == 0 and await make.items.dropped() == []
     assert (await memory.check()).missing == 0
     assert await memory.update(ANN, "dog", "My dog is called Rex")
     assert await ids(memory, "Rex") == ["dog"] and (await memory.check()).missing == 0
@@ -193,6 +204,14 @@ async def test_while_embeddings_fail_items_are_saved_and_found_by_words(make: Ma
     await memory.close()
 
 
+async def has_caught_up(memory: VectorMemory) -> bool:
+    """Return whether all items have vectors now; on a busy machine the calls that hung take a while to end."""
+    try:
+        return await memory.catch_up() == 0
+    except StoreError:
+        return False
+
+
 async def test_while_embeddings_hang_items_are_saved_and_found_by_words(make: MakeMemory) -> None:
     """Case 55."""
     embedding = FlakyEmbedding()
@@ -204,14 +223,16 @@ async def test_while_embeddings_hang_items_are_saved_and_found_by_words(make: Ma
     with pytest.raises(StoreError, match=r"not answered within 0\.2 s"):
         await memory.catch_up()
     embedding.goes_on.set()
-    memory._vectors._embed_s = 60.0  # on a busy machine those that hung take a while to end
-    while await memory.catch_up():
-        pass
+    async with asyncio.timeout(60):
+        while not await has_caught_up(memory):
+            pass
     assert memory.trouble is None and (await memory.check()).ok
     await memory.close()
 
 
-async def test_only_users_without_cached_vectors_are_affected_by_an_outage_of_chroma(make: MakeMemory) -> None:
+async def test_only_users_without_cached_vectors_are_affected_by_an_outage_of_chroma(
+    make: MakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = make(pause_s=0.0)
     await memory.remember(ANN, [item("1", "a walrus")])
     bob = Scope(user_id="bob")
@@ -222,7 +243,7 @@ async def test_only_users_without_cached_vectors_are_affected_by_an_outage_of_ch
     def away(keys: object) -> None:
         raise StoreError("Chroma is away")
 
-    memory._index.get = away  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(make.index, "get", away)
     requests = [Recall(scope=scope, query="walrus") for scope in (ANN, bob)]
     results = await memory.recall_many(requests)
     assert [trouble_of(result) for result in results] == [None, "Chroma is away"] and all(results)
@@ -312,14 +333,27 @@ async def test_concurrent_recalls_share_one_call_of_the_embedding_function(make:
     await memory.close()
 
 
-async def test_a_small_cache_finds_all_items(make: MakeMemory) -> None:
+async def test_a_small_cache_has_one_user_and_finds_all_items(
+    make: MakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = make(cache_bytes=1)
+    cached_users: list[list[str]] = []
+    load = make.items.load
+
+    async def noted(users: Collection[str], revisions: Mapping[str, Revision], *args: Any, **options: Any) -> Any:
+        cached_users.append(list(revisions))
+        return await load(users, revisions, *args, **options)
+
     scopes = [Scope(user_id=f"user-{number}") for number in range(5)]
-    for _ in range(2):
-        for scope in scopes:
-            await memory.remember(scope, [item("1", "a walrus")])
-            assert await ids(memory, "walrus", scope) == ["1"]
-            assert len(memory._indexes._indexes) == 1
+    for scope in scopes:
+        await memory.remember(scope, [item("1", "a walrus")])
+        assert await ids(memory, "walrus", scope) == ["1"]
+    monkeypatch.setattr(make.items, "load", noted)
+    assert await ids(memory, "walrus", scopes[-1]) == ["1"] and not cached_users, "the last one is cached"
+    for scope in scopes[-2::-1]:
+        cached_users.clear()
+        assert await ids(memory, "walrus", scope) == ["1"]
+        assert cached_users[0] == [], "no other is"
     await memory.close()
 
 
@@ -380,38 +414,40 @@ async def test_forgotten_items_lose_their_vectors_of_all_embedding_functions(
     assert await ids(memory, "lighthouse") == ["2"]
     await memory.close()
     before = make(FlakyEmbedding(64, "before"))
-    assert len(before._index.keys()) == 1 and not before._index.get(keys)
+    assert len(make.index.keys()) == 1 and not make.index.get(keys)
     await before.close()
 
 
-async def test_new_vectors_are_used_at_once_and_written_to_chroma_in_batches(make: MakeMemory) -> None:
+async def test_new_vectors_are_used_at_once_and_written_to_chroma_in_batches(
+    make: MakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = make(constant(4))
     counts: list[int] = []
-    add = memory._index.add
+    add = make.index.add
 
     def counted(keys: Any, *args: Any, **options: Any) -> None:
         counts.append(len(keys))
         add(keys, *args, **options)
 
-    memory._index.add = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(make.index, "add", counted)
     for number in range(5):
         await memory.remember(ANN, [item(f"{number}", f"walrus {number}")])
     recalled = await memory.recall(ANN, "an embedding that finds an elephant and is the same for all")
     assert sorted(item.id for item in recalled) == list("01234")
-    assert not counts and await memory._store.lacking(memory._index.embedding) == 5
+    assert not counts and await make.lacking() == 5
     assert await memory.forget(ANN, ["0"]) == 1
     await memory.flush()
-    assert counts == [5] and await memory._store.lacking(memory._index.embedding) == 0
+    assert counts == [5] and await make.lacking() == 0
     health = await memory.check()
     assert (health.ok, health.count, health.strays) == (True, 4, 0)
     await memory.close()
 
 
 async def test_vectors_lost_by_a_kill_are_made_again(make: MakeMemory) -> None:
-    killed = make(constant(4))
+    killed = make(constant(4), keep_s=1e6)  # its process is lost before Chroma is given the vectors
     await killed.remember(ANN, [item("1", "a walrus")])
-    killed._vectors._unwritten.clear()  # as when its process is lost before Chroma is given them
-    await killed.close()
+    await make.items.close()
+    make.index.close()
     memory = make(constant(4))
     assert (await memory.check()).count == 0
     assert await memory.catch_up() == 0
@@ -442,10 +478,10 @@ async def test_a_passage_deep_in_a_long_item_is_found_and_forgotten_with_it(make
         await memory.close()
         memory = make(Spotting())  # where the vectors are those that Chroma has
     keys = await memory.keys(ANN, ["deep"])
-    assert len(keys) > 10 and len(memory._index.get(keys)) == len(keys) - 1  # none is of the item as a whole
+    assert len(keys) > 10 and len(make.index.get(keys)) == len(keys) - 1  # none is of the item as a whole
     erased = await erase(memory, ANN, ["deep"])
     assert (erased.items, erased.verified, erased.why) == (1, True, None)
-    assert not memory._index.get(keys) and len(memory._index.keys()) == len(lighthouses)
+    assert not make.index.get(keys) and len(make.index.keys()) == len(lighthouses)
     await memory.close()
 
 
@@ -476,13 +512,13 @@ async def test_items_of_any_size_and_without_words_hide_no_others(
     assert recalled.id == "words" and "Quint" in (recalled.passage or "") and len(recalled.passage or "") < 10_000
     for name in ("punctuation", "emoji", "much punctuation", "many emoji"):
         assert len(await memory.recall(ANN, HUGE[name])) <= len(HUGE)
-    assert await memory._store.lacking(memory._index.embedding) == 0 or await memory.catch_up() == 0
+    assert await make.lacking() == 0 or await memory.catch_up() == 0
     health = await memory.check()
     assert health.ok and health.count <= len(HUGE) * MOST_VECTORS // 32 + 1
     assert await memory.forget(ANN, [*HUGE]) == len(HUGE)
     while await memory.catch_up():
         pass
-    assert len(memory._index.keys()) == 1 and await ids(memory, "dog") == ["dog"]
+    assert len(make.index.keys()) == 1 and await ids(memory, "dog") == ["dog"]
     await memory.close()
 
 
@@ -501,10 +537,9 @@ async def test_a_change_of_the_dimension_loses_no_item(make: MakeMemory) -> None
     memory = make(constant(4), keep_s=0)
     await memory.remember(ANN, [item("1", "a walrus")])
     await memory.close()
-    memory = make(constant(5), keep_s=0)
+    memory = make(constant(5), keep_s=0, pause_s=0.0)
     await memory.remember(ANN, [item("2", "a walrus too")])  # Chroma was not asked yet, so nobody knows
     assert "4: rebuild() computes all vectors again" in (memory.trouble or "")
-    memory._vectors.recover()  # as when its pause is over
     with pytest.raises(ConfigError, match="rebuild"):
         await memory.remember(ANN, [item("3", "a walrus as well")])
     assert await memory.rebuild() == 2
@@ -520,7 +555,7 @@ async def test_a_rebuild_is_refused_while_the_embedding_function_is_not_ready(ma
     embedding.is_ready = False
     with pytest.raises(StoreError, match="not ready: no vector was deleted"):
         await memory.rebuild()
-    assert len(await asyncio.to_thread(memory._index.keys)) == 1
+    assert len(await asyncio.to_thread(make.index.keys)) == 1
     embedding.is_ready = True
     assert await memory.rebuild() == 1 and (await memory.check()).ok
     await memory.close()
@@ -530,17 +565,17 @@ async def test_a_rebuild_is_refused_while_the_embedding_function_is_not_ready(ma
 async def test_new_items_of_a_user_with_many_items_cost_only_themselves(
     make: MakeMemory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    vector_count, count = 0, share(100_000)
-    add = user_index._Words._add
+    analysed_count, count = 0, share(100_000)
 
-    def counted(words: Any, more: Any) -> None:
-        nonlocal vector_count
-        vector_count += len(more)
-        add(words, more)
+    def counted(text: str) -> list[str]:
+        nonlocal analysed_count
+        analysed_count += 1
+        return words(text)
 
-    monkeypatch.setattr(user_index._Words, "_add", counted)
+    monkeypatch.setattr(user_index, "words", counted)
     memory = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/many.db"), embedding=None)
     rng = random.Random(1)
+    items: list[MemoryItem] = []
     for first in range(0, count, 5_000):
         texts = [
             f"Note k{number}x tells of {' '.join(rng.choices(NOUNS, k=12))}" for number in range(first, first + 5_000)
@@ -552,8 +587,8 @@ async def test_new_items_of_a_user_with_many_items_cost_only_themselves(
     assert await ids(memory, "What does note k3777x tell of?", limit=1) == ["3777"]
     await memory.remember(ANN, [item("new", "A walrus has come")])
     assert await ids(memory, "Which walrus came?", limit=1) == ["new"]
-    assert vector_count == count + 1, "nothing is made anew"
-    assert memory._indexes.of(["ann"])["ann"].bytes < count * 5_000
+    assert analysed_count == count + 1, "nothing is made anew"
+    assert user_index.index_of(items).bytes < len(items) * 5_000
     assert await ids(memory, " ".join(NOUNS)) and len(await memory.recall(ANN, "note", limit=10)) <= 10
     await memory.close()
 
@@ -566,13 +601,18 @@ NOUNS = [
 
 
 async def test_a_recall_of_cached_items_does_not_wait_for_writes(make: MakeMemory) -> None:
-    memory, other_memory = make(), make()
+    memory, items, other_memory = make(), make.items, make()
     await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
     assert await ids(memory, "What is the walrus called?") == ["1"]
-    writes, goes_on = memory._store._threads, threading.Event()
-    writes.submit(goes_on.wait)  # as a disk that has stopped
-    assert await ids(memory, "Who is called Antje?") == ["1"]
-    goes_on.set()
+    with closing(sqlite3.connect(make.file, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        write = asyncio.create_task(items.put(Scope(user_id="bob"), [item("1", "Her walrus is called Bella")]))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            assert await ids(memory, "Who is called Antje?") == ["1"]
+        assert not write.done()
+        writer.execute("ROLLBACK")
+    assert await write == ["1"]
     # What another process has written meanwhile is found too.
     await other_memory.remember(ANN, [item("2", "Her seal is called Robbie")])
     assert (await ids(memory, "Who is called Robbie?"))[0] == "2"
@@ -599,22 +639,24 @@ async def test_recalls_that_are_the_first_at_once_open_one_connection_for_revisi
 ) -> None:
     memory = make()
     await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
-    opened = 0
-    connect = memory._store._engine.raw_connection
+    opened: list[object] = []
+    connect = sqlite3.dbapi2.connect
 
-    def counted() -> Any:
-        nonlocal opened
-        opened += 1
-        return connect()
+    def noted(*args: Any, **options: Any) -> Any:
+        opened.append(args)
+        return connect(*args, **options)
 
-    monkeypatch.setattr(memory._store._engine, "raw_connection", counted)
-    results = await asyncio.gather(*(memory._store.load(["ann"], {}) for _ in range(8)))
-    assert opened == 1 and len(results) == 8
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", noted)
+    results = await asyncio.gather(*(make.items.load(["ann"], {}) for _ in range(8)))
+    assert len(results) == 8
+    assert await make.items.load(["ann"], {}) and len(opened) == 2, "one for loads, one for revisions"
     await memory.close()
-    assert memory._store._revision_connection is None
+    assert str(make.file) not in [file.path for file in psutil.Process().open_files()]
 
 
-async def test_vectors_that_are_made_later_are_used_by_the_next_recall(make: MakeMemory) -> None:
+async def test_vectors_that_are_made_later_are_used_by_the_next_recall(
+    make: MakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     embedding = FlakyEmbedding()
     memory = make(embedding, pause_s=0, keep_s=0)
     embedding.down = True
@@ -622,8 +664,17 @@ async def test_vectors_that_are_made_later_are_used_by_the_next_recall(make: Mak
     assert trouble_of(await memory.recall(ANN, "What is the walrus called?"))
     embedding.down = False
     await memory.catch_up()
-    assert await ids(memory, "Who is called Antje?") == ["1"]
-    assert memory._indexes.of(["ann"])["ann"].missing() == []
+    keys_read: list[list[str]] = []
+    get = make.index.get
+
+    def noted(keys: Sequence[str]) -> Any:
+        keys_read.append([*keys])
+        return get(keys)
+
+    monkeypatch.setattr(make.index, "get", noted)
+    for _ in range(2):
+        assert await ids(memory, "Who is called Antje?") == ["1"]
+    assert keys_read == [await memory.keys(ANN)], "read once"
     await memory.close()
 
 
@@ -634,13 +685,13 @@ async def test_a_recall_of_a_user_whose_index_is_current_reads_the_revision_once
     await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
     assert await ids(memory, "walrus") == ["1"]
     users_read: list[list[str]] = []
-    revisions = memory._store.revisions
+    revisions = make.items.revisions
 
     def counted(users: Collection[str]) -> dict[str, Revision] | None:
         users_read.append([*users])
         return revisions(users)
 
-    monkeypatch.setattr(memory._store, "revisions", counted)
+    monkeypatch.setattr(make.items, "revisions", counted)
     assert await ids(memory, "walrus") == ["1"]
     assert (await memory.remind(ANN, "What is my walrus called?")).items
     assert users_read == [["ann"]] * 2

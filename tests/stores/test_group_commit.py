@@ -4,8 +4,7 @@ import asyncio
 import random
 import sqlite3
 import threading
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,12 +12,12 @@ from typing import Any
 
 import psycopg
 import pytest
-import sqlalchemy as sa
 from test_sql_store import stored_turns, using, whole_turn
 
 from processes.forks import Fork
 from scale import share
 from stored.open_stores import closing, own
+from stored.sql_traffic import Write, around_commits, busy, listening, traced
 from turnwise.errors import (
     DeliveryChangedError,
     DuplicateKeyError,
@@ -44,71 +43,43 @@ async def owned(store: SQLStore, count: int) -> list[SessionRecord]:
     return [await own(store, f"s{index}") for index in range(count)]
 
 
-@contextmanager
-def busy(store: SQLStore) -> Iterator[None]:
-    """Keep the store's only thread busy, so that calls wait meanwhile."""
-    go_on, is_busy = threading.Event(), threading.Event()
-
-    def work() -> None:
-        is_busy.set()
-        go_on.wait(60)
-
-    store._threads.submit(work)
-    is_busy.wait(60)
-    try:
-        yield
-    finally:
-        go_on.set()
-
-
-def transactions_of(store: SQLStore) -> list[int]:
-    """Return a list that gets the size of each group from now on."""
+@pytest.fixture
+def group_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets the size of each group of commits."""
     sizes: list[int] = []
-    write = store._commits.write
 
-    def counted(cursor: Any, group: Any) -> Any:
+    def counted(write: Write, _: object, group: Sequence[Any]) -> Any:
         sizes.append(len(group))
-        return write(cursor, group)
+        return write()
 
-    store._commits.write = counted  # type: ignore[method-assign]
+    around_commits(monkeypatch, counted)
     return sizes
 
 
 async def together(store: SQLStore, calls: Sequence[Awaitable[Any]]) -> list[Any]:
     """Return the outcomes of calls that all come while the store is busy."""
-    with busy(store):
+    async with busy(store):
         tasks = [asyncio.ensure_future(call) for call in calls]
         await asyncio.sleep(0)
     return await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def count_tries(store: SQLStore, session_keys: list[int]) -> None:
-    """Record the sessions of commits that are tried one by one because the group could not be written together."""
-    attempt = store._commits._write_one
-
-    def noted(cursor: Any, commit: Any) -> Any:
-        session_keys.append(commit.key)
-        return attempt(cursor, commit)
-
-    store._commits._write_one = noted  # type: ignore[method-assign]
 
 
 def commit(store: SQLStore, new_commit: Commit, epoch: int = 1) -> Awaitable[None]:
     return store.commit(SessionKey(new_commit.session.session_id), epoch, new_commit)
 
 
-async def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url: str) -> None:
+async def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url: str, group_sizes: list[int]) -> None:
     async with closing(SQLStore(url, connections=1)) as store:
         sessions = await owned(store, MAX_GROUP + 6)
-        sizes = transactions_of(store)
+        group_sizes.clear()
         assert await together(store, [commit(store, whole_turn(session, 0)) for session in sessions]) == [None] * len(
             sessions
         )
-        assert sizes == [MAX_GROUP, 6]
+        assert group_sizes == [MAX_GROUP, 6]
         for session in sessions:
             assert await stored_turns(store, session.session_id) == 1
         await commit(store, whole_turn(whole_turn(sessions[0], 0).session, 1))
-        assert sizes[2:] == [1]
+        assert group_sizes[2:] == [1]
 
 
 async def test_a_commit_with_a_locked_session_row_does_not_delay_its_group(database: str) -> None:
@@ -117,7 +88,7 @@ async def test_a_commit_with_a_locked_session_row_does_not_delay_its_group(datab
         sessions = await owned(store, 8)
         with psycopg.connect(database) as connection:
             connection.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's3' FOR UPDATE")
-            with busy(store):
+            async with busy(store):
                 tasks = [asyncio.create_task(awaited(commit(store, whole_turn(session, 0)))) for session in sessions]
                 await asyncio.sleep(0)
             locked = tasks.pop(3)
@@ -151,14 +122,14 @@ async def awaited(work: Awaitable[None]) -> None:
     await work
 
 
-async def test_commits_of_one_session_do_not_share_and_keep_their_order(url: str) -> None:
+async def test_commits_of_one_session_do_not_share_and_keep_their_order(url: str, group_sizes: list[int]) -> None:
     async with closing(SQLStore(url, connections=1)) as store:
         first, second = await owned(store, 2)
         commits = [whole_turn(first, 0)]
         commits += [whole_turn(commits[0].session, 1), whole_turn(second, 0)]
-        sizes = transactions_of(store)
+        group_sizes.clear()
         assert await together(store, [commit(store, each_commit) for each_commit in commits]) == [None] * 3
-        assert sizes == [2, 1]
+        assert group_sizes == [2, 1]
         assert [await stored_turns(store, name) for name in ("s0", "s1")] == [2, 1]
 
 
@@ -181,7 +152,7 @@ def bad_commits(sessions: list[SessionRecord]) -> dict[int, tuple[Commit, int, t
 
 
 @pytest.mark.parametrize("refused", [range(1, 9), [1], [2], [5]], ids=str)
-async def test_a_commit_that_is_refused_fails_alone(url: str, refused: list[int]) -> None:
+async def test_a_commit_that_is_refused_fails_alone(url: str, refused: list[int], group_sizes: list[int]) -> None:
     """Cases 29 and 47, in one transaction with commits that are not refused: before, between and behind them."""
     async with closing(SQLStore(url, connections=1)) as store:
         sessions = await owned(store, 10)
@@ -192,9 +163,9 @@ async def test_a_commit_that_is_refused_fails_alone(url: str, refused: list[int]
         for index, session in enumerate(sessions):
             new_commit, epoch, _ = bad.get(index, (whole_turn(whole_turn(session, 0).session, 1), 1, None))
             calls.append(store.commit(session.key, epoch, new_commit))
-        sizes = transactions_of(store)
+        group_sizes.clear()
         outcomes = await together(store, calls)
-        assert sizes == [10 - (5 in bad)], "what cannot be encoded is refused before the transaction"
+        assert group_sizes == [10 - (5 in bad)], "what cannot be encoded is refused before the transaction"
         assert [type(outcome) for outcome in outcomes] == [
             bad[index][2] if index in bad else type(None) for index in range(10)
         ]
@@ -216,46 +187,49 @@ async def test_one_of_two_commits_of_a_group_with_the_same_run_is_stored(url: st
         assert [await stored_turns(store, name) for name in ("s0", "s1", "s2")] == [1, 0, 1]
 
 
-async def test_a_failed_commit_of_a_group_fails_all_its_calls(url: str) -> None:
+async def test_a_failed_commit_of_a_group_fails_all_its_calls(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 65: acknowledged only when the COMMIT has returned. What was not stored may be tried again."""
-    async with closing(SQLStore(url, connections=1)) as store:
-        sessions = await owned(store, 5)
-        sessions[0] = sessions[0].committed()
-        await commit(store, Commit(session=sessions[0]))  # so that there is a connection to change
-        commits = [whole_turn(session, 0) for session in sessions]
-        write = store._commits.write
+    tables = (
+        "CREATE TABLE parent (x INT PRIMARY KEY)",
+        "CREATE TABLE child (x INT REFERENCES parent (x) DEFERRABLE INITIALLY DEFERRED)",
+    )
 
-        def lose(cursor: Any, group: Any) -> Any:
-            cursor.execute("INSERT INTO child VALUES (1)")  # looked at by the COMMIT, which it makes fail
-            return write(cursor, group)
+    def lose(write: Write, cursor: Any, _: object) -> Any:
+        cursor.execute("INSERT INTO child VALUES (1)")  # looked at by the COMMIT, which it makes fail
+        return write()
 
-        def prepare(connection: Any) -> None:
-            cursor = connection.cursor()
-            cursor.execute("CREATE TABLE parent (x INT PRIMARY KEY)")
-            cursor.execute("CREATE TABLE child (x INT REFERENCES parent (x) DEFERRABLE INITIALLY DEFERRED)")
-            connection.commit()
-
+    def check_references(driver: Any, _: object) -> None:
         if url.startswith("sqlite"):
-            store._threads.submit(store._writer.execute, "PRAGMA foreign_keys = ON").result()
-            store._threads.submit(prepare, store._writer).result()
-        else:
-            with psycopg.connect(url) as connection:
-                prepare(connection)
-        store._commits.write = lose  # type: ignore[method-assign]
-        outcomes = await together(store, [commit(store, each_commit) for each_commit in commits])
-        assert [type(error) for error in outcomes] == [StoreError] * 5
-        assert len({id(error) for error in outcomes}) == 5
-        store._commits.write = write  # type: ignore[method-assign]
-        for session in sessions:
-            assert await stored_turns(store, session.session_id) == 0
-        assert await together(store, [commit(store, each_commit) for each_commit in commits]) == [None] * 5
+            driver.execute("PRAGMA foreign_keys = ON")
+
+    with listening("connect", check_references):
+        async with closing(SQLStore(url, connections=1)) as store:
+            sessions = await owned(store, 5)
+            connection: Any = psycopg.connect(url) if url.startswith("postgresql") else sqlite3.connect(file_of(url))
+            for table in tables:
+                connection.execute(table)
+            connection.commit()
+            connection.close()
+            commits = [whole_turn(session, 0) for session in sessions]
+            with monkeypatch.context() as patched:
+                around_commits(patched, lose)
+                outcomes = await together(store, [commit(store, each_commit) for each_commit in commits])
+            assert [type(error) for error in outcomes] == [StoreError] * 5
+            assert len({id(error) for error in outcomes}) == 5
+            for session in sessions:
+                assert await stored_turns(store, session.session_id) == 0
+            assert await together(store, [commit(store, each_commit) for each_commit in commits]) == [None] * 5
 
 
-async def test_a_cancelled_commit_does_not_affect_its_group(url: str) -> None:
+def file_of(url: str) -> str:
+    return url.removeprefix("sqlite:///")
+
+
+async def test_a_cancelled_commit_does_not_affect_its_group(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit is made unless it is cancelled before a thread takes it. The other commits are made in any case."""
     async with closing(SQLStore(url, connections=1)) as store:
         sessions = await owned(store, 3)
-        with busy(store):
+        async with busy(store):
             tasks = [asyncio.ensure_future(commit(store, whole_turn(session, 0))) for session in sessions]
             await asyncio.sleep(0)
             tasks[1].cancel()
@@ -264,17 +238,16 @@ async def test_a_cancelled_commit_does_not_affect_its_group(url: str) -> None:
         assert [await stored_turns(store, name) for name in ("s0", "s1", "s2")] == [1, 0, 1]
 
         is_writing, go_on = threading.Event(), threading.Event()
-        write = store._commits.write
 
-        def wait(cursor: Any, group: Any) -> Any:
+        def wait(write: Write, *_: object) -> Any:
             is_writing.set()
             go_on.wait(60)
-            return write(cursor, group)
+            return write()
 
-        store._commits.write = wait  # type: ignore[method-assign]
+        around_commits(monkeypatch, wait)
         sessions = [await store.get(SessionKey(f"s{index}")) for index in range(3)]
         commits = [whole_turn(session, session.next_index) for session in sessions]
-        with busy(store):
+        async with busy(store):
             tasks = [asyncio.ensure_future(commit(store, each_commit)) for each_commit in commits]
             await asyncio.sleep(0)
         await asyncio.to_thread(is_writing.wait)
@@ -293,11 +266,11 @@ def test_closing_waits_for_queued_work(url: str) -> None:
         sessions = await owned(store, MAX_GROUP + 6)
         commits = [whole_turn(session, 0) for session in sessions]
         commits += [whole_turn(commits[0].session, 1), whole_turn(whole_turn(commits[0].session, 1).session, 2)]
-        with busy(store):
+        async with busy(store):
             tasks = [asyncio.ensure_future(commit(store, each_commit)) for each_commit in commits]
             await asyncio.sleep(0)
             closing = asyncio.ensure_future(store.close())
-            while not store._threads._shutdown:
+            while not store._threads._shutdown:  # noqa: SLF001 - the pool takes no more work, and says so to nobody
                 await asyncio.sleep(0)
             with pytest.raises(StoreClosedError):
                 await commit(store, commits[1])
@@ -415,30 +388,20 @@ def test_a_kill_during_group_commits_loses_no_acknowledged_commit(url: str) -> N
     using(url, audit)
 
 
-def count_begins(store: SQLStore) -> list[None]:
-    """Return a list that gets longer with each transaction that writes, commits left out."""
-    begun: list[None] = []
-
-    @sa.event.listens_for(store._engine, "begin")
-    def note(connection: sa.Connection) -> None:
-        if not connection.get_execution_options().get("turnwise_read"):
-            begun.append(None)
-
-    return begun
-
-
 async def test_sessions_created_at_once_share_a_transaction_and_are_refused_one_by_one(
     tmp_path: Path,
 ) -> None:
     """In a file of SQLite. Each session that a database refuses gets an error of its own."""
-    async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
+    with traced() as statements:
+        store = SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)
         await owned(store, 10)
-        begun = count_begins(store)
+    async with closing(store):
+        statements.clear()
         records = [SessionRecord(session_id=f"s{index}") for index in range(5, 40)]
         outcomes = await together(
             store, [*map(store.create, records), store.activate(SessionKey("s1")), store.activate(SessionKey("none"))]
         )
-        assert len(begun) == 1
+        assert statements.count("BEGIN IMMEDIATE") == 1
         assert [type(outcome) for outcome in outcomes] == [
             *[SessionExistsError] * 5,
             *[SessionRecord] * 30,
@@ -497,27 +460,25 @@ async def test_a_delivery_that_was_changed_refuses_its_own_commit_alone(url: str
 
 
 async def test_a_turn_without_deliveries_takes_no_statement_about_them(tmp_path: Path) -> None:
-    async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
-        (session,) = await owned(store, 1)
-        await commit(store, whole_turn(session, 0))
-        traced: list[str] = []
-        store._writer.set_trace_callback(traced.append)
-        await commit(store, whole_turn(whole_turn(session, 0).session, 1))
-        store._writer.set_trace_callback(None)
-        assert len(traced) > 3 and not [sql for sql in traced if "turnwise_deliveries" in sql]
+    with traced() as statements:
+        async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
+            (session,) = await owned(store, 1)
+            await commit(store, whole_turn(session, 0))
+            statements.clear()
+            await commit(store, whole_turn(whole_turn(session, 0).session, 1))
+            assert len(statements) > 3 and not [sql for sql in statements if "turnwise_deliveries" in sql]
 
 
 async def test_a_statement_inserts_many_rows_of_a_group(tmp_path: Path) -> None:
     """A busy event loop may take Python's lock at each statement, and then all writers of the file wait."""
-    async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
-        sessions = await owned(store, 41)
-        await commit(store, whole_turn(sessions.pop(), 0))
-        traced: list[str] = []
-        store._writer.set_trace_callback(traced.append)
-        assert await together(store, [commit(store, whole_turn(session, 0)) for session in sessions]) == [None] * 40
-        store._writer.set_trace_callback(None)
-        for table in ("turns", "runs"):
-            inserts = [sql for sql in traced if sql.startswith(f"INSERT INTO turnwise_{table} ")]
-            assert len(inserts) == 2, "32 rows and 8"
-        for session in sessions:
-            assert await stored_turns(store, session.session_id) == 1
+    with traced() as statements:
+        async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
+            sessions = await owned(store, 41)
+            await commit(store, whole_turn(sessions.pop(), 0))
+            statements.clear()
+            assert await together(store, [commit(store, whole_turn(session, 0)) for session in sessions]) == [None] * 40
+            for table in ("turns", "runs"):
+                inserts = [sql for sql in statements if sql.startswith(f"INSERT INTO turnwise_{table} ")]
+                assert len(inserts) == 2, "32 rows and 8"
+            for session in sessions:
+                assert await stored_turns(store, session.session_id) == 1

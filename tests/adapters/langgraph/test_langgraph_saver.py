@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ from langgraph.types import Command, StateUpdate, interrupt
 import scale
 from turnwise.adapters import TurnwiseSaver
 from turnwise.adapters.langgraph import threads
+from turnwise.adapters.langgraph.checkpoints import CheckpointStore, open_checkpoints
 from turnwise.adapters.langgraph.conformance import main, report_on
 from turnwise.adapters.langgraph.encoding import Codec, Known, arranged, share, value_of
 from turnwise.errors import (
@@ -61,13 +63,26 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def saver(url: str) -> Iterator[TurnwiseSaver]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[CheckpointStore]:
+    """The stores that savers have opened since."""
+    stores: list[CheckpointStore] = []
+
+    def noted(url: str) -> CheckpointStore:
+        stores.append(open_checkpoints(url))
+        return stores[-1]
+
+    monkeypatch.setattr("turnwise.adapters.langgraph.saver.open_checkpoints", noted)
+    return stores
+
+
+@pytest.fixture
+def saver(opened: list[CheckpointStore], url: str) -> Iterator[TurnwiseSaver]:
     with TurnwiseSaver(url) as saver:
         yield saver
 
 
 @pytest.fixture
-def quick() -> Iterator[TurnwiseSaver]:
+def quick(opened: list[CheckpointStore]) -> Iterator[TurnwiseSaver]:
     with TurnwiseSaver("memory://") as saver:
         yield saver
 
@@ -318,7 +333,7 @@ def test_a_function_with_a_checkpointer_gets_what_it_saved(quick: TurnwiseSaver)
 
 
 def test_each_message_is_stored_once_however_long_the_conversation(tmp_path: Path) -> None:
-    from turnwise.adapters.langgraph.checkpoints_sql import SQLCheckpoints, checkpoints, elements
+    from turnwise.adapters.langgraph.checkpoints_sql import checkpoints, elements
 
     url = f"sqlite:///{tmp_path}/threads.db"
     for part in range(4):  # each in a process of its own, as far as the saver knows
@@ -326,43 +341,39 @@ def test_each_message_is_stored_once_however_long_the_conversation(tmp_path: Pat
             app = chat(saver)
             for number in range(5):
                 app.invoke(said(f"{part}.{number} " + "q" * 100), T)
-    store = SQLCheckpoints(url)
-
-    async def look() -> tuple[int, list[int]]:
-        count = sa.select(sa.func.count()).select_from(elements).where(elements.c.channel == "messages")
-        sizes = sa.select(sa.func.length(checkpoints.c.record)).order_by(checkpoints.c.id)
-        read: Any = store._read
-        counts = await read(lambda c: (c.scalar(count), [*c.scalars(sizes)]))
-        await store.close()
-        return counts  # type: ignore[no-any-return]
-
-    count, sizes = asyncio.run(look())
+    with sa.create_engine(url).connect() as connection:
+        count = connection.scalar(
+            sa.select(sa.func.count()).select_from(elements).where(elements.c.channel == "messages")
+        )
+        sizes = [*connection.scalars(sa.select(sa.func.length(checkpoints.c.record)).order_by(checkpoints.c.id))]
     assert count == 40
     assert max(sizes[-10:]) <= max(sizes[5:15]) + 10
 
 
 def test_a_channel_replaced_at_each_step_does_not_make_the_process_grow(
-    quick: TurnwiseSaver, monkeypatch: pytest.MonkeyPatch
+    opened: list[CheckpointStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "_REMEMBERED_BYTES", 40_000)
-    app = StateGraph(_Page).add_node("write", lambda _: {"page": random.randbytes(10_000)}).add_edge(START, "write")
-    compiled: Any = app.compile(checkpointer=quick)
-    for name in ("s", "t"):
-        thread = {"configurable": {"thread_id": name}}
-        for number in range(12):
-            said_last = compiled.invoke({"page": b"", "texts": [f"{number} " * 50]}, thread)
-            channels = [channel for memory in quick._threads._memories.values() for channel in memory.channels.values()]
-            assert sum(len(data) for channel in channels for _, data in channel.elements.values()) < 40_000
-            assert all(set(channel.positions.values()) <= channel.elements.keys() for channel in channels)
-            assert compiled.get_state(thread).values == said_last
-    space = quick._threads._memories["t", ""].space
-    assert space.ends["texts"] == 12  # what is still in the state was not stored again
+    monkeypatch.setattr(threads, "_REMEMBERED_BYTES", 400_000)
+    app = StateGraph(_Page).add_node("write", lambda _: {"page": random.randbytes(100_000)}).add_edge(START, "write")
+    with TurnwiseSaver(f"sqlite:///{tmp_path}/threads.db") as saver:
+        compiled: Any = app.compile(checkpointer=saver)
+        for name in ("s", "t"):
+            thread = {"configurable": {"thread_id": name}}
+            tracemalloc.start()
+            for number in range(12):
+                said_last = compiled.invoke({"page": b"", "texts": [f"{number} " * 50]}, thread)
+                assert compiled.get_state(thread).values == said_last
+            grown, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert grown < 800_000, "twelve pages have 1.2 MB"
+        ((_, space),) = asyncio.run(opened[-1].spaces("t"))
+        assert space.ends["texts"] == 12  # what is still in the state was not stored again
 
 
-def test_a_turn_takes_as_many_calls_of_the_store_at_any_length(quick: TurnwiseSaver) -> None:
+def count_calls(store: CheckpointStore, *names: str) -> list[str]:
+    """Return the list to which the store's calls of these names are added."""
     calls: list[str] = []
-    store: Any = quick._threads._store
-    for name in ("read", "values", "commit"):
+    for name in names:
         real = getattr(store, name)
 
         async def counted(*args: Any, name: str = name, real: Any = real) -> Any:
@@ -370,6 +381,13 @@ def test_a_turn_takes_as_many_calls_of_the_store_at_any_length(quick: TurnwiseSa
             return await real(*args)
 
         setattr(store, name, counted)
+    return calls
+
+
+def test_a_turn_takes_as_many_calls_of_the_store_at_any_length(
+    quick: TurnwiseSaver, opened: list[CheckpointStore]
+) -> None:
+    calls = count_calls(opened[-1], "read", "values", "commit")
     app = chat(quick)
     app.invoke(said("first"), T)
     for _ in range(3):
@@ -380,28 +398,21 @@ def test_a_turn_takes_as_many_calls_of_the_store_at_any_length(quick: TurnwiseSa
         assert calls.count("commit") == 5
 
 
-def test_a_list_reads_the_values_of_many_checkpoints_at_once(quick: TurnwiseSaver) -> None:
-    app = chat(quick)
-    for number in range(20):
-        app.invoke(said(str(number)), {"configurable": {"thread_id": str(number % 2)}})
-    calls: list[str] = []
-    store: Any = quick._threads._store
-    for name in ("read", "writes", "values"):
-        real = getattr(store, name)
-
-        async def counted(*args: Any, name: str = name, real: Any = real) -> Any:
-            calls.append(name)
-            return await real(*args)
-
-        setattr(store, name, counted)
-    listed = [*quick.list(None)]
+def test_a_list_reads_the_values_of_many_checkpoints_at_once(opened: list[CheckpointStore], tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/threads.db"
+    with TurnwiseSaver(url) as saver:
+        app = chat(saver)
+        for number in range(20):
+            app.invoke(said(str(number)), {"configurable": {"thread_id": str(number % 2)}})
+        calls = count_calls(opened[-1], "read", "writes", "values")
+        listed = [*saver.list(None)]
     assert len(listed) == 60
     assert len(calls) <= 20
     assert {len(checkpoint.checkpoint["channel_values"].get("messages", ())) for checkpoint in listed} == {*range(21)}
-    quick._threads._memories.clear()
-    assert [checkpoint.checkpoint for checkpoint in quick.list(None)] == [
-        checkpoint.checkpoint for checkpoint in listed
-    ]
+    with TurnwiseSaver(url) as another:
+        assert [checkpoint.checkpoint for checkpoint in another.list(None)] == [
+            checkpoint.checkpoint for checkpoint in listed
+        ]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -456,7 +467,7 @@ def test_checkpoints_of_another_process_are_read_after_a_restore(tmp_path: Path)
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_checkpoint_is_read_with_the_pending_writes_of_the_same_moment(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    opened: list[CheckpointStore], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with TurnwiseSaver(url) as first, TurnwiseSaver(url) as two:
         chat(first).invoke(said("hello"), T)
@@ -471,7 +482,7 @@ def test_a_checkpoint_is_read_with_the_pending_writes_of_the_same_moment(
             return execute(connection, *args)
 
         monkeypatch.setattr(sa.Connection, "scalars", late)
-        stored = first._loop.wait(lambda: first._threads._store.read(("t", ""), None))
+        stored = asyncio.run(opened[0].read(("t", ""), None))
         assert stored and stored[1] and len(stored[2]) == 1
         assert first.get_tuple(T) is None
 
@@ -492,8 +503,11 @@ def test_encrypted_values_are_shared_too_and_no_file_has_their_text(tmp_path: Pa
         with TurnwiseSaver(url, serde=EncryptedSerializer(Reversed())) as saver:
             app = chat(saver)
             app.invoke(said(f"the secret is {word}"), T)
-            elements = saver._threads._memories["t", ""].channels["messages"]
-            assert len(elements.elements) == len(latest(app))
+    with sa.create_engine(url).connect() as connection:
+        counts = connection.execute(
+            sa.text("SELECT count(*) FROM turnwise_langgraph_elements WHERE channel = 'messages'")
+        )
+        assert counts.scalar_one() == 4
     app = chat(TurnwiseSaver(url, serde=EncryptedSerializer(Reversed())))
     assert latest(app) == [
         "the secret is first",
@@ -540,7 +554,7 @@ def test_a_run_does_not_bring_back_a_thread_deleted_meanwhile(quick: TurnwiseSav
     assert quick.get_tuple(T) is None
 
 
-def test_pending_writes_do_not_bring_a_deleted_thread_back(saver: TurnwiseSaver) -> None:
+def test_pending_writes_do_not_bring_a_deleted_thread_back(saver: TurnwiseSaver, opened: list[CheckpointStore]) -> None:
     first = saver.put({"configurable": {"thread_id": "first"}}, made("1"), {}, {})
     chat(saver).invoke(said("hello"), T)
     read = saver.get_tuple(T)
@@ -550,8 +564,7 @@ def test_pending_writes_do_not_bring_a_deleted_thread_back(saver: TurnwiseSaver)
         for task in ("one", "two"):
             with pytest.raises(CheckpointNotFoundError):
                 saver.put_writes(config, [("messages", "a")], task)
-    assert saver._loop.wait(lambda: saver._threads._store.spaces("t")) == []
-    assert saver._loop.wait(lambda: saver._threads._store.spaces("first")) == []
+    assert asyncio.run(opened[-1].spaces("t")) == asyncio.run(opened[-1].spaces("first")) == []
     assert saver.get_tuple(first) is None
     saver.put_writes(first, [("messages", "a")], "of a new run, before its first checkpoint")
 
@@ -733,10 +746,18 @@ def test_bad_input_is_refused_with_an_error_that_says_what_to_do(quick: Turnwise
     assert quick.get_tuple(unknown) is None
     with pytest.raises(CheckpointNotFoundError, match="no checkpoint 'unknown'"):
         app.invoke(said("hello"), unknown)
-    quick._threads._store._contents["7", ""].values.clear()  # type: ignore[attr-defined]
-    quick._threads._memories.clear()
-    with pytest.raises(CorruptRecordError, match="elements are missing"):
-        quick.get_tuple({"configurable": {"thread_id": "7"}})
+
+
+def test_a_checkpoint_whose_elements_are_missing_is_corrupt(tmp_path: Path) -> None:
+    from turnwise.adapters.langgraph.checkpoints_sql import elements
+
+    url = f"sqlite:///{tmp_path}/threads.db"
+    with TurnwiseSaver(url) as saver:
+        chat(saver).invoke(said("hello"), T)
+    with sa.create_engine(url).begin() as connection:
+        assert connection.execute(sa.delete(elements)).rowcount
+    with TurnwiseSaver(url) as saver, pytest.raises(CorruptRecordError, match="elements are missing"):
+        saver.get_tuple(T)
 
 
 def made(name: str, **values: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from langgraph.checkpoint.base import empty_checkpoint
 
 from turnwise.adapters import TurnwiseSaver
+from turnwise.adapters.langgraph.checkpoints import open_checkpoints
 from turnwise.errors import CheckpointFencedError, StoreError
 
 
@@ -33,17 +35,20 @@ class Faulty:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    saver = TurnwiseSaver("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/threads.db")
-    threads: Any = saver._threads
-    threads._store = Faulty(threads._store)
-    yield saver
-    saver.close()
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Faulty:
+    return Faulty(open_checkpoints("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/threads.db"))
+
+
+@pytest.fixture
+def saver(store: Faulty, monkeypatch: pytest.MonkeyPatch) -> Iterator[TurnwiseSaver]:
+    monkeypatch.setattr("turnwise.adapters.langgraph.saver.open_checkpoints", lambda _: store)
+    with TurnwiseSaver("memory://") as saver:
+        yield saver
 
 
 @pytest.mark.parametrize("fault", ["call", "answer"])
 @pytest.mark.parametrize("reads", [False, True], ids=["configs of puts", "configs of reads"])
-def test_what_is_stored_again_is_there_once(saver: Any, fault: str, reads: bool) -> None:
+def test_what_is_stored_again_is_there_once(saver: Any, store: Faulty, fault: str, reads: bool) -> None:
     place: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     config = place
     for step in range(3):
@@ -52,12 +57,12 @@ def test_what_is_stored_again_is_there_once(saver: Any, fault: str, reads: bool)
         checkpoint["channel_values"] = {"messages": [f"m{index}" for index in range(step + 1)]}
         checkpoint["channel_versions"] = {"messages": version}
         put = (config, checkpoint, {"source": "loop", "step": step}, {"messages": version})
-        saver._threads._store.fault = fault
+        store.fault = fault
         with pytest.raises(StoreError):
             saver.put(*put)
         config = saver.put(*put)
         written = ([("messages", [f"w{step}"])], "task")
-        saver._threads._store.fault = fault
+        store.fault = fault
         with pytest.raises(StoreError):
             saver.put_writes(config, *written)
         saver.put_writes(config, *written)

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import random
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,17 @@ class MakeMemory:
         self.file = folder / "memory.db"
         self._folder = ChromaFolder(folder / "chroma")
         self._name = f"test-{new_id()}"
+        self._made: list[VectorMemory] = []
 
     def __call__(self, embedding: Any = None, place: ChromaPlace | None = None, **settings: Any) -> VectorMemory:
         self.index = VectorIndex(place or self._folder, embedding or HashEmbedding(), name=self._name)
         self.items = SQLItems(f"sqlite:///{self.file}")
-        return VectorMemory(self.items, self.index, **settings)
+        self._made.append(VectorMemory(self.items, self.index, **settings))
+        return self._made[-1]
+
+    async def close(self) -> None:
+        for memory in self._made:
+            await memory.close()
 
     async def lacking(self) -> int:
         """Return how many items have no vectors in the index."""
@@ -57,8 +63,10 @@ class MakeMemory:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> MakeMemory:
-    return MakeMemory(tmp_path)
+def make(tmp_path: Path) -> Iterator[MakeMemory]:
+    made = MakeMemory(tmp_path)
+    yield made
+    asyncio.run(made.close())
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))

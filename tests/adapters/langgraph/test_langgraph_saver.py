@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -453,7 +453,7 @@ def test_checkpoints_of_another_process_are_read_after_a_restore(tmp_path: Path)
     file = tmp_path / "threads.db"
     with TurnwiseSaver(f"sqlite:///{file}") as first, TurnwiseSaver(f"sqlite:///{file}") as two:
         chat(first).invoke(said("hello"), T)
-        with sqlite3.connect(file) as database, sqlite3.connect(":memory:") as backup:
+        with closing(sqlite3.connect(file)) as database, database, closing(sqlite3.connect(":memory:")) as backup:
             database.backup(backup)
             chat(first).invoke(said("lost"), T)
             for table in ("spaces", "checkpoints", "elements", "writes"):
@@ -618,7 +618,11 @@ def test_a_process_accepts_writes_to_the_successor_of_a_deleted_thread(tmp_path:
 
 def test_after_a_store_was_restored_a_run_from_before_is_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/threads.db"
-    with TurnwiseSaver(url) as first, TurnwiseSaver(url) as two, sqlite3.connect(tmp_path / "threads.db") as database:
+    with (
+        TurnwiseSaver(url) as first,
+        TurnwiseSaver(url) as two,
+        closing(sqlite3.connect(tmp_path / "threads.db")) as database,
+    ):
         chat(first).invoke(said("hello"), T)
         stored = database.execute("SELECT revision, state FROM turnwise_langgraph_spaces").fetchone()
         before = first.get_tuple(T)

@@ -305,12 +305,11 @@ async def test_a_recall_that_was_given_up_stops_and_the_next_one_goes_on(
 
 
 async def test_a_process_that_meets_a_large_user_finds_more_at_each_recall(make: Make, analysed: list[str]) -> None:
-    memory = make()
+    earlier, memory = make(), make()
     texts = [
         f"Note k{number}x tells of {' '.join(random.Random(number).choices(NOUNS, k=12))}" for number in range(3_000)
     ]
-    await memory.remember(ANN, [item(str(number), text) for number, text in enumerate(texts)])
-    memory = make()
+    await earlier.remember(ANN, [item(str(number), text) for number, text in enumerate(texts)])
     first_ids, recalls, sizes = list[str](), 0, list[int]()
     while len(first_ids) < 2:
         with putting_off_after(0):
@@ -325,6 +324,7 @@ async def test_a_process_that_meets_a_large_user_finds_more_at_each_recall(make:
     with putting_off_after(0):
         last = [(await memory.remind(ANN, "What does note k7x tell of?")).items for _ in range(9)][-1]
     assert trouble_of(last) is None and len(analysed) == 3_000
+    await earlier.close()
     await memory.close()
 
 

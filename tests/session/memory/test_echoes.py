@@ -123,6 +123,7 @@ async def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: 
     assert sorted(item.text for item in valid) == sorted(prompt(number, "") for number in range(0, TURNS, NEW))
     assert [item.source.turn_index for item in valid] == list(range(0, TURNS, NEW))
     assert engine.recalling == TURNS and "crate" in engine.last and "lavender" in engine.last
+    await memory.close()
     checks = memory.stats["checks"]
     assert checks >= TURNS / NEW and model.calls <= TURNS + checks and memory.stats["calls"] == model.calls
     assert memory.stats["added"] == TURNS / NEW

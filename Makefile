@@ -91,7 +91,7 @@ NEWEST := .venv-newest
 
 .PHONY: test-newest
 test-newest: $(READY) ## run the tests that need no Ray, and a file of those that do, on the newest Python that this machine has
-	@for minor in 13 12; do \
+	@for minor in 14 13 12; do \
 	    case "$(MADE_OF)" in 3.$$minor.*) break;; esac; \
 	    for python in "$$(command -v python3.$$minor)" "$$(pyenv root 2>/dev/null)"/versions/3.$$minor.*/bin/python; do \
 	        ! "$$python" -c '' 2>/dev/null || exec $(MAKE) --no-print-directory -f '$(firstword $(MAKEFILE_LIST))' \

@@ -100,7 +100,7 @@ test-newest: $(READY) ## run the tests that need no Ray, and a file of those tha
 
 .PHONY: races
 races: $(TESTING) ## run all schedules of the races and random histories, of which `make test` runs a part
-	TURNWISE_ALL=1 $(BIN)/python -m pytest --timeout 900 $$(grep -lE 'TURNWISE_ALL|from scale|import scale|@given' tests/*/test_*.py) $(ARGS)
+	TURNWISE_ALL=1 $(BIN)/python -m pytest --timeout 900 $$(grep -rlE 'TURNWISE_ALL|from scale|import scale|@given' --include='test_*.py' tests) $(ARGS)
 
 .PHONY: soak
 soak: $(TESTING) ## inject 10,000 faults over 20 minutes or more, and write what came of it to tests/soak/LAST.md

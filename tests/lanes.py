@@ -3,7 +3,7 @@
 python tests/lanes.py [--more | --newest] [arguments of pytest]
 
 `make test` runs all files but those of `MORE`, and `make test-more` runs these. `make test-newest` runs what of the
-former needs no Ray, and `END_TO_END`. One lane begins with the tests that need a Ray, which wait a lot; a lane that has
+former needs no Ray and searches nothing, and `END_TO_END`. One lane begins with the tests that need a Ray, which wait a lot; a lane that has
 none left helps with the rest. If the arguments name files, there is one lane for each kind of tests.
 """
 
@@ -94,6 +94,14 @@ def may_need_ray(file: Path) -> bool:
     )
 
 
+def searches(file: Path) -> bool:
+    """Return whether tests in this file try many schedules or values, of which `make races` tries all.
+
+    They are the same on each Python.
+    """
+    return bool(re.search(r"TURNWISE_ALL|from scale|import scale|@given", file.read_text(encoding="utf-8")))
+
+
 def name_of(file: Path) -> str:
     return file.relative_to(TESTS).as_posix()
 
@@ -110,7 +118,7 @@ def files_of(kind: str, target: str = "") -> list[Path]:
     ranks = {file: [at for at, pattern in enumerate(MORE) if PurePath(name_of(file)).match(pattern)] for file in files}
     if target == "--more":
         return sorted((file for file in files if ranks[file]), key=lambda file: ranks[file][0])
-    rest = [file for file in files if not ranks[file]]
+    rest = [file for file in files if not ranks[file] and not (target == "--newest" and searches(file))]
     return sorted(rest, key=lambda file: LONG.index(name_of(file)) if name_of(file) in LONG else len(LONG))
 
 

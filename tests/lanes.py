@@ -3,8 +3,9 @@
 python tests/lanes.py [--more | --newest] [arguments of pytest]
 
 `make test` runs all files but those of `MORE`, and `make test-more` runs these. `make test-newest` runs what of the
-former needs no Ray and searches nothing, and `END_TO_END`. One lane begins with the tests that need a Ray, which wait a lot; a lane that has
-none left helps with the rest. If the arguments name files, there is one lane for each kind of tests.
+former needs no Ray and searches nothing, and `END_TO_END`. One lane begins with the tests that need a Ray, which wait a
+lot; a lane that has none left helps with the rest. If the arguments name files, there is one lane for each kind of
+tests.
 """
 
 import os

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -256,10 +257,10 @@ async def test_sessions_that_make_room_at_the_same_time_leave_together(monkeypat
         await hosting.ask(name, verbs.latest(()))
     leaving, gate, leave = list[str](), asyncio.Event(), Ownership.leave
 
-    async def leave_later(ownership: Ownership) -> bool:
+    async def leave_later(ownership: Ownership, note: Any = None) -> bool:
         leaving.append(ownership._state.session_id)
         await gate.wait()
-        return await leave(ownership)
+        return await leave(ownership, note)
 
     monkeypatch.setattr(Ownership, "leave", leave_later)
     requests = [asyncio.ensure_future(hosting.ask(name, verbs.latest(()))) for name in "efghi"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from turnwise.actors.session.runs.prompt_joining import PromptJoining
 from turnwise.actors.session.runs.recovery import Recovery
 from turnwise.actors.session.runs.run_driver import RunDriver
 from turnwise.actors.session.runs.scheduling import NO_ALARM, Alarm, Scheduling
+from turnwise.actors.session.runs.session_reminders import SessionReminders
 from turnwise.actors.session.session_row import SessionRow
 from turnwise.actors.session.state.journal import Journal
 from turnwise.actors.session.state.ownership import Ownership
@@ -122,6 +124,8 @@ class SessionCore:
             reads=self.reads,
         )
         self.scheduling = Scheduling(state, transactor, self.admission, alarm)
+        self.reminders = SessionReminders(state, self.scheduling)
+        driver.schedules = weakref.proxy(self.reminders)
         self.approvals = Approvals(state, transactor, engines, driver=driver, joining=joining, reads=self.reads)
         self.forgetting = Forgetting(
             state,

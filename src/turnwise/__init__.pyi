@@ -10,7 +10,6 @@ from turnwise.actors.inference.echo import EchoEngine as EchoEngine
 from turnwise.actors.inference.openai.engine import AzureOpenAI as AzureOpenAI, OpenAIEngine as OpenAIEngine
 from turnwise.actors.inference.tools.context import ToolContext as ToolContext
 from turnwise.actors.inference.tools.memory_tools import memory_tools as memory_tools, notes_tools as notes_tools
-from turnwise.actors.inference.tools.schedule_tools import schedule_tools as schedule_tools
 from turnwise.actors.inference.tools.tool import Tool as Tool, external_tool as external_tool, tool as tool
 from turnwise.actors.memory.config import MemoryConfig as MemoryConfig
 from turnwise.actors.session.config import SessionConfig as SessionConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
@@ -76,7 +76,8 @@ def schedule_tools(
     except (ValueError, OSError, LookupError) as error:
         raise ConfigError("timezone", timezone, "pass an IANA name, such as Europe/Lisbon") from error
     limits = ReminderLimits(timezone=timezone, most=most, least_every_s=least_every_s)
-    functions = [set_reminder, list_reminders, *([change_reminder, cancel_reminder] if change else [])]
+    functions: list[Callable[..., Any]] = [set_reminder, list_reminders]
+    functions += [change_reminder, cancel_reminder] if change else []
     return tuple(tool(partial(function, limits=limits), repeatable=True) for function in functions)
 
 

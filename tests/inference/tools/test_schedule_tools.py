@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 
-from turnwise import SessionManager, schedule_tools
+from turnwise import SessionManager
 from turnwise.actors.hosting.identity import identity
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.tool import Tool
 from turnwise.actors.session.core import SessionCore
+from turnwise.engines import schedule_tools
 from turnwise.errors import ConfigError, ToolError, TurnwiseError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.deliveries.schedules import When
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.fixtures.frozen_clock import NEW_YEAR, FrozenClock
 from turnwise.testing.fixtures.make_manager import MakeManager
-from turnwise.testing.scripted_engine import RecordingEngine
+from turnwise.testing.scripted_engine import RecordingEngine, ScriptedAnswer
 
 pytest_plugins = ["turnwise.testing.pytest_plugin"]
 
@@ -167,7 +168,7 @@ def test_the_tools_are_settings() -> None:
 def test_a_model_reminds_tomorrow_at_nine(
     turnwise_manager: MakeManager[SessionManager], frozen_clock: FrozenClock
 ) -> None:
-    script = [
+    script: list[ScriptedAnswer] = [
         [("set_reminder", {"text": "Ada wants to water the plants.", "at": "2026-01-02T09:00"})],
         "I will.",
         "Ada, water the plants!",

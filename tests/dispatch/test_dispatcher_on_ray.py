@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,9 @@ from turnwise.actors.cluster.dispatcher_process import DispatcherProcess
 from turnwise.actors.cluster.sharding import Layout, find_layouts
 from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.session.config import SessionConfig
+from turnwise.engines import schedule_tools
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.testing.scripted_engine import ScriptedAnswer, ScriptedEngine as Script
 
 MakeManager = Callable[..., SessionManager]
 
@@ -175,6 +178,18 @@ def test_the_manager_that_has_scheduled_a_run_has_the_engine_of_it(
     second.schedule("two", after_s=4.0)
     eventually(lambda: has_left(managers[0], first) and has_left(managers[1], second))
     eventually(lambda: (texts(first), texts(second)) == (["a one"], ["b two"]))
+
+
+@PLACEMENTS
+def test_a_model_sets_a_reminder_within_a_run(make_ray_manager: MakeManager, placement: Placement) -> None:
+    at = datetime.fromtimestamp(time.time() + 6.0, UTC).isoformat()
+    script: list[ScriptedAnswer] = [[("set_reminder", {"text": "Water.", "at": at})], "I will.", "Water the plants!"]
+    engine = Script(script, tools=schedule_tools())
+    manager = make_ray_manager(placement=placement, config=QUICK, engine=engine)
+    chat = manager.open("chat")
+    assert chat.run("Remind me.").wait(WAIT_S).text == "I will."
+    assert dispatcher_of(manager) is not None
+    eventually(lambda: texts(chat) == ["I will.", "Water the plants!"])
 
 
 def test_sessions_of_another_layout_get_what_was_scheduled_before(

@@ -49,10 +49,9 @@ from turnwise.actors.client.shared.run_options import (
 from turnwise.actors.client.shared.schedule_times import when_of
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
-from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.wire import PackedTurn, SessionInfo, SessionRef
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
-from turnwise.errors import ConfigError, InvalidInputError, TurnNotFoundError, shown
+from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
@@ -339,9 +338,10 @@ class AsyncSession:
         """Start a run with these prompts later, once or again and again; return the schedule. Durable on return.
 
         Each occurrence begins exactly one run, whatever is killed: the commit that stores the run moves the schedule
-        on, or removes it after the last. The session needs no process meanwhile, and no other prompt. A process has to
-        have the store open, with `placement=InProcess()` and no other process beside it; the run has the engine of its
-        manager. What is due while there is none is carried out when the next one opens the store, as `missed` says.
+        on, or removes it after the last. The session needs no process meanwhile, and no other prompt. On Ray, runs
+        begin as long as the cluster lives, whether or not a manager is open; with `placement=InProcess()`, as long as
+        one is. What is due later is carried out when the next manager opens the store, as `missed` says. The session
+        answers with the engine of the manager that used it last; see the guide on timers.
 
         Args:
             prompts: what each run begins with.
@@ -361,12 +361,9 @@ class AsyncSession:
 
         Raises:
             InvalidInputError: there is no such time, or an option or a prompt is wrong; nothing was stored.
-            ConfigError: the placement is not `InProcess`; nothing was stored.
+            StoreError: the process that begins scheduled runs cannot be started; nothing was stored.
             SessionEndedError, EmptyTurnError, InvalidPromptError: nothing was stored.
         """
-        if not isinstance(self._client.placement, InProcess):
-            reason = "only a manager with placement=InProcess() carries out schedules"
-            raise ConfigError("placement", type(self._client.placement).__name__, reason)
         settings = await self._later_settings("Session.schedule()", {"if_busy": "enqueue", **options})
         plain = plain_prompts(self.id, prompts)
         when = when_of(at=at, after_s=after_s, every_s=every_s, cron=cron, timezone=timezone, until=until)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.sessions_client import SessionsClient
@@ -13,6 +14,9 @@ from turnwise.errors import EngineError, SessionLostError
 @dataclass(frozen=True)
 class NoEngine:
     """Stands for the engine of a manager that starts no runs."""
+
+    starts_no_runs: ClassVar[bool] = True
+    """Also none of deliveries: see `look_for_deliveries`."""
 
     def build(self, session: SessionView) -> InferenceRunner:
         """Raise EngineError."""

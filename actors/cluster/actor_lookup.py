@@ -10,13 +10,13 @@ from typing import Any
 
 import ray
 
-from turnwise.actors.cluster.actor_names import actor_name, actors_of, find_actor
+from turnwise.actors.cluster.actor_names import FOR_EVER, actor_name, actors_of, find_actor
 from turnwise.actors.cluster.actor_settings import ActorSettings
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.actors.packed_actor import HostAssignment, PackedActor
-from turnwise.actors.cluster.actors.session_actor import SessionActor
+from turnwise.actors.cluster.actors.session_actor import SessionActor, SessionAssignment
 from turnwise.actors.cluster.calls.actor_process import ActorProcess
-from turnwise.actors.cluster.node_choice import ANYWHERE, here
+from turnwise.actors.cluster.node_choice import nodes_for
 from turnwise.actors.cluster.sharding import Layout, find_layouts
 from turnwise.actors.hosting.identity import pickled
 from turnwise.actors.hosting.placement import Dedicated, Packed
@@ -34,11 +34,6 @@ RETIRE_S = 10.0
 
 LOOK_S = 0.1
 """The shortest time between two searches for packed hosts, in seconds: thousands of calls may miss one at once."""
-
-
-FOR_EVER = {"max_restarts": -1, "max_task_retries": 3}
-"""Options of actors that Ray restarts however often they die, and whose calls it then repeats a few times: a call of
-which processes die is not repeated for ever. Who waits for an answer asks again, for longer."""
 
 
 class _LookupOfOne(ABC):
@@ -125,8 +120,8 @@ class DedicatedLookup(_LookupOfOne):
             if len(live) >= most:
                 raise OverloadedError(key.session_id, "max_live", most)
         options = {**FOR_EVER, **self._node_options, "max_concurrency": self._placement.max_waits + MAX_CALLS}
-        arguments = key, self._namespace, self._logs, self._placement.max_waits
-        return self._settings.actor(SessionActor, name, self._namespace, *arguments, **options)
+        assignment = SessionAssignment(self._namespace, self._store_id, key, self._placement)
+        return self._settings.actor(SessionActor, name, self._namespace, assignment, self._logs, **options)
 
 
 class PackedLookup:
@@ -136,10 +131,18 @@ class PackedLookup:
 
     Args:
         node_options: the nodes on which actors start, as Ray options.
+        joins: whether it takes the newest layout as it is, if there is one.
     """
 
     def __init__(
-        self, namespace: str, store_id: str, limits: Packed, spec: ActorSpec, node_options: dict[str, Any]
+        self,
+        namespace: str,
+        store_id: str,
+        limits: Packed,
+        spec: ActorSpec,
+        node_options: dict[str, Any],
+        *,
+        joins: bool = False,
     ) -> None:
         self._namespace = namespace
         self._store_id = store_id
@@ -149,7 +152,8 @@ class PackedLookup:
         self._node_options = node_options
         layouts = find_layouts(namespace, store_id)
         newest = layouts[0] if layouts else Layout(0, 0)
-        self._layout = newest if newest.hosts == limits.hosts else newest.next(limits.hosts)
+        is_same = newest.hosts == limits.hosts or bool(joins and layouts)
+        self._layout = newest if is_same else newest.next(limits.hosts)
         self._actors = self._make_all()
         self._looked_at = 0.0
         notified = []
@@ -222,10 +226,14 @@ class LiveLookup(_LookupOfOne):
 
 
 def make_lookup(
-    namespace: str, store_id: str, placement: Dedicated | Packed, spec: ActorSpec
+    namespace: str, store_id: str, placement: Dedicated | Packed, spec: ActorSpec, *, joins: bool = False
 ) -> DedicatedLookup | PackedLookup:
-    """Return the lookup for a manager's sessions; its actors start on this node if the store is a local file."""
-    node_options = here() if spec.place.is_local else ANYWHERE
+    """Return the lookup for a manager's sessions; its actors start on this node if the store is a local file.
+
+    Args:
+        joins: see `PackedLookup`.
+    """
+    node_options = nodes_for(spec.place)
     if isinstance(placement, Packed):
-        return PackedLookup(namespace, store_id, placement, spec, node_options)
+        return PackedLookup(namespace, store_id, placement, spec, node_options, joins=joins)
     return DedicatedLookup(namespace, store_id, placement, spec, node_options)

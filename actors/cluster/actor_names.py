@@ -1,4 +1,4 @@
-"""Named actors: their creation and lookup, and the names of dedicated sessions' actors."""
+"""Named actors: their creation and lookup, and the names of the actors of dedicated sessions and dispatchers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ def actors_of(store_id: str) -> str:
     return f"turnwise/{store_id}/sessions/"
 
 
+def dispatcher_name(store_id: str) -> str:
+    """Return the name of the actor that hands a store's deliveries to their sessions."""
+    return f"turnwise/{store_id}/dispatcher"
+
+
 def session_of(store_id: str, name: str) -> SessionKey:
     """Return the session of an actor of this name."""
     user_id, _, session_id = name.removeprefix(actors_of(store_id)).partition("/")
@@ -32,6 +37,11 @@ def find_actor(namespace: str, name: str) -> Any:
         return ray.get_actor(name, namespace=namespace)
     except ValueError:
         return None
+
+
+FOR_EVER = {"max_restarts": -1, "max_task_retries": 3}
+"""Options of actors that Ray restarts however often they die, and whose calls it then repeats a few times: a call of
+which processes die is not repeated for ever. Who waits for an answer asks again, for longer."""
 
 
 def detached_actor(body: type, name: str, namespace: str, **options: Any) -> Any:

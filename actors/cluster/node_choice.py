@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from turnwise.actors.hosting.store_spec import is_file
+from turnwise.actors.hosting.store_spec import StoreSpec, is_file
 from turnwise.errors import ConfigError
 from turnwise.memory.longterm.base import is_local
 
@@ -21,6 +21,11 @@ def here() -> dict[str, Any]:
     """Return the options of actors that open files of this node: here, or nowhere. Nodes that join change nothing."""
     node_id = ray.get_runtime_context().get_node_id()
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+
+
+def nodes_for(place: StoreSpec) -> dict[str, Any]:
+    """Return the options of actors that open a store: here if it is a local file, on any node if not."""
+    return here() if place.is_local else ANYWHERE
 
 
 def check_files(stores: Sequence[object], notes: object) -> None:

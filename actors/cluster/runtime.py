@@ -8,20 +8,23 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from turnwise.actors.cluster.ray_runtime import connect, interruptible, this_ray, will_start
 from turnwise.actors.hosting.identity import identity, pickled
 from turnwise.actors.hosting.placement import Dedicated, Packed
-from turnwise.actors.hosting.runtime import MemoryProcess, SessionProcesses
+from turnwise.actors.hosting.runtime import DeliveryLook, MemoryProcess, SessionProcesses
 from turnwise.actors.hosting.store_spec import StoreSpec, check_folders
 from turnwise.actors.hosting.wire import HostInfo
 from turnwise.actors.hosting.worker_resources import SessionSetup
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.store_owner import StoreOwner
+
+if TYPE_CHECKING:
+    from turnwise.actors.cluster.actor_spec import ActorSpec
 
 
 class RayRuntime:
@@ -74,11 +77,15 @@ class RayRuntime:
     def processes(self, store_id: str, place: StoreSpec, setup: tuple[str, bytes]) -> SessionProcesses:
         """See `Runtime.processes`."""
         from turnwise.actors.cluster.actor_lookup import make_lookup
-        from turnwise.actors.cluster.actor_spec import ActorSpec
-        from turnwise.actors.hosting.logs import LogSettings
 
-        spec = ActorSpec(place, *setup, LogSettings.of_this_process())
-        return make_lookup(self._namespace, store_id, self._placement, spec)
+        return make_lookup(self._namespace, store_id, self._placement, _spec_of(place, setup))
+
+    def look_for_deliveries(self, store_id: str, place: StoreSpec, setup: tuple[str, bytes]) -> DeliveryLook:
+        """See `Runtime.look_for_deliveries`."""
+        from turnwise.actors.cluster.dispatcher_process import DispatcherProcess, StoreLook
+
+        spec = _spec_of(place, setup)
+        return StoreLook(DispatcherProcess(self._namespace, store_id, self._placement, spec), store_id)
 
     def live_processes(self, store_id: str) -> SessionProcesses:
         """See `Runtime.live_processes`."""
@@ -109,3 +116,10 @@ class RayRuntime:
         from turnwise.actors.cluster.hosts import find_hosts
 
         return await find_hosts(self._namespace, store_id) if ray.is_initialized() else []
+
+
+def _spec_of(place: StoreSpec, setup: tuple[str, bytes]) -> ActorSpec:
+    from turnwise.actors.cluster.actor_spec import ActorSpec
+    from turnwise.actors.hosting.logs import LogSettings
+
+    return ActorSpec(place, *setup, LogSettings.of_this_process())

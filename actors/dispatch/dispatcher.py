@@ -119,6 +119,12 @@ class Dispatcher:
         self._told_at = math.inf
         """The earliest time that it was told since it asked the store last, by the store's clock."""
         self._woken = asyncio.Event()
+        self._idle_since: float | None = None
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when nothing has been due in the store, ever, by `clock`; None if something is, or nobody knows."""
+        return self._idle_since
 
     @property
     def leads(self) -> bool:
@@ -131,7 +137,12 @@ class Dispatcher:
         Costs no request before that time. A time that is not nearer than the next known one changes nothing.
         """
         self._told_at = min(self._told_at, due_at)
+        self._idle_since = None
         self._woken.set()
+
+    def wake(self) -> None:
+        """Ask the store at once, as its clock was set."""
+        self.tell(-math.inf)
 
     async def run(self) -> None:
         """Hand over deliveries until cancelled. Then attempts under way are cancelled, and the lease is given up.
@@ -174,6 +185,7 @@ class Dispatcher:
             if not (begun or self._attempts or self._was_skipped):
                 return await self._until_readable()
         except Exception as error:  # noqa: BLE001 - whatever the store raises, it is asked again
+            self._idle_since = None
             pause_s = self._pauses.next_s()
             log_failure(f"dispatcher {self._holder!r}: asking the store", error, f"; it asks again in {pause_s:.1f} s")
             return pause_s
@@ -200,6 +212,10 @@ class Dispatcher:
         left_s = min(lease.until - lease.now, self._settings.lease_s)  # less, if the store's clock was set back
         self._leads_until = asked_at + left_s if is_own else 0.0
         self._ahead_s = lease.now - self._clock()
+        if lease.next_due_at is not None:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = asked_at
         return lease
 
     async def _sweep(self) -> int:
@@ -267,6 +283,18 @@ class Dispatcher:
             return replace(following, why=why) if following else delivery.after_failure(why, None)
         pauses = GrowingPauses(settings.first_pause_s, settings.longest_pause_s, failures=delivery.attempts)
         return delivery.after_failure(why, now + pauses.next_s())
+
+
+async def end_lease(store: SessionStore, holder: str, is_dead: Callable[[str], bool]) -> None:
+    """End the lease of a dispatcher that has died, so that the next one need not wait for its end.
+
+    Args:
+        holder: the name of the next one.
+        is_dead: returns whether the dispatcher with this name has died.
+    """
+    lease = await store.lease_deliveries(holder, None)
+    if lease.holder and is_dead(lease.holder):
+        await store.lease_deliveries(lease.holder, 0.0)
 
 
 def _is_final(error: Exception) -> bool:

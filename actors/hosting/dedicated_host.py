@@ -34,7 +34,7 @@ class DedicatedHost:
         override: the engines that the session's last process saved; if omitted, the session has this process's engine.
         max_waits: see `Dedicated`.
         save_override: saves the engines of the session and of its open runs for the next process: when the session
-            switches to a later manager's engine, and when it leaves while a run waits.
+            switches to a later manager's engine, and when it leaves while a run waits or with deliveries.
         leave: ends this process without restart; called when the session has been idle for `SessionConfig.idle_s`.
     """
 
@@ -95,9 +95,9 @@ class DedicatedHost:
         return self._resident is not None and (self._resident.is_deleted or self._resident.core.ownership.is_lost)
 
     @property
-    def left_waiting(self) -> bool:
-        """Whether it gave the session up while a run waits, whose engine is noted for the next process."""
-        return self._resident is not None and bool(self._resident.core.ownership.left_waiting)
+    def has_left_engine(self) -> bool:
+        """Whether it gave up a session with a waiting run or deliveries, whose engine is noted for the next process."""
+        return self._resident is not None and self._resident.has_left_engine
 
     async def recover(self) -> None:
         """Load the session, so that runs of the lost process are ended or resumed and unsaved turns are saved.
@@ -136,7 +136,7 @@ class DedicatedHost:
     async def _has_left(self, resident: SessionService) -> bool:
         """Give the session up if it is idle; return whether this process no longer owns it."""
         try:
-            return resident.core.ownership.is_lost or await resident.core.ownership.leave(resident.save_waiting)
+            return resident.core.ownership.is_lost or await resident.core.ownership.leave(resident.save_needed)
         except Exception as error:  # noqa: BLE001 - it is logged, and the process tries again to leave
             log_failure(f"session {self._key.full_name!r}: leaving", error, ", so it stays")
             return resident.core.ownership.is_lost

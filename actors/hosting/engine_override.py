@@ -16,6 +16,8 @@ class EngineOverride:
     engine_id: str
     runs: Mapping[str, str] = field(default_factory=dict)
     """Engine ids by run id."""
+    is_for_runs: bool = True
+    """Whether runs need these engines. If not, only deliveries do, which another engine may answer."""
 
     @property
     def engine_ids(self) -> set[str]:

@@ -333,7 +333,11 @@ class PackedHost:
                 await self._make_room(key)
 
     def _admit(self, key: SessionKey) -> SessionService:
-        override = self._overrides.pop(key, None) or EngineOverride(self._resources.engine_id)
+        override = self._overrides.pop(key, None)
+        if override and not override.is_for_runs and not self._resources.has(override.engine_id):
+            self._drop_override(key)  # more managers' engines came by than a process caches
+            override = None
+        override = override or EngineOverride(self._resources.engine_id)
         core = self._resources.make_core(key, override)
         save = partial(self._save_override, key)
         waits = Waits("max_session_waits", self._limits.max_session_waits, self._waits)
@@ -382,8 +386,8 @@ class PackedHost:
 
     async def _leave_session(self, key: SessionKey, resident: SessionService) -> bool:
         try:
-            # Without a note: this process stays, and `_forget` keeps the engines of waiting runs in its memory.
-            if not await resident.core.ownership.leave():
+            # Without a note of waiting runs: this process stays, and `_forget` keeps their engines in its memory.
+            if not await resident.core.ownership.leave(resident.save_switched):
                 self._touch(key, resident)
                 return False
             self._forget(key, resident)
@@ -399,14 +403,15 @@ class PackedHost:
     def _forget(self, key: SessionKey, resident: SessionService) -> None:
         if self._residents.get(key) is resident:
             del self._residents[key]
-            if override := resident.waiting_override:  # its runs go on with the engines that they began with
+            if override := resident.left_override:  # its runs go on with the engines that they began with
                 self._overrides[key] = override
             elif resident.is_saved:
                 self._drop_override(key)
 
     def _engines_in_use(self) -> set[str]:
         """Return the ids of the engines of runs that have not ended."""
-        from_overrides = {engine_id for override in self._overrides.values() for engine_id in override.engine_ids}
+        needed = (override for override in self._overrides.values() if override.is_for_runs)
+        from_overrides = {engine_id for override in needed for engine_id in override.engine_ids}
         of_residents = (resident.core.engines.ids().values() for resident in self._residents.values())
         return from_overrides.union(*of_residents)
 

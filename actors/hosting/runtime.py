@@ -73,6 +73,13 @@ class SessionProcesses(Protocol):
         """Note that the manager is closed. Sessions and their runs continue. May be called twice."""
 
 
+class DeliveryLook(Protocol):
+    """A look for deliveries in a store, beside a manager that opens it."""
+
+    async def close(self) -> None:
+        """Return once it is done; end it if that takes long. May be called twice."""
+
+
 class MemoryProcess(Protocol):
     """The process that has a long-term memory. Pickles, if sessions live in other processes."""
 
@@ -140,6 +147,12 @@ class Runtime(Protocol):
 
     def processes(self, store_id: str, place: StoreSpec, setup: tuple[str, bytes]) -> SessionProcesses:
         """Return what finds the processes of a store's sessions, and starts those that all sessions share."""
+
+    def look_for_deliveries(self, store_id: str, place: StoreSpec, setup: tuple[str, bytes]) -> DeliveryLook | None:
+        """Have the deliveries that wait in the store carried out; does not wait. None if there is nothing to do.
+
+        Also says that sessions' processes start as this manager starts them, from now on.
+        """
 
     def live_processes(self, store_id: str) -> SessionProcesses:
         """Return what finds running processes only, for a client that may start none."""

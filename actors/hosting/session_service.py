@@ -18,9 +18,8 @@ from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.reads import SessionReads
-from turnwise.errors import CorruptRecordError
+from turnwise.errors import CorruptRecordError, TurnwiseError
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 
 SAVE_S = 5.0
@@ -49,6 +48,7 @@ class SessionService:
         "_switching",
         "calls",
         "core",
+        "has_deliveries",
         "is_deleted",
         "is_saved",
         "last_call_s",
@@ -74,6 +74,8 @@ class SessionService:
         """When the last one began or ended, by the clock of the event loop."""
         self.is_deleted = False
         """Whether the session was deleted here; a new core must find out whether its id exists again."""
+        self.has_deliveries = False
+        """Whether the session had deliveries when this process gave it up."""
         self.is_saved = bool(override.engine_ids - {resources.engine_id})
         """Whether this or an earlier process has saved an override for the session."""
         self._engine_id = override.engine_id
@@ -85,16 +87,41 @@ class SessionService:
         self._node_id = node_id
 
     @property
-    def waiting_override(self) -> EngineOverride | None:
-        """The engines of waiting runs when the session left, if any differs from the process's own engine."""
-        waiting = self.core.ownership.left_waiting
-        override = _override_of(self._engine_id, waiting)
-        return override if waiting and override.engine_ids != {self._resources.engine_id} else None
+    def left_override(self) -> EngineOverride | None:
+        """What waiting runs and deliveries need, once the session left, if it differs from the process's own engine."""
+        override = self._needed(self.core.ownership.left_waiting)
+        return override if override and override.engine_ids != {self._resources.engine_id} else None
 
-    async def save_waiting(self, waiting: Mapping[str, str]) -> None:
-        """Store the engines of waiting runs, by run id, so that the next process of the session has them."""
+    @property
+    def has_left_engine(self) -> bool:
+        """Whether the session, once it has left, has waiting runs or deliveries, which need its engines."""
+        return self._needed(self.core.ownership.left_waiting) is not None
+
+    async def save_needed(self, waiting: Mapping[str, str]) -> None:
+        """Store the engines of waiting runs, by run id, and of deliveries, for the session's next process."""
+        await self._look_for_deliveries()
+        await self._save(self._needed(waiting))
+
+    async def save_switched(self, waiting: Mapping[str, str]) -> None:
+        """Store the engine of deliveries for the next process, if it is not this one's own; runs' engines are saved."""
+        if self._engine_id != self._resources.engine_id and not waiting:
+            await self._look_for_deliveries()
+            await self._save(self._needed(waiting))
+
+    async def _look_for_deliveries(self) -> None:
+        store, _ = self.core.reads.stores
+        try:
+            self.has_deliveries = bool(await store.deliveries(**self.core.state.key._asdict(), limit=1))
+        except TurnwiseError:
+            self.has_deliveries = True  # an engine that is saved in vain takes some bytes
+
+    def _needed(self, waiting: Mapping[str, str]) -> EngineOverride | None:
         if waiting:
-            override = _override_of(self._engine_id, waiting)
+            return _override_of(self._engine_id, waiting)
+        return EngineOverride(self._engine_id, is_for_runs=False) if self.has_deliveries else None
+
+    async def _save(self, override: EngineOverride | None) -> None:
+        if override:
             await asyncio.wait_for(self._save_override(override, self._engines(override)), SAVE_S)
 
     @property
@@ -155,11 +182,6 @@ class SessionService:
         report = await self.core.forgetting.delete(memory=memory, verify=verify, updated_at=updated_at)
         self.is_deleted = True
         return report
-
-    def tell(self, delivery: Delivery) -> None:
-        """Say when a delivery of the session is due, to whoever hands deliveries over in this process."""
-        if delivery.due_at is not None:
-            self._resources.tell(delivery.due_at)
 
     async def memory_access(self) -> SessionMemoryAccess:
         """Return access to the memories of the session's user."""

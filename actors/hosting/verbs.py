@@ -224,7 +224,7 @@ async def schedules(reader: Reader, cursor: str | None, limit: int) -> Page[Deli
     return await reader.reads.deliveries(cursor, limit)
 
 
-@changes()
+@changes(needs_engine=True)  # it checks the prompts by the engine that will answer them
 async def schedule(
     service: SessionService,
     prompts: tuple[Prompt, ...],
@@ -238,12 +238,11 @@ async def schedule(
 ) -> Delivery:
     """Add a delivery that begins a run; return it, or the one that the session has under this key."""
     settings: dict[str, Any] = {"missed": missed, "if_busy": if_busy, "options": options}
-    added = await service.core.scheduling.add(prompts, when, delivery_id=delivery_id, key=key, **settings)
-    service.tell(added)
-    return added
+    return await service.core.scheduling.add(prompts, when, delivery_id=delivery_id, key=key, **settings)
 
 
-@changes(repeatable=False)  # `after_s` counts from when it is carried out, and an occurrence may come in between
+# Not repeatable: `after_s` counts from when it is carried out, and an occurrence may come in between.
+@changes(needs_engine=True, repeatable=False)
 async def change_schedule(
     service: SessionService,
     key: str,
@@ -256,9 +255,7 @@ async def change_schedule(
 ) -> Delivery:
     """Change what a delivery brings, or when; return the delivery as it is then."""
     settings: dict[str, Any] = {"missed": missed, "if_busy": if_busy, "options": options}
-    changed = await service.core.scheduling.change(key, when=when, prompts=prompts, **settings)
-    service.tell(changed)
-    return changed
+    return await service.core.scheduling.change(key, when=when, prompts=prompts, **settings)
 
 
 @changes()

@@ -14,6 +14,7 @@ from turnwise.actors.inference.observing import observer_of
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.runs.scheduling import NO_ALARM, Alarm
 from turnwise.errors import ConfigError, EngineLimitError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
@@ -57,8 +58,8 @@ class WorkerResources:
         self.engine_id = engine_id
         self.in_use: Callable[[], Collection[str]] = lambda: ()
         """Returns the ids of the setups that open runs use, which are never evicted."""
-        self.tell: Callable[[float], object] = lambda due_at: None
-        """Called with the times at which deliveries of the process's sessions are due, by the store's clock."""
+        self.alarm: Alarm = NO_ALARM
+        """Who is told of the deliveries of the process's sessions. Set it before the first core is made."""
         self._pickled = {**(other_engines or {}), engine_id: engine}
         self._loads = loads
         self._open_store = open_store
@@ -142,6 +143,7 @@ class WorkerResources:
             working=working,
             history=history,
             engine_id=override.engine_id,
+            alarm=self.alarm,
         )
         self.assign_runs(core, override)
         return core

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 
-from turnwise.actors.dispatch.dispatcher import Dispatcher
+from turnwise.actors.dispatch.dispatcher import Dispatcher, end_lease
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.packed_host import PackedHost
@@ -73,6 +73,8 @@ class Host:
         self._store_id = store_id
         self._has_dispatcher = False
         self._dispatching: asyncio.Task[None] | None = None
+        self._dispatcher: Dispatcher | None = None
+        resources.alarm = self
         self._forget = forget
         self._closed: Future[None] = Future()
         waits = placement.max_session_waits
@@ -98,6 +100,19 @@ class Host:
         if not self._has_dispatcher:
             self._has_dispatcher = True
             LOOP.submit(self._dispatch())
+
+    async def expect(self) -> None:
+        """See `Alarm.expect`: it runs already, or whoever opens the store next carries out what is due."""
+
+    def tell(self, due_at: float) -> None:
+        """See `Alarm.tell`."""
+        if self._dispatcher:
+            self._dispatcher.tell(due_at)
+
+    async def wake(self) -> None:
+        """Look for what is due at once, as the store's clock was set."""
+        if self._dispatcher:
+            self._dispatcher.wake()
 
     def submit(self, request: bytes) -> Future[bytes]:
         """Begin a request; return the future of its answer. Cancelling the future does not cancel the request."""
@@ -149,12 +164,9 @@ class Host:
             await asyncio.sleep(RIVALS_S)
         own = StoreOwner.of_this_process().short_address
         holder = f"{own}/{self._store_id}"
-        lease = await store.lease_deliveries(holder, None)
-        if lease.holder and lease.holder.rpartition("/")[0] not in (own, *others):
-            await store.lease_deliveries(lease.holder, 0.0)  # its process has died
-        dispatcher = Dispatcher(store, self._deliver, holder)
-        self._resources.tell = dispatcher.tell
-        await dispatcher.run()
+        await end_lease(store, holder, lambda name: name.rpartition("/")[0] not in (own, *others))
+        self._dispatcher = Dispatcher(store, self._deliver, holder)
+        await self._dispatcher.run()
 
     async def _deliver(self, delivery: Delivery) -> None:
         """Have a session carry out a delivery. If the dispatcher stops waiting, the session goes on."""
@@ -244,6 +256,13 @@ class Hosts:
             hosts.remove(host)
             if not hosts:
                 del self._hosts[store_id]
+
+    def wake(self) -> None:
+        """Have all hosts look for what is due, as a clock of a store was set."""
+        with self._lock:
+            hosts = [host for hosts in self._hosts.values() for host in hosts]
+        for host in hosts:
+            LOOP.submit(host.wake())
 
     def forget_all(self) -> None:
         """Forget all hosts, in a process that was forked: their event loop runs in its parent only."""

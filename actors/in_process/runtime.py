@@ -116,6 +116,9 @@ class InProcessRuntime:
 
         return _OwnProcesses(store_id, make_resources, self._placement)
 
+    def look_for_deliveries(self, store_id: str, place: StoreSpec, setup: tuple[str, bytes]) -> None:
+        """See `Runtime.look_for_deliveries`. The host has begun when the manager opened it."""
+
     def live_processes(self, store_id: str) -> SessionProcesses:
         """See `Runtime.live_processes`."""
         return _LiveProcesses(store_id)

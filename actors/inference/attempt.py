@@ -31,6 +31,7 @@ from turnwise.memory.conversation.model_params import of_later_step
 from turnwise.memory.conversation.transcript import Ledger, repair
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage, unreported
+from turnwise.memory.deliveries.schedule_access import ScheduleAccess
 from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.values.frozen_json import freeze, plain_json
 from turnwise.memory.values.growing_text import WholeCharacters, whole, whole_json
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 class RunCallbacks(Protocol):
     """The session's side of an attempt: publishes, prices and records what its engine produces."""
+
+    schedules: ScheduleAccess | None
+    """See `RunContext.schedules`."""
 
     def publish_live(
         self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False
@@ -226,6 +230,10 @@ class Attempt:
     @property
     def memory(self) -> MemoryAccess | None:
         return None if self.closed else self.run.memory
+
+    @property
+    def schedules(self) -> ScheduleAccess | None:
+        return None if self.closed else self._callbacks.schedules
 
     @property
     def calls(self) -> Mapping[str, CallState]:

@@ -13,6 +13,7 @@ from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.schedule_access import ScheduleAccess
 from turnwise.memory.longterm.memory_access import MemoryAccess
 
 NewEvent = tuple[type[Event], dict[str, Any]]
@@ -85,6 +86,10 @@ class RunContext(Protocol):
 
         Changes to memories are not part of the run: they stay if the run is cancelled or discarded.
         """
+
+    @property
+    def schedules(self) -> ScheduleAccess | None:
+        """Access to the session's reminders; None if the run has ended. A change stays if the run is cancelled."""
 
     def emit(self, part: str | Block) -> None:
         """Stream a part of the answer: a string is text; `Text` and `Thinking` continue the previous such block.

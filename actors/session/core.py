@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ from turnwise.actors.session.runs.approvals import Approvals
 from turnwise.actors.session.runs.prompt_joining import PromptJoining
 from turnwise.actors.session.runs.recovery import Recovery
 from turnwise.actors.session.runs.run_driver import RunDriver
-from turnwise.actors.session.runs.scheduling import Scheduling
+from turnwise.actors.session.runs.scheduling import NO_ALARM, Alarm, Scheduling
+from turnwise.actors.session.runs.session_reminders import SessionReminders
 from turnwise.actors.session.session_row import SessionRow
 from turnwise.actors.session.state.journal import Journal
 from turnwise.actors.session.state.ownership import Ownership
@@ -79,6 +81,7 @@ class SessionCore:
         clock: Callable[[], float] | None = None,
         off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
         engine_id: str = "",
+        alarm: Alarm = NO_ALARM,
     ) -> None:
         self.session_id = key.session_id
         run_resources = RunResources(
@@ -120,7 +123,9 @@ class SessionCore:
             compaction=self.compaction,
             reads=self.reads,
         )
-        self.scheduling = Scheduling(state, transactor, self.admission)
+        self.scheduling = Scheduling(state, transactor, self.admission, alarm)
+        self.reminders = SessionReminders(state, self.scheduling)
+        driver.schedules = weakref.proxy(self.reminders)
         self.approvals = Approvals(state, transactor, engines, driver=driver, joining=joining, reads=self.reads)
         self.forgetting = Forgetting(
             state,
@@ -134,7 +139,7 @@ class SessionCore:
         self.removals = Removals(state, transactor)
         self.additions = Additions(state, transactor, self.reads)
         self.row = SessionRow(state, transactor, engines)
-        self.forking = Forking(state, transactor, self.forgetting)
+        self.forking = Forking(state, transactor, self.forgetting, alarm)
         self.importing = Importing(state, transactor, engines, self.ingestion, progress)
         self.ownership = Ownership(state, transactor, engines, self.compaction, self.ingestion)
 

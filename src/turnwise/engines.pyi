@@ -23,6 +23,7 @@ from turnwise.actors.inference.openai.engine import AzureOpenAI as AzureOpenAI, 
 from turnwise.actors.inference.tools.context import ToolContext as ToolContext
 from turnwise.actors.inference.tools.loop import ToolLoop as ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry as ToolRegistry
+from turnwise.actors.inference.tools.schedule_tools import schedule_tools as schedule_tools
 from turnwise.actors.inference.tools.tool import Tool as Tool, external_tool as external_tool, tool as tool
 from turnwise.memory.conversation.calls.tool_calls import PendingCall as PendingCall
 from turnwise.memory.conversation.model_params import ModelParams as ModelParams

@@ -236,13 +236,13 @@ def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_anothe
         host, has_left = await process("first", 0.05)
         await call(host, verbs.start(("hello",), {"run_id": "run"}, ()), "first")
         await has_left.wait()
-        assert not failures and host.left_waiting, "it stayed until its note was taken"
+        assert not failures and host.has_left_engine, "it stayed until its note was taken"
         host, has_left = await process("second", 0.5)
         await call(host, verbs.decide("run", "call", APPROVED))
         assert (await call(host, verbs.wait(None, "run", ()))).state == "completed"
         assert await answers_by_run(store, "s") == {"run": "first"}
         await has_left.wait()
-        assert not host.left_waiting, "nothing waits any more"
+        assert not host.has_left_engine, "nothing waits any more"
 
     asyncio.run(asyncio.wait_for(story(), 30))  # the process looks at the real clock
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.deliveries.schedules import When
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.acknowledged import Acknowledged
@@ -256,10 +258,10 @@ async def test_sessions_that_make_room_at_the_same_time_leave_together(monkeypat
         await hosting.ask(name, verbs.latest(()))
     leaving, gate, leave = list[str](), asyncio.Event(), Ownership.leave
 
-    async def leave_later(ownership: Ownership) -> bool:
+    async def leave_later(ownership: Ownership, note: Any = None) -> bool:
         leaving.append(ownership._state.session_id)
         await gate.wait()
-        return await leave(ownership)
+        return await leave(ownership, note)
 
     monkeypatch.setattr(Ownership, "leave", leave_later)
     requests = [asyncio.ensure_future(hosting.ask(name, verbs.latest(()))) for name in "efghi"]
@@ -504,6 +506,33 @@ async def test_a_run_that_waits_for_approval_keeps_its_engine_though_its_session
         assert "second" in (await store.blocks(turn.output))[0]
         await host.ask("c", verbs.info())
         assert SessionKey(name) not in host.overrides, "nothing waits any more"
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("newer", [MAX_CACHED - 2, 2 * MAX_CACHED])
+async def test_a_delivery_has_the_engine_of_its_manager_until_that_has_to_make_room(newer: int) -> None:
+    """Also if the process was lost. No engine of a manager that comes by is refused for the sake of deliveries."""
+
+    store, limits = InMemoryStore(), Packed(hosts=1, max_resident=1)
+    hosting = Hosting(store, Named("first"), limits, other_engines={"second": Named("second")})
+    await hosting.create("a", "b")
+    settings: dict[str, Any] = {"key": "k", "missed": "run_once", "if_busy": "enqueue", "options": {}}
+    call = verbs.schedule(("hello",), When(after_s=60.0), delivery_id="delivery", **settings)
+    await hosting.ask("a", call, "second")
+    await hosting.ask("b", verbs.warm())
+    assert hosting.overrides == {SessionKey("a"): EngineOverride("second", is_for_runs=False)}
+    again = Hosting(
+        store, Named("first"), limits, other_engines={"second": Named("second")}, overrides=hosting.overrides
+    )
+    for number in range(newer):
+        again.bring(f"newer {number}", EchoEngine())
+    run_id = await again.ask("a", verbs.deliver("k", "delivery", 1))
+    assert (await again.ask("a", verbs.wait(None, run_id, ()))).state == "completed"
+    (turn,) = await store.turns(SessionKey("a"))
+    has_made_room = newer > MAX_CACHED
+    assert ("first" if has_made_room else "second") in (await store.blocks(turn.output))[0]
+    await again.ask("b", verbs.warm())
+    assert again.overrides == {}, "nothing is due any more"
 
 
 @pytest.mark.virtual_time

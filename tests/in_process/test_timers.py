@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from turnwise import AsyncSessionManager, Dedicated, EchoEngine, Encryption, InProcess, SessionConfig, SessionManager
-from turnwise.actors.client.session import AsyncSession
+from turnwise import AsyncSessionManager, EchoEngine, Encryption, InProcess, SessionConfig, SessionManager
 from turnwise.actors.in_process import hosts
 from turnwise.actors.in_process.runtime import InProcessRuntime
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.errors import (
-    ConfigError,
     DeliveryNotFoundError,
     EmptyTurnError,
     InvalidInputError,
@@ -27,7 +25,6 @@ from turnwise.errors import (
     SessionEndedError,
 )
 from turnwise.memory.conversation.runs import IfBusy
-from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 
 LONG_S = 30.0
@@ -260,13 +257,6 @@ def test_a_change_without_its_prompts_is_refused() -> None:
         with pytest.raises(InvalidInputError, match=r"pass the prompts to which \['labels'\] belong"):
             chat.change_schedule("k", labels={"a": "b"})
         assert chat.schedules().items == (before,)
-
-
-async def test_other_placements_say_who_has_timers() -> None:
-    manager = AsyncSessionManager("memory://on-ray", engine=EchoEngine(), placement=Dedicated())
-    chat: AsyncSession = manager._session(SessionRecord(session_id="chat"))
-    with pytest.raises(ConfigError, match=r"Dedicated.*placement=InProcess\(\)"):
-        await chat.schedule("a word", after_s=1.0)
 
 
 def test_a_read_only_manager_lists_schedules_and_changes_none(tmp_path: Path) -> None:

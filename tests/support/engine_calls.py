@@ -49,6 +49,7 @@ class Recorder:
     instructions: str | None = None
     tools: Mapping[str, Mapping[str, Any]] = {}
     memory = None
+    schedules = None
 
     def __init__(self) -> None:
         self.parts: list[str | Block] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,23 @@ def test_an_engine_fails_as_the_test_plans(
         chat.run("hello").wait()
     assert failed.value.turn and "answer to" in failed.value.turn.text
     assert chat.run("again").wait().text == "answer to again"
+
+
+def test_a_day_later_the_reminder_has_begun_its_run(
+    turnwise_manager: MakeManager[SessionManager], frozen_clock: FrozenClock
+) -> None:
+    chat = turnwise_manager().open("chat")
+    chat.schedule("water the plants", after_s=86_400.0, key="plants")
+    frozen_clock.advance(86_399.0)
+    time.sleep(0.3)
+    assert not chat.runs()
+    frozen_clock.advance(1.0)
+    started = time.monotonic()
+    while not (runs := chat.runs()):
+        assert time.monotonic() < started + 10.0, "nobody has woken the dispatcher"
+        time.sleep(0.01)
+    assert runs[0].created_at == frozen_clock.now
+    chat.execution(runs[0].run_id).wait()
 
 
 def test_time_does_not_run_backwards(frozen_clock: FrozenClock) -> None:

@@ -715,6 +715,8 @@ class SessionManager:
         self._store.store  # noqa: B018 - the first access opens it
         if not self._client.read_only:
             self._client.warm_up()
+            if not getattr(self._engine, "starts_no_runs", False):
+                self._client.look_for_deliveries()
 
     def _check_engine(self, name: str | None, session_id: str) -> EngineBuilder:
         """Return the engine of this name. Raise ConfigError, which names the session, if there is none."""

@@ -14,7 +14,7 @@ from turnwise.actors.client.shared.runtimes import runtime_of
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.memory.remote_memory import RemoteMemory, equip
 from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed, Placement
-from turnwise.actors.hosting.runtime import Runtime, SessionProcess, SessionProcesses
+from turnwise.actors.hosting.runtime import DeliveryLook, Runtime, SessionProcess, SessionProcesses
 from turnwise.actors.hosting.store_object import StoreObject
 from turnwise.actors.hosting.store_spec import StoreSpec, is_file, store_id_of
 from turnwise.actors.hosting.verb_declaration import VerbCall
@@ -72,6 +72,7 @@ class SessionsClient:
         """Whether it starts no processes and changes nothing."""
         self.was_closed = False
         """Whether its manager was closed."""
+        self._look: DeliveryLook | None = None
         self._place: StoreSpec | None = None
         self._setup = "", b""
         """The id of the manager's setup, and what processes make it from."""
@@ -187,7 +188,9 @@ class SessionsClient:
         with self._lock:
             self.was_closed = True
             stores, self._stores = self._stores, None
-            processes = self._processes
+            processes, look = self._processes, self._look
+        if look is not None:
+            await look.close()
         if processes is not None:
             await processes.close()
         for store in stores or ():
@@ -277,6 +280,11 @@ class SessionsClient:
         for slot in self.memories:
             if isinstance(slot.memory, RemoteMemory):
                 slot.memory.warm()
+
+    def look_for_deliveries(self) -> None:
+        """Have the deliveries that wait in the store carried out, without waiting for it. May be repeated."""
+        if self._place is not None and self._look is None:
+            self._look = self.runtime.look_for_deliveries(self.name, self._place, self._setup)
 
     def warm(self, ref: SessionRef) -> None:
         """Start the session's process and load the session, if it has a process of its own; does not wait for it."""

@@ -170,6 +170,7 @@ class PackedActor:
         return find_actor(assignment.namespace, actor_name(assignment.store_id, key)) is None
 
     def _make(self) -> tuple[PackedHost, bool]:
+        from turnwise.actors.cluster.dispatcher_process import DispatcherProcess
         from turnwise.actors.cluster.runtime import RayRuntime
         from turnwise.actors.hosting.packed_host import PackedHost
         from turnwise.actors.hosting.worker_resources import WorkerResources
@@ -180,14 +181,16 @@ class PackedActor:
         layouts = find_layouts(namespace, assignment.store_id)
         overrides, engines = find_overrides(namespace, self._actor_id)
         collect_rarely()
+        resources = WorkerResources(
+            partial(spec.place.open_store, runtime),
+            partial(spec.place.open_history, runtime),
+            spec.engine_id,
+            spec.engine,
+            other_engines=engines,
+        )
+        resources.alarm = DispatcherProcess(namespace, assignment.store_id, assignment.limits, spec)
         host = PackedHost(
-            WorkerResources(
-                partial(spec.place.open_store, runtime),
-                partial(spec.place.open_history, runtime),
-                spec.engine_id,
-                spec.engine,
-                other_engines=engines,
-            ),
+            resources,
             assignment.limits,
             node_id=self._node_id,
             save_override=partial(save_override, namespace, self._actor_id),

@@ -10,6 +10,7 @@ import os
 import pickle
 import warnings
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,18 @@ if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_spec import ActorSpec
     from turnwise.actors.hosting.dedicated_host import DedicatedHost
     from turnwise.actors.hosting.logs import LogSettings
+    from turnwise.actors.hosting.placement import Dedicated
     from turnwise.memory.conversation.sessions import SessionKey
+
+
+@dataclass(frozen=True)
+class SessionAssignment:
+    """Which session an actor has, of which store, and the limits of its manager."""
+
+    namespace: str
+    store_id: str
+    session: SessionKey
+    limits: Dedicated
 
 
 class SessionActor:
@@ -37,17 +49,14 @@ class SessionActor:
         settings: a pickled `ActorSpec`, or the key of one.
     """
 
-    _session: SessionKey
+    _assignment: SessionAssignment
 
-    def __init__(
-        self, settings: bytes | Kept, session: SessionKey, namespace: str, logs: LogSettings, max_waits: int
-    ) -> None:
-        self._session = session
+    def __init__(self, settings: bytes | Kept, assignment: SessionAssignment, logs: LogSettings) -> None:
+        self._assignment = assignment
+        self._logs = logs
         collect_rarely()
         logs.apply()
         self._settings = settings
-        self._namespace = namespace
-        self._max_waits = max_waits
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         with warnings.catch_warnings():
@@ -69,8 +78,8 @@ class SessionActor:
 
     def __repr__(self) -> str:
         """Return what Ray's dashboard and log lines call the process."""
-        session = getattr(self, "_session", None)  # Ray also wants the name of a process whose constructor has failed
-        return f"Session({session.session_id if session else ''})"
+        assignment = getattr(self, "_assignment", None)  # Ray also wants the name where the constructor has failed
+        return f"Session({assignment.session.session_id if assignment else ''})"
 
     async def ready(self) -> int:
         """Return the process id, once the process has started."""
@@ -107,31 +116,34 @@ class SessionActor:
 
     def _forget(self) -> Future[None] | None:
         """Drop the session's engine override, unless its next process needs it; return the future of that, or None."""
-        if self._host is None or self._host.left_waiting:
+        if self._host is None or self._host.has_left_engine:
             return None
-        return drop_overrides(self._namespace, self._key)
+        return drop_overrides(self._assignment.namespace, self._key)
 
     def _load(self) -> DedicatedHost:
+        from turnwise.actors.cluster.dispatcher_process import DispatcherProcess
         from turnwise.actors.cluster.runtime import RayRuntime
         from turnwise.actors.hosting.dedicated_host import DedicatedHost
         from turnwise.actors.hosting.worker_resources import WorkerResources
 
         collect_rarely()
-        namespace = self._namespace
+        assignment, namespace = self._assignment, self._assignment.namespace
         spec: ActorSpec = pickle.loads(read_settings(self._settings))
         place, runtime = spec.place, RayRuntime(namespace)
         overrides, engines = find_overrides(namespace, self._key)
+        resources = WorkerResources(
+            partial(place.open_store, runtime),
+            partial(place.open_history, runtime),
+            spec.engine_id,
+            spec.engine,
+            other_engines=engines,
+        )
+        resources.alarm = DispatcherProcess(namespace, assignment.store_id, assignment.limits, spec)
         return DedicatedHost(
-            self._session,
-            WorkerResources(
-                partial(place.open_store, runtime),
-                partial(place.open_history, runtime),
-                spec.engine_id,
-                spec.engine,
-                other_engines=engines,
-            ),
-            override=overrides.get(self._session),
-            max_waits=self._max_waits,
+            assignment.session,
+            resources,
+            override=overrides.get(assignment.session),
+            max_waits=assignment.limits.max_waits,
             node_id=self._node_id,
             leave=self._leave,
             save_override=partial(save_override, namespace, self._key),

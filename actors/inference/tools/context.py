@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.inference.timeline import Timeline
 from turnwise.errors import ToolError
+from turnwise.memory.deliveries.schedule_access import ScheduleAccess
 from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.values.frozen_json import FrozenDict
 
@@ -88,7 +89,7 @@ class ToolContext:
     """One attempt of one tool call. The session makes it, not the model, so its user can be trusted.
 
     A tool gets it by a parameter with this class as its annotation. In another process, as for tools on Ray,
-    `cancelled` is never set, since the Ray task itself is cancelled, and `memory` is None.
+    `cancelled` is never set, since the Ray task itself is cancelled, and `memory` and `schedules` are None.
     """
 
     session: SessionView
@@ -108,6 +109,9 @@ class ToolContext:
 
     memory: MemoryAccess | None = field(default=None, compare=False, repr=False)
     """Access to the session's memories, for tools that are coroutine functions; None if the run has no memories."""
+
+    schedules: ScheduleAccess | None = field(default=None, compare=False, repr=False)
+    """Access to the session's reminders, for tools that are coroutine functions."""
 
     timeline: Timeline | None = field(default=None, compare=False, repr=False)
     """Adds events to the run; None in another process."""
@@ -137,7 +141,7 @@ class ToolContext:
         return self.timeline
 
     def __reduce__(self) -> tuple[Callable[[], ToolContext], tuple[()]]:
-        here = ("memory", "timeline")
+        here = ("memory", "schedules", "timeline")
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in here}
         return functools.partial(ToolContext, **values), ()
 

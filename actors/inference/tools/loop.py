@@ -332,6 +332,7 @@ class _Calls:
             call_id=use.call_id,
             labels=self._context.labels,
             memory=self._context.memory,
+            schedules=self._context.schedules,
             timeline=Timeline(self._context.add_event, self._context.run_id, use.call_id),
             cancelled=self._signal,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from turnwise.actors.session.history.forgetting import Forgetting
+from turnwise.actors.session.runs.scheduling import Alarm
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.actors.session.window.summary_expansion import reach
@@ -18,11 +19,12 @@ from turnwise.memory.values.ids import new_id
 class Forking:
     """Creates sessions that share this session's blocks. This session does not change, so no lock is taken."""
 
-    def __init__(self, state: SessionState, transactor: Transactor, forgetting: Forgetting) -> None:
+    def __init__(self, state: SessionState, transactor: Transactor, forgetting: Forgetting, alarm: Alarm) -> None:
         self._state = state
         self._journal = state.journal
         self._transactor = transactor
         self._forgetting = forgetting
+        self._alarm = alarm
 
     async def fork(self, at: int | None, session_id: str, *, deliveries: bool = False) -> SessionRecord:
         """Create a session that continues after turn `at`, by default the last turn that ended; return its row.
@@ -69,11 +71,13 @@ class Forking:
             saved=base.index,
             ttl_s=session.ttl_s,
         )
+        if deliveries:
+            await self._alarm.expect()
         own = [delivery async for delivery in deliveries_of(store, self._state.key)] if deliveries else []
         copies = [replace(delivery, session_id=session_id, delivery_id=new_id(), revision=1) for delivery in own]
         first = replace(base, parent=parent, turn_id=None)
         try:
-            return await store.create(fork, first, subtract(reached, spans), copies)
+            created = await store.create(fork, first, subtract(reached, spans), copies)
         except SessionExistsError:
             existing = await store.get(fork.key)
             if existing.parent:
@@ -82,3 +86,7 @@ class Forking:
                 if existing.parent == parent or is_unused:
                     return existing
             raise
+        for copy in copies:
+            if copy.due_at is not None:
+                self._alarm.tell(copy.due_at)
+        return created

@@ -36,6 +36,7 @@ from turnwise.memory.conversation.spans import join, union
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_id
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.schedule_access import ScheduleAccess
 from turnwise.memory.values.records import replace
 
 Begun = tuple[ActiveRun, RunRecord, TurnRecord]
@@ -85,6 +86,8 @@ class RunDriver:
         self._retrieval = retrieval
         self._ingestion = ingestion
         self._progress = progress
+        self.schedules: ScheduleAccess | None = None
+        """See `RunContext.schedules`. Set it once; it refers to this driver, so pass a weak reference."""
 
     # Beginning
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
 from turnwise.actors.session.state.state import SessionState
@@ -26,22 +26,53 @@ from turnwise.memory.values.records import replace
 Result = TypeVar("Result")
 
 
+class Alarm(Protocol):
+    """Whoever hands the store's deliveries to their sessions when they are due."""
+
+    async def expect(self) -> None:
+        """Make sure that it runs, and goes on long enough to read what the caller is about to store.
+
+        Raises:
+            TurnwiseError: it cannot be started.
+        """
+
+    def tell(self, due_at: float) -> None:
+        """Say that a delivery was stored that is due at this time, by the store's clock. Does not wait."""
+
+
+class NoAlarm:
+    """The `Alarm` where nobody has to be started or told."""
+
+    async def expect(self) -> None:
+        """See `Alarm.expect`."""
+
+    def tell(self, due_at: float) -> None:
+        """See `Alarm.tell`."""
+
+
+NO_ALARM = NoAlarm()
+
+
 class Scheduling:
     """Changes the deliveries of a session, each in one commit; durable on return.
+
+    The store's dispatcher runs before a delivery is stored, so a crash leaves none that nobody looks for.
 
     While a change awaits the following, other work may run, and the process may crash:
 
     | awaited | what else may run | what a crash leaves |
     |---|---|---|
+    | the alarm | everything | a dispatcher, perhaps without deliveries |
     | the store, for the delivery | reads, streaming; a change past this process, which the commit notices | nothing |
     | the commit | reads, streaming | all of it or nothing |
     """
 
-    def __init__(self, state: SessionState, transactor: Transactor, admission: RunAdmission) -> None:
+    def __init__(self, state: SessionState, transactor: Transactor, admission: RunAdmission, alarm: Alarm) -> None:
         self._state = state
         self._journal = state.journal
         self._transactor = transactor
         self._admission = admission
+        self._alarm = alarm
 
     async def add(
         self,
@@ -68,6 +99,7 @@ class Scheduling:
             SessionEndedError: the session takes no runs any more; nothing was stored.
         """
         payload = await self._payload(prompts, if_busy, options or {})
+        await self._alarm.expect()
 
         async def change() -> Delivery:
             if self._journal.session.status == "ended":
@@ -93,12 +125,14 @@ class Scheduling:
             return delivery
 
         try:
-            return await self._transactor.run(change)
+            added = await self._transactor.run(change)
         except DuplicateKeyError:
             existing = await self._journal.store.delivery(self._state.key, delivery_id if key is None else key)
             if existing is None:
                 raise
-            return existing
+            added = existing
+        self._tell(added)
+        return added
 
     async def change(
         self,
@@ -123,6 +157,7 @@ class Scheduling:
             InvalidInputError: see `add`; nothing was changed.
         """
         await self._transactor.loaded()
+        await self._alarm.expect()
 
         async def change() -> Delivery:
             before = await self._find(key)
@@ -144,7 +179,9 @@ class Scheduling:
             await self._commit(before, after)
             return after
 
-        return await self._compared(change)
+        changed = await self._compared(change)
+        self._tell(changed)
+        return changed
 
     async def cancel(self, key: str) -> bool:
         """Remove a delivery; return whether there was one. A run that it has begun goes on."""
@@ -164,6 +201,10 @@ class Scheduling:
                 return await self._transactor.run(change)
             except DeliveryChangedError:
                 continue
+
+    def _tell(self, delivery: Delivery) -> None:
+        if delivery.due_at is not None:
+            self._alarm.tell(delivery.due_at)
 
     async def _find(self, key: str) -> Delivery:
         delivery = await self._journal.store.delivery(self._state.key, key)

@@ -1,0 +1,265 @@
+"""`DispatcherActor`: the Ray actor that hands a store's deliveries to their sessions. It loads little before it works.
+
+This module imports nothing heavy, since session processes import it to start the actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import pickle
+import secrets
+import time
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import ray
+
+from turnwise.actors.cluster.actor_names import dispatcher_name
+from turnwise.actors.cluster.actor_settings import Kept, drop_notes, keep, note, notes, read_settings
+from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
+from turnwise.actors.cluster.actors.shutdown import Shutdown, where
+from turnwise.actors.hosting.gc_tuning import collect_rarely
+from turnwise.memory.background import log_failure, retry
+
+if TYPE_CHECKING:
+    from turnwise.actors.cluster.actor_lookup import DedicatedLookup, PackedLookup
+    from turnwise.actors.cluster.actor_spec import ActorSpec
+    from turnwise.actors.dispatch.dispatcher import Dispatcher
+    from turnwise.actors.hosting.logs import LogSettings
+    from turnwise.actors.hosting.placement import Dedicated, Packed
+    from turnwise.memory.deliveries.records import Delivery
+    from turnwise.memory.stores.base import SessionStore
+
+LEAVE_S = 300.0
+"""For how many seconds nothing has to be due, and nobody to expect the actor, before it leaves. It is above the minute
+after which the store is asked again, and above the time that a commit may take."""
+
+PAUSE_S, MOST_PAUSE_S = 0.02, 1.0
+"""The first and the longest pause before a session's next process is asked, in seconds."""
+
+STOP_S = 10.0
+"""How long a dispatcher may take to give up its lease, in seconds."""
+
+
+@dataclass(frozen=True)
+class DispatcherAssignment:
+    """Whose deliveries a dispatcher's actor carries out, and where the sessions are."""
+
+    namespace: str
+    store_id: str
+    placement: Dedicated | Packed
+    """That of the process that started the actor, until a manager registers another."""
+    leave_s: float = LEAVE_S
+
+
+class DispatcherActor:
+    """`Dispatcher` on Ray. Undecorated: `DispatcherProcess` makes it an actor.
+
+    Who stores a delivery first has the actor answer `expect`, which keeps it for `leave_s` seconds, and calls `tell`
+    after the commit. If it is killed in between, the actor finds the delivery when it asks the store next. Once nothing
+    is due for `leave_s` seconds and nobody expects it, it leaves: from that moment `expect` is refused, and the caller
+    makes the next actor. Deciding to leave awaits nothing, so no `expect` is accepted by an actor that leaves.
+
+    Args:
+        settings: a pickled `ActorSpec`, or the key of one.
+    """
+
+    _title = "Dispatcher"
+    """Ray wants the name of the process also where the constructor has failed."""
+
+    def __init__(self, settings: bytes | Kept, assignment: DispatcherAssignment, logs: LogSettings) -> None:
+        self._title = f"Dispatcher({assignment.store_id})"
+        collect_rarely()
+        logs.apply()
+        self._assignment = assignment
+        self._settings = settings
+        self._placement = assignment.placement
+        self._note_name = f"dispatchers/{_digest(assignment)}"
+        self._leave = Shutdown(self._forget)
+        self._is_leaving = False
+        self._needed_at = time.monotonic()
+        """When somebody expected it last."""
+        self._dispatcher: Dispatcher | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._lookup: DedicatedLookup | PackedLookup | None = None
+        self._registering = asyncio.Lock()
+        context = ray.get_runtime_context()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # raised within Ray
+            is_back = context.was_current_actor_reconstructed
+        self._loading = Loading(
+            self._load,
+            actor_name=dispatcher_name(assignment.store_id),
+            starts=StartsInRay(str(context.get_actor_id())) if is_back else None,
+            leave=self._end,
+        )
+        self._leave.actor.begin.remote()
+
+    def __repr__(self) -> str:
+        """Return what Ray's dashboard and log lines call the process."""
+        return self._title
+
+    async def begin(self) -> None:
+        """Begin to work. May be repeated."""
+        if self._working is None:
+            self._working = asyncio.create_task(retry(self._work, f"{self}: opening the store"))
+
+    async def where(self) -> tuple[str, int, int | None]:
+        """Return the id of this process's node, the process id, and its memory in bytes."""
+        return where()
+
+    async def expect(self) -> bool:
+        """Stay for `leave_s` seconds; return False if it leaves already, so that another actor has to be made."""
+        self._needed_at = time.monotonic()
+        return not self._is_leaving
+
+    async def tell(self, due_at: float) -> None:
+        """See `Dispatcher.tell`. Before it has opened the store there is nothing to tell: it asks then."""
+        self._needed_at = time.monotonic()
+        if self._dispatcher is not None:
+            self._dispatcher.tell(due_at)
+
+    async def register(self, settings: bytes | Kept, placement: Dedicated | Packed) -> None:
+        """Start sessions' processes as this manager does from now on, if its sessions live elsewhere than they did.
+
+        Once it returns, the actor's next process has these settings, too.
+        """
+        async with self._registering:
+            await self._loading.host()  # which reads the earlier ones
+            if _layout_of(placement) == _layout_of(self._placement):
+                return
+            await asyncio.to_thread(self._note, settings, placement)
+            self._settings, self._placement, self._lookup = settings, placement, None
+
+    async def _work(self) -> None:
+        from turnwise.actors.cluster.runtime import RayRuntime
+        from turnwise.actors.dispatch.dispatcher import Dispatcher, end_lease
+        from turnwise.memory.stores.store_owner import LABEL, rivals
+
+        await self._loading.pause()
+        store = await self._loading.host()
+        await self._loading.settle()
+        owner = RayRuntime(self._assignment.namespace).owner
+        of_this_ray = f"{owner.label.removeprefix(LABEL)}-"
+        of_this_actor = f"{of_this_ray}{self._assignment.store_id}-"
+        holder = of_this_actor + secrets.token_hex(4)
+        others = await rivals(store)
+
+        def is_dead(lease_holder: str) -> bool:
+            if lease_holder.startswith(of_this_ray):
+                return lease_holder.startswith(of_this_actor)  # an earlier process of this actor
+            return lease_holder.rpartition("/")[0] not in others
+
+        await end_lease(store, holder, is_dead)
+        dispatcher = self._dispatcher = Dispatcher(store, self._deliver, holder)
+        running = asyncio.create_task(dispatcher.run())
+        try:
+            while not self._may_leave(dispatcher):
+                await asyncio.wait({running}, timeout=self._assignment.leave_s / 4)
+                if running.done():
+                    running.result()
+            self._is_leaving = True
+        finally:
+            running.cancel()
+            await asyncio.wait({running}, timeout=STOP_S)
+        self._end()
+
+    def _may_leave(self, dispatcher: Dispatcher) -> bool:
+        if dispatcher.idle_since is None:
+            return False
+        idle_since = asyncio.get_running_loop().time() - dispatcher.idle_since
+        return min(idle_since, time.monotonic() - self._needed_at) >= self._assignment.leave_s
+
+    def _end(self) -> None:
+        self._is_leaving = True
+        self._leave()
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        """Have a session carry a delivery out, in its process or a new one. It goes on if nobody waits.
+
+        Raises:
+            SessionLostError: no process of the session answers, or it fails there.
+            TurnwiseError: the session refuses.
+        """
+        from turnwise.actors.hosting import verbs
+        from turnwise.actors.hosting.reach import Reach
+        from turnwise.actors.hosting.runtime import AwayError, CallError
+        from turnwise.actors.hosting.wire import Refused, SessionRef
+        from turnwise.errors import SessionFencedError, SessionLostError
+        from turnwise.memory.growing_pauses import GrowingPauses
+
+        key, pauses = delivery.session_key, GrowingPauses(PAUSE_S, MOST_PAUSE_S)
+        call = verbs.deliver(delivery.key, delivery.delivery_id, delivery.revision)
+        request = call.to(SessionRef(key)).pickled()
+        while True:
+            lookup = await self._find_sessions()
+            process = await asyncio.to_thread(lookup.of, key)
+            try:
+                answer = pickle.loads(await process.ask(request, Reach(time.monotonic()), is_repeatable=True))
+            except AwayError:
+                pass  # it left, or died: the next one is asked
+            except CallError as error:
+                await asyncio.to_thread(lookup.invalidate, key)
+                raise SessionLostError(key.session_id, f"deliver: {error}") from error
+            else:
+                if not isinstance(answer, Refused):
+                    return
+                if not isinstance(answer.error, SessionFencedError):
+                    raise answer.error
+            await asyncio.to_thread(lookup.invalidate, key)
+            await asyncio.sleep(pauses.next_s())
+
+    async def _find_sessions(self) -> DedicatedLookup | PackedLookup:
+        async with self._registering:
+            if self._lookup is None:
+                self._lookup = await asyncio.to_thread(self._make_lookup)
+            return self._lookup
+
+    def _make_lookup(self) -> DedicatedLookup | PackedLookup:
+        from turnwise.actors.cluster.actor_lookup import make_lookup
+
+        namespace, store_id = self._assignment.namespace, self._assignment.store_id
+        return make_lookup(namespace, store_id, self._placement, self._read_spec(), joins=True)
+
+    async def _load(self) -> SessionStore:
+        return await asyncio.to_thread(self._open)
+
+    def _open(self) -> SessionStore:
+        from turnwise.actors.cluster.runtime import RayRuntime
+
+        for noted in notes(f"{self._note_name}/"):
+            self._settings, self._placement = pickle.loads(noted)
+        return self._read_spec().place.open_store(RayRuntime(self._assignment.namespace))
+
+    def _read_spec(self) -> ActorSpec:
+        spec: ActorSpec = pickle.loads(read_settings(self._settings))
+        return spec
+
+    def _note(self, settings: bytes | Kept, placement: Dedicated | Packed) -> None:
+        kept = keep(settings) if isinstance(settings, bytes) else settings
+        note(self._note_name, pickle.dumps((kept, placement), pickle.HIGHEST_PROTOCOL), [kept])
+
+    def _forget(self) -> Future[None]:
+        return _THREAD.submit(_drop, self._note_name)
+
+
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="turnwise-dispatcher")
+
+
+def _drop(note_name: str) -> None:
+    try:
+        drop_notes(f"{note_name}/")
+    except Exception as error:  # noqa: BLE001 - a note that stays takes some bytes
+        log_failure("dropping the note of a dispatcher", error)
+
+
+def _digest(assignment: DispatcherAssignment) -> str:
+    return hashlib.sha256(f"{assignment.namespace}\n{assignment.store_id}".encode()).hexdigest()[:32]
+
+
+def _layout_of(placement: Dedicated | Packed) -> tuple[str, int]:
+    """Return what tells placements apart whose sessions live in different processes."""
+    return type(placement).__name__, getattr(placement, "hosts", 0)

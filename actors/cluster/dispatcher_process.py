@@ -1,0 +1,169 @@
+"""`DispatcherProcess`: starts the actor that hands a store's deliveries to their sessions, and tells it what is due."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import Any
+
+from ray.exceptions import RayActorError, RayError
+
+from turnwise.actors.cluster.actor_names import FOR_EVER, dispatcher_name, find_actor
+from turnwise.actors.cluster.actor_settings import ActorSettings
+from turnwise.actors.cluster.actor_spec import ActorSpec
+from turnwise.actors.cluster.actors.dispatcher_actor import LEAVE_S, DispatcherActor, DispatcherAssignment
+from turnwise.actors.cluster.calls.actor_waiting import reached
+from turnwise.actors.cluster.node_choice import nodes_for
+from turnwise.actors.hosting.identity import pickled
+from turnwise.actors.hosting.placement import Dedicated, Packed
+from turnwise.actors.hosting.reach import NoProcessError
+from turnwise.actors.in_process.threads import EventLoop
+from turnwise.errors import StoreError
+from turnwise.memory.background import retry, watch
+from turnwise.memory.growing_pauses import GrowingPauses
+
+MAX_CALLS = 1000
+"""How many calls the actor answers at once."""
+
+CLOSE_S = 2.0
+"""How long a manager that closes waits for its look into the store, in seconds."""
+
+_LOOKS = EventLoop("turnwise-dispatchers")
+"""The event loop of the looks of this process's managers."""
+
+
+class DispatcherProcess:
+    """The `Alarm` of a store on Ray: one named, detached actor of the namespace, which Ray restarts wherever it dies.
+
+    Made in a process that can also start sessions' processes, on the node of the store if that is a file. Use it on one
+    event loop.
+
+    Args:
+        placement, spec: those of the sessions' processes.
+        leave_s: when the actor leaves, if this creates it: see `DispatcherAssignment`.
+    """
+
+    def __init__(
+        self,
+        namespace: str,
+        store_id: str,
+        placement: Dedicated | Packed,
+        spec: ActorSpec,
+        *,
+        leave_s: float = LEAVE_S,
+    ) -> None:
+        self._assignment = DispatcherAssignment(namespace, store_id, placement, leave_s)
+        self._spec = spec
+        self._actor: Any = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def expect(self) -> None:
+        """See `Alarm.expect`. An actor that is new is not waited for.
+
+        Raises:
+            StoreError: Ray cannot start or reach the actor; nothing was stored.
+        """
+        pauses = GrowingPauses(0.02, 0.5)
+        try:
+            while not await self._is_expected():
+                self._actor = None
+                await asyncio.sleep(pauses.next_s())
+        except (RayError, NoProcessError) as error:
+            self._actor = None
+            reason = f"the process that begins scheduled runs cannot be reached ({error})"
+            raise StoreError(f"store {self._assignment.store_id}: {reason}: nothing was stored, try again") from error
+
+    def tell(self, due_at: float) -> None:
+        """See `Alarm.tell`. If the actor has ended, another one is made, which finds the delivery in the store."""
+        telling = asyncio.create_task(self._tell(self._actor, due_at))
+        watch(telling, f"store {self._assignment.store_id}: telling when a delivery is due")
+        self._tasks.add(telling)
+        telling.add_done_callback(self._tasks.discard)
+
+    async def carry_on(self) -> None:
+        """Start the actor if something is to be due in the store; register these settings with one that runs.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        self._actor = await asyncio.to_thread(self._find)
+        if self._actor is not None:
+            settings = await asyncio.to_thread(self._settings().keep)
+            await reached(self._actor, self._actor.register.remote(settings, self._assignment.placement))
+        elif await self._has_deliveries():
+            await self.expect()
+
+    async def _tell(self, actor: Any, due_at: float) -> None:
+        try:
+            await reached(actor, actor.tell.remote(due_at))
+        except RayActorError:
+            await self.expect()
+
+    async def _is_expected(self) -> bool:
+        """Return whether the actor runs, or will, and stays; False if it leaves or has left."""
+        if self._actor is None:
+            self._actor = await asyncio.to_thread(self._find)
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(self._make)
+                return True
+        try:
+            return bool(await reached(self._actor, self._actor.expect.remote()))
+        except RayActorError as error:
+            if error.actor_init_failed:
+                raise
+            return False
+
+    async def _has_deliveries(self) -> bool:
+        from turnwise.actors.cluster.runtime import RayRuntime
+
+        store = await asyncio.to_thread(self._spec.place.open_store, RayRuntime(self._assignment.namespace))
+        try:
+            return (await store.lease_deliveries("", None)).next_due_at is not None
+        finally:
+            await store.close()
+
+    def _find(self) -> Any:
+        return find_actor(self._assignment.namespace, dispatcher_name(self._assignment.store_id))
+
+    def _make(self) -> Any:
+        assignment = self._assignment
+        return self._settings().actor(
+            DispatcherActor,
+            dispatcher_name(assignment.store_id),
+            assignment.namespace,
+            assignment,
+            self._spec.logs,
+            max_concurrency=MAX_CALLS,
+            **FOR_EVER,
+            **nodes_for(self._spec.place),
+        )
+
+    def _settings(self) -> ActorSettings:
+        return ActorSettings(pickled(self._spec))
+
+
+class StoreLook:
+    """The `DeliveryLook` on Ray: `DispatcherProcess.carry_on`, once, beside the manager that opens the store.
+
+    A failure is logged and repeated, until `close`.
+    """
+
+    def __init__(self, dispatcher: DispatcherProcess, store_id: str) -> None:
+        self._look: asyncio.Task[None] | None = None
+        self._done: Future[None] = _LOOKS.submit(self._run(dispatcher, store_id))
+
+    async def _run(self, dispatcher: DispatcherProcess, store_id: str) -> None:
+        self._look = asyncio.create_task(retry(dispatcher.carry_on, f"store {store_id}: looking for deliveries"))
+        await asyncio.wait({self._look})
+
+    async def close(self) -> None:
+        """Return once it is done; end it if that takes long. May be called twice."""
+        done = asyncio.wrap_future(self._done)
+        await asyncio.wait({done}, timeout=CLOSE_S)
+        if not done.done():
+            _LOOKS.submit(self._cancel())
+            await asyncio.wait({done}, timeout=CLOSE_S)
+
+    async def _cancel(self) -> None:
+        if self._look is not None:
+            self._look.cancel()

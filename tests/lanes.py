@@ -42,7 +42,6 @@ MORE = [
     "http/test_guide_on_ray.py",
     "examples/test_programs.py",
     "cluster/test_two_rays.py",
-    "dispatch/test_deliveries_of_two_rays.py",
     "cluster/test_own_ray.py",
     "hosting/test_chaos_on_ray.py",
     "project/test_small_installs.py",

@@ -44,6 +44,7 @@ def holder_of(url: str) -> str:
     return run_with(open_store(url), ask)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_one_of_two_rays_begins_the_runs_and_the_other_goes_on(make_ray_manager: MakeManager, database: str) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

@@ -21,8 +21,8 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
 from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.hosting.waits import SLICE_S
-from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.session.config import SessionConfig
 from turnwise.memory.conversation.sessions import SessionKey
 
@@ -73,11 +73,15 @@ async def suspended(chat: AsyncSession) -> AsyncExecutionHandle:
 
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
 def test_thousands_of_abandoned_waits_block_no_decision_cancel_or_read(
-    make_ray_manager: Callable[..., SessionManager], ray_session: ModuleType, placement: Placement, tmp_path: Path
+    make_ray_manager: Callable[..., SessionManager],
+    ray_session: ModuleType,
+    placement: Placement,
+    tmp_path: Path,
+    namespace: str,
 ) -> None:
     settings: dict[str, Any] = {"engine": Asking(), "placement": placement, "config": SessionConfig(idle_s=1.0)}
     shown = make_ray_manager(**settings)
-    url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._client.namespace
+    url = f"sqlite:///{tmp_path}/chats.db"
 
     async def attack() -> str:
         async with AsyncSessionManager(url, namespace=namespace, **settings) as manager:
@@ -101,8 +105,8 @@ def test_thousands_of_abandoned_waits_block_no_decision_cancel_or_read(
 
     def has_left() -> bool:
         if isinstance(placement, Packed):
-            return not ray_session.get(shown._client.process(SessionRef(SessionKey("chat"))).actor.residents.remote())
-        return find_actor(namespace, actor_name(shown._client.name, SessionKey("chat"))) is None
+            return not ray_session.get(shown.get("chat").actor.residents.remote())
+        return find_actor(namespace, actor_name(store_id_of(namespace, url), SessionKey("chat"))) is None
 
     until(has_left, SLICE_S + 20.0)  # a slice, and a busy machine
     pickled = pickle.dumps((url, namespace, placement, run_id)).hex()

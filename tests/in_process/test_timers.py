@@ -264,7 +264,7 @@ def test_a_change_without_its_prompts_is_refused() -> None:
 
 async def test_other_placements_say_who_has_timers() -> None:
     manager = AsyncSessionManager("memory://on-ray", engine=EchoEngine(), placement=Dedicated())
-    chat: AsyncSession = manager._session(SessionRecord(session_id="chat"))
+    chat: AsyncSession = manager._session(SessionRecord(session_id="chat"))  # noqa: SLF001 - without a Ray
     with pytest.raises(ConfigError, match=r"Dedicated.*placement=InProcess\(\)"):
         await chat.schedule("a word", after_s=1.0)
 
